@@ -1,0 +1,106 @@
+"""The error tree, the warnings, and guard(): the only place that catches everything.
+
+FanfoldError
+├── SettingError      a setting or argument that cannot be understood      (also ValueError)
+├── RunError          a run that cannot be opened, joined or resumed
+│   └── RunNotFound   no run of that id or path                            (also LookupError)
+├── JournalError      a journal this version cannot read
+├── ValueRefused      a value that cannot be logged, under strict=True     (also TypeError)
+└── MissingExtra      an optional library that is not installed            (also ImportError)
+
+FanfoldWarning        everything fanfold has to say while training goes on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+logger = logging.getLogger("fanfold")
+T = TypeVar("T")
+
+
+class FanfoldError(Exception):
+    """Base of every error fanfold raises on purpose."""
+
+
+class SettingError(FanfoldError, ValueError):
+    """A setting or argument that cannot be understood."""
+
+
+class RunError(FanfoldError):
+    """A run that cannot be opened, joined or resumed."""
+
+
+class RunNotFound(RunError, LookupError):
+    """No run of that id or path."""
+
+
+class JournalError(FanfoldError):
+    """A journal this version cannot read."""
+
+
+class ValueRefused(FanfoldError, TypeError):
+    """A value that cannot be logged, raised only under strict=True."""
+
+
+class MissingExtra(FanfoldError, ImportError):
+    """An optional library that is not installed."""
+
+
+class Notices:
+    """Say each thing once, and count how often it happened."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def once(self, cause: str, message: str) -> bool:
+        """Log `message` at WARNING the first time `cause` is seen; count every time."""
+        with self._lock:
+            self.counts[cause] += 1
+            first = self.counts[cause] == 1
+        if first:
+            logger.warning(message)
+        return first
+
+
+notices = Notices()
+
+
+@contextlib.contextmanager
+def guard(what: str, *, strict: bool = False, said: Notices = notices) -> Iterator[None]:
+    """Keep training alive: any exception inside is said once, counted, and goes no further.
+
+    Under `strict` it is raised. `what` completes the sentence "fanfold could not …".
+    """
+    try:
+        yield
+    except Exception as error:
+        if strict:
+            raise
+        detail = "".join(traceback.format_exception_only(type(error), error)).strip()
+        said.once(
+            f"{what}:{type(error).__name__}",
+            f"fanfold could not {what}: {detail}. Training goes on; what failed here is not recorded. "
+            "Pass strict=True to fanfold.init to raise instead.",
+        )
+        logger.debug("fanfold could not %s", what, exc_info=True)
+
+
+def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:
+    """Build the error for an optional library that is not installed."""
+    return MissingExtra(f"{purpose} needs {package}, which is not installed. Run: pip install 'fanfold[{extra}]'")
+
+
+def after_fork_in_child() -> None:
+    """Renew the lock a forked child may have inherited in a locked state."""
+    notices._lock = threading.Lock()  # noqa: SLF001 - this module owns it
+
+
+Thunk = Callable[[], None]
