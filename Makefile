@@ -1,0 +1,89 @@
+# The whole workflow, from an empty checkout: `make help` says what each target does.
+# Long steps print one line each; their output goes to build/log and is shown when a step fails.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup check test unit faults bench demo clean
+
+PYTHON ?= python3
+ARGS ?=
+LOG := build/log
+BIN := .venv/bin
+CODE := $(wildcard src tests benchmarks examples)
+
+EXTRAS := .[all,dev]
+TORCH := $(shell grep '^torch==' constraints.txt)
+# What the tests and benchmarks run beside fanfold but fanfold itself never asks for.
+FRAMEWORKS := accelerate transformers lightning keras jax ray tensorboardx
+
+# Tests that need nothing but the base package: they also run on every other Python found on this machine.
+UNIT :=
+OTHER_PYTHONS := 3.10 3.12 3.13
+
+# An environment is current as long as what it was made from is: the stamp's name says so.
+sum = $(shell { cat $(1); echo '$(2)'; } | cksum | cut -d' ' -f1)
+STAMP := .venv/.stamp-$(call sum,pyproject.toml constraints.txt,$(FRAMEWORKS))
+SMALL := .stamp-$(call sum,pyproject.toml,)
+
+# $(call step,name,what it does,command): run a long step quietly.
+define step
+@mkdir -p $(LOG); printf '%s ... ' '$(2)'; SECONDS=0; \
+if { $(3); } > $(LOG)/$(1).log 2>&1; then echo "$${SECONDS} s"; \
+else echo "failed after $${SECONDS} s, the end of $(LOG)/$(1).log:"; tail -n 40 $(LOG)/$(1).log; exit 1; fi
+endef
+
+# Start a Python only if it really runs: version managers leave launchers on PATH for versions that are switched off.
+find_python = for p in python$(1) $$HOME/.pyenv/versions/$(1).*/bin/python$(1); do \
+  if "$$p" -c '' 2>/dev/null; then echo "$$p"; break; fi; done
+
+help:  ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1|\2/p' Makefile | while IFS='|' read -r t d; do printf '%-12s %s\n' "$$t" "$$d"; done
+
+setup: $(STAMP)  ## make .venv with every tracker, framework and tool (PYTHON=... chooses another Python)
+	@echo '.venv is ready'
+
+# pip first: an old one takes half as long again to resolve. Then torch alone, so that pip takes the build this machine
+# is set up for.
+$(STAMP):
+	$(call step,venv,Making .venv,$(PYTHON) -m venv .venv && $(BIN)/pip install -c constraints.txt --upgrade pip)
+	$(call step,torch,Installing $(TORCH),$(BIN)/pip install -c constraints.txt $(TORCH))
+	$(call step,packages,Installing everything else (a few minutes),$(BIN)/pip install -c constraints.txt -e '$(EXTRAS)' $(FRAMEWORKS))
+	@rm -f .venv/.stamp-*; touch $@
+
+check: $(STAMP)  ## lint, formatting and types
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+
+test: $(STAMP)  ## the tests, on .venv and (the unit tests) on every other Python found
+	$(BIN)/pytest -n 2 --dist loadfile -m "not faults" $(ARGS)
+	@$(MAKE) -s unit
+
+unit: $(addprefix unit-,$(if $(UNIT),$(OTHER_PYTHONS)))  ## the unit tests on the other Pythons alone
+
+unit-%:
+	@p=$$($(call find_python,$*)); if [ -z "$$p" ]; then echo "Python $* is not here: its unit tests are skipped"; exit; fi; \
+	$(MAKE) -s .venvs/$*/$(SMALL) PYTHON="$$p"; \
+	echo "Unit tests on Python $*"; .venvs/$*/bin/python -m pytest -q -m "not faults" $(UNIT)
+
+.venvs/%/$(SMALL):
+	$(call step,venv-$*,Making .venvs/$*,$(PYTHON) -m venv .venvs/$* && .venvs/$*/bin/pip install -e . hypothesis pytest pytest-timeout)
+	@rm -f .venvs/$*/.stamp-*; touch $@
+
+faults: $(STAMP)  ## the long fault and soak runs
+	$(BIN)/pytest -m faults $(ARGS)
+
+bench: $(STAMP)  ## measure fanfold beside its peers (ARGS="--quick", "--only log,kill")
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+# The full environment serves when it is there; a newcomer gets a small one, without any tracker.
+demo: $(if $(wildcard .venv/.stamp-*),,.venvs/demo/$(SMALL))  ## a short tour in the terminal
+	$(if $(wildcard .venv/.stamp-*),$(BIN),.venvs/demo/bin)/python -m fanfold demo
+
+.venvs/demo/$(SMALL):
+	$(call step,venv-demo,Making .venvs/demo,$(PYTHON) -m venv .venvs/demo && .venvs/demo/bin/pip install -c constraints.txt $(TORCH) && .venvs/demo/bin/pip install -c constraints.txt -e .)
+	@rm -f .venvs/demo/.stamp-*; touch $@
+
+clean:  ## remove build output and caches (environments stay: rm -rf .venv .venvs)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,131 @@
+"""The module-level verbs: they act on the current run, the one init() made last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import RunError, SettingError, notices
+from .settings import find_directory, read_file, resolve
+
+if TYPE_CHECKING:
+    from ._run import Run
+
+run: Run | None
+config: Any
+summary: Any
+_current: Any = None
+
+# Arguments of other libraries' init() that mean nothing here; a script that passes them goes on working.
+_FOREIGN = frozenset(
+    (
+        "entity mode reinit settings job_type anonymous sync_tensorboard monitor_gym save_code allow_val_change "
+        "force config_exclude_keys config_include_keys resume_from fork_from embed space_id auto_log_gpu "
+        "auto_log_cpu private description experiment_name workspace logdir load public"
+    ).split()
+)
+
+
+def init(
+    project: str | None = None,
+    *,
+    name: str | None = None,
+    config: Any = None,
+    id: str | None = None,
+    resume: str | bool | None = None,
+    group: str | None = None,
+    tags: Sequence[str] | str | None = None,
+    notes: str | None = None,
+    dir: str | os.PathLike[str] | None = None,
+    durability: str | None = None,
+    console: bool | None = None,
+    system: bool | None = None,
+    strict: bool | None = None,
+    quiet: bool | None = None,
+    **wandb_style: Any,
+) -> Run:
+    """Start a run in this process, or join the one its other ranks are in, and make it the current run.
+
+    Every rank calls it. Nothing is sent anywhere; the run is a directory below `dir`. Each argument left out comes from
+    its FANFOLD_* variable, then from `settings.toml` in `dir`, then from its default (see docs/settings.md).
+    """
+    global _current  # noqa: PLW0603 - the current run is module state by design
+    _say_foreign(wandb_style)
+    if resolve("mode") == "disabled" or wandb_style.get("mode") == "disabled":
+        from ._disabled import DisabledRun
+
+        _current = DisabledRun(project, name, config)
+        return _current  # type: ignore[no-any-return]
+    root = find_directory(dir)
+    from ._run import options_for, start
+
+    if isinstance(resume, bool):
+        resume = "auto" if resume else "never"
+    if isinstance(tags, str):
+        tags = (tags,)
+    options = options_for(project, file=read_file(root), root=root, name=name, config=config, id=id, resume=resume, group=group,
+                          tags=tags, notes=notes, durability=durability, console=console, system=system, strict=strict,
+                          quiet=quiet)  # fmt: skip
+    _current = start(options)
+    return _current  # type: ignore[no-any-return]
+
+
+def _say_foreign(given: Mapping[str, Any]) -> None:
+    unknown = sorted(set(given) - _FOREIGN)
+    if unknown:
+        raise SettingError(
+            f"init() does not know {', '.join(unknown)}. The run was not started. See docs/settings.md for what it knows."
+        )
+    for name in sorted(set(given) - {"mode"}):
+        notices.once(f"foreign:{name}", f"init({name}=…) has no meaning in fanfold and is ignored; the run starts without it.")
+
+
+def _needed() -> Any:
+    if _current is None:
+        raise RunError("there is no run yet. Nothing was recorded. Call fanfold.init(project=…) first.")
+    return _current
+
+
+def log(values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    """Record values in the current run; see Run.log."""
+    _needed().log(values, step, **kwargs)
+
+
+def finish(timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None) -> None:
+    """End the current run; does nothing when there is none."""
+    if _current is not None:
+        _current.finish(timeout, status, exit_code=exit_code)
+
+
+def flush(timeout: float | None = None) -> bool:
+    """Wait until all of the current run is on the disk; see Run.flush."""
+    return bool(_needed().flush(timeout))
+
+
+def alert(title: str, text: str = "", *, level: str = "warning") -> None:
+    """Record something a person should see; see Run.alert."""
+    _needed().alert(title, text, level=level)
+
+
+def artifact(path: str | os.PathLike[str], name: str | None = None, *, kind: str = "file", **metadata: Any) -> None:
+    """Keep a file or folder with the current run; see Run.artifact."""
+    _needed().artifact(path, name, kind=kind, **metadata)
+
+
+def define_metric(key: str, x: str | None = None, *, summary: str | None = None, step_metric: str | None = None) -> None:
+    """Say what a key is drawn over and comes down to; see Run.define_metric."""
+    _needed().define_metric(key, x, summary=summary, step_metric=step_metric)
+
+
+_LIVE: dict[str, Callable[[], Any]] = {
+    "run": lambda: _current,
+    "config": lambda: _needed().config,
+    "summary": lambda: _needed().summary,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LIVE:
+        return _LIVE[name]()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,189 @@
+"""Finding this process's place: which run, which attempt, which directory. All of init() that happens before writing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import process
+from ._version import __version__
+from .errors import RunError, SettingError
+from .journal import format as fmt
+from .journal.directory import journal_files, last_step, read_header, run_path
+from .journal.spool import Spool, default_root, is_network, recover
+from .journal.writer import Writer
+from .names import name_for
+from .process import Identity, Meeting, digest
+
+_inits = itertools.count()
+ANSWER_SECONDS = 600.0
+
+
+@dataclass
+class Place:
+    """A process's place in a run."""
+
+    me: Identity
+    project: str
+    run_id: str
+    path: Path
+    attempt: str
+    ordinal: int
+    first_step: int
+    name: str | None
+    resumed: bool
+    spool: Spool | None = None
+    header: dict[str, Any] = field(default_factory=dict)
+    chores: list[Callable[[], object]] = field(default_factory=list)
+
+    def worker_header(self, role: str = "worker") -> dict[str, Any]:
+        """Return the header of a journal that belongs to this rank but is not its main one."""
+        return {**self.header, "role": role, "pid": os.getpid(), "process": secrets.token_hex(8)}
+
+    def after_fork_in_child(self) -> None:
+        self.chores = []
+
+    def done(self, closed: bool) -> None:
+        """Bring the spool home."""
+        if self.spool is not None:
+            self.spool.finish() if closed else self.spool.mirror()
+
+
+def find_place(options: Mapping[str, Any]) -> Place:
+    """Decide which run this process writes to, without talking to the other ranks unless nothing else is left."""
+    me, count = process.detect(), next(_inits)
+    root, project = Path(options["root"]), _checked_name("project", options["project"])
+    attempt = _attempt_key(me, count)
+    run_id = options["id"] or _find_unfinished(root, options, attempt)
+    if run_id is None:
+        run_id = digest(project, _shared_key(me, count, root, project), str(count))
+    _checked_name("id", run_id)
+    path = run_path(root, project, run_id)
+    earlier = _earlier(path, me.rank, attempt)
+    _check_resume(options["resume"], run_id, path, bool(earlier))
+    steps = [step for file, header in earlier if header.get("rank") == me.rank and (step := last_step(file)) is not None]
+    names = [header["name"] for _, header in earlier if header.get("name")]
+    attempts = {header.get("attempt") for _, header in earlier}
+    return Place(me, project, run_id, path, attempt, len(attempts) + 1, max(steps, default=-1) + 1,
+                 options["name"] or (names[-1] if names else None), bool(earlier))  # fmt: skip
+
+
+def _checked_name(what: str, name: Any) -> str:
+    if not isinstance(name, str) or not name.strip() or "\x00" in name:
+        raise SettingError(f"{what}={name!r} is no name. The run was not started. Pass a text that is not empty.")
+    return name
+
+
+def _attempt_key(me: Identity, count: int) -> str:
+    """Return a key that every process of this launch shares and a restart does not."""
+    here = process.node_key(me) if me.one_node else f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    return digest(process.job_key(me) or "", process.restart_key(), here, str(count))
+
+
+def _shared_key(me: Identity, count: int, root: Path, project: str) -> str:
+    def join() -> str:
+        meeting = Meeting(root, me, count)
+        if not me.main:
+            return meeting.ask()
+        key = secrets.token_hex(8)
+        threading.Thread(target=_answer, args=(meeting, key), name="fanfold-join", daemon=True).start()
+        return key
+
+    del project
+    return process.shared_key(me, count, join)
+
+
+def _answer(meeting: Meeting, key: str) -> None:
+    """Answer the other ranks until all have asked, or long enough."""
+    left, pause, deadline = meeting.me.world_size - 1, 0.02, time.monotonic() + ANSWER_SECONDS
+    while left > 0 and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            left -= meeting.answer(key)
+        time.sleep(pause)
+        pause = min(pause * 1.05, 1.0)
+
+
+def _earlier(path: Path, rank: int, attempt: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the journals of earlier attempts that matter here: this rank's and rank 0's."""
+    found = []
+    for file in journal_files(path):
+        if file.name.partition("-")[0] in (str(rank), "0"):
+            header = read_header(file)
+            if header and header.get("attempt") != attempt and header.get("role") == "main":
+                found.append((file, header))
+    return sorted(found, key=lambda pair: (pair[1].get("ordinal", 0), pair[1].get("started", 0)))
+
+
+def _check_resume(resume: str, run_id: str, path: Path, exists: bool) -> None:
+    if resume == "never" and exists:
+        raise RunError(
+            f"run {run_id} exists already in {path}, and resume='never'. The run was not started. "
+            "Choose another id, delete it with `fanfold rm`, or pass resume='allow' to continue it."
+        )
+    if resume == "must" and not exists:
+        raise RunError(
+            f"run {run_id} does not exist in {path.parent}, and resume='must'. The run was not started. "
+            "Check id=, project= and dir=, or pass resume='allow' to start it."
+        )
+
+
+def _find_unfinished(root: Path, options: Mapping[str, Any], attempt: str) -> str | None:
+    """Under resume='auto', return the newest run of the project that did not finish; every rank finds the same one."""
+    if options["resume"] != "auto" or not root.is_dir():
+        return None
+    from .store import find_unfinished
+
+    return find_unfinished(root, options["project"], name=options["name"], ignore_attempt=attempt)
+
+
+def open_writer(place: Place, options: Mapping[str, Any]) -> Writer:
+    """Create the run's directory and open this process's journal, on a spool where the directory is far away."""
+    place.name = options["name"] or place.name or name_for(place.run_id)
+    root = Path(options["root"])
+    if not root.exists():
+        root.mkdir(parents=True, mode=0o700)
+        (root / ".gitignore").write_text("*\n", encoding="ascii")  # runs do not belong in a repository
+    directory = place.path / "journal"
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home = _spool(place, options, directory)
+    me = place.me
+    place.header = {
+        "format": [fmt.MAJOR, fmt.MINOR],
+        "writer": f"fanfold {__version__}",
+        "run": place.run_id,
+        "project": place.project,
+        "name": place.name,
+        "role": "main",
+        "rank": me.rank,
+        "world": me.world_size,
+        "local_rank": me.local_rank,
+        "attempt": place.attempt,
+        "ordinal": place.ordinal,
+        "node": me.node,
+        "boot": me.boot,
+        "pid": me.pid,
+        "process": secrets.token_hex(8),
+        "launcher": me.launcher,
+        "spool": str(home) if place.spool else None,
+    }
+    return Writer(home, place.header, durability=options["durability"])
+
+
+def _spool(place: Place, options: Mapping[str, Any], directory: Path) -> Path:
+    wanted = options["spool"]
+    if wanted == "never" or (wanted == "auto" and not is_network(directory)):
+        return directory
+    root = Path(options["spool_dir"]) if options["spool_dir"] else default_root()
+    with contextlib.suppress(OSError):
+        recover(root)
+    place.spool = Spool(root, directory)
+    place.chores.append(place.spool.mirror)
+    return place.spool.directory

@@ -1,0 +1,142 @@
+"""Console capture: what the process prints, kept with the run, and shown exactly as before.
+
+Done at the level of file descriptors, so that C libraries and child processes are captured too. A helper process copies
+the bytes on and journals them: a thread of ours would need the GIL, and C code that prints while holding it would wait
+for us for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .journal import Kind, Writer
+
+MAX_BYTES = 64 << 20  # of one stream of one process; what comes after is shown but not kept
+_STREAMS = {1: "stdout", 2: "stderr"}
+
+
+class Console:
+    """Send descriptors 1 and 2 through a helper each, until stopped."""
+
+    def __init__(self, run: Path, header: Mapping[str, Any]) -> None:
+        self.run = run
+        self.header = dict(header)
+        self._saved: dict[int, int] = {}
+        self._helpers: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Put a helper between the process and its terminal, for both streams."""
+        for fd in _STREAMS:
+            self._divert(fd)
+
+    def _divert(self, fd: int) -> None:
+        _flush(fd)
+        read, write = _channel(fd)
+        original = os.dup(fd)
+        setup = (str(self.run / "journal"), _STREAMS[fd])
+        helper = subprocess.Popen(
+            [sys.executable, "-m", "fanfold.console", *setup],
+            stdin=subprocess.PIPE,
+            stdout=original,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[read],
+            start_new_session=True,  # Ctrl-C is for the training process; the helper sees the stream end instead
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert helper.stdin is not None
+        from .journal.format import pack
+
+        helper.stdin.write(pack({"fd": read, "header": self.header}))
+        helper.stdin.close()
+        os.close(read)
+        os.dup2(write, fd)
+        os.close(write)
+        self._saved[fd] = original
+        self._helpers.append(helper)
+
+    def stop(self, timeout: float) -> None:
+        """Put the streams back and let the helpers read to the end."""
+        for fd, original in self._saved.items():
+            _flush(fd)
+            os.dup2(original, fd)
+            os.close(original)
+        self._saved = {}
+        deadline = time.monotonic() + min(timeout, 2.0)
+        for helper in self._helpers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                helper.wait(max(0.0, deadline - time.monotonic()))
+            helper.returncode = helper.returncode if helper.returncode is not None else 0  # a child may hold the stream open
+        self._helpers = []
+
+
+def _flush(fd: int) -> None:
+    stream = sys.stdout if fd == 1 else sys.stderr
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        stream.flush()
+
+
+def _channel(fd: int) -> tuple[int, int]:
+    """Return (read end, write end): a terminal stays a terminal for the program, anything else becomes a pipe."""
+    if not os.isatty(fd):
+        return os.pipe()
+    import fcntl
+    import pty
+    import termios
+    import tty
+
+    master, slave = pty.openpty()
+    tty.setraw(slave)  # every byte passes as it is; the real terminal does its own line discipline
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, fcntl.ioctl(fd, termios.TIOCGWINSZ, b"\0" * 8))
+    return master, slave
+
+
+def copy(source: int, target: int, writer: Writer, stream: str) -> None:
+    """Copy bytes from one descriptor to another until the end, journalling up to MAX_BYTES of them."""
+    kept = 0
+    while chunk := _read(source):
+        _write(target, chunk)
+        if kept < MAX_BYTES:
+            writer.append((Kind.CONSOLE, {"t": time.time_ns(), "stream": stream, "b": chunk[: MAX_BYTES - kept]}))
+            kept += len(chunk)
+            if kept >= MAX_BYTES:
+                note = f"\n[fanfold: {stream} passed {MAX_BYTES >> 20} MB; the rest is shown but not kept]\n"
+                writer.append((Kind.CONSOLE, {"t": time.time_ns(), "stream": stream, "b": note.encode()}))
+
+
+def _read(source: int) -> bytes:
+    try:
+        return os.read(source, 1 << 16)
+    except OSError:  # a terminal whose other end was closed answers with an error instead of an end
+        return b""
+
+
+def _write(target: int, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    with contextlib.suppress(OSError):  # the terminal is gone; what is printed is still kept
+        while view:
+            view = view[os.write(target, view) :]
+
+
+def main() -> None:
+    """Run as the helper: set-up on stdin, the stream on the descriptor it names, the original stream on stdout."""
+    from .journal.format import unpack
+
+    directory, stream = sys.argv[1:]
+    setup = unpack(sys.stdin.buffer.read())
+    writer = Writer(Path(directory), {**setup["header"], "pid": os.getpid()})
+    try:
+        copy(setup["fd"], 1, writer, stream)
+    finally:
+        writer.close({"t": time.time_ns(), "status": "finished"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Ranks to one number: what many ranks logged under one key and step, reduced, and which rank was lowest and highest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import SettingError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FOLDS = ("mean", "min", "max", "sum", "std", "last")
+
+
+@dataclass(frozen=True)
+class Folded:
+    """One point per step, over ranks. `min_rank` and `max_rank` name the stragglers; `count` says how many ranks there were."""
+
+    steps: NDArray[np.int64]
+    times: NDArray[np.int64]
+    values: NDArray[np.float64]
+    min: NDArray[np.float64]
+    max: NDArray[np.float64]
+    min_rank: NDArray[np.int64]
+    max_rank: NDArray[np.int64]
+    count: NDArray[np.int64]
+
+
+def check(how: str) -> str:
+    """Return the name of a fold, or raise an error that lists the known ones."""
+    if how not in FOLDS:
+        raise SettingError(f"fold={how!r} is not known. Nothing was read. Known: {', '.join(FOLDS)}.")
+    return how
+
+
+def fold(how: str, ranks: NDArray[np.int64], steps: NDArray[np.int64], times: NDArray[np.int64], values: NDArray[Any]) -> Folded:
+    """Reduce points of many ranks to one per step. A rank that logged a step twice counts with its last value.
+
+    mean, sum and std carry a NaN of any rank to the result; min and max, and the ranks that hold them, pass it over
+    as long as another rank has a number.
+    """
+    import numpy as np
+
+    check(how)
+    # Stable, so that within (step, rank) the order stays that of writing, and the last of them counts.
+    order = np.lexsort((ranks, steps))
+    ranks, steps, times, values = ranks[order], steps[order], times[order], values[order].astype(np.float64)
+    if len(steps):
+        last = np.append((steps[1:] != steps[:-1]) | (ranks[1:] != ranks[:-1]), True)
+        ranks, steps, times, values = ranks[last], steps[last], times[last], values[last]
+    starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1])) if len(steps) else np.empty(0, np.int64)
+    if not len(starts):
+        none, zero = np.empty(0, np.float64), np.empty(0, np.int64)
+        return Folded(zero, zero, none, none, none, zero, zero, zero)
+    count = np.diff(np.append(starts, len(steps)))
+    low, high = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
+    return Folded(
+        steps=steps[starts],
+        times=np.maximum.reduceat(times, starts),
+        values=_reduce(how, starts, count, times, values, low, high),
+        min=low,
+        max=high,
+        min_rank=_holder(ranks, values, low, starts, count),
+        max_rank=_holder(ranks, values, high, starts, count),
+        count=count,
+    )
+
+
+def _reduce(how: str, starts: Any, count: Any, times: Any, values: Any, low: Any, high: Any) -> Any:
+    import numpy as np
+
+    if how in ("min", "max"):
+        return low if how == "min" else high
+    if how == "last":
+        newest = np.repeat(np.maximum.reduceat(times, starts), count)
+        place = np.where(times == newest, np.arange(len(times)), -1)
+        return values[np.maximum.reduceat(place, starts)]
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, which is the true answer
+        total = np.add.reduceat(values, starts)
+        if how == "sum":
+            return total
+        mean = total / count
+        if how == "mean":
+            return mean
+        return np.sqrt(np.add.reduceat((values - np.repeat(mean, count)) ** 2, starts) / count)
+
+
+def _holder(ranks: Any, values: Any, extreme: Any, starts: Any, count: Any) -> Any:
+    """Return the lowest rank that holds the extreme of each step; where all are NaN, the lowest rank."""
+    import numpy as np
+
+    target = np.repeat(extreme, count)
+    holds = (values == target) | np.isnan(target)
+    return np.minimum.reduceat(np.where(holds, ranks, np.iinfo(np.int64).max), starts)

@@ -1,0 +1,70 @@
+"""Blobs: media and artifacts of a run, named by the hash of their content and written before the frame that names them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import JournalError
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20
+
+
+def path_of(run: Path, name: str) -> Path:
+    """Return where a blob lives. The name must be a hash: a run directory is untrusted, and a path must not escape it."""
+    if not _NAME.fullmatch(name):
+        raise JournalError(f"{name!r} is not the name of a blob (64 hexadecimal digits)")
+    return run / "blobs" / name[:2] / name
+
+
+def put(run: Path, data: bytes | memoryview) -> str:
+    """Store bytes; return their name. The same content is stored once."""
+    return _store(run, iter([data]), hashlib.sha256(data).hexdigest())
+
+
+def put_file(run: Path, source: Path) -> tuple[str, int]:
+    """Store a file's content; return its name and size."""
+    return _store(run, _chunks(source)), source.stat().st_size
+
+
+def _chunks(source: Path) -> Iterator[bytes]:
+    with source.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _store(run: Path, chunks: Iterator[bytes | memoryview], name: str | None = None) -> str:
+    """Write aside, then rename: a blob is there whole or not at all."""
+    if name is not None and path_of(run, name).exists():
+        return name
+    folder = run / "blobs"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    aside = folder / f".{os.getpid()}-{secrets.token_hex(4)}"
+    digest = hashlib.sha256()
+    try:
+        with aside.open("xb") as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                file.write(chunk)
+        target = path_of(run, digest.hexdigest())
+        target.parent.mkdir(exist_ok=True, mode=0o700)
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+    return digest.hexdigest()
+
+
+def get(run: Path, name: str) -> bytes:
+    """Read a blob, checking that it still is what its name says."""
+    path = path_of(run, name)
+    if path.is_symlink():
+        raise JournalError(f"{path} is a link; blobs are plain files. It was not read.")
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != name:
+        raise JournalError(f"{path} is damaged: its content does not match its name. Delete it, or restore it from a copy.")
+    return data

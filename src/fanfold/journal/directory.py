@@ -1,0 +1,114 @@
+"""Where things of a run lie on disk, and which runs there are. Names are percent-encoded, so no name can leave its folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+from zlib import crc32
+
+from ..errors import JournalError
+from . import format as fmt
+from .format import HEAD, HEAD_SIZE, MAGIC, SUFFIX, Kind, Layout
+
+_TAIL = 1 << 18
+MAX_NAME = 200
+
+
+def encode_name(name: str) -> str:
+    """Return a name as one path component: safe on every filesystem, and never `.`, `..` or hidden."""
+    text = (
+        quote(name, safe=" ()+,-=@[]_~", errors="backslashreplace").replace(".", "%2E")
+        if name.startswith(".")
+        else quote(name, safe=" ()+,-.=@[]_~", errors="backslashreplace")
+    )
+    if len(text) > MAX_NAME:
+        from ..process import digest
+
+        text = f"{text[:MAX_NAME].rstrip('%')}~{digest(name)}"
+    return text or "%"
+
+
+def decode_name(component: str) -> str:
+    return unquote(component, errors="replace")
+
+
+def run_path(root: Path, project: str, run_id: str) -> Path:
+    return root / encode_name(project) / encode_name(run_id)
+
+
+def journal_files(run: Path) -> list[Path]:
+    """Return a run's journals. Links are not followed."""
+    try:
+        with os.scandir(run / "journal") as entries:
+            return sorted(
+                Path(entry.path) for entry in entries if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
+            )
+    except OSError:
+        return []
+
+
+def run_directories(root: Path, project: str | None = None) -> Iterator[Path]:
+    """Yield the directories of all runs below `root`, of one project or of all."""
+    projects = [root / encode_name(project)] if project is not None else _folders(root)
+    for folder in projects:
+        for run in _folders(folder):
+            if (run / "journal").is_dir():
+                yield run
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(
+                Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+            )
+    except OSError:
+        return []
+
+
+def read_header(path: Path) -> dict[str, Any] | None:
+    """Read a journal's first frame alone; None if it is not whole yet."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_SIZE)
+            if len(head) < HEAD_SIZE:
+                return None
+            magic, kind, _, length, _ = HEAD.unpack(head)
+            if magic != MAGIC or kind != Kind.HEADER or length > 1 << 20:
+                return None
+            header = fmt.unpack(file.read(length))
+    except (OSError, JournalError):
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def last_step(path: Path) -> int | None:
+    """Return the highest step near the end of a journal, from its tail alone."""
+    journal_id = path.stem.rpartition("-")[2]
+    try:
+        seed = fmt.seed_of(fmt.check_id(journal_id))
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            data = file.read()
+    except (OSError, JournalError):
+        return None
+    steps = list(_steps_in(data, seed))
+    return max(steps) if steps else None
+
+
+def _steps_in(data: bytes, seed: int) -> Iterator[int]:
+    at = data.find(fmt.MAGIC_BYTES)
+    while at >= 0 and at + HEAD_SIZE <= len(data):
+        magic, kind, flags, length, crc = HEAD.unpack_from(data, at)
+        end = at + HEAD_SIZE + length
+        sound = magic == MAGIC and end <= len(data)
+        if not sound or crc32(data[at + HEAD_SIZE : end], fmt.covered(kind, length, seed, flags)) != crc:
+            at = data.find(fmt.MAGIC_BYTES, at + 1)
+            continue
+        if kind == Kind.ROW and not flags & Layout.STEP_NONE:
+            width = 8 if flags & Layout.STEP_WIDE else 4
+            yield int.from_bytes(data[at + HEAD_SIZE + 12 : at + HEAD_SIZE + 12 + width], "little", signed=True)
+        at = end

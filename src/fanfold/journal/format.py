@@ -1,0 +1,142 @@
+"""The bytes of a journal, and nothing else: no files, no clocks. docs/journal.md describes them for other languages.
+
+    frame = magic u16 · kind u8 · flags u8 · length u32 · crc32 u32 · body      (little endian)
+
+The crc covers kind, flags, length and body, and starts from the journal's id, so that a frame of another journal
+(a stale disk block, bytes inside a logged string) never passes for one of this journal.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+
+from ..errors import JournalError
+
+MAJOR: Final = 1
+MINOR: Final = 0
+SUFFIX: Final = ".ffj"
+MAGIC: Final = 0xFDFA
+MAGIC_BYTES: Final = MAGIC.to_bytes(2, "little")
+MAX_BODY: Final = 64 << 20
+HEAD: Final = struct.Struct("<HBBII")
+HEAD_SIZE: Final = HEAD.size
+_COVERED: Final = struct.Struct("<BBI")
+
+
+class Kind(enum.IntEnum):
+    """What a frame holds. Readers skip kinds they do not know."""
+
+    HEADER = 1  # who writes: format, run, rank, node, process; always the first frame, crc seeded with 0
+    SHAPE = 2  # names a list of keys and their types once: [id, layout, types, keys, origin]
+    ROW = 3  # numbers of one call: shape id, time, step, packed values
+    VALUES = 4  # what is not a number: strings, media
+    LOST = 5  # a late part that will never come, and why
+    BEAT = 6  # the process is alive: clocks, last step, counters
+    INFO = 7  # facts about the run; for each name the newest wins
+    EVENT = 8  # something that happened: alert, artifact, attempt, note
+    CONSOLE = 9  # bytes the process printed
+    END = 10  # the process's last word: status, error
+
+
+class Layout(enum.IntFlag):
+    """What stands before the values of a row; also the flags of its frame, so that a row tells its step without its shape."""
+
+    STEP_WIDE = 1  # step is i64, else i32
+    STEP_NONE = 2  # no step at all (probes)
+    PENDING = 4  # seq u32, parts u16: this many late parts of the call are still to come
+    LATE = 8  # seq u32: this row is a late part of that call
+
+
+def seed_of(journal_id: str) -> int:
+    """Return where a journal's checksums start: the crc32 of its id's eight bytes."""
+    return crc32(int(journal_id, 16).to_bytes(8, "little"))
+
+
+def covered(kind: int, length: int, seed: int, flags: int = 0) -> int:
+    """Return the running crc over the part of the head that is covered."""
+    return crc32(_COVERED.pack(kind, flags, length), seed)
+
+
+def frame(kind: int, body: bytes, seed: int, flags: int = 0) -> bytes:
+    """Wrap a body as one frame."""
+    if len(body) > MAX_BODY:
+        raise JournalError(f"a frame of {len(body)} bytes is over the limit of {MAX_BODY}; large values belong in a blob")
+    return HEAD.pack(MAGIC, kind, flags, len(body), crc32(body, covered(kind, len(body), seed, flags))) + body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder()
+
+
+def pack(value: Any) -> bytes:
+    """Encode plain data as msgpack."""
+    return _encoder.encode(value)
+
+
+def unpack(body: bytes | memoryview) -> Any:
+    """Decode msgpack; damage that a crc did not catch is a JournalError."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise JournalError(f"a frame's body is not msgpack: {error}") from error
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The keys and types of a row, and where each value stands in it."""
+
+    id: int
+    layout: int
+    types: str
+    keys: tuple[str, ...]
+    origin: str = ""
+
+    @property
+    def codes(self) -> str:
+        """Return the row body's struct codes: shape id, time, then what the layout says, then the values."""
+        codes = "<Iq"
+        if not self.layout & Layout.STEP_NONE:
+            codes += "q" if self.layout & Layout.STEP_WIDE else "i"
+        if self.layout & Layout.PENDING:
+            codes += "IH"
+        elif self.layout & Layout.LATE:
+            codes += "I"
+        return codes + self.types
+
+    @property
+    def size(self) -> int:
+        """Return the length of a row's body."""
+        return struct.calcsize(self.codes)
+
+    def body(self) -> bytes:
+        return pack([self.id, int(self.layout), self.types, list(self.keys), self.origin])
+
+    @classmethod
+    def parse(cls, body: bytes | memoryview) -> Shape:
+        """Read a shape frame's body, refusing one whose parts do not fit together."""
+        match unpack(body):
+            case [int(id), int(layout), str(types), list(keys), str(origin)] if (
+                0 <= id < 1 << 32
+                and len(types) == len(keys)
+                and not set(types) - {"d", "q", "?"}
+                and all(isinstance(key, str) for key in keys)
+            ):
+                return cls(id, layout, types, tuple(keys), origin)
+        raise JournalError("a shape frame does not hold [id, layout, types, keys, origin]")
+
+
+TYPE_SIZE: Final = {"d": 8, "q": 8, "?": 1}
+DTYPE: Final = {"d": "<f8", "q": "<i8", "?": "?"}
+
+
+def check_id(journal_id: str) -> str:
+    """Return a journal id if it is 16 hexadecimal digits, else raise."""
+    if len(journal_id) != 16 or set(journal_id) - set("0123456789abcdef"):
+        raise JournalError(f"{journal_id!r} is not a journal id (16 hexadecimal digits)")
+    return journal_id

@@ -1,0 +1,43 @@
+"""Is the process that writes a journal alive? Asked of the lock it holds, or of the file's growth."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from ..process import boot_id
+from ..settings import resolve
+from . import writer
+
+LOST_SECONDS = 60.0
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a process of this kernel holds the lock. Never opens a lock that this process holds itself."""
+    if str(path) in writer.held:
+        return True
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not writer.try_lock(fd, shared=True)
+    finally:
+        os.close(fd)
+
+
+def status_of(path: Path, header: dict[str, Any], *, now: float | None = None) -> str:
+    """Judge a journal without an END frame: running, killed, or lost (reversible)."""
+    if header.get("boot") == boot_id():
+        home = Path(header["spool"]) / path.name if header.get("spool") else path
+        return "running" if is_locked(Path(f"{home}.alive")) else "killed"
+    try:
+        age = (time.time() if now is None else now) - path.stat().st_mtime
+    except OSError:
+        return "lost"
+    if age <= LOST_SECONDS:
+        return "running"
+    return "killed" if header.get("node") == (resolve("node") or socket.gethostname()) else "lost"  # rebooted, or away

@@ -1,0 +1,351 @@
+"""The reading end of a journal: every byte walked and checked once, then gathered through strided views.
+
+No lock is taken and nothing is written: a live journal can be read from another process while it grows. Damage is
+skipped to the next frame that checks out, and counted. A journal is untrusted input: lengths are capped and nothing in
+it is executed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from ..errors import JournalError
+from . import format as fmt
+from .format import HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, Kind, Layout, Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_ROW_HEAD = HEAD_SIZE + 12  # frame head, shape id, time
+_WINDOW = 1 << 16
+
+
+class Record(NamedTuple):
+    """A frame that is not a row."""
+
+    kind: int
+    offset: int
+    data: Any
+
+
+class Columns(NamedTuple):
+    """One key's points of one journal, in the order they were written."""
+
+    offsets: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    times: NDArray[np.int64]
+    values: NDArray[Any]
+
+
+@dataclass
+class Rows:
+    """Where the rows of one shape stand: runs of equal frames, each an offset and a count."""
+
+    shape: Shape
+    stride: int
+    runs: list[list[int]] = field(default_factory=list)
+
+    def add(self, offset: int, count: int) -> None:
+        if self.runs and self.runs[-1][0] + self.runs[-1][1] * self.stride == offset:
+            self.runs[-1][1] += count
+        else:
+            self.runs.append([offset, count])
+
+    def __len__(self) -> int:
+        return sum(count for _, count in self.runs)
+
+    @property
+    def step_code(self) -> str | None:
+        if self.shape.layout & Layout.STEP_NONE:
+            return None
+        return "<i8" if self.shape.layout & Layout.STEP_WIDE else "<i4"
+
+    def value_offset(self, index: int) -> int:
+        """Return where the value at `index` of the keys stands in a frame."""
+        sizes = sum(fmt.TYPE_SIZE[code] for code in self.shape.types[index:])
+        return self.stride - sizes
+
+
+class Journal:
+    """One journal file, read as far as it is whole. `refresh()` reads on."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.id = fmt.check_id(self.path.stem.rpartition("-")[2])
+        self.seed = fmt.seed_of(self.id)
+        self.header: dict[str, Any] = {}
+        self.rows: dict[int, Rows] = {}
+        self.by_key: dict[str, list[tuple[Rows, int]]] = {}
+        self.frames: list[tuple[int, int, int]] = []  # kind, offset of the body, length
+        self.verified = 0
+        self.damaged = 0
+        self.size = 0
+        self._map: mmap.mmap | None = None
+
+    def refresh(self) -> bool:
+        """Read what was added since the last time; tell whether there was anything."""
+        size = self._remap()
+        before = self.verified
+        if size > self.verified and self._map is not None:
+            with memoryview(self._map) as view:
+                self._scan(view, size)
+        return self.verified > before
+
+    def _remap(self) -> int:
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self.verified:
+                raise JournalError(f"{self.path} became shorter while it was read; a journal is never truncated. Open it again.")
+            if size > self.size:
+                # The old map is left to the garbage collector: arrays handed out earlier may still look into it.
+                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+                self.size = size
+        return self.size
+
+    @property
+    def tail(self) -> int:
+        """Return how many bytes at the end are not (yet) whole frames."""
+        return self.size - self.verified
+
+    # Walking
+
+    def _scan(self, view: memoryview, size: int) -> None:
+        at = self.verified
+        while at < size:
+            end = self._frame_end(view, at, size)
+            if not end:
+                found = self._resync(view, at + 1, size)
+                if not found:
+                    break  # a bad tail: wait until the file grows past it
+                self.damaged += found - at
+                at = found
+                continue
+            at = self._take(view, at, end, size)
+        self.verified = at
+
+    def _frame_end(self, view: memoryview, at: int, size: int) -> int:
+        """Return where the frame at `at` ends, or 0 if there is no whole and sound frame."""
+        if size - at < HEAD_SIZE:
+            return 0
+        magic, kind, flags, length, crc = HEAD.unpack_from(view, at)
+        end = at + HEAD_SIZE + length
+        if magic != MAGIC or length > MAX_BODY or end > size:
+            return 0
+        seed = 0 if kind == Kind.HEADER else self.seed
+        return end if crc32(view[at + HEAD_SIZE : end], fmt.covered(kind, length, seed, flags)) == crc else 0
+
+    def _resync(self, view: memoryview, start: int, size: int) -> int:
+        """Return the offset of the next sound frame, or 0."""
+        assert self._map is not None
+        at = self._map.find(MAGIC_BYTES, start, size)
+        while at >= 0:
+            if view[at + 2] != Kind.HEADER and self._frame_end(view, at, size):
+                return at
+            at = self._map.find(MAGIC_BYTES, at + 1, size)
+        return 0
+
+    def _take(self, view: memoryview, at: int, end: int, size: int) -> int:
+        """Note the frame at `at`; return where to go on (past a whole run of equal rows, where there is one)."""
+        kind = view[at + 2]
+        if kind == Kind.ROW:
+            return self._take_rows(view, at, end, size)
+        body = view[at + HEAD_SIZE : end]
+        if kind == Kind.SHAPE:
+            self._take_shape(body)
+        elif kind == Kind.HEADER and not self.header:
+            self._take_header(body)
+        self.frames.append((kind, at + HEAD_SIZE, end - at - HEAD_SIZE))
+        return end
+
+    def _take_shape(self, body: memoryview) -> None:
+        try:
+            shape = Shape.parse(body)
+        except JournalError:
+            self.damaged += len(body) + HEAD_SIZE  # sound by its crc and yet no shape: a forged or foreign file
+            return
+        rows = self.rows[shape.id] = Rows(shape, HEAD_SIZE + shape.size)
+        for index, key in enumerate(shape.keys):
+            self.by_key.setdefault(key, []).append((rows, index))
+
+    def _take_header(self, body: memoryview) -> None:
+        header = fmt.unpack(body)
+        if not isinstance(header, dict) or not isinstance(header.get("format"), list):
+            raise JournalError(f"{self.path} does not begin with a journal header")
+        if header["format"][0] > fmt.MAJOR:
+            raise JournalError(
+                f"{self.path} is of journal format {header['format'][0]}, and this fanfold reads up to {fmt.MAJOR}. "
+                "The run cannot be shown. Upgrade fanfold: pip install -U fanfold"
+            )
+        self.header = header
+
+    def _take_rows(self, view: memoryview, at: int, end: int, size: int) -> int:
+        shape_id = int.from_bytes(view[at + HEAD_SIZE : at + HEAD_SIZE + 4], "little")
+        rows = self.rows.get(shape_id)
+        if rows is None or rows.stride != end - at:
+            self.damaged += end - at  # its shape was lost to damage: the numbers cannot be named
+            return end
+        count = 1
+        if view[end : end + 8] == view[at : at + 8]:
+            count += self._equal_rows(view, end, size, rows.stride, view[at : at + 8], shape_id)
+        rows.add(at, count)
+        return at + count * rows.stride
+
+    def _equal_rows(self, view: memoryview, at: int, size: int, stride: int, head: memoryview, shape_id: int) -> int:
+        """Count the sound rows of one shape that follow each other from `at` on."""
+        import numpy as np
+
+        total, window = 0, 64
+        expected = np.frombuffer(head, "<u8")[0]
+        start = fmt.covered(Kind.ROW, stride - HEAD_SIZE, self.seed, head[3])
+        while (count := min(window, (size - at) // stride)) > 0:
+            block = np.frombuffer(view, np.uint8, count * stride, at).reshape(count, stride)
+            same = (_column(block, 0, "<u8") == expected) & (_column(block, HEAD_SIZE, "<u4") == shape_id)
+            length = count if same.all() else int(np.argmin(same))
+            crcs = np.fromiter(
+                (crc32(view[i + HEAD_SIZE : i + stride], start) for i in range(at, at + length * stride, stride)),
+                np.uint32,
+                length,
+            )
+            sound = crcs == _column(block[:length], 8, "<u4")
+            good = length if sound.all() else int(np.argmin(sound))
+            total += good
+            at += good * stride
+            if good < count:
+                break
+            window = min(window * 8, _WINDOW)
+        return total
+
+    def adopt(self, frames: list[tuple[int, int, int]], runs: list[Any], verified: int, damaged: int) -> bool:
+        """Take over an index of this file that an earlier reader made, instead of walking it again."""
+        self._remap()
+        assert self._map is not None
+        with memoryview(self._map) as view:
+            for kind, offset, length in frames:
+                with view[offset : offset + length] as body:
+                    if kind == Kind.SHAPE:
+                        self._take_shape(body)
+                    elif kind == Kind.HEADER and not self.header:
+                        self._take_header(body)
+        for shape_id, places in runs:
+            self.rows[shape_id].runs = [[int(offset), int(count)] for offset, count in places]
+        self.frames, self.verified, self.damaged = frames, verified, damaged
+        return True
+
+    # Reading
+
+    def records(self, *kinds: int) -> Iterator[Record]:
+        """Decode the frames of these kinds, in order. One that cannot be decoded is counted as damage."""
+        for kind, offset, length in self.frames:
+            if kind in kinds:
+                yield Record(kind, offset - HEAD_SIZE, self.body(offset, length))
+
+    def body(self, offset: int, length: int) -> Any:
+        assert self._map is not None
+        with memoryview(self._map) as view, view[offset : offset + length] as body:
+            return fmt.unpack(body)
+
+    def keys(self, origin: str | None = None) -> list[str]:
+        """Return the numeric keys that have points, in the order they first appeared."""
+        return [
+            key
+            for key, places in self.by_key.items()
+            if any(rows.runs and (origin is None or rows.shape.origin == origin) for rows, _ in places)
+        ]
+
+    def count(self, key: str) -> int:
+        return sum(len(rows) for rows, _ in self.by_key.get(key, ()))
+
+    def latest(self) -> dict[str, tuple[int, int, Any]]:
+        """Return each key's last written point: step, time, value."""
+        found: dict[str, tuple[int, int, int, Any]] = {}
+        for rows in self.rows.values():
+            if rows.runs:
+                offset, count = rows.runs[-1]
+                at = offset + (count - 1) * rows.stride
+                _, when, *rest = struct.unpack_from(rows.shape.codes, self._map, at + HEAD_SIZE)  # type: ignore[arg-type]
+                step = NO_STEP if rows.shape.layout & Layout.STEP_NONE else rest[0]
+                for key, value in zip(rows.shape.keys, rest[len(rest) - len(rows.shape.keys) :], strict=True):
+                    if key not in found or found[key][0] < at:
+                        found[key] = (at, step, when, value)
+        return {key: point[1:] for key, point in found.items()}
+
+    def column(self, key: str, *, since: int = 0) -> Columns:
+        """Gather one key's points that stand at or after byte `since`, in the order they were written."""
+        import numpy as np
+
+        parts = [part for rows, index in self.by_key.get(key, ()) for part in self._gather(rows, index, since)]
+        if not parts:
+            empty = np.empty(0, np.int64)
+            return Columns(empty, empty, empty, np.empty(0, np.float64))
+        if len(parts) == 1:
+            return parts[0]
+        joined = [np.concatenate([part[i] for part in parts]) for i in range(4)]
+        if np.any(np.diff(joined[0]) < 0):
+            order = np.argsort(joined[0], kind="stable")
+            joined = [array[order] for array in joined]
+        return Columns(*joined)
+
+    def _gather(self, rows: Rows, index: int, since: int) -> Iterator[Columns]:
+        """Yield the points of one shape: long runs by strided views, short ones together by their offsets."""
+        import numpy as np
+
+        short: list[NDArray[np.int64]] = []
+        for start, count in rows.runs:
+            skip = max(0, -(-(since - start) // rows.stride))
+            if skip >= count:
+                continue
+            offset, left = start + skip * rows.stride, count - skip
+            if left < 64:
+                short.append(np.arange(offset, offset + left * rows.stride, rows.stride, dtype=np.int64))
+            else:
+                yield self._strided(rows, index, offset, left)
+        if short:
+            yield self._picked(rows, index, np.concatenate(short))
+
+    def _strided(self, rows: Rows, index: int, offset: int, count: int) -> Columns:
+        import numpy as np
+
+        def pick(place: int, code: str) -> NDArray[Any]:
+            view: NDArray[Any] = np.ndarray((count,), code, self._map, offset + place, (rows.stride,))
+            return view
+
+        return _columns(rows, index, np.arange(offset, offset + count * rows.stride, rows.stride, dtype=np.int64), pick)
+
+    def _picked(self, rows: Rows, index: int, offsets: NDArray[np.int64]) -> Columns:
+        import numpy as np
+
+        flat = np.frombuffer(self._map, np.uint8)  # type: ignore[arg-type]
+
+        def pick(place: int, code: str) -> NDArray[Any]:
+            return _column(flat[(offsets + place)[:, None] + np.arange(np.dtype(code).itemsize)], 0, code)
+
+        return _columns(rows, index, offsets, pick)
+
+
+NO_STEP = -(1 << 63)  # the step of a point that has none (probes)
+
+
+def _columns(rows: Rows, index: int, offsets: NDArray[np.int64], pick: Callable[[int, str], NDArray[Any]]) -> Columns:
+    """Read step, time and one value of every row through `pick(place in the frame, type)`."""
+    import numpy as np
+
+    steps = pick(_ROW_HEAD, rows.step_code).astype(np.int64) if rows.step_code else np.full(len(offsets), NO_STEP)
+    times = pick(HEAD_SIZE + 4, "<i8").astype(np.int64)
+    values = pick(rows.value_offset(index), fmt.DTYPE[rows.shape.types[index]])
+    return Columns(offsets, steps, times, values.astype(values.dtype.newbyteorder("=")))
+
+
+def _column(block: NDArray[np.uint8], start: int, code: str) -> NDArray[Any]:
+    """Read one little-endian field of every row of a two-dimensional block of bytes."""
+    import numpy as np
+
+    width = np.dtype(code).itemsize
+    return np.ascontiguousarray(block[:, start : start + width]).view(code).ravel()

@@ -1,0 +1,109 @@
+"""Journals on network filesystems: written to a node-local spool, mirrored by offset from a thread.
+
+A network filesystem may stall a write for seconds, and training must not wait for it. The mirror only ever appends, so
+what is in the run's directory is always a whole prefix of the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from ..process import digest
+from .format import SUFFIX
+from .liveness import is_locked
+
+NETWORK = frozenset(
+    (
+        "9p afs beegfs ceph cifs cvmfs fhgfs fuse.ceph fuse.gcsfuse fuse.glusterfs fuse.goofys fuse.juicefs "
+        "fuse.rclone fuse.s3fs fuse.sshfs glusterfs gpfs lustre mfs ncpfs nfs nfs4 orangefs pvfs2 smb3 smbfs "
+        "virtiofs weka wekafs"
+    ).split()
+)
+_CHUNK = 1 << 20
+
+
+def filesystem_of(path: Path, mounts: str | None = None) -> str:
+    """Return the type of the filesystem that holds `path`, or "" where the system does not tell."""
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+    best, kind = "", ""
+    target = os.path.realpath(path)
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = fields[1].encode().decode("unicode_escape")
+        inside = point == "/" or target == point or target.startswith(point + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def is_network(path: Path) -> bool:
+    return filesystem_of(path) in NETWORK
+
+
+def default_root() -> Path:
+    return Path(tempfile.gettempdir()) / f"fanfold-spool-{os.getuid() if hasattr(os, 'getuid') else 0}"
+
+
+class Spool:
+    """A node-local directory whose journals are copied, as they grow, to the run's own directory."""
+
+    def __init__(self, root: Path, target: Path) -> None:
+        self.target = target
+        self.directory = root / f"{digest(str(target))}-{os.getpid()}"
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self.directory / "target").write_text(str(target), encoding="utf-8", errors="surrogateescape")
+
+    @classmethod
+    def found(cls, directory: Path) -> Spool:
+        """Take up a spool that an earlier process left behind."""
+        spool = cls.__new__(cls)
+        spool.directory = directory
+        spool.target = Path((directory / "target").read_text(encoding="utf-8", errors="surrogateescape"))
+        return spool
+
+    def mirror(self) -> int:
+        """Append to each mirrored journal what its original has more; return the number of bytes copied."""
+        self.target.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return sum(_append(source, self.target / source.name) for source in self.directory.glob(f"*{SUFFIX}"))
+
+    def finish(self) -> None:
+        """Mirror the rest and remove the spool."""
+        self.mirror()
+        for name in self.directory.iterdir():
+            name.unlink(missing_ok=True)
+        self.directory.rmdir()
+
+
+def _append(source: Path, target: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with source.open("rb") as file, os.fdopen(os.open(target, flags, 0o600), "ab", buffering=0) as copy:
+        before = os.fstat(copy.fileno()).st_size
+        file.seek(before)
+        while chunk := file.read(_CHUNK):
+            view = memoryview(chunk)
+            while view:
+                view = view[copy.write(view) or 0 :]
+        os.fsync(copy.fileno())
+        return file.tell() - before
+
+
+def recover(root: Path) -> int:
+    """Finish the spools whose processes are gone; return how many journals were brought home."""
+    count = 0
+    for directory in root.glob("*-*") if root.is_dir() else ():
+        journals = list(directory.glob(f"*{SUFFIX}"))
+        if not journals or any(is_locked(Path(f"{journal}.alive")) for journal in journals):
+            continue
+        with contextlib.suppress(OSError):
+            Spool.found(directory).finish()
+            count += len(journals)
+    return count

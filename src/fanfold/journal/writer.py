@@ -1,0 +1,341 @@
+"""The writing end of a journal: one write(2) per call, no lock on the way, a new file when one fails.
+
+`Sheet` is one open file; `Writer` is a process's succession of them. `Run.log` packs rows itself through `Sheet.shapes`
+(that is the fast path); everything else goes through `Writer.append` and `Writer.row`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import shutil
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import notices
+from .format import HEAD, MAGIC, SUFFIX, Kind, Layout, Shape, covered, frame, pack, seed_of
+
+if sys.platform != "win32":
+    import fcntl
+
+MAX_SHAPES = 16_384
+RETRY_SECONDS = 1.0
+_I32 = range(-(1 << 31), 1 << 31)
+
+# Paths of the .alive locks this process holds. A reader in the same process must not open them: closing any
+# descriptor of a file drops all POSIX locks the process has on it.
+held: set[str] = set()
+
+# Descriptors taken out of use. Another thread may be about to write to one, so it points to /dev/null for a while
+# before its number can be given to somebody else's file.
+_retired: deque[tuple[float, int]] = deque()
+
+
+def try_lock(fd: int, *, shared: bool = False) -> bool:
+    """Take a POSIX lock without waiting; tell whether it was to be had."""
+    if sys.platform == "win32":
+        return True  # no POSIX locks there; liveness is judged by growth alone
+    try:
+        fcntl.lockf(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _retire(fd: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(null, fd, inheritable=False)
+    os.close(null)
+    _retired.append((time.monotonic() + 2.0, fd))
+    while _retired and _retired[0][0] < time.monotonic():
+        os.close(_retired.popleft()[1])
+
+
+def _copy_unlinked(fd: int, path: Path) -> bool:
+    """Write a deleted file's bytes back to its path, through the descriptor that still holds it (Linux)."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(f"/proc/self/fd/{fd}", "rb") as source, open(path, "xb") as target:  # noqa: PTH123 - not a real path
+            shutil.copyfileobj(source, target, 1 << 20)
+    except OSError:
+        return False
+    return True
+
+
+class Packer:
+    """A shape ready to write: `head + crc32(body, crc) + body` is a frame, `body = pack(id, time, step, *values)`."""
+
+    __slots__ = ("crc", "head", "id", "pack", "shape")
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        layout = struct.Struct(shape.codes)
+        self.shape = shape
+        self.id = shape.id
+        self.pack: Callable[..., bytes] = layout.pack
+        self.head = HEAD.pack(MAGIC, Kind.ROW, shape.layout, layout.size, 0)[:8]
+        self.crc = covered(Kind.ROW, layout.size, seed, shape.layout)
+
+
+class WriteFailed(Exception):
+    """A write that did not happen, or only in part: the sheet is finished."""
+
+
+class Sheet:
+    """One open journal file. `shapes` maps (*keys, *types of values) to the packer of a row with a 32-bit step."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        self.id: str = header["journal"]
+        self.seed = seed_of(self.id)
+        self.shapes: dict[tuple[Any, ...], Packer] = {}
+        self._others: dict[tuple[Any, ...], Packer] = {}
+        self._ids = itertools.count()
+        self.alive = -1
+        self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock_alive()
+            self.write(frame(Kind.HEADER, pack(dict(header)), 0))
+        except (OSError, WriteFailed):
+            self.discard()
+            raise
+
+    def _lock_alive(self) -> None:
+        name = f"{self.path}.alive"
+        self.alive = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held.add(name)
+        try_lock(self.alive)  # a filesystem without locks leaves liveness to growth; that is no reason to stop
+
+    def write(self, data: bytes) -> None:
+        """Hand `data` to the kernel in one call, or raise WriteFailed."""
+        try:
+            done = os.write(self.fd, data)
+        except OSError as error:
+            raise WriteFailed(str(error)) from error
+        if done != len(data):
+            raise WriteFailed(f"only {done} of {len(data)} bytes were written (disk full?)")
+
+    def packer(self, keys: Sequence[str], types: str, layout: int, origin: str) -> tuple[Packer, bytes]:
+        """Return the packer for a shape, and the shape frame to send along when it is new."""
+        key = (layout, origin, types, *keys)
+        found = self._others.get(key)
+        if found:
+            return found, b""
+        if len(self._others) >= MAX_SHAPES:  # bounded memory: an old shape is simply declared again
+            self._others.clear()
+            self.shapes.clear()
+        shape = Shape(next(self._ids), int(layout), types, tuple(keys), origin)
+        return Packer(shape, self.seed), frame(Kind.SHAPE, shape.body(), self.seed)
+
+    def publish(self, packer: Packer, signature: tuple[Any, ...] | None) -> None:
+        """Make a shape known, once its frame is on its way: from now on rows may use it."""
+        shape = packer.shape
+        key = (shape.layout, shape.origin, shape.types, *shape.keys)
+        self._others[key] = packer
+        if signature is not None:
+            self.shapes[signature] = packer
+
+    def sync(self) -> None:
+        os.fdatasync(self.fd) if hasattr(os, "fdatasync") else os.fsync(self.fd)
+
+    def release(self) -> None:
+        """Let go of the lock: from now on readers may judge this journal as ended."""
+        if self.alive >= 0:
+            os.close(self.alive)
+            self.alive = -1
+        held.discard(f"{self.path}.alive")
+
+    def close(self, *, ended: bool) -> None:
+        """Stop writing; with `ended`, the END frame says all and the lock file goes."""
+        if ended:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.path}.alive")  # noqa: PTH108 - the directory may be gone
+        self.release()
+        _retire(self.fd)
+
+    def discard(self) -> None:
+        """Undo a sheet whose header could not be written, leaving no empty file behind."""
+        self.release()
+        os.close(self.fd)
+        for name in (self.path, Path(f"{self.path}.alive")):
+            with contextlib.suppress(OSError):
+                name.unlink()
+
+    def abandon_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child; the parent's lock is not touched by this."""
+        for fd in (self.fd, self.alive):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.alive = self.fd = -1
+
+
+class Writer:
+    """Write one process's journals: one after the other, each opened because the one before could not go on."""
+
+    def __init__(self, directory: Path, header: Mapping[str, Any], *, durability: str = "process") -> None:
+        self.directory = directory
+        self.header = dict(header)
+        self.sync_each = durability == "power"
+        self.dropped = 0
+        self.closed = False
+        self._lock = threading.RLock()  # re-entrant: a signal handler may log while this thread opens a sheet
+        self._retry_at = 0.0
+        self._synced: tuple[str, int] = ("", 0)
+        self._last: str | None = None
+        self.sheet: Sheet | None = self._open()
+
+    # The steps below are ordered as a journal lives: open, write, fail over, sync, close.
+
+    def _open(self) -> Sheet:
+        journal_id = secrets.token_hex(8)
+        header = {
+            **self.header,
+            "journal": journal_id,
+            "started": time.time_ns(),
+            "mono": time.monotonic_ns(),
+            "follows": self._last,
+            "dropped": self.dropped,
+        }
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sheet = Sheet(self.directory / f"{header['rank']}-{journal_id}{SUFFIX}", header)
+        self._last = sheet.id
+        return sheet
+
+    def append(self, *frames: tuple[Kind, Any]) -> bool:
+        """Write msgpack frames in one call; False when they had to be dropped."""
+        bodies = [(kind, pack(value)) for kind, value in frames]
+        return self._attempt(lambda sheet: sheet.write(b"".join(frame(kind, body, sheet.seed) for kind, body in bodies)))
+
+    def row(
+        self,
+        values: Mapping[str, Any],
+        types: str,
+        *,
+        time_ns: int,
+        step: int | None,
+        layout: int = 0,
+        call: tuple[int, ...] = (),
+        origin: str = "",
+        signature: tuple[Any, ...] | None = None,
+        beside: Iterable[tuple[Kind, Any]] = (),
+    ) -> bool:
+        """Write one row, its shape when that is new, and the frames `beside` it, all in one write(2)."""
+        bodies = [(kind, pack(value)) for kind, value in beside]
+        head: tuple[int, ...] = () if step is None else (step,)
+        layout |= Layout.STEP_NONE if step is None else 0 if step in _I32 else Layout.STEP_WIDE
+
+        def write(sheet: Sheet) -> None:
+            packer, declaration = sheet.packer(tuple(values), types, layout, origin)
+            body = packer.pack(packer.id, time_ns, *head, *call, *values.values())
+            parts = [declaration, frame(Kind.ROW, body, sheet.seed, packer.shape.layout)]
+            parts += [frame(kind, extra, sheet.seed) for kind, extra in bodies]
+            sheet.write(b"".join(parts))
+            if declaration or signature:
+                sheet.publish(packer, None if layout else signature)
+
+        return self._attempt(write)
+
+    def _attempt(self, write: Callable[[Sheet], None]) -> bool:
+        """Run `write` on the open sheet, then once more on a fresh one; else count the call as dropped."""
+        for _ in range(2):
+            sheet = self.sheet or self._reopen()
+            if sheet is None:
+                break
+            try:
+                write(sheet)
+                if self.sync_each:
+                    sheet.sync()
+            except (WriteFailed, OSError) as error:
+                self.fail(sheet, error)
+            else:
+                return True
+        with self._lock:
+            self.dropped += 1
+        return False
+
+    def fail(self, sheet: Sheet, error: BaseException) -> None:
+        """Give up a sheet after a failed write; the next write opens its successor."""
+        with self._lock:
+            if self.sheet is not sheet:
+                return  # another thread, or a signal handler, was here first
+            self.sheet = None
+            sheet.close(ended=False)
+            if not self.closed:
+                notices.once(
+                    f"journal:{self.directory}",
+                    f"fanfold could not write to {sheet.path}: {error}. Training goes on; a new journal is opened as soon as "
+                    "it can be, and what is logged until then is dropped and counted. Free space or restore the directory.",
+                )
+
+    def _reopen(self) -> Sheet | None:
+        with self._lock:
+            if self.sheet is not None or self.closed:
+                return self.sheet
+            if time.monotonic() < self._retry_at:
+                return None
+            try:
+                self.sheet = self._open()
+            except (OSError, WriteFailed):
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+            return self.sheet
+
+    def sync(self) -> None:
+        """Ask the disk to keep what was written since the last time. Never called on the training thread by default."""
+        sheet = self.sheet
+        if sheet is None:
+            return
+        try:
+            size = os.fstat(sheet.fd).st_size
+            if (sheet.id, size) != self._synced:
+                sheet.sync()
+                self._synced = (sheet.id, size)
+        except OSError as error:
+            self.fail(sheet, error)
+
+    def rescue(self) -> None:
+        """Notice that the open file was deleted from under us; bring it back where the system allows, and start a new one."""
+        sheet = self.sheet
+        if sheet is None or os.fstat(sheet.fd).st_nlink:
+            return
+        with self._lock:
+            if self.sheet is not sheet:
+                return
+            self.sheet = None
+            brought_back = _copy_unlinked(sheet.fd, sheet.path)
+            sheet.close(ended=False)
+        notices.once(
+            f"removed:{self.directory}",
+            f"{sheet.path} was deleted while the run goes on. "
+            + ("It was brought back" if brought_back else "What it held is lost")
+            + ", and logging continues in a new journal beside it. Finish or kill the run before deleting its directory.",
+        )
+
+    def close(self, end: Mapping[str, Any] | None) -> None:
+        """Write the last word (if any), and let go."""
+        if end is not None:
+            self.append((Kind.END, {**end, "dropped": self.dropped}))
+        with self._lock:
+            self.closed = True
+            sheet, self.sheet = self.sheet, None
+            if sheet is not None:
+                with contextlib.suppress(OSError):
+                    sheet.sync()
+                sheet.close(ended=end is not None)
+
+    def after_fork_in_child(self, header: Mapping[str, Any]) -> None:
+        """Start over in a forked child: the parent's file stays the parent's, ours opens on first use."""
+        self._lock = threading.RLock()
+        sheet, self.sheet = self.sheet, None
+        self.header.update(header)
+        self._last = None
+        self.dropped = 0
+        self._retry_at = 0.0
+        if sheet is not None:
+            sheet.abandon_in_child()

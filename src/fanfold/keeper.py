@@ -1,0 +1,41 @@
+"""The thread that looks after a run's journal: fdatasync each second, a heartbeat each ten, files that were deleted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from .errors import guard
+
+SYNC_SECONDS = 1.0
+BEAT_SECONDS = 10.0
+
+
+class Keeper:
+    """Run chores every second on a daemon thread, until stopped."""
+
+    def __init__(self, chores: list[Callable[[], object]], beat: Callable[[], None]) -> None:
+        self.chores = chores
+        self._beat = beat
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="fanfold-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _loop(self) -> None:
+        beaten = time.monotonic()
+        while not self._stop.wait(SYNC_SECONDS):
+            for chore in list(self.chores):
+                with guard("look after the journal"):
+                    chore()
+            if time.monotonic() - beaten >= BEAT_SECONDS:
+                beaten = time.monotonic()
+                with guard("write a heartbeat"):
+                    self._beat()
+
+    def stop(self, timeout: float = 1.0) -> None:
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)

@@ -1,0 +1,190 @@
+"""How a process ends, told to its open runs: exceptions, exit codes, signals, forks. Installed at the first init only.
+
+Exit codes do not change: a signal handler stands only where the default stood, writes one frame, puts the default back
+and raises the signal again. Everything is put back when the last run has finished.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+from .errors import after_fork_in_child, guard
+
+# SIGTERM and the signals schedulers send before it mean "make room"; a closed terminal means the job was cut off.
+SIGNALS = {
+    "SIGTERM": "preempted",
+    "SIGUSR1": "preempted",
+    "SIGUSR2": "preempted",
+    "SIGXCPU": "preempted",
+    "SIGHUP": "killed",
+}
+STUCK_SECONDS = 2.0
+
+
+class Ending(Protocol):
+    """What a run lets this module do to it."""
+
+    def end_by_signal(self, status: str, name: str) -> None: ...
+    def end_at_exit(self, status: str, error: str | None, exit_code: int) -> None: ...
+    def after_fork_in_child(self) -> None: ...
+
+
+_open: dict[int, Ending] = {}
+_installed = False
+_previous: dict[int, Any] = {}
+_exit_code = 0
+_real_exit: Callable[..., Any] | None = None
+_wakeup: tuple[int, int] | None = None
+
+
+def enter(run: Ending) -> None:
+    """Watch over a run until `leave`."""
+    _open[id(run)] = run
+    _install_once()
+    if threading.current_thread() is threading.main_thread():
+        _install_signals()
+
+
+def leave(run: Ending) -> None:
+    """Stop watching a run; after the last one, everything is as it was before."""
+    _open.pop(id(run), None)
+    if not _open:
+        _restore()
+
+
+def _install_once() -> None:
+    global _installed  # noqa: PLW0603 - process-wide hooks are process-wide state
+    if not _installed:
+        _installed = True
+        atexit.register(_at_exit)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_after_fork)
+    _wrap_exit()
+
+
+def _wrap_exit() -> None:
+    """Remember the code given to sys.exit: at exit nothing else tells a failure from a success."""
+    global _real_exit  # noqa: PLW0603 - see _install_once
+    if _real_exit is None:
+        _real_exit = real = sys.exit
+
+        def exit(status: Any = None, /) -> Any:
+            global _exit_code  # noqa: PLW0603 - see _install_once
+            _exit_code = status if isinstance(status, int) else 0 if status is None else 1
+            real(status)
+
+        exit._fanfold = True  # type: ignore[attr-defined]  # noqa: SLF001 - a mark on our own function
+        sys.exit = exit
+
+
+def _install_signals() -> None:
+    for name in SIGNALS:
+        number = getattr(signal, name, None)
+        if number is not None and number not in _previous and signal.getsignal(number) is signal.SIG_DFL:
+            _previous[number] = signal.signal(number, _on_signal)
+    if _previous:
+        _watch_for_stuck_main_thread()
+
+
+def _on_signal(number: int, _frame: FrameType | None) -> None:
+    name = signal.Signals(number).name
+    for run in list(_open.values()):
+        with guard("record a signal"):
+            run.end_by_signal(SIGNALS[name], name)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _watch_for_stuck_main_thread() -> None:
+    """Let a signal kill a process whose main thread is inside C code, as it would without us.
+
+    Python runs handlers between bytecodes of the main thread, so a hung collective would swallow SIGTERM. The C-level
+    handler writes to the wakeup descriptor at once; if we are still here after a while, this thread ends the process.
+    """
+    global _wakeup  # noqa: PLW0603 - see _install_once
+    if _wakeup is not None or sys.platform == "win32":
+        return
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    if before != -1:  # somebody (asyncio) uses it already: leave it to them
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+        return
+    _wakeup = (read, write)
+    threading.Thread(target=_await_signal, args=(read,), name="fanfold-signals", daemon=True).start()
+
+
+def _await_signal(read: int) -> None:
+    with contextlib.suppress(OSError):
+        while got := os.read(read, 1):
+            number = got[0]
+            if number not in _previous:
+                continue
+            time.sleep(STUCK_SECONDS)
+            if signal.getsignal(number) is not _on_signal:
+                continue  # the user took the signal over
+            for run in list(_open.values()):
+                run.end_by_signal(SIGNALS[signal.Signals(number).name], signal.Signals(number).name)
+            ctypes.CDLL(None).signal(number, 0)  # signal.signal() is for the main thread alone
+            os.kill(os.getpid(), number)
+
+
+def _restore() -> None:
+    global _real_exit, _wakeup  # noqa: PLW0603 - see _install_once
+    if _real_exit is not None and getattr(sys.exit, "_fanfold", False):
+        sys.exit = _real_exit
+        _real_exit = None
+    if threading.current_thread() is not threading.main_thread():
+        return  # handlers can be put back from the main thread only; ours do nothing but re-raise without open runs
+    for number, before in list(_previous.items()):
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, before)
+        _previous.pop(number)
+    if _wakeup is not None:
+        _, write = _wakeup
+        current = signal.set_wakeup_fd(-1)
+        if current not in (-1, write):
+            signal.set_wakeup_fd(current)
+        os.close(write)  # ends the thread
+        _wakeup = None
+
+
+def _at_exit() -> None:
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if isinstance(error, KeyboardInterrupt):
+        status, text = "killed", "KeyboardInterrupt"
+    elif error is not None:
+        status, text = "failed", "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    elif _exit_code:
+        status, text = "failed", f"the process left by sys.exit({_exit_code})"
+    else:
+        status, text = "finished", None
+    for run in list(_open.values()):
+        with guard("close a run at exit"):
+            run.end_at_exit(status, text, 1 if error is not None else _exit_code)
+
+
+def _after_fork() -> None:
+    global _wakeup  # noqa: PLW0603 - see _install_once
+    after_fork_in_child()
+    if _wakeup is not None:
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+        for fd in _wakeup:
+            os.close(fd)
+        _wakeup = None
+    for run in list(_open.values()):
+        run.after_fork_in_child()

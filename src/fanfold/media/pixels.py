@@ -1,0 +1,141 @@
+"""Arrays to pixels: which axis is what, which number is which brightness, and PNG without Pillow."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from fanfold.errors import notices
+from fanfold.media.base import refused
+
+if TYPE_CHECKING:
+    from fanfold.media.arrays import Array
+
+CHANNELS = (1, 3, 4)
+LAYOUTS = ("HW", "HWC", "CHW", "NHW", "NHWC", "NCHW")
+GAP = 2  # black pixels between the pictures of a batch
+
+
+def layout_of(shape: tuple[int, ...], layout: str | None, what: str) -> str:
+    """Name the axes of an array of `shape`, or refuse when they cannot be told."""
+    if 0 in shape:
+        raise refused(ValueError, f"{what} got an empty array of shape {shape}", "Give it at least one pixel")
+    found = _given(shape, layout, what) if layout is not None else _guessed(shape)
+    if found is None:
+        raise refused(
+            ValueError,
+            f"{what} cannot tell the layout of an array of shape {shape}",
+            f"Pass layout=, one of {', '.join(LAYOUTS)}",
+        )
+    return found
+
+
+def _given(shape: tuple[int, ...], layout: str, what: str) -> str:
+    if layout not in LAYOUTS:
+        raise refused(ValueError, f"{what} got layout={layout!r}", f"Use one of {', '.join(LAYOUTS)}")
+    if len(layout) != len(shape) or ("C" in layout and shape[layout.index("C")] not in CHANNELS):
+        raise refused(
+            ValueError,
+            f"{what} got shape {shape} with layout={layout!r}",
+            "Give one axis per letter, and 1, 3 or 4 channels",
+        )
+    return layout
+
+
+def _guessed(shape: tuple[int, ...]) -> str | None:
+    if len(shape) == 2:
+        return "HW"
+    if len(shape) not in (3, 4):
+        return None
+    first, last = shape[-3] in CHANNELS, shape[-1] in CHANNELS
+    if first == last:
+        return None
+    return "N" * (len(shape) - 3) + ("CHW" if first else "HWC")
+
+
+def arrange(array: Array, layout: str) -> Array:
+    """Move the axes to (…, height, width, channels)."""
+    import numpy as np
+
+    if "C" not in layout:
+        return array[..., None]
+    return np.moveaxis(array, layout.index("C"), -1)
+
+
+def grid(batch: Array) -> Array:
+    """Lay a batch of pictures out in a near-square grid."""
+    import numpy as np
+
+    count, height, width, channels = batch.shape
+    across = int(np.ceil(np.sqrt(count)))
+    down = -(-count // across)
+    sheet = np.zeros((down * (height + GAP) - GAP, across * (width + GAP) - GAP, channels), batch.dtype)
+    for index, picture in enumerate(batch):
+        top, left = index // across * (height + GAP), index % across * (width + GAP)
+        sheet[top : top + height, left : left + width] = picture
+    return sheet
+
+
+def to_uint8(array: Array) -> Array:
+    """Turn numbers into brightness.
+
+    uint8 stays. bool: 0 and 255. uint16: 0..65535 scaled down. Other integers: 0..255. Floats: 0..1 when no value is
+    above 1, else 0..255. What lies outside is clipped and NaN becomes 0, and that is said once.
+    """
+    import numpy as np
+
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == np.bool_:
+        lit: Array = np.where(array, np.uint8(255), np.uint8(0))
+        return lit
+    if array.dtype == np.uint16:
+        scaled: Array = (array.astype(np.uint32) + 128) // 257
+        return scaled.astype(np.uint8)
+    return _integers(array) if array.dtype.kind in "iu" else _floats(array)
+
+
+def _integers(array: Array) -> Array:
+    import numpy as np
+
+    _say_if_clipped(array.min() < 0 or array.max() > 255)
+    return np.clip(array, 0, 255).astype(np.uint8)
+
+
+def _floats(array: Array) -> Array:
+    import numpy as np
+
+    finite = np.isfinite(array)
+    low = float(array.min(where=finite, initial=np.inf))
+    top = float(array.max(where=finite, initial=-np.inf))
+    scale = 255 if top <= 1 else 1
+    _say_if_clipped(not finite.all() or low < 0 or top > 255)
+    values = np.clip(array, 0, 255 / scale).astype(np.float32) * np.float32(scale)
+    shown: Array = np.rint(np.nan_to_num(values, copy=False, nan=0))
+    return shown.astype(np.uint8)
+
+
+def _say_if_clipped(clipped: Any) -> None:
+    if clipped:
+        notices.once(
+            "image values out of range",
+            "An image has values outside 0..1 (floats) or 0..255, or NaN. They were clipped, so its colours may be "
+            "wrong; the numbers logged beside it are not touched. Scale it to 0..1 before fanfold.Image(...).",
+        )
+
+
+def write_png(pixels: Array) -> bytes:
+    """Write height x width x channels of uint8 as PNG, without any imaging library."""
+    import numpy as np
+
+    height, width, channels = pixels.shape
+    lines = np.zeros((height, 1 + width * channels), np.uint8)  # each line starts with filter type 0: none
+    lines[:, 1:] = pixels.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2, 4: 6}[channels], 0, 0, 0)
+    body = zlib.compress(lines.tobytes(), 1)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
+
+
+def _chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))

@@ -1,0 +1,58 @@
+"""Words: plain text and HTML pages, in the frame when short and in a blob when long."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fanfold.media import files
+from fanfold.media.base import Encoded, Media, broken, plain, refused, text_fact
+
+INLINE = 4096  # bytes of UTF-8 that stay in the frame
+
+
+class Text(Media):
+    """Text, of any length."""
+
+    kind: ClassVar[str] = "text"
+    ext: ClassVar[str] = "txt"
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise refused(TypeError, f"{type(self).__name__} got a {type(text).__name__}", "Pass a string")
+        self.text = plain(text)
+
+    def encode(self) -> Encoded:
+        data = self.text.encode()
+        if len(data) <= INLINE:
+            return Encoded(b"", self.ext, {"text": self.text})
+        return Encoded(data, self.ext, {"length": len(self.text)})
+
+    def restore(self, meta: Mapping[str, Any], data: bytes) -> None:
+        inline = text_fact(meta, "text")
+        try:
+            self.text = inline if inline is not None else bytes(data).decode()
+        except UnicodeDecodeError as error:
+            raise broken(self.kind, error) from error
+
+
+class Html(Text):
+    """An HTML page or fragment: a string, or a path to a file (a Path, or a string ending in .html)."""
+
+    kind: ClassVar[str] = "html"
+    ext: ClassVar[str] = "html"
+
+    def __init__(self, html: str | os.PathLike[str]) -> None:
+        if isinstance(html, os.PathLike) or (isinstance(html, str) and _is_path(html)):
+            html = files.read_path(html, "Html").decode("utf-8", "replace")
+        super().__init__(html)
+
+    @property
+    def html(self) -> str:
+        """The page."""
+        return self.text
+
+
+def _is_path(text: str) -> bool:
+    return len(text) < 4096 and text.endswith((".html", ".htm")) and not any(sign in text for sign in "<\n")

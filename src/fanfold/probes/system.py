@@ -1,0 +1,517 @@
+"""Watch the node a run trains on, so that a slow or dying run shows its cause beside its loss.
+
+One small reader per source, one daemon thread per node; a reader that fails takes nothing else with it.
+`python -m fanfold.probes.system` prints one sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fanfold import errors
+
+Reader = Callable[[], dict[str, float]]
+Gpu = dict[str, Reader]
+
+GB, MB, MIB = 1e9, 1e6, 2**20
+FIRST_SAMPLE = 1.0  # seconds; a run shorter than the interval has a sample too
+SHORTEST_WINDOW = 0.1  # seconds; below it the kernel's 10 ms ticks would decide the rate
+
+
+class SystemProbe:
+    """Sample the node each `interval` seconds and hand the values to `write`, from a thread of its own.
+
+    `gpus` keeps only these GPUs, by the index this process knows them under; `readers` replaces the sources.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[dict[str, float]], None],
+        *,
+        interval: float = 10.0,
+        disk_path: str = ".",
+        gpus: Sequence[int] | None = None,
+        readers: Sequence[Reader] | None = None,
+    ) -> None:
+        self._write = write
+        self._interval = max(interval, SHORTEST_WINDOW)
+        self._readers = default_readers(disk_path, gpus) if readers is None else readers
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs already."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._stopping = threading.Event()
+        thread = threading.Thread(target=self._run, args=(self._stopping,), name="fanfold-system", daemon=True)
+        with errors.guard("start the system probe"):
+            self._thread = thread
+            thread.start()
+
+    def sample(self) -> dict[str, float]:
+        """Read every source once; rates cover the time since the sample before, so the first has none."""
+        values: dict[str, float] = {}
+        for reader in self._readers:
+            with errors.guard(f"read system metrics ({reader_name(reader)})"):
+                values.update(reader())
+        return values
+
+    def stop(self, timeout: float = 1.0) -> None:
+        """Take a last sample and end the thread; when a query hangs, leave it behind after `timeout` seconds."""
+        thread = self._thread
+        # A forked child has no such thread and must not touch the event: its lock may have been held at the fork.
+        if thread is None or not thread.is_alive():
+            return
+        self._stopping.set()
+        if thread is threading.current_thread():
+            return
+        thread.join(timeout)
+        self._thread = None
+        if thread.is_alive():
+            errors.notices.once(
+                "system probe hangs",
+                f"A system metric's query did not return within {timeout:g} s at the end of the run. "
+                "The run ends without its last system sample; nothing else is missing. "
+                "Look at the GPU driver and the run's disk, or pass system=False to fanfold.init.",
+            )
+
+    def _run(self, stopping: threading.Event) -> None:
+        self.sample()  # not written: it opens the libraries and gives the first rates something to count from
+        pause = min(FIRST_SAMPLE, self._interval)
+        while not stopping.wait(pause):
+            self._emit()
+            pause = self._interval
+        self._emit()
+
+    def _emit(self) -> None:
+        values = self.sample()
+        left_behind = self._thread is not threading.current_thread()  # the run may have ended while a query hung
+        if values and not left_behind:
+            with errors.guard("write system metrics"):
+                self._write(values)
+
+
+def default_readers(disk_path: str, gpus: Sequence[int] | None) -> list[Reader]:
+    """List the sources of a sample."""
+    rates, cgroup = Rates(), Cgroup()
+    return [
+        functools.partial(cpu, rates, cgroup),
+        functools.partial(process, rates),
+        functools.partial(memory, cgroup),
+        swap,
+        functools.partial(disk_space, disk_path),
+        functools.partial(disk_traffic, rates),
+        functools.partial(network, rates),
+        Gpus(gpus),
+    ]
+
+
+def reader_name(reader: Reader) -> str:
+    """Name a reader in a warning."""
+    plain = reader.func if isinstance(reader, functools.partial) else reader
+    return str(getattr(plain, "__name__", type(plain).__name__))
+
+
+class Rates:
+    """Turn counters that only grow into amounts per second since the sample before."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[float, float, float | None]] = {}
+
+    def __call__(self, counters: Mapping[str, float]) -> dict[str, float]:
+        """Return the rate of each counter that has one."""
+        now = self._clock()
+        rates = {name: self._rate(name, count, now) for name, count in counters.items()}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+    def _rate(self, name: str, count: float, now: float) -> float | None:
+        then, before, rate = self._last.get(name, (-math.inf, math.inf, None))
+        if now - then < SHORTEST_WINDOW:
+            return rate
+        rate = (count - before) / (now - then) if count >= before else None  # it wrapped, or restarted
+        self._last[name] = (now, count, rate)
+        return rate
+
+
+class Cgroup:
+    """Find the limits of this process's own container or job, in cgroup v2 and v1 files."""
+
+    def __init__(self, *, table: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> None:
+        self._table = table
+        self._mount = mount
+
+    def memory(self) -> tuple[float, float]:
+        """Return bytes used, without the file cache the kernel can drop, and the tightest limit (or infinity)."""
+        limit, folder = self._tightest("memory", memory_limit)
+        used = read(folder / "memory.current") or read(folder / "memory.usage_in_bytes")
+        if not used:
+            return 0.0, math.inf
+        stat = read_table(folder / "memory.stat")
+        cache = stat.get("total_inactive_file", stat.get("inactive_file", 0.0))
+        return max(float(used) - cache, 0.0), limit
+
+    def cpu(self) -> tuple[float, float]:
+        """Return CPU seconds used so far and the tightest quota in cores (or infinity)."""
+        cores, folder = self._tightest("cpu", cpu_limit)
+        microseconds = read_table(folder / "cpu.stat").get("usage_usec")
+        if microseconds is not None:
+            return microseconds / 1e6, cores
+        beside = self._mount.joinpath("cpuacct", *folder.relative_to(self._mount).parts[1:])
+        nanoseconds = read(folder / "cpuacct.usage") or read(beside / "cpuacct.usage")
+        return (float(nanoseconds) / 1e9, cores) if nanoseconds else (0.0, math.inf)
+
+    def _tightest(self, controller: str, limit_of: Callable[[Path], float]) -> tuple[float, Path]:
+        """Return the lowest limit on the way up and the folder that sets it: an outer limit binds as well."""
+        limit, where = math.inf, self._mount
+        for folder in self.folders(controller):
+            if (here := limit_of(folder)) < limit:
+                limit, where = here, folder
+        return limit, where
+
+    def folders(self, controller: str) -> list[Path]:
+        """List the folders this process is in for `controller`, innermost first; not each of them has to exist."""
+        found: list[Path] = []
+        for line in read(self._table).splitlines():
+            _, names, path = line.split(":", 2)
+            if names and controller not in names.split(","):
+                continue
+            root = self._root(names, controller)
+            # Inside a container the path can be the node's view ("/../x"); then only the mounted root is ours.
+            parts = [] if ".." in path.split("/") else path.strip("/").split("/")
+            found += [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+        return found
+
+    def _root(self, names: str, controller: str) -> Path:
+        if not names:
+            return self._mount / "unified" if (self._mount / "unified").is_dir() else self._mount
+        return self._mount / controller if (self._mount / controller).is_dir() else self._mount / names
+
+
+def memory_limit(folder: Path) -> float:
+    """Read a cgroup's memory limit in bytes; no limit is infinity."""
+    text = read(folder / "memory.max") or read(folder / "memory.limit_in_bytes")
+    return float(text) if text.isdigit() else math.inf
+
+
+def cpu_limit(folder: Path) -> float:
+    """Read a cgroup's CPU quota in cores; no quota ("max", or -1) is infinity."""
+    words = read(folder / "cpu.max").split()
+    quota, period = words or (read(folder / "cpu.cfs_quota_us"), read(folder / "cpu.cfs_period_us"))
+    return float(quota) / float(period) if quota.isdigit() else math.inf
+
+
+def read(path: Path) -> str:
+    """Read a small file; one that is not there is empty."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def read_table(path: Path) -> dict[str, float]:
+    """Read a file of lines `name number`."""
+    pairs = (line.split() for line in read(path).splitlines())
+    return {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def percent(part: float, whole: float) -> float:
+    """Return `part` in percent of `whole`."""
+    return 100.0 * part / whole if whole else 0.0
+
+
+def cpu(rates: Rates, cgroup: Cgroup) -> dict[str, float]:
+    """Read CPU use: of the container's quota where it has one, else of the node."""
+    import psutil
+
+    source, cores = "node cpu", float(psutil.cpu_count() or 1)
+    used, quota = cgroup.cpu()
+    if quota < cores:
+        source, cores = "cgroup cpu", quota
+    else:
+        times = psutil.cpu_times()._asdict()
+        idle = ("idle", "iowait", "guest", "guest_nice")  # guest time is inside user time already
+        used = sum(seconds for kind, seconds in times.items() if kind not in idle)
+    rate = rates({source: used}).get(source)
+    return {} if rate is None else {"system/cpu": percent(rate, cores)}
+
+
+def process(rates: Rates) -> dict[str, float]:
+    """Read this process's own CPU, memory and threads; its children are not walked."""
+    import psutil
+
+    me = psutil.Process()
+    values = rates({"system/process/cpu": 100.0 * time.process_time()})
+    values["system/process/rss_gb"] = me.memory_info().rss / GB
+    values["system/process/threads"] = float(me.num_threads())
+    return values
+
+
+def memory(cgroup: Cgroup) -> dict[str, float]:
+    """Read memory use: of the container's limit where it has one, else of the node."""
+    import psutil
+
+    node = psutil.virtual_memory()
+    used, limit = cgroup.memory()
+    if limit >= node.total:
+        used, limit = node.total - node.available, node.total
+    return {"system/memory": percent(used, limit), "system/memory_gb": used / GB}
+
+
+def swap() -> dict[str, float]:
+    """Read the node's swap, if it has any."""
+    import psutil
+
+    node = psutil.swap_memory()
+    return {"system/swap_gb": node.used / GB} if node.total else {}
+
+
+def disk_space(path: str) -> dict[str, float]:
+    """Read how full the disk of `path` is, as `df` counts it."""
+    import psutil
+
+    disk = psutil.disk_usage(path)
+    return {"system/disk": percent(disk.used, disk.used + disk.free), "system/disk_free_gb": disk.free / GB}
+
+
+def disk_traffic(rates: Rates) -> dict[str, float]:
+    """Read what the node's disks move."""
+    import psutil
+
+    try:
+        each = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
+        disks = {name: each[name] for name in hardware(tuple(each), "/sys/block")}
+        if each and not disks:
+            disks = {"all": psutil.disk_io_counters(nowrap=False)}
+    except NotImplementedError:  # a sandbox without disk counters: normal, not a warning
+        return {}
+    read_bytes = {name: disk.read_bytes for name, disk in disks.items() if disk}
+    write_bytes = {name: disk.write_bytes for name, disk in disks.items() if disk}
+    return {
+        **traffic(rates, "system/disk/read_mb_s", read_bytes),
+        **traffic(rates, "system/disk/write_mb_s", write_bytes),
+    }
+
+
+def network(rates: Rates) -> dict[str, float]:
+    """Read what the node's network cards move, without the loopback."""
+    import psutil
+
+    cards = psutil.net_io_counters(pernic=True, nowrap=False) or {}
+    outward = tuple(name for name in cards if name not in {"lo", "lo0"})
+    chosen = hardware(outward, "/sys/class/net") or outward
+    return {
+        **traffic(rates, "system/net/recv_mb_s", {name: cards[name].bytes_recv for name in chosen}),
+        **traffic(rates, "system/net/sent_mb_s", {name: cards[name].bytes_sent for name in chosen}),
+    }
+
+
+@functools.lru_cache(maxsize=16)
+def hardware(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
+    """Keep real devices: bridges, LVM and RAID count the same bytes a second time."""
+    return tuple(name for name in names if Path(folder, name, "device").exists())
+
+
+def traffic(rates: Rates, key: str, counters: Mapping[str, float]) -> dict[str, float]:
+    """Add the rates of all devices; one that has just appeared counts from its second sample on."""
+    found = rates({f"{key} {name}": count for name, count in counters.items()})
+    return {key: sum(found.values()) / MB} if found else {}
+
+
+class Gpus:
+    """Read each GPU this process sees; the vendor's library is opened at the first sample, in the probe's thread."""
+
+    def __init__(self, wanted: Sequence[int] | None = None) -> None:
+        self._wanted = wanted
+        self._gpus: dict[int, Gpu] | None = None
+
+    def __call__(self) -> dict[str, float]:
+        if self._gpus is None:
+            self._gpus = {}  # an opening that fails is said once and not tried each time
+            self._gpus = open_nvidia() or open_amd()
+        values: dict[str, float] = {}
+        for index, gpu in self._gpus.items():
+            if self._wanted is None or index in self._wanted:
+                values.update({f"system/gpu/{index}/{name}": value for name, value in read_gpu(gpu).items()})
+        return values
+
+
+def read_gpu(gpu: Gpu) -> dict[str, float]:
+    """Read what one GPU answers; a query that fails drops only its own metric."""
+    values: dict[str, float] = {}
+    for name, query in gpu.items():
+        with errors.guard(f"read a GPU's {name}"):
+            values.update(query())
+    return values
+
+
+def gpu_memory(used: float, total: float) -> dict[str, float]:
+    """Name a GPU's memory use."""
+    return {"memory": percent(used, total), "memory_gb": used / GB}
+
+
+def visible(setting: str | None, ids: Sequence[str]) -> list[int | str]:
+    """Resolve CUDA_VISIBLE_DEVICES: positions in `ids`, and MIG ids as they are, in the process's own order."""
+    if setting is None:
+        return list(range(len(ids)))
+    chosen: list[int | str] = []
+    for word in setting.split(","):
+        device = find_device(word.strip(), ids)
+        if device is None:  # CUDA ignores everything from the first entry it does not know
+            break
+        chosen.append(device)
+    return chosen if len(set(chosen)) == len(chosen) else []  # CUDA shows no device at all for a repeated one
+
+
+def find_device(word: str, ids: Sequence[str]) -> int | str | None:
+    """Find one entry of CUDA_VISIBLE_DEVICES: an index, an id or its unique beginning, or a MIG id."""
+    if word.isdigit():
+        return int(word) if int(word) < len(ids) else None
+    if word.startswith("MIG-"):
+        return word
+    matches = [place for place, id in enumerate(ids) if word and id.lower().startswith(word.lower())]
+    return matches[0] if len(matches) == 1 else None
+
+
+def open_nvidia() -> dict[int, Gpu]:
+    """Open NVML and the GPUs this process sees; without a driver there are none, which is normal."""
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting == "" or not nvidia_driver():
+        return {}
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    try:
+        # Never closed: NVML counts its users, and closing may wait for the driver while the run wants to end.
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return {}
+    ids = [nvidia_id(pynvml, place) for place in range(pynvml.nvmlDeviceGetCount())]
+    gpus: dict[int, Gpu] = {}
+    for index, device in enumerate(visible(setting, ids)):
+        with errors.guard("open a GPU"):
+            gpus[index] = nvidia_queries(pynvml, nvidia_handle(pynvml, device))
+    return gpus
+
+
+def nvidia_driver() -> bool:
+    """Tell whether NVML can be loaded: a node without a GPU is spared the import of pynvml."""
+    if not sys.platform.startswith("linux"):
+        return True
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def nvidia_id(nvml: Any, place: int) -> str:
+    """Read a GPU's id; one that has fallen off the bus has none, and keeps its place."""
+    try:
+        return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(place)))
+    except nvml.NVMLError:
+        return ""
+
+
+def nvidia_handle(nvml: Any, device: int | str) -> Any:
+    """Open a GPU by its place, or a MIG slice by its id."""
+    if isinstance(device, int):
+        return nvml.nvmlDeviceGetHandleByIndex(device)
+    return nvml.nvmlDeviceGetHandleByUUID(device)
+
+
+def nvidia_queries(nvml: Any, gpu: Any) -> Gpu:
+    """List the questions NVML is asked about one GPU."""
+
+    def memory() -> dict[str, float]:
+        info = nvml.nvmlDeviceGetMemoryInfo(gpu)
+        return gpu_memory(info.used, info.total)
+
+    return {
+        "util": lambda: {"util": float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)},
+        "memory": memory,
+        "power_w": lambda: {"power_w": nvml.nvmlDeviceGetPowerUsage(gpu) / 1000.0},
+        "temp_c": lambda: {"temp_c": float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))},
+        "sm_mhz": lambda: {"sm_mhz": float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))},
+    }
+
+
+def open_amd() -> dict[int, Gpu]:
+    """Open AMD SMI and the GPUs this process sees; without the library or the driver there are none."""
+    try:
+        import amdsmi
+    except (ImportError, OSError, KeyError):  # the package is there but ROCm's library is not
+        return {}
+    try:
+        amdsmi.amdsmi_init()
+    except amdsmi.AmdSmiException:
+        return {}
+    handles = amdsmi.amdsmi_get_processor_handles()
+    # ROCr hides devices first; HIP then counts among those that are left.
+    for setting in (
+        os.environ.get("ROCR_VISIBLE_DEVICES"),
+        os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")),
+    ):
+        ids = [amd_id(amdsmi, gpu) for gpu in handles]
+        handles = [handles[place] for place in visible(setting, ids) if isinstance(place, int)]
+    return {index: amd_queries(amdsmi, gpu) for index, gpu in enumerate(handles)}
+
+
+def amd_id(smi: Any, gpu: Any) -> str:
+    """Read a GPU's id in the form ROCm's variables use."""
+    return "GPU-" + str(smi.amdsmi_get_gpu_asic_info(gpu)["asic_serial"]).removeprefix("0x")
+
+
+def amd_queries(smi: Any, gpu: Any) -> Gpu:
+    """List the questions AMD SMI is asked about one GPU."""
+
+    def memory() -> dict[str, float]:
+        info = smi.amdsmi_get_gpu_vram_usage(gpu)
+        return gpu_memory(info["vram_used"] * MIB, info["vram_total"] * MIB)
+
+    def power() -> dict[str, float]:
+        info = smi.amdsmi_get_power_info(gpu)
+        average = info["average_socket_power"]
+        return {"power_w": float(info["current_socket_power"] if average == "N/A" else average)}
+
+    def temperature() -> dict[str, float]:
+        kind, metric = smi.AmdSmiTemperatureType.JUNCTION, smi.AmdSmiTemperatureMetric.CURRENT
+        return {"temp_c": float(smi.amdsmi_get_temp_metric(gpu, kind, metric))}
+
+    def clock() -> dict[str, float]:
+        info = smi.amdsmi_get_clock_info(gpu, smi.AmdSmiClkType.GFX)
+        return {"sm_mhz": float(info["clk"] if "clk" in info else info["cur_clk"])}
+
+    return {
+        "util": lambda: {"util": float(smi.amdsmi_get_gpu_activity(gpu)["gfx_activity"])},
+        "memory": memory,
+        "power_w": power,
+        "temp_c": temperature,
+        "sm_mhz": clock,
+    }
+
+
+def main() -> None:
+    """Print one sample as JSON, its rates over one second."""
+    import json
+
+    probe = SystemProbe(lambda _: None)
+    probe.sample()
+    time.sleep(1.0)
+    print(json.dumps(probe.sample(), indent=2))
+
+
+if __name__ == "__main__":
+    main()

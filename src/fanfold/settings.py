@@ -1,0 +1,154 @@
+"""Every FANFOLD_* variable: one table, and one resolver (argument, environment, settings file, default).
+
+The settings file is `settings.toml` in the runs' directory. Nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import SettingError
+
+DIRECTORY_NAME = ".fanfold"
+FILE_NAME = "settings.toml"
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off", ""})
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError("expected one of 1, true, yes, on, 0, false, no, off")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError("expected one of " + ", ".join(words))
+        return text
+
+    return parse
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: how a setting is spelled, read and explained."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    meaning: str
+
+    @property
+    def variable(self) -> str:
+        return f"FANFOLD_{self.name.upper()}"
+
+
+_ROWS = (
+    Setting("cache_dir", str, None, "Where derived data lives: catalogue and indexes. Safe to delete at any time."),
+    Setting("console", _boolean, False, "Keep what the process prints with the run."),
+    Setting("dir", str, None, "Where runs live. Default: .fanfold, found upward like git, created when missing."),
+    Setting("durability", _choice("process", "power"), "process", "What log() survives before it returns: "
+            "the death of the process, or also a power cut (one fdatasync a call)."),
+    Setting("group", str, None, "A name that several runs share, such as a sweep."),
+    Setting("mode", _choice("on", "disabled"), "on", "disabled: every call works and nothing is recorded."),
+    Setting("name", str, None, "The run's name. Default: two words and a number derived from its id."),
+    Setting("node", str, None, "This node's name. Default: the host name."),
+    Setting("notes", str, None, "A sentence about the run."),
+    Setting("project", str, "default", "The project a run belongs to."),
+    Setting("quiet", _boolean, False, "Print nothing at init and finish; warnings still go to the logger."),
+    Setting("rank", int, None, "This process's rank, where no launcher says it."),
+    Setting("resume", _choice("never", "allow", "must", "auto"), "allow",
+            "What to do when the run exists: refuse, continue, require it, or look for the last unfinished one."),
+    Setting("run_id", str, None, "The run's id; every process that has it joins the same run."),
+    Setting("spool", _choice("auto", "always", "never"), "auto", "Write journals to a node-local spool first: "
+            "on network filesystems, always, or never."),
+    Setting("spool_dir", str, None, "The node-local spool. Default: a folder of the user's in the system's temporary directory."),
+    Setting("strict", _boolean, False, "Raise instead of warning when a value cannot be logged."),
+    Setting("system", _boolean, True, "Record CPU, memory, disk, network and GPU figures every 10 s."),
+    Setting("tags", _names, (), "Comma-separated tags."),
+    Setting("world_size", int, None, "How many processes the run has, where no launcher says it."),
+)  # fmt: skip
+TABLE: Mapping[str, Setting] = {row.name: row for row in _ROWS}
+
+
+def resolve(name: str, argument: Any = None, *, file: Mapping[str, Any] | None = None) -> Any:
+    """Return a setting: the argument if given, else the environment, else the settings file, else the default."""
+    setting = TABLE[name]
+    if argument is not None:
+        return _checked(setting, argument, f"init({name}=…)")
+    text = os.environ.get(setting.variable)
+    if text is not None:
+        return _parsed(setting, text, setting.variable)
+    if file and name in file:
+        return _checked(setting, file[name], f"{FILE_NAME}: {name}")
+    return setting.default
+
+
+def _parsed(setting: Setting, text: str, origin: str) -> Any:
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        raise SettingError(
+            f"{origin} is {text!r}, which cannot be understood: {error}. The run was not started. {setting.meaning}"
+        ) from error
+
+
+def _checked(setting: Setting, value: Any, origin: str) -> Any:
+    """Let a value that is no text pass; text goes through the same parser as the environment."""
+    return _parsed(setting, value, origin) if isinstance(value, str) else value
+
+
+def read_file(directory: Path) -> dict[str, Any]:
+    """Read `settings.toml` in `directory`; an unknown name is an error that lists the known ones."""
+    path = directory / FILE_NAME
+    if not path.is_file():
+        return {}
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path} is not valid TOML: {error}. The run was not started. Mend or remove the file.") from error
+    unknown = sorted(set(found) - set(TABLE))
+    if unknown:
+        raise SettingError(
+            f"{path} has unknown settings: {', '.join(unknown)}. The run was not started. Known: {', '.join(TABLE)}."
+        )
+    return found
+
+
+def find_directory(argument: str | os.PathLike[str] | None = None) -> Path:
+    """Find where runs live: the argument, FANFOLD_DIR, else the nearest .fanfold upward, else ./.fanfold."""
+    given = argument if argument is not None else os.environ.get(TABLE["dir"].variable)
+    if given:
+        return Path(given).expanduser().absolute()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        candidate = folder / DIRECTORY_NAME
+        if candidate.is_dir():
+            return candidate
+    return here / DIRECTORY_NAME
+
+
+def cache_directory() -> Path:
+    """Return the user's cache folder for derived data."""
+    given = resolve("cache_dir")
+    if given:
+        return Path(given).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fanfold"

@@ -1,0 +1,107 @@
+"""Attempts: the lives of a run. Which journals belong to which, in what order, and how each ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..journal import Journal, Kind
+from ..journal.liveness import status_of
+
+# What one rank's end makes of the whole attempt, worst first. `running` stands after the failures: a job with a dead
+# rank is not healthy, whatever the others still do.
+ORDER = ("failed", "killed", "lost", "preempted", "running", "finished")
+UNFINISHED = frozenset({"failed", "killed", "lost", "preempted"})
+
+
+@dataclass
+class Attempt:
+    """One life of a run: the journals its processes wrote."""
+
+    key: str
+    journals: list[Journal] = field(default_factory=list)
+
+    @property
+    def mains(self) -> list[Journal]:
+        return [journal for journal in self.journals if journal.header.get("role") == "main"]
+
+    @property
+    def started(self) -> int:
+        return min((int(journal.header.get("started", 0)) for journal in self.mains or self.journals), default=0)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Rank 0 numbered its attempt when it started; clocks only break ties."""
+        numbers = [int(j.header.get("ordinal") or 0) for j in self.mains if j.header.get("rank") == 0]
+        return (min(numbers) if numbers else 1 << 30, self.started)
+
+    def ends(self) -> list[dict[str, Any]]:
+        """Return how each rank's process ended, or what it looks like now."""
+        return [_end_of(chain) for chain in _chains(self.mains)]
+
+    def verdict(self) -> dict[str, Any]:
+        """Return the attempt's status, and the earliest end that explains it."""
+        ends = self.ends()
+        if not ends:
+            return {"status": "lost", "rank": None, "error": None}
+        status = next(word for word in ORDER if any(end["status"] == word for end in ends))
+        # A rank stopped because another failed is an effect: the first to fail is the cause.
+        return min((end for end in ends if end["status"] == status), key=lambda end: end["time"] or 1 << 62)
+
+
+def _chains(mains: Sequence[Journal]) -> list[list[Journal]]:
+    """Group journals that follow each other in one process: a full disk ends one and the next goes on."""
+    chains: dict[Any, list[Journal]] = {}
+    for journal in mains:
+        chains.setdefault(journal.header.get("process") or journal.id, []).append(journal)
+    return [sorted(chain, key=lambda journal: journal.header.get("started", 0)) for chain in chains.values()]
+
+
+def _end_of(chain: Sequence[Journal]) -> dict[str, Any]:
+    rank = chain[-1].header.get("rank")
+    for journal in reversed(chain):
+        for record in reversed(list(journal.records(Kind.END))):
+            end = record.data
+            status = end.get("status") if end.get("status") in ORDER else "finished"
+            return {"status": status, "rank": rank, "time": end.get("t"), "error": end.get("error"),
+                    "signal": end.get("signal"), "exit_code": end.get("exit_code")}  # fmt: skip
+    last = chain[-1]
+    return {
+        "status": status_of(last.path, last.header),
+        "rank": rank,
+        "time": None,
+        "error": None,
+        "signal": None,
+        "exit_code": None,
+    }
+
+
+def group(journals: Sequence[Journal]) -> list[Attempt]:
+    """Sort journals into attempts, oldest first."""
+    attempts: list[Attempt] = []
+    by_key: dict[str, list[Journal]] = {}
+    for journal in journals:
+        by_key.setdefault(str(journal.header.get("attempt")), []).append(journal)
+    for key, members in by_key.items():
+        attempts += _split(key, members)
+    return sorted(attempts, key=lambda attempt: attempt.order)
+
+
+def _split(key: str, members: Sequence[Journal]) -> list[Attempt]:
+    """Take apart restarts that no launcher told apart: each start of rank 0 opens an attempt, the rest join the nearest."""
+    starts = sorted(
+        {int(j.header.get("ordinal") or 1): int(j.header.get("started", 0)) for j in members
+         if j.header.get("rank") == 0 and j.header.get("role") == "main" and not j.header.get("follows")}.items()
+    )  # fmt: skip
+    if len(starts) <= 1:
+        return [Attempt(key, list(members))]
+    attempts = {ordinal: Attempt(f"{key}.{ordinal}") for ordinal, _ in starts}
+    for journal in members:
+        if journal.header.get("rank") == 0 and journal.header.get("ordinal") in attempts:
+            ordinal = journal.header["ordinal"]
+        else:
+            began = int(journal.header.get("started", 0))
+            ordinal = min(starts, key=lambda start: abs(start[1] - began))[0]
+        attempts[ordinal].journals.append(journal)
+    return list(attempts.values())

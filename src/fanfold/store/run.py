@@ -1,0 +1,469 @@
+"""A stored run: everything its journals say, read without a lock, live or finished."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import fold as folding
+from ..errors import FanfoldError, JournalError, RunNotFound
+from ..journal import Journal, Kind, blobs, directory
+from ..journal.index import open_indexed
+from ..journal.reader import NO_STEP
+from ..settings import cache_directory
+from .attempts import Attempt, group
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Series:
+    """One key's points, by step. `times` are seconds since 1970; a fold adds extremes and the ranks that hold them."""
+
+    key: str
+    steps: NDArray[np.int64]
+    times: NDArray[np.float64]
+    values: NDArray[Any]
+    min: NDArray[np.float64] | None = None
+    max: NDArray[np.float64] | None = None
+    min_rank: NDArray[np.int64] | None = None
+    max_rank: NDArray[np.int64] | None = None
+    count: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class MediaPoint(NamedTuple):
+    """One logged image, table, histogram, …; `load()` gives the object itself."""
+
+    key: str
+    step: int
+    time: float
+    rank: int
+    entry: dict[str, Any]
+    run: Path
+
+    @property
+    def kind(self) -> str:
+        return str(self.entry.get("type"))
+
+    def load(self) -> Any:
+        from ..media import decode
+
+        name = self.entry.get("blob")
+        return decode(self.kind, self.entry, blobs.get(self.run, name) if name else b"")
+
+
+class TextPoint(NamedTuple):
+    """One logged text."""
+
+    step: int
+    time: float
+    rank: int
+    text: str
+
+
+class StoredRun:
+    """A run on disk. Reading never disturbs the processes that write it; `refresh()` reads on."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+        self._journals: dict[Path, Journal] = {}
+        self._cache = cache_directory()
+        self._attempts: list[Attempt] | None = None
+        self._row: dict[str, Any] | None = None
+
+    @classmethod
+    def from_row(cls, path: Path, row: dict[str, Any]) -> StoredRun:
+        """Make a run whose facts are known from the catalogue; its journals are opened only when asked for more."""
+        run = cls(path)
+        run._row = row
+        return run
+
+    def refresh(self) -> StoredRun:
+        """Read what was written since the last time."""
+        for file in directory.journal_files(self.path):
+            journal = self._journals.get(file)
+            if journal is None:
+                journal = self._open(file)
+                if journal is not None and journal.header:
+                    self._journals[file] = journal
+            else:
+                journal.refresh()
+        self._attempts = group(list(self._journals.values()))
+        self._row = None
+        for name in ("info", "metrics", "latest", "summary"):
+            self.__dict__.pop(name, None)
+        return self
+
+    def _open(self, file: Path) -> Journal | None:
+        try:
+            return open_indexed(file, self._cache)
+        except (FileNotFoundError, JournalError) as error:
+            if isinstance(error, JournalError) and "format" in str(error):
+                raise
+            return None  # a file of another kind with our suffix, or gone since it was listed
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The lives of the run, oldest first."""
+        if self._attempts is None:
+            self.refresh()
+        assert self._attempts is not None
+        return self._attempts
+
+    @property
+    def journals(self) -> list[Journal]:
+        return [journal for attempt in self.attempts for journal in attempt.journals]
+
+    # Facts
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """Facts by name; rank 0's count before other ranks', edits count most, and of each the newest."""
+        facts: dict[str, Any] = {}
+        roles = {"worker": 0, "main": 1, "editor": 3}
+        for attempt in self.attempts:
+            order = sorted(
+                attempt.journals,
+                key=lambda j: (
+                    roles.get(j.header.get("role", ""), 0) + (j.header.get("rank") == 0),
+                    j.header.get("started", 0),
+                ),
+            )
+            for journal in order:
+                for record in journal.records(Kind.INFO):
+                    facts.update({name: value for name, value in record.data.items() if name != "t"})
+        return facts
+
+    def _fact(self, name: str, default: Any = None) -> Any:
+        if self._row is not None and name in self._row:
+            return self._row[name]
+        value = self.info.get(name)
+        return default if value is None else value
+
+    def _header(self, name: str) -> Any:
+        return self.attempts[0].journals[0].header.get(name) if self.attempts else None
+
+    @property
+    def id(self) -> str:
+        return str(self._row["id"] if self._row else self._header("run") or directory.decode_name(self.path.name))
+
+    @property
+    def project(self) -> str:
+        return str(self._row["project"] if self._row else self._header("project") or directory.decode_name(self.path.parent.name))
+
+    @property
+    def name(self) -> str:
+        return str(self._fact("name") or self._header("name") or self.id)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self._fact("config", {}))
+
+    @property
+    def tags(self) -> list[str]:
+        return list(self._fact("tags", []))
+
+    @property
+    def group(self) -> str | None:
+        return self._fact("group")  # type: ignore[no-any-return]
+
+    @property
+    def notes(self) -> str | None:
+        return self._fact("notes")  # type: ignore[no-any-return]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the run knows of itself: command, git, packages, node, hardware, environment."""
+        return dict(self.info.get("facts") or {})
+
+    @property
+    def status(self) -> str:
+        return str(self.verdict["status"])
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """How the latest attempt stands, and the rank, signal and error that explain it."""
+        if self._row is not None:
+            return dict(self._row["verdict"])
+        return self.attempts[-1].verdict() if self.attempts else {"status": "lost", "rank": None, "error": None}
+
+    @property
+    def error(self) -> str | None:
+        """The traceback of the rank that failed first."""
+        return self.verdict.get("error")
+
+    @property
+    def started(self) -> float:
+        """When the first attempt began, in seconds since 1970."""
+        return float(self._row["started"]) if self._row else (self.attempts[0].started / 1e9 if self.attempts else 0.0)
+
+    @property
+    def seen(self) -> float:
+        """When it last gave a sign of life."""
+        if self._row is not None:
+            return float(self._row["seen"])
+        return max((journal.path.stat().st_mtime for journal in self.journals), default=self.started)
+
+    @property
+    def ranks(self) -> list[int]:
+        if self._row is not None:
+            return list(self._row["ranks"])
+        return sorted({int(j.header.get("rank", 0)) for attempt in self.attempts for j in attempt.mains})
+
+    @property
+    def dropped(self) -> int:
+        """How many log() calls could not be written (a full disk), by the processes' own count."""
+        return sum(
+            max((r.data.get("dropped") or 0 for r in j.records(Kind.END)), default=j.header.get("dropped") or 0)
+            for j in self.journals
+        )
+
+    @property
+    def damaged(self) -> int:
+        """How many bytes of the journals are unreadable."""
+        return sum(journal.damaged for journal in self.journals)
+
+    # Numbers
+
+    def keys(self, kind: str = "number") -> list[str]:
+        """Return what was logged: kind = number, text, media or system, each in order of first appearance."""
+        if kind not in ("number", "text", "media", "system"):
+            raise FanfoldError(f"keys({kind!r}) is not known. Known: number, text, media, system.")
+        if kind in ("number", "system"):
+            origin = "" if kind == "number" else "system"
+            return list(dict.fromkeys(key for journal in self.journals for key in journal.keys(origin)))
+        wanted = str if kind == "text" else (dict, list)
+        return list(
+            dict.fromkeys(key for _, data in self._values() for key, value in data["v"].items() if isinstance(value, wanted))
+        )
+
+    def series(self, key: str, *, rank: int | None = None, fold: str | None = None, raw: bool = False) -> Series:
+        """Return one key's points by step: of one rank (default: 0, else the lowest that has it), or folded over all.
+
+        Points that a later attempt logged again are hidden; `raw` shows the whole history.
+        """
+        import numpy as np
+
+        if fold is not None:
+            return self._folded(key, folding.check(fold), raw)
+        if rank is None:
+            rank = self._rank_of(key)
+        steps, times, values = self._of_rank(key, rank, raw) if rank is not None else self._nothing(key)
+        return Series(key, np.where(steps == NO_STEP, -1, steps), times / 1e9, values)
+
+    def _nothing(self, key: str) -> Any:
+        known = self.keys() + self.keys("system")
+        close = [name for name in known if key.lower() in name.lower()][:8] or known[:8]
+        raise FanfoldError(
+            f"run {self.id} has no numbers under {key!r}. It has {len(known)} keys, among them: {', '.join(close) or 'none'}."
+        )
+
+    def _rank_of(self, key: str) -> int | None:
+        ranks = {int(j.header.get("rank", 0)) for j in self.journals if key in j.by_key and j.count(key)}
+        return min(ranks) if ranks else None
+
+    def _of_rank(self, key: str, rank: int, raw: bool) -> tuple[Any, Any, Any]:
+        """Gather a rank's points over its attempts; each attempt hides what it logged again."""
+        import numpy as np
+
+        parts: list[list[Any]] = []
+        for attempt in self.attempts:
+            columns = [j.column(key) for j in attempt.journals if j.header.get("rank") == rank and key in j.by_key]
+            columns = [column for column in columns if len(column.steps)]
+            if not columns:
+                continue
+            first = columns[0].steps[0]
+            if first != NO_STEP and not raw:
+                parts = [[array[part[0] < first] for array in part] for part in parts]
+            parts += [[column.steps, column.times, column.values] for column in columns]
+        if not parts:
+            self._nothing(key)
+        steps, times, values = parts[0] if len(parts) == 1 else [np.concatenate([part[i] for part in parts]) for i in range(3)]
+        if len(steps) > 1 and np.any(steps[1:] < steps[:-1]) and not raw:
+            order = np.argsort(steps, kind="stable")
+            steps, times, values = steps[order], times[order], values[order]
+        return steps, times, values
+
+    def _folded(self, key: str, how: str, raw: bool) -> Series:
+        import numpy as np
+
+        holders = sorted({int(j.header.get("rank", 0)) for j in self.journals if key in j.by_key and j.count(key)})
+        if not holders:
+            self._nothing(key)
+        parts = [(rank, *self._of_rank(key, rank, raw)) for rank in holders]
+        ranks = np.concatenate([np.full(len(part[1]), part[0], np.int64) for part in parts])
+        done = folding.fold(how, ranks, *(np.concatenate([part[i] for part in parts]) for i in (1, 2, 3)))
+        return Series(
+            key, done.steps, done.times / 1e9, done.values, done.min, done.max, done.min_rank, done.max_rank, done.count
+        )
+
+    @cached_property
+    def latest(self) -> dict[str, Any]:
+        """Each key's last value, as the lowest rank that has it logged it; texts too."""
+        found: dict[str, tuple[int, Any]] = {}
+        for attempt in self.attempts:
+            for journal in sorted(attempt.journals, key=lambda j: -int(j.header.get("rank", 0))):
+                found.update({key: (when, value) for key, (_, when, value) in journal.latest().items()})
+        for _, data in self._values():
+            found.update({key: (data["t"], value) for key, value in data["v"].items() if isinstance(value, str)})
+        return {key: value for key, (_, value) in found.items()}
+
+    @cached_property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """What define_metric said, by key pattern."""
+        return {str(event["key"]): event for event in self._events("metric")}
+
+    def metric(self, key: str) -> dict[str, Any]:
+        """Return what define_metric said that holds for a key: its own word, else the last pattern that matches."""
+        if key in self.metrics:
+            return self.metrics[key]
+        return next((rule for name, rule in reversed(self.metrics.items()) if fnmatch.fnmatchcase(key, name)), {})
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What each key comes down to (its last value unless define_metric says otherwise), and what the user added."""
+        if self._row is not None:
+            return dict(self._row["summary"])
+        found = {key: value for key, value in self.latest.items() if not key.startswith("system/")}
+        for key in list(found):
+            rule = self.metric(key).get("summary")
+            if rule == "none":
+                del found[key]
+            elif rule not in (None, "last") and not isinstance(found[key], str):
+                found[key] = reduce(rule, self.series(key).values)
+        return {**found, **(self.info.get("summary") or {})}
+
+    # Everything else
+
+    def _values(self) -> Iterator[tuple[Journal, dict[str, Any]]]:
+        for journal in self.journals:
+            for record in journal.records(Kind.VALUES):
+                if isinstance(record.data, dict) and isinstance(record.data.get("v"), dict):
+                    yield journal, record.data
+
+    def _events(self, name: str) -> Iterator[dict[str, Any]]:
+        for journal in self.journals:
+            for record in journal.records(Kind.EVENT):
+                if record.data.get("event") == name:
+                    yield {**record.data, "rank": journal.header.get("rank")}
+
+    def texts(self, key: str) -> list[TextPoint]:
+        """Return the texts logged under a key, by step."""
+        points = [
+            TextPoint(data["s"], data["t"] / 1e9, int(journal.header.get("rank", 0)), data["v"][key])
+            for journal, data in self._values()
+            if isinstance(data["v"].get(key), str)
+        ]
+        return sorted(points, key=lambda point: point.step)
+
+    def media(self, key: str) -> list[MediaPoint]:
+        """Return the images, tables, histograms, … logged under a key, by step."""
+        points = []
+        for journal, data in self._values():
+            found = data["v"].get(key)
+            for entry in found if isinstance(found, list) else [found]:
+                if isinstance(entry, Mapping):
+                    rank = int(journal.header.get("rank", 0))
+                    points.append(MediaPoint(key, data["s"], data["t"] / 1e9, rank, dict(entry), self.path))
+        return sorted(points, key=lambda point: point.step)
+
+    def table(self, key: str, step: int | None = None) -> Any:
+        """Return the last table logged under a key, or the one of a step."""
+        points = [point for point in self.media(key) if point.kind == "table" and step in (None, point.step)]
+        if not points:
+            raise FanfoldError(f"run {self.id} has no table under {key!r}. Its media: {', '.join(self.keys('media')) or 'none'}.")
+        return points[-1].load()
+
+    @property
+    def alerts(self) -> list[dict[str, Any]]:
+        return sorted(self._events("alert"), key=lambda event: event["t"])
+
+    @property
+    def artifacts(self) -> list[dict[str, Any]]:
+        return list(self._events("artifact"))
+
+    def artifact_file(self, blob: str) -> Path:
+        """Return where an artifact's content lies."""
+        return blobs.path_of(self.path, blob)
+
+    def console(self) -> bytes:
+        """Return what the processes printed, where it was captured, in order of time."""
+        chunks = [record.data for journal in self.journals for record in journal.records(Kind.CONSOLE)]
+        return b"".join(chunk["b"] for chunk in sorted(chunks, key=lambda chunk: chunk["t"]))
+
+    @property
+    def lost_values(self) -> list[dict[str, Any]]:
+        """Device values that never landed, with the reason."""
+        return [record.data for journal in self.journals for record in journal.records(Kind.LOST)]
+
+    def row(self) -> dict[str, Any]:
+        """Return the facts the catalogue keeps of a run."""
+        return {
+            "id": self.id,
+            "project": self.project,
+            "name": self.name,
+            "group": self.group,
+            "notes": self.notes,
+            "tags": self.tags,
+            "config": self.config,
+            "verdict": self.verdict,
+            "started": self.started,
+            "seen": self.seen,
+            "ranks": self.ranks,
+            "summary": self.summary,
+            "attempts": [[attempt.key, attempt.verdict()["status"], attempt.started] for attempt in self.attempts],
+        }
+
+    # Data frames
+
+    def to_arrow(self, keys: list[str] | None = None, *, rank: int | None = None, fold: str | None = None) -> Any:
+        """Return a pyarrow Table: one row per step, a column per key (and `step`)."""
+        from .frames import to_arrow
+
+        return to_arrow(self, keys, rank=rank, fold=fold)
+
+    def to_pandas(self, keys: list[str] | None = None, *, rank: int | None = None, fold: str | None = None) -> Any:
+        """Return a pandas DataFrame: one row per step, a column per key (and `step`)."""
+        from .frames import to_pandas
+
+        return to_pandas(self, keys, rank=rank, fold=fold)
+
+    def to_polars(self, keys: list[str] | None = None, *, rank: int | None = None, fold: str | None = None) -> Any:
+        """Return a polars DataFrame: one row per step, a column per key (and `step`)."""
+        from .frames import to_polars
+
+        return to_polars(self, keys, rank=rank, fold=fold)
+
+    def __repr__(self) -> str:
+        return f"<run {self.name} ({self.id}) of {self.project}: {self.status}>"
+
+
+def reduce(rule: str, values: Any) -> Any:
+    """Reduce a series to one number by a summary rule; NaN is passed over by min, max and mean where others exist."""
+    import numpy as np
+
+    if rule == "count":
+        return len(values)
+    if rule == "first":
+        return values[0].item()
+    if rule == "sum":
+        return values.sum().item()
+    numbers = values[~np.isnan(values.astype(np.float64))]
+    if not len(numbers):
+        return float("nan")
+    return getattr(numbers, rule)().item()
+
+
+def not_found(what: str, root: Path) -> RunNotFound:
+    return RunNotFound(
+        f"no run {what!r} in {root}. Nothing was read. `fanfold ls` lists the runs; --dir or FANFOLD_DIR names the place."
+    )
