@@ -194,9 +194,7 @@ def many(peer: Peer, dir: Path, *, runs: int) -> Figures:
     }
 
 
-MEASUREMENTS: dict[str, Callable[..., Figures]] = {
-    f.__name__: f for f in (latency, kill, count, load, memory, write, read, many)
-}
+MEASUREMENTS: dict[str, Callable[..., Figures]] = {f.__name__: f for f in (latency, kill, count, load, memory, write, read, many)}
 
 
 def main(measurement: str, name: str, dir: str, out: str, *options: str) -> None:

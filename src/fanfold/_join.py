@@ -61,17 +61,16 @@ def find_place(options: Mapping[str, Any]) -> Place:
     """Decide which run this process writes to, without talking to the other ranks unless nothing else is left."""
     me, count = process.detect(), next(_inits)
     root, project = Path(options["root"]), _checked_name("project", options["project"])
-    attempt = _attempt_key(me, count)
-    run_id = options["id"] or _find_unfinished(root, options, attempt)
-    if run_id is None:
-        run_id = digest(project, _shared_key(me, count, root, project), str(count))
+    shared = "" if options["id"] else process.shared_key(me, count, lambda: _meet(root, me, count))
+    attempt = digest(shared, process.launch_key(me), str(count))
+    run_id = options["id"] or _find_unfinished(root, options, attempt) or digest(project, shared, str(count))
     _checked_name("id", run_id)
     path = run_path(root, project, run_id)
     earlier = _earlier(path, me.rank, attempt)
     _check_resume(options["resume"], run_id, path, bool(earlier))
     steps = [step for file, header in earlier if header.get("rank") == me.rank and (step := last_step(file)) is not None]
     names = [header["name"] for _, header in earlier if header.get("name")]
-    attempts = {header.get("attempt") for _, header in earlier}
+    attempts = {(header.get("attempt"), header.get("ordinal")) for _, header in earlier if header.get("rank") == 0}
     return Place(me, project, run_id, path, attempt, len(attempts) + 1, max(steps, default=-1) + 1,
                  options["name"] or (names[-1] if names else None), bool(earlier))  # fmt: skip
 
@@ -82,33 +81,26 @@ def _checked_name(what: str, name: Any) -> str:
     return name
 
 
-def _attempt_key(me: Identity, count: int) -> str:
-    """Return a key that every process of this launch shares and a restart does not."""
-    here = process.node_key(me) if me.one_node else f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    return digest(process.job_key(me) or "", process.restart_key(), here, str(count))
-
-
-def _shared_key(me: Identity, count: int, root: Path, project: str) -> str:
-    def join() -> str:
-        meeting = Meeting(root, me, count)
-        if not me.main:
-            return meeting.ask()
-        key = secrets.token_hex(8)
-        threading.Thread(target=_answer, args=(meeting, key), name="fanfold-join", daemon=True).start()
-        return key
-
-    del project
-    return process.shared_key(me, count, join)
+def _meet(root: Path, me: Identity, count: int) -> str:
+    _make_root(root)
+    meeting = Meeting(root, me, count)
+    if not me.main:
+        return meeting.ask()
+    key = process.first_word(me)
+    threading.Thread(target=_answer, args=(meeting, key), name="fanfold-join", daemon=True).start()
+    return key
 
 
 def _answer(meeting: Meeting, key: str) -> None:
-    """Answer the other ranks until all have asked, or long enough."""
-    left, pause, deadline = meeting.me.world_size - 1, 0.02, time.monotonic() + ANSWER_SECONDS
-    while left > 0 and time.monotonic() < deadline:
+    """Answer the other ranks until all have their answer, or long enough."""
+    taken, pause, deadline = 0, 0.02, time.monotonic() + ANSWER_SECONDS
+    while taken < meeting.me.world_size - 1 and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            left -= meeting.answer(key)
+            taken = meeting.answer(key)
         time.sleep(pause)
         pause = min(pause * 1.05, 1.0)
+    with contextlib.suppress(OSError):
+        meeting.leave()
 
 
 def _earlier(path: Path, rank: int, attempt: str) -> list[tuple[Path, dict[str, Any]]]:
@@ -117,7 +109,9 @@ def _earlier(path: Path, rank: int, attempt: str) -> list[tuple[Path, dict[str, 
     for file in journal_files(path):
         if file.name.partition("-")[0] in (str(rank), "0"):
             header = read_header(file)
-            if header and header.get("attempt") != attempt and header.get("role") == "main":
+            # What this rank wrote before is an earlier attempt even where no launcher tells the two apart.
+            other = header and (header.get("attempt") != attempt or header.get("rank") == rank)
+            if header and other and header.get("role") == "main":
                 found.append((file, header))
     return sorted(found, key=lambda pair: (pair[1].get("ordinal", 0), pair[1].get("started", 0)))
 
@@ -147,10 +141,7 @@ def _find_unfinished(root: Path, options: Mapping[str, Any], attempt: str) -> st
 def open_writer(place: Place, options: Mapping[str, Any]) -> Writer:
     """Create the run's directory and open this process's journal, on a spool where the directory is far away."""
     place.name = options["name"] or place.name or name_for(place.run_id)
-    root = Path(options["root"])
-    if not root.exists():
-        root.mkdir(parents=True, mode=0o700)
-        (root / ".gitignore").write_text("*\n", encoding="ascii")  # runs do not belong in a repository
+    _make_root(Path(options["root"]))
     directory = place.path / "journal"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     home = _spool(place, options, directory)
@@ -175,6 +166,13 @@ def open_writer(place: Place, options: Mapping[str, Any]) -> Writer:
         "spool": str(home) if place.spool else None,
     }
     return Writer(home, place.header, durability=options["durability"])
+
+
+def _make_root(root: Path) -> None:
+    """Make the directory where runs live; the other ranks may be doing the same."""
+    if not root.exists():
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (root / ".gitignore").write_text("*\n", encoding="ascii")  # runs do not belong in a repository
 
 
 def _spool(place: Place, options: Mapping[str, Any], directory: Path) -> Path:

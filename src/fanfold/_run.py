@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from . import lifecycle
@@ -30,11 +30,21 @@ from .keeper import Keeper
 from .mask import mask
 from .settings import resolve
 from .summary import Metric
-from .values import Parts, clean_text, split
+from .values import Parts, clean_text, code_of, split
 
 time_ns = time.time_ns
 os_write = os.write
 FACTS_SECONDS = 2.0
+MAX_PLANS = 256
+_PENDING, _LATE = int(Layout.PENDING), int(Layout.LATE)
+
+
+class Plan(NamedTuple):
+    """How a call of a known signature splits: scalars on one device, and numbers that are here already."""
+
+    device: tuple[str, ...]
+    numbers: tuple[str, ...]
+    types: str
 
 
 class Run:
@@ -56,7 +66,7 @@ class Run:
         self._seq = itertools.count(1)
         self._high = place.first_step - 1
         self._auto = itertools.count(place.first_step)
-        self._pid = os.getpid()
+        self._plans: dict[tuple[Any, ...], Plan] = {}
         self._status = "running"
         self._late_calls = 0
         self._media_parts = 0
@@ -148,11 +158,33 @@ class Run:
             return
         if commit is not None:
             notices.once("commit", "log(commit=…) is wandb's; fanfold records every call at once. The values are recorded.")
+        if self._plans and log_kwargs is None and self._log_by_plan(values, step):
+            return
         now = time_ns()
         parts = split(values, strict=self.strict)
         number = self._step(step)
-        signature = (*values, *map(type, values.values())) if parts.plain else None
-        self._write_parts(Call(0, number, now), parts, signature, plain(log_kwargs) if log_kwargs else None)
+        signature = (*values, *map(type, values.values())) if parts.direct else None
+        if parts.device and signature and not parts.texts and not parts.media and len(self._plans) < MAX_PLANS:
+            self._plans[signature] = Plan(tuple(parts.device), tuple(parts.numbers), "".join(parts.types))
+        self._write_parts(
+            Call(0, number, now), parts, signature if parts.plain else None, plain(log_kwargs) if log_kwargs else None
+        )
+
+    def _log_by_plan(self, values: Mapping[str, Any], step: Any) -> bool:
+        """Take the short way for a call like an earlier one: ten device scalars cost about thirty microseconds."""
+        try:
+            signature = (*values, *map(type, values.values()))
+            plan = self._plans[signature]
+            launched = self._deferred.launch_alike([values[key] for key in plan.device])
+        except (KeyError, TypeError, AttributeError):
+            return False
+        if launched is None:
+            return False
+        call = Call(next(self._seq), self._step(step), time_ns())
+        numbers = {key: values[key] for key in plan.numbers}
+        self._writer.row(numbers, plan.types, time_ns=call.time_ns, step=call.step, layout=_PENDING, call=(call.seq, 1))
+        self._deferred.watch(call, plan.device, launched, self._landed)
+        return True
 
     def _step(self, step: Any) -> int:
         """Return the step as an integer, whatever was given."""
@@ -185,7 +217,7 @@ class Run:
         if parts.texts or kwargs:
             beside.append((Kind.VALUES, {"s": call.step, "t": call.time_ns, "v": parts.texts, "k": kwargs}))
         if parts.numbers or late:
-            layout = Layout.PENDING if late else 0
+            layout = _PENDING if late else 0
             self._writer.row(parts.numbers, "".join(parts.types), time_ns=call.time_ns, step=call.step, layout=layout,
                              call=head, signature=signature, beside=beside)  # fmt: skip
         elif beside:
@@ -198,8 +230,8 @@ class Run:
     # What comes later: device values and media
 
     def _landed(self, call: Call, values: Mapping[str, Any]) -> None:
-        parts = split(values)
-        self._writer.row(parts.numbers, "".join(parts.types), time_ns=call.time_ns, step=call.step, layout=Layout.LATE,
+        types = "".join([code_of(type(value)) or "d" for value in values.values()])
+        self._writer.row(values, types, time_ns=call.time_ns, step=call.step, layout=_LATE,
                          call=(call.seq,))  # fmt: skip
 
     def _lose(self, call: Call, keys: Sequence[str], why: str) -> None:
@@ -375,7 +407,6 @@ class Run:
 
     def after_fork_in_child(self) -> None:
         """Become a worker of the same rank: own journal on first use, no threads, no end of the parent's run."""
-        self._pid = os.getpid()
         self._place.after_fork_in_child()
         self._finish_lock = threading.Lock()
         self._writer.after_fork_in_child(self._place.worker_header())

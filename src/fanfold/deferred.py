@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .errors import guard
 
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.03
 SLOTS = 2048
 WIDTH = 64  # scalars in one slot
 
@@ -53,54 +53,52 @@ class CudaRing:
         import torch
 
         self.torch = torch
-        self.device = device
-        self._free: deque[int] = deque(range(SLOTS))
-        self._bytes = torch.zeros((SLOTS, WIDTH * 8), dtype=torch.uint8, pin_memory=True)
+        self._free = list(range(SLOTS))  # a stack: a few slots are used again and again, and their views stay at hand
+        self._staging = torch.zeros((SLOTS, WIDTH * 8), dtype=torch.uint8, device=device)
+        self._pinned = torch.zeros((SLOTS, WIDTH * 8), dtype=torch.uint8, pin_memory=True)
         landed = torch.zeros(SLOTS, dtype=torch.int64, pin_memory=True)
         self._landed = landed.numpy()  # the same memory, looked at without any torch call
         self._landing = landed.unbind()
         self._marks = torch.arange(1, SLOTS + 1, dtype=torch.int64, device=device).unbind()
-        self._views: dict[tuple[int, Any, int], Any] = {}
+        self._views: dict[tuple[int, Any, int], tuple[Any, Any]] = {}
 
-    def capturing(self) -> bool:
-        return bool(self.torch.cuda.is_current_stream_capturing())
+    def _take_slot(self) -> int:
+        try:
+            return self._free.pop()
+        except IndexError:
+            raise NoRoom("more values were in flight than the ring holds") from None
 
-    def _view(self, slot: int, dtype: Any, count: int) -> Any:
+    def _view(self, slot: int, dtype: Any, count: int) -> tuple[Any, Any]:
+        """Return a slot's room on the device and on the host, seen as `count` scalars."""
         key = (slot, dtype, count)
         found = self._views.get(key)
         if found is None:
             if len(self._views) > 4 * SLOTS:
                 self._views.clear()
-            found = self._views[key] = self._bytes[slot].view(dtype)[:count]
+            found = self._views[key] = (self._staging[slot].view(dtype)[:count], self._pinned[slot].view(dtype)[:count])
         return found
 
     def launch(self, tensors: Sequence[Any]) -> tuple[Callable[[], bool], Callable[[], Sequence[Any]]]:
         """Start the copy of up to WIDTH scalars of one dtype, on the current stream; return ready() and read()."""
-        try:
-            slot = self._free.popleft()
-        except IndexError:
-            raise NoRoom("more values were in flight than the ring holds") from None
+        slot = self._take_slot()
         with self.torch.no_grad():
-            stacked = self.torch.stack([tensor.reshape(()) for tensor in tensors])
-            target = self._view(slot, stacked.dtype, len(tensors))
-            target.copy_(stacked, non_blocking=True)
+            staged, target = self._view(slot, tensors[0].dtype, len(tensors))
+            self.torch.stack(tensors, out=staged)
+            target.copy_(staged, non_blocking=True)
             self._landing[slot].copy_(self._marks[slot], non_blocking=True)
-        landed = self._landed
+        landed, free = self._landed, self._free
 
         def read() -> Sequence[Any]:
             values: Sequence[Any] = target.tolist()
             landed[slot] = 0
-            self._free.append(slot)
+            free.append(slot)
             return values
 
         return lambda: bool(landed[slot]), read
 
     def launch_array(self, tensor: Any) -> tuple[Callable[[], bool], Callable[[], Any]]:
         """Start the copy of a whole tensor into pinned memory of its own."""
-        try:
-            slot = self._free.popleft()
-        except IndexError:
-            raise NoRoom("more values were in flight than the ring holds") from None
+        slot = self._take_slot()
         with self.torch.no_grad():
             source = tensor.detach()
             target = self.torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
@@ -121,7 +119,8 @@ class Deferred:
 
     def __init__(self, lose: Callable[[Call, Sequence[str], str], None]) -> None:
         self._lose = lose
-        self._rings: dict[Any, CudaRing] = {}
+        self._rings: dict[int, CudaRing] = {}
+        self._capturing: Callable[[], bool] | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -150,6 +149,20 @@ class Deferred:
                     launched.append((some, str(reason)))
         return launched
 
+    def launch_alike(self, tensors: Sequence[Any]) -> Any:
+        """Start one copy for scalars of one CUDA device and dtype; None when they are not that (any more)."""
+        first = tensors[0]
+        if not first.is_cuda or len(tensors) > WIDTH:
+            return None
+        dtype, index = first.dtype, first.get_device()
+        for tensor in tensors:
+            if tensor.dtype is not dtype or tensor.ndim or tensor.get_device() != index:
+                return None
+        try:
+            return self._ring(index, first).launch(tensors)
+        except NoRoom as reason:
+            return str(reason)
+
     @staticmethod
     def _group_of(tensor: Any) -> Any:
         device = getattr(tensor, "device", None)
@@ -158,20 +171,23 @@ class Deferred:
 
     def _start(self, group: Any, tensors: Sequence[Any]) -> tuple[Callable[[], bool], Callable[[], Sequence[Any]]]:
         if group is not None and group[0] == "cuda":
-            return self._ring(group[1]).launch(tensors)
+            return self._ring(tensors[0].get_device(), tensors[0]).launch([tensor.reshape(()) for tensor in tensors])
         if group is not None:  # another accelerator: a copy on the device now, the wait in our thread
             copies = [tensor.detach().clone() for tensor in tensors]
             return _always, lambda: [copy.item() for copy in copies]
         return _always, lambda: [_jax_item(array) for array in tensors]  # JAX arrays never change: keep the reference
 
-    def _ring(self, device: Any) -> CudaRing:
-        import torch
+    def _ring(self, index: int, tensor: Any) -> CudaRing:
+        capturing = self._capturing
+        if capturing is None:
+            import torch
 
-        if torch.cuda.is_current_stream_capturing():
+            capturing = self._capturing = torch.cuda.is_current_stream_capturing
+        if capturing():
             raise NoRoom("a CUDA graph was being captured; log after the replay instead")
-        ring = self._rings.get(device)
+        ring = self._rings.get(index)
         if ring is None:
-            ring = self._rings[device] = CudaRing(device)
+            ring = self._rings[index] = CudaRing(tensor.device)
         return ring
 
     def launch_array(self, tensor: Any) -> Any:
@@ -179,7 +195,7 @@ class Deferred:
         group = self._group_of(tensor)
         if group is not None and group[0] == "cuda":
             try:
-                return self._ring(group[1]).launch_array(tensor)
+                return self._ring(tensor.get_device(), tensor).launch_array(tensor)
             except NoRoom as reason:
                 return str(reason)
         copy = tensor.detach().clone() if group is not None else tensor
@@ -206,24 +222,21 @@ class Deferred:
                 self._wake.wait()
                 self._wake.clear()
                 continue
-            if not self._land():
-                time.sleep(POLL_SECONDS)
+            self._land()
+            time.sleep(POLL_SECONDS)  # always: what lands meanwhile is taken in at once, with one turn at the GIL
 
-    def _land(self) -> int:
-        """Take in every part that is there, first come first served per stream; return how many."""
+    def _land(self) -> None:
+        """Take in every part that is there; the others keep their order."""
         waiting: list[Part] = []
-        count = 0
         for _ in range(len(self._parts)):
             part = self._parts.popleft()
             if not part.ready() or (part.call is _FLUSH and waiting):
                 waiting.append(part)
                 continue
-            count += 1
             with guard("read a value from its device"):
                 values = part.read()
                 part.then(part.call, dict(zip(part.keys, values, strict=True)) if part.keys else {"": values})
         self._parts.extendleft(reversed(waiting))
-        return count
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything launched so far has landed and is journalled; tell whether it has."""

@@ -5,9 +5,9 @@ A run directory is copied, shared and uploaded, so a secret is replaced before i
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import enum
+import functools
 import numbers
 import os
 import re
@@ -15,23 +15,24 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from fanfold.errors import guard
+from .errors import guard
 
 MASKED = "***"
 DEPTH = 100  # deeper than any config, shallower than Python's own recursion limit
 CHUNK = 65_536  # one regex call holds the GIL, so long texts are searched in pieces of a few milliseconds
 
+_SEPARATORS = str.maketrans("- /", "__.")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _STRONG = re.compile(
     r"secret|passw(?:or)?d|passphrase|credential|_pwd$|(?:db|user|smtp|ssh|proxy|admin|root)_?pass$"
-    r"|(?:^|_)(?:authorization|bearer|cookie|basic_auth)$"
+    r"|(?:^|[_.])(?:authorization|bearer|cookie|basic_auth)$"
     r"|(?:api|access|auth|private|account|ssh|signing|encryption)_?keys?(?:_id)?$"
 )
-_WEAK = re.compile(r"(?:^|_)token$|_key$|(?:api|access|auth|refresh|bearer|hub|hf)_?tokens?$")
+_WEAK = re.compile(r"(?:^|[_.])token$|_key$|(?:api|access|auth|refresh|bearer|hub|hf)_?tokens?$")
 # Words of a tokenizer and of a database, which a config is full of.
 _HARMLESS = re.compile(
-    r"(?:^|_)(?:bos|eos|pad|unk|sep|cls|mask|stop|special|image|audio|video)_token$"
-    r"|(?:^|_)(?:public|primary|foreign|sort)_key$"
+    r"(?:^|[_.])(?:bos|eos|pad|unk|sep|cls|mask|stop|special|image|audio|video)_token$"
+    r"|(?:^|[_.])(?:public|primary|foreign|sort)_key$"
 )
 
 
@@ -62,7 +63,7 @@ def mask_argv(argv: Sequence[str]) -> list[str]:
 
 def _level(key: str) -> int:
     """Rate a name: 0 harmless, 1 secret when it is text (`hub_token`), 2 secret whatever it is (`password`)."""
-    name = _HUMPS.sub("_", key).replace("-", "_").replace(".", "_").replace("/", "_").replace(" ", "_").lower()
+    name = _HUMPS.sub("_", key).translate(_SEPARATORS).lower()
     if _STRONG.search(name):
         return 2
     return 1 if _WEAK.search(name) and not _HARMLESS.search(name) else 0
@@ -120,7 +121,7 @@ def _pairs(value: object) -> Iterable[tuple[object, object]] | None:
     """Read what has named parts as pairs, so that the names can tell what is secret."""
     if isinstance(value, Mapping):
         return value.items()
-    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+    if isinstance(value, types.SimpleNamespace) or type(value).__name__ == "Namespace":  # argparse's, not imported for it
         return vars(value).items()
     kind = type(value)
     if dataclasses.is_dataclass(kind):
@@ -183,7 +184,7 @@ _HEX40 = re.compile(r"\b[0-9a-f]{40}\b")
 _WANDB = re.compile(r"(wandb[^\n]{0,80}?)\b[0-9a-f]{40}\b")
 _PEM = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 # The password runs to the last @ of the authority; one with a bare / in it is taken too, unless it is a port.
-_URL = re.compile(r'(://[^\s/?#:@"<>\[]*:)(?:[^\s/?#"<>]*|(?!\d{1,5}[/?#])[^\s"<>@]*)@')
+_URL = re.compile(r'(://[^\s/?#:@"<>\[]*:)(?:[^\s/?#"<>]*|(?!\d{1,5}[/?#])[^\s"<>@]{0,200})@')
 _URL_USER = re.compile(r"(://)[\w-]{20,}(?=(?::\*\*\*)?@)")
 _SIGNED = re.compile(r"([?&](?:[sS]ig|(?:[xX]-(?:Amz|Goog|amz|goog)-)?[sS]ignature)=)[^&\s#\"'<>]+")
 _BEARER = re.compile(r"((?:Bearer|bearer|BEARER)\s{1,4})[\w.~+/=-]{16,}")
@@ -212,10 +213,6 @@ _SHAPES = (
     ("npm_", r"[A-Za-z0-9]{30,}"),
     ("pypi-", r"[\w-]{40,}"),
     ("dckr_pat_", r"[\w-]{20,}"),
-)
-# The literal comes first and the look-behind after it: the search then runs at the speed of str.find.
-_SHAPE_PATTERNS = tuple(
-    (start, re.compile(f"{re.escape(start)}(?<![A-Za-z0-9]{re.escape(start)}){rest}")) for start, rest in _SHAPES
 )
 
 
@@ -250,10 +247,16 @@ def _shapes(text: str) -> str:
         text = _WANDB.sub(rf"\g<1>{MASKED}", text)
     if "earer" in text or "EARER" in text:
         text = _BEARER.sub(rf"\g<1>{MASKED}", text)
-    for start, pattern in _SHAPE_PATTERNS:
+    for start, rest in _SHAPES:
         if start in text:
-            text = pattern.sub(MASKED, text)
+            text = _shape(start, rest).sub(MASKED, text)
     return text
+
+
+@functools.cache  # compiled when first seen: all of them at import would cost milliseconds
+def _shape(start: str, rest: str) -> re.Pattern[str]:
+    # The literal comes first and the look-behind after it: the search then runs at the speed of str.find.
+    return re.compile(f"{re.escape(start)}(?<![A-Za-z0-9]{re.escape(start)}){rest}")
 
 
 def _blank(text: str) -> str:
@@ -331,8 +334,8 @@ def _equals(text: str, start: int, end: int) -> re.Match[str] | None:
     equals = _EQUALS.match(text, end)
     if equals is None and text.startswith("--", start):
         return _SPACE.match(text, end)
-    if equals and equals["comma"] and text[start - 1 : start] not in {'"', "'"}:
-        return None  # the last word of a sentence in quotes, not a name
+    if equals and equals["comma"] and not (text.startswith("--", start) or text[start - 2 : start] in {'("', "('"}):
+        return None  # a word of a list or a sentence; a name is an option, or the first argument of a call
     return equals
 
 

@@ -6,6 +6,7 @@ when the user has imported it already.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -38,22 +39,36 @@ class Launcher:
     local_world: str
     job: tuple[str, ...] = ()
     restart: str = ""
-    needs: tuple[str, ...] = ()
+    needs: str = ""
+
+    def place(self, env: Mapping[str, str]) -> tuple[int | None, int | None]:
+        """Return rank and world size as this launcher tells them."""
+        return _number(env, self.rank), _number(env, self.world)
+
+    def marks(self, env: Mapping[str, str]) -> dict[str, str | None]:
+        """Return the variables by which a rank and whatever wraps it can be known."""
+        return {name: env.get(name) for name in (self.rank, self.world, self.local_rank, self.local_world)}
 
 
-# In this order: torchrun's variables are also set inside Slurm and Ray jobs, and then they are the ones that hold.
+# In this order. MPI's own launchers stand before srun, which starts their daemons and leaves its variables behind.
+# RANK and WORLD_SIZE alone may come from anybody: see _launcher.
 LAUNCHERS = (
     Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID",),
-             "TORCHELASTIC_RESTART_COUNT"),
-    Launcher("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE",
-             ("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_RESTART_COUNT", needs=("SLURM_STEP_ID",)),
+             "TORCHELASTIC_RESTART_COUNT", needs="TORCHELASTIC_RUN_ID"),
+    # The namespace repeats once pids do, in a container every time; the second word is random for every mpirun.
     Launcher("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-             "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE",)),
+             "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_orte_precondition_transports")),
     Launcher("mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
              "MV2_COMM_WORLD_LOCAL_SIZE"),
+    Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", needs="MPI_LOCALRANKID"),
+    # A batch script has a rank and a number of tasks too, but no step: it is one process.
+    Launcher("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
+             ("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_RESTART_COUNT", needs="SLURM_STEP_ID"),
     Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Launcher("distributed", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     Launcher("fanfold", "FANFOLD_RANK", "FANFOLD_WORLD_SIZE", "FANFOLD_LOCAL_RANK", "FANFOLD_LOCAL_WORLD_SIZE"),
 )  # fmt: skip
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True)
@@ -88,11 +103,15 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
 
 
 def _launcher(env: Mapping[str, str]) -> Launcher | None:
-    for row in LAUNCHERS:
-        known = _number(env, row.rank) is not None and _number(env, row.world) is not None
-        if known and all(name in env for name in row.needs):
-            return row
-    return None
+    """Return the launcher whose word holds, or None."""
+    rows = [row for row in LAUNCHERS if None not in row.place(env) and (not row.needs or row.needs in env)]
+    if "RAY_JOB_ID" in env:  # a Ray worker has what `ray start` was given: srun's variables say nothing of it
+        rows = [row for row in rows if row.name in ("torchrun", "distributed", "fanfold")]
+    by_hand = next((row for row in rows if row.name == "distributed"), None)
+    if by_hand is None or rows[0].name == "torchrun":
+        return rows[0] if rows else None
+    # RANK set by hand holds, unless it only repeats what srun or mpirun says: they also know their job.
+    return next(row for row in rows if row.place(env) == by_hand.place(env))
 
 
 def _group() -> Any:
@@ -104,22 +123,17 @@ def _group() -> Any:
 def detect(env: Mapping[str, str] | None = None) -> Identity:
     """Find out who this process is. Settings win, then an open process group, then what the launcher says."""
     env = os.environ if env is None else env
-    row = _launcher(env)
-    rank = _number(env, row.rank) if row else None
-    world = _number(env, row.world) if row else None
-    local = _number(env, row.local_rank) if row else None
-    local_world = _number(env, row.local_world) if row else None
-    group = _group()
+    row, group = _launcher(env), _group()
+    rank, world = row.place(env) if row else (None, None)
     if group is not None:
         rank, world = group.get_rank(), group.get_world_size()
-    rank = resolve("rank") if resolve("rank") is not None else rank
-    world = resolve("world_size") if resolve("world_size") is not None else world
-    rank, world = rank or 0, world or 1
+    rank, world = _first(resolve("rank"), rank, 0), _first(resolve("world_size"), world, 1)
+    local = _number(env, row.local_rank) if row else None
     return Identity(
         rank=rank,
         world_size=max(world, rank + 1),
-        local_rank=local if local is not None else (rank if row is None else 0),
-        local_world_size=local_world,
+        local_rank=_first(local, rank if _loopback(env) else 0),
+        local_world_size=_number(env, row.local_world) if row else None,
         launcher=_launcher_name(row, env),
         node=resolve("node") or socket.gethostname(),
         boot=boot_id(),
@@ -127,14 +141,20 @@ def detect(env: Mapping[str, str] | None = None) -> Identity:
     )
 
 
+def _first(*numbers: int | None) -> int:
+    return next(number for number in numbers if number is not None)
+
+
+def _loopback(env: Mapping[str, str]) -> bool:
+    """Tell whether the ranks meet at an address that only this node can reach; so it is where none is given."""
+    return env.get("MASTER_ADDR", "localhost") in LOOPBACK
+
+
 def _launcher_name(row: Launcher | None, env: Mapping[str, str]) -> str:
-    if "RAY_JOB_ID" in env:
-        return "ray"
-    if row is not None and row.name == "torchrun":
-        if any(name.startswith("ACCELERATE_") for name in env):
-            return "accelerate"
-        return "torchrun" if "TORCHELASTIC_RUN_ID" in env else "distributed"
-    return row.name if row else "python"
+    name = row.name if row else "python"
+    if name == "torchrun":
+        return "accelerate" if any(word.startswith("ACCELERATE_") for word in env) else name
+    return "ray" if "RAY_JOB_ID" in env else name
 
 
 @functools.lru_cache(maxsize=1)
@@ -146,11 +166,15 @@ def boot_id() -> str:
         return f"{socket.gethostname()}-{platform.machine()}"
 
 
+def _stat(pid: int) -> list[str]:
+    """Return what the kernel says of a process after its name: state, parent, …; see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
 def started_at(pid: int) -> str:
     """Return when a process started, in the kernel's ticks, so that a reused pid is another process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return stat.rpartition(")")[2].split()[19]
+        return _stat(pid)[19]
     except (OSError, IndexError):
         pass
     import psutil
@@ -164,29 +188,61 @@ def started_at(pid: int) -> str:
 def job_key(me: Identity, env: Mapping[str, str] | None = None) -> str | None:
     """Return the launcher's own id of this job: the same on every node, other for every job; None if it has none."""
     env = os.environ if env is None else env
-    if "RAY_JOB_ID" in env and env.get("MASTER_PORT"):
-        # Workers of every Ray job on a node have one parent, the raylet: only job and port tell the jobs apart.
-        return f"ray:{env['RAY_JOB_ID']}:{env.get('MASTER_ADDR')}:{env['MASTER_PORT']}"
     row = _launcher(env)
-    if row is None or (row.name == "mpirun" and me.one_node) or (me.world_size == 1 and row.name != "srun"):
-        return None  # an MPI namespace repeats once pids do; on one node the launcher process itself is the better key
+    if row is None or (row.name == "mpirun" and me.one_node):
+        return None  # on one node, mpirun's own process is the better key
+    if row.name == "srun" and me.world_size == 1 and env.get("SLURM_TASK_PID") != str(me.pid):
+        return None  # one of several programs that a script runs in this step, each with a run of its own
     words = [env.get(name, "") for name in row.job]
     if not words or not all(words) or words == ["none"]:
         return None
     return ":".join((row.name, *words))
 
 
-def restart_key(env: Mapping[str, str] | None = None) -> str:
-    """Return which restart of its job this process belongs to."""
+def launch_key(me: Identity, env: Mapping[str, str] | None = None) -> str:
+    """Return what all processes of one launch share, and its restarts, which continue the same run, do not."""
+    env = os.environ if env is None else env
+    row, key = _launcher(env), job_key(me, env)
+    restart = env.get(row.restart, "0") if row else "0"
+    if key and row and row.name != "torchrun":
+        return f"{key}:{restart}"
+    if _has_launcher(me, row):
+        return f"{node_key(me, env)}:{restart}"
+    meeting_point = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
+    # With an id, the agents agree on a new port for every restart, and each counts its own failures only.
+    return meeting_point if key else f"{meeting_point}:{restart}"
+
+
+def _has_launcher(me: Identity, row: Launcher | None) -> bool:
+    """Tell whether one process on this node is known to have started all ranks, or there is just one."""
+    return me.world_size == 1 or (me.one_node and row is not None and row.name in ("torchrun", "mpirun"))
+
+
+def node_key(me: Identity, env: Mapping[str, str] | None = None) -> str:
+    """Return a key for all processes one launcher started on this node: node, boot, and that launcher's pid and start."""
     env = os.environ if env is None else env
     row = _launcher(env)
-    return env.get(row.restart, "0") if row and row.restart else "0"
-
-
-def node_key(me: Identity) -> str:
-    """Return a key for all processes one launcher started on this node: node, boot, and that launcher's pid and start."""
-    pid = os.getppid() if me.world_size > 1 else me.pid
+    pid = me.pid
+    if row is not None and (me.world_size > 1 or row.name == "torchrun"):
+        pid = _launcher_pid(row.marks(env))
     return f"{me.node}:{me.boot}:{pid}:{started_at(pid)}"
+
+
+def _launcher_pid(marks: Mapping[str, str | None]) -> int:
+    """Return the process that started the ranks: our parent, or the one behind the shell script that wraps each rank."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        while _wraps(Path(f"/proc/{pid}"), marks):
+            pid = int(_stat(pid)[1])
+    return pid
+
+
+def _wraps(proc: Path, marks: Mapping[str, str | None]) -> bool:
+    """Tell whether a process is a rank's wrapper: it has the same place. A Python program is not: it is the rank itself."""
+    words = (proc / "environ").read_bytes().decode("utf-8", "replace").split("\0")
+    env = {name: value for name, _, value in (word.partition("=") for word in words)}
+    same = all(env.get(name) == value for name, value in marks.items())
+    return same and not (proc / "exe").readlink().name.startswith(("python", "pypy"))
 
 
 def shared_key(me: Identity, count: int, join: Callable[[], str]) -> str:
@@ -198,22 +254,44 @@ def shared_key(me: Identity, count: int, join: Callable[[], str]) -> str:
     key = job_key(me)
     if key:
         return key
-    if me.one_node:
+    if _has_launcher(me, _launcher(os.environ)):
         return node_key(me)
     group = _group()
-    if group is not None:
-        store = group.distributed_c10d._get_default_store()  # noqa: SLF001 - torch gives no public way to it
-        mine = secrets.token_hex(8)
-        return bytes(store.compare_set(f"fanfold/run/{count}", "", mine)).decode()
-    return node_key(me) if _one_parent(me) else join()
+    if group is None:
+        return join()
+    store = group.distributed_c10d._get_default_store()  # noqa: SLF001 - torch gives no public way to it
+    return _ask_store(store, f"fanfold/run/{count}", me)
 
 
-def _one_parent(me: Identity) -> bool:
-    """Tell whether the other ranks surely are siblings: spawned by multiprocessing, and meeting at a loopback address."""
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    parent = multiprocessing.parent_process() if multiprocessing else None
-    loopback = os.environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1", "::1")
-    return me.local_world_size is None and parent is not None and parent.pid == os.getppid() and loopback
+def _ask_store(store: Any, name: str, me: Identity) -> str:
+    """Agree through the process group's store: the first to come decides, or rank 0 where a restart must find the same run."""
+    if not _restarts(os.environ):
+        return bytes(store.compare_set(name, "", first_word(me))).decode()
+    if me.main:
+        store.set(name, first_word(me))
+    deadline = time.monotonic() + JOIN_SECONDS
+    while not store.check([name]):  # not store.wait(): that would keep other threads from the store
+        if time.monotonic() > deadline:
+            raise _nobody_answered(me, "the process group's store", JOIN_SECONDS)
+        time.sleep(0.02)
+    return bytes(store.get(name)).decode()
+
+
+def _restarts(env: Mapping[str, str]) -> bool:
+    return "TORCHELASTIC_RUN_ID" in env and bool(_number(env, "TORCHELASTIC_MAX_RESTARTS"))
+
+
+def first_word(me: Identity) -> str:
+    """Return a new key; where an agent restarts its ranks, one that it keeps, because the restart is the same run."""
+    return node_key(me) if _restarts(os.environ) else secrets.token_hex(8)
+
+
+def _nobody_answered(me: Identity, where: str, seconds: float) -> RunError:
+    return RunError(
+        f"rank {me.rank} of {me.world_size} found no run to join: rank 0 did not answer in {where} within "
+        f"{seconds:g} s. The run was not started here. Call fanfold.init() on rank 0 too, and at about the same time, or "
+        "give every process the same FANFOLD_RUN_ID (any unique word), for example FANFOLD_RUN_ID=$SLURM_JOB_ID."
+    )
 
 
 class Meeting:
@@ -224,45 +302,60 @@ class Meeting:
 
     def __init__(self, directory: Path, me: Identity, count: int, env: Mapping[str, str] | None = None) -> None:
         env = os.environ if env is None else env
-        scope = ":".join((env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), str(me.world_size), str(count)))
-        self.directory = directory / ".join" / digest(scope)
+        # Jobs at one time differ in the address where their ranks meet; one that only this node can reach says too
+        # little without the node, and none at all too little without the parent. A parent may be rank 0 itself.
+        here = f"{me.node}:{me.boot}" if _loopback(env) else ""
+        families = [""] if env.get("MASTER_PORT") else [str(_parent())] + ([str(me.pid)] if me.main else [])
+        address = (env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), here, str(me.world_size), str(count))
+        self.directories = [directory / ".join" / digest(*address, family) for family in families]
         self.me = me
+        self._answered: set[Path] = set()
 
     def ask(self, timeout: float = JOIN_SECONDS) -> str:
         """Leave a question and wait for rank 0's answer."""
-        word = f"{self.me.rank}-{secrets.token_hex(8)}"
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        question, answer = self.directory / f"{word}.ask", self.directory / f"{word}.answer"
-        question.touch()
+        question = self.directories[0] / f"{self.me.rank}-{secrets.token_hex(8)}.ask"
+        answer = question.with_suffix(".answer")
         deadline = time.monotonic() + timeout
         try:
             while time.monotonic() < deadline:
-                try:
-                    return answer.read_text(encoding="ascii")
-                except FileNotFoundError:
-                    time.sleep(0.02)
+                with contextlib.suppress(FileNotFoundError):  # not answered, or rank 0 is just leaving with the directory
+                    if not question.exists():
+                        question.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                        question.touch()
+                    if answer in answer.parent.iterdir():  # a listing is fresh where a look-up may be cached (NFS)
+                        return answer.read_text(encoding="utf-8")
+                time.sleep(0.02)
         finally:
             question.unlink(missing_ok=True)
             answer.unlink(missing_ok=True)
-        raise RunError(
-            f"rank {self.me.rank} of {self.me.world_size} found no run to join: rank 0 did not answer in {self.directory} within "
-            f"{timeout:g} s. The run was not started here. Give every process the same FANFOLD_RUN_ID (any unique word), "
-            "for example FANFOLD_RUN_ID=$SLURM_JOB_ID, or call fanfold.init() after the process group exists."
-        )
+        raise _nobody_answered(self.me, str(answer.parent), timeout)
 
     def answer(self, key: str) -> int:
-        """Answer the questions that are there; return how many. Rank 0 calls it again and again."""
-        count = 0
-        if not self.directory.is_dir():
-            return 0
-        for question in self.directory.glob("*.ask"):
+        """Answer the questions that are there; return how many answers were taken so far. Called again and again."""
+        for question in [path for directory in self.directories for path in directory.glob("*.ask")]:
             answer = question.with_suffix(".answer")
-            if not answer.exists():
+            if answer not in self._answered:
                 aside = question.with_suffix(".tmp")
-                aside.write_text(key, encoding="ascii")
+                aside.write_text(key, encoding="utf-8")
                 aside.replace(answer)  # whole or not at all: the asker may be reading
-                count += 1
-        return count
+                self._answered.add(answer)
+        return sum(not answer.exists() for answer in self._answered)
+
+    def leave(self) -> None:
+        """Clear away what nobody took: questions of processes that died while they waited."""
+        for answer in self._answered:
+            answer.unlink(missing_ok=True)
+            answer.with_suffix(".ask").unlink(missing_ok=True)
+        for directory in self.directories:
+            with contextlib.suppress(OSError):  # not empty: somebody is asking
+                directory.rmdir()
+
+
+def _parent() -> int:
+    """Return the process that made this one; a fork server made it on behalf of another."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing else None
+    return parent.pid if parent is not None and parent.pid is not None else os.getppid()
 
 
 def digest(*words: str) -> str:

@@ -47,6 +47,7 @@ class Parts:
     media: dict[str, Any] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
     plain: bool = True  # numbers under their own keys and nothing else: the fast path can take the next such call
+    direct: bool = True  # every value stands under its own key as it came: nothing nested, renamed or refused
 
     def add_number(self, key: str, value: Any, code: str) -> None:
         if code == "q":
@@ -101,12 +102,13 @@ def split(values: Mapping[Any, Any], *, strict: bool = False) -> Parts:
     for name, value in flatten(values):
         key = clean_text(name)
         code = code_of(type(value))
+        parts.direct = parts.direct and values.get(key) is value
         if code is not None:
             parts.add_number(key, value, code)
-            parts.plain = parts.plain and values.get(key) is value
         else:
             parts.plain = False
             _sort(parts, key, value, strict)
+    parts.plain = parts.plain and parts.direct
     return parts
 
 
@@ -125,6 +127,7 @@ def _sort(parts: Parts, key: str, value: Any, strict: bool) -> None:
     else:
         why = _sort_media(parts, key, value)
     if why:
+        parts.direct = False
         _refuse(key, value, why, strict)
 
 

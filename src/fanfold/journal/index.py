@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from zlib import crc32
 
 from ..errors import JournalError
 from . import format as fmt
 from .reader import Journal
 
-VERSION = 1
+VERSION = 2
 WORTH_BYTES = 4 << 20  # below this, walking is quicker than a file more
 
 
@@ -18,18 +19,23 @@ def _path(cache: Path, journal: Journal) -> Path:
     return cache / "index" / f"{journal.id}.idx"
 
 
-def load(journal: Journal, cache: Path) -> bool:
-    """Take over what an earlier reader found, if it is about this very file; tell whether it did."""
-    if journal.verified or journal.path.stat().st_size < WORTH_BYTES:
-        return False
+def load(path: Path, cache: Path) -> Journal | None:
+    """Open a journal with what an earlier reader found, if there is such and it is about this very content."""
+    journal = Journal(path)
+    if path.stat().st_size < WORTH_BYTES:
+        return None
     try:
-        known = fmt.unpack(_path(cache, journal).read_bytes())
-        if known["version"] != VERSION or journal.path.stat().st_size < known["verified"]:
-            return False
+        data = _path(cache, journal).read_bytes()
+        if crc32(data[4:]) != int.from_bytes(data[:4], "little"):
+            return None
+        known = fmt.unpack(memoryview(data)[4:])
+        if known["version"] != VERSION:
+            return None
         frames = [(int(kind), int(offset), int(length)) for kind, offset, length in known["frames"]]
-        return journal.adopt(frames, known["runs"], known["verified"], known["damaged"])
+        adopted = journal.adopt(frames, known["runs"], known["verified"], known["damaged"], known["mark"])
     except (OSError, JournalError, KeyError, TypeError, ValueError):
-        return False  # derived data that cannot be used is simply made again
+        return None  # derived data that cannot be used is simply made again
+    return journal if adopted else None
 
 
 def save(journal: Journal, cache: Path, known: int) -> None:
@@ -41,6 +47,7 @@ def save(journal: Journal, cache: Path, known: int) -> None:
         {
             "version": VERSION,
             "verified": journal.verified,
+            "mark": journal.print_of(journal.verified),
             "damaged": journal.damaged,
             "frames": journal.frames,
             "runs": [[shape_id, rows.runs] for shape_id, rows in journal.rows.items()],
@@ -49,14 +56,13 @@ def save(journal: Journal, cache: Path, known: int) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_bytes(data)
+        aside.write_bytes(crc32(data).to_bytes(4, "little") + data)
         aside.replace(path)
 
 
 def open_indexed(path: Path, cache: Path) -> Journal:
     """Open a journal and read it as far as it goes, through the cache where that helps."""
-    journal = Journal(path)
-    load(journal, cache)
+    journal = load(path, cache) or Journal(path)
     known = journal.verified
     journal.refresh()
     save(journal, cache, known)

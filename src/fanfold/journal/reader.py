@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _ROW_HEAD = HEAD_SIZE + 12  # frame head, shape id, time
 _WINDOW = 1 << 16
+_MAPPINGS = frozenset({Kind.VALUES, Kind.LOST, Kind.INFO, Kind.EVENT, Kind.CONSOLE, Kind.END})
 
 
 class Record(NamedTuple):
@@ -97,7 +98,14 @@ class Journal:
         if size > self.verified and self._map is not None:
             with memoryview(self._map) as view:
                 self._scan(view, size)
+        if self.verified and not self.header:
+            self.header = self._salvaged_header()
         return self.verified > before
+
+    def _salvaged_header(self) -> dict[str, Any]:
+        """Say what the file's name tells: a damaged header costs facts about the process, not its points."""
+        rank = self.path.stem.partition("-")[0]
+        return {"journal": self.id, "role": "main", "rank": int(rank) if rank.isdecimal() else 0, "salvaged": True}
 
     def _remap(self) -> int:
         with self.path.open("rb") as file:
@@ -137,7 +145,7 @@ class Journal:
             return 0
         magic, kind, flags, length, crc = HEAD.unpack_from(view, at)
         end = at + HEAD_SIZE + length
-        if magic != MAGIC or length > MAX_BODY or end > size:
+        if magic != MAGIC or length > MAX_BODY or end > size or (kind == Kind.HEADER and at):
             return 0
         seed = 0 if kind == Kind.HEADER else self.seed
         return end if crc32(view[at + HEAD_SIZE : end], fmt.covered(kind, length, seed, flags)) == crc else 0
@@ -146,9 +154,12 @@ class Journal:
         """Return the offset of the next sound frame, or 0."""
         assert self._map is not None
         at = self._map.find(MAGIC_BYTES, start, size)
-        while at >= 0:
-            if view[at + 2] != Kind.HEADER and self._frame_end(view, at, size):
+        work = 4 * (size - start) + MAX_BODY  # a forged file of nothing but long frame heads must not cost hours
+        while 0 <= at <= size - HEAD_SIZE and work > 0:
+            if self._frame_end(view, at, size):
                 return at
+            length = int.from_bytes(view[at + 4 : at + 8], "little")
+            work -= length if at + HEAD_SIZE + length <= size else 0
             at = self._map.find(MAGIC_BYTES, at + 1, size)
         return 0
 
@@ -171,17 +182,24 @@ class Journal:
         except JournalError:
             self.damaged += len(body) + HEAD_SIZE  # sound by its crc and yet no shape: a forged or foreign file
             return
+        if shape.id in self.rows:
+            if self.rows[shape.id].shape != shape:
+                self.damaged += len(body) + HEAD_SIZE  # an id names one shape for ever
+            return
         rows = self.rows[shape.id] = Rows(shape, HEAD_SIZE + shape.size)
         for index, key in enumerate(shape.keys):
             self.by_key.setdefault(key, []).append((rows, index))
 
     def _take_header(self, body: memoryview) -> None:
         header = fmt.unpack(body)
-        if not isinstance(header, dict) or not isinstance(header.get("format"), list):
-            raise JournalError(f"{self.path} does not begin with a journal header")
-        if header["format"][0] > fmt.MAJOR:
+        match header:
+            case {"format": [int(major), *_]}:
+                pass
+            case _:
+                raise JournalError(f"{self.path} does not begin with a journal header")
+        if major > fmt.MAJOR:
             raise JournalError(
-                f"{self.path} is of journal format {header['format'][0]}, and this fanfold reads up to {fmt.MAJOR}. "
+                f"{self.path} is of journal format {major}, and this fanfold reads up to {fmt.MAJOR}. "
                 "The run cannot be shown. Upgrade fanfold: pip install -U fanfold"
             )
         self.header = header
@@ -223,9 +241,15 @@ class Journal:
             window = min(window * 8, _WINDOW)
         return total
 
-    def adopt(self, frames: list[tuple[int, int, int]], runs: list[Any], verified: int, damaged: int) -> bool:
+    def print_of(self, end: int) -> int:
+        """Return a fingerprint of the last bytes before `end`: tells whether an index is about this very content."""
+        assert self._map is not None
+        return crc32(self._map[max(0, end - _WINDOW) : end])
+
+    def adopt(self, frames: list[tuple[int, int, int]], runs: list[Any], verified: int, damaged: int, mark: int) -> bool:
         """Take over an index of this file that an earlier reader made, instead of walking it again."""
-        self._remap()
+        if self._remap() < verified or self.print_of(verified) != mark:
+            return False
         assert self._map is not None
         with memoryview(self._map) as view:
             for kind, offset, length in frames:
@@ -242,10 +266,15 @@ class Journal:
     # Reading
 
     def records(self, *kinds: int) -> Iterator[Record]:
-        """Decode the frames of these kinds, in order. One that cannot be decoded is counted as damage."""
+        """Decode the frames of these kinds, in order. One that is sound and yet says nothing (a forged one) is passed over."""
         for kind, offset, length in self.frames:
             if kind in kinds:
-                yield Record(kind, offset - HEAD_SIZE, self.body(offset, length))
+                try:
+                    data = self.body(offset, length)
+                except JournalError:
+                    continue
+                if isinstance(data, dict) or kind not in _MAPPINGS:
+                    yield Record(kind, offset - HEAD_SIZE, data)
 
     def body(self, offset: int, length: int) -> Any:
         assert self._map is not None

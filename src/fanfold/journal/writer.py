@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import secrets
-import shutil
 import struct
 import sys
 import threading
@@ -18,9 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from ..errors import notices
+from ..errors import JournalError, notices
 from .format import HEAD, MAGIC, SUFFIX, Kind, Layout, Shape, covered, frame, pack, seed_of
 
 if sys.platform != "win32":
@@ -28,14 +27,16 @@ if sys.platform != "win32":
 
 MAX_SHAPES = 16_384
 RETRY_SECONDS = 1.0
+SETTLE_SECONDS = 0.02
 _I32 = range(-(1 << 31), 1 << 31)
+_DSYNC: int = getattr(os, "O_DSYNC", 0)
 
 # Paths of the .alive locks this process holds. A reader in the same process must not open them: closing any
 # descriptor of a file drops all POSIX locks the process has on it.
 held: set[str] = set()
 
-# Descriptors taken out of use. Another thread may be about to write to one, so it points to /dev/null for a while
-# before its number can be given to somebody else's file.
+# Descriptors taken out of use. Another thread may be about to write to one, so for a while its number stays ours and
+# stands for a file that refuses writes: the late writer learns of it, and writes to the successor.
 _retired: deque[tuple[float, int]] = deque()
 
 
@@ -51,7 +52,11 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
 
 
 def _retire(fd: int) -> None:
-    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # no descriptor left: the number is given back at once
+        os.close(fd)
+        return
     os.dup2(null, fd, inheritable=False)
     os.close(null)
     _retired.append((time.monotonic() + 2.0, fd))
@@ -59,15 +64,47 @@ def _retire(fd: int) -> None:
         os.close(_retired.popleft()[1])
 
 
-def _copy_unlinked(fd: int, path: Path) -> bool:
-    """Write a deleted file's bytes back to its path, through the descriptor that still holds it (Linux)."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(f"/proc/self/fd/{fd}", "rb") as source, open(path, "xb") as target:  # noqa: PTH123 - not a real path
-            shutil.copyfileobj(source, target, 1 << 20)
-    except OSError:
-        return False
-    return True
+class Orphan:
+    """A deleted journal whose bytes can still be read: the kernel keeps them while a descriptor is open (Linux)."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.path = sheet.path
+        self._fd = os.open(f"/proc/self/fd/{sheet.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def bring_back(self) -> bool:
+        """Write the bytes back under the old name: aside first, so that a reader never sees the file become shorter."""
+        aside = self.path.with_name(f"{self.path.name}.part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with aside.open("wb") as target:
+                self._copy(target)
+                time.sleep(SETTLE_SECONDS)  # a write that was under way when the sheet was given up has ended by now
+                self._copy(target)
+            aside.replace(self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            return False
+        self.drop()
+        return True
+
+    def _copy(self, target: BinaryIO) -> None:
+        while chunk := os.pread(self._fd, 1 << 20, target.tell()):
+            target.write(chunk)
+
+    def drop(self) -> None:
+        os.close(self._fd)
+
+
+def _sync_directories(path: Path) -> None:
+    """Make a new file's name survive a power cut: its folder's, the run's and the project's entries."""
+    for folder in (path, *path.parents[:3]):
+        with contextlib.suppress(OSError):  # a folder above may not be ours to open
+            fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 class Packer:
@@ -84,14 +121,14 @@ class Packer:
         self.crc = covered(Kind.ROW, layout.size, seed, shape.layout)
 
 
-class WriteFailed(Exception):
-    """A write that did not happen, or only in part: the sheet is finished."""
+class WriteFailed(OSError):
+    """A write that happened only in part: the sheet is finished."""
 
 
 class Sheet:
     """One open journal file. `shapes` maps (*keys, *types of values) to the packer of a row with a 32-bit step."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any], *, power: bool = False) -> None:
         self.path = path
         self.id: str = header["journal"]
         self.seed = seed_of(self.id)
@@ -99,11 +136,15 @@ class Sheet:
         self._others: dict[tuple[Any, ...], Packer] = {}
         self._ids = itertools.count()
         self.alive = -1
-        self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # With O_DSYNC a write returns when the disk has it: no second call that could fail after the first succeeded.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | (_DSYNC if power else 0)
+        self.fd = os.open(path, flags, 0o600)
         try:
             self._lock_alive()
             self.write(frame(Kind.HEADER, pack(dict(header)), 0))
-        except (OSError, WriteFailed):
+            if power:
+                _sync_directories(path.parent)
+        except OSError:
             self.discard()
             raise
 
@@ -114,11 +155,8 @@ class Sheet:
         try_lock(self.alive)  # a filesystem without locks leaves liveness to growth; that is no reason to stop
 
     def write(self, data: bytes) -> None:
-        """Hand `data` to the kernel in one call, or raise WriteFailed."""
-        try:
-            done = os.write(self.fd, data)
-        except OSError as error:
-            raise WriteFailed(str(error)) from error
+        """Hand `data` to the kernel in one call, or raise OSError."""
+        done = os.write(self.fd, data)
         if done != len(data):
             raise WriteFailed(f"only {done} of {len(data)} bytes were written (disk full?)")
 
@@ -145,6 +183,14 @@ class Sheet:
     def sync(self) -> None:
         os.fdatasync(self.fd) if hasattr(os, "fdatasync") else os.fsync(self.fd)
 
+    @property
+    def deleted(self) -> bool:
+        """Whether the file has no name any more."""
+        try:
+            return os.fstat(self.fd).st_nlink == 0
+        except OSError:
+            return False  # given up in this moment, by another thread
+
     def release(self) -> None:
         """Let go of the lock: from now on readers may judge this journal as ended."""
         if self.alive >= 0:
@@ -158,7 +204,8 @@ class Sheet:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self.path}.alive")  # noqa: PTH108 - the directory may be gone
         self.release()
-        _retire(self.fd)
+        fd, self.fd = self.fd, -1
+        _retire(fd)
 
     def discard(self) -> None:
         """Undo a sheet whose header could not be written, leaving no empty file behind."""
@@ -173,6 +220,7 @@ class Sheet:
         for fd in (self.fd, self.alive):
             with contextlib.suppress(OSError):
                 os.close(fd)
+        held.discard(f"{self.path}.alive")
         self.alive = self.fd = -1
 
 
@@ -182,13 +230,14 @@ class Writer:
     def __init__(self, directory: Path, header: Mapping[str, Any], *, durability: str = "process") -> None:
         self.directory = directory
         self.header = dict(header)
-        self.sync_each = durability == "power"
+        self.power = durability == "power"
         self.dropped = 0
         self.closed = False
         self._lock = threading.RLock()  # re-entrant: a signal handler may log while this thread opens a sheet
         self._retry_at = 0.0
         self._synced: tuple[str, int] = ("", 0)
         self._last: str | None = None
+        self._orphans: list[Orphan] = []
         self.sheet: Sheet | None = self._open()
 
     # The steps below are ordered as a journal lives: open, write, fail over, sync, close.
@@ -204,14 +253,17 @@ class Writer:
             "dropped": self.dropped,
         }
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sheet = Sheet(self.directory / f"{header['rank']}-{journal_id}{SUFFIX}", header)
+        sheet = Sheet(self.directory / f"{header['rank']}-{journal_id}{SUFFIX}", header, power=self.power)
         self._last = sheet.id
         return sheet
 
     def append(self, *frames: tuple[Kind, Any]) -> bool:
-        """Write msgpack frames in one call; False when they had to be dropped."""
+        """Write msgpack frames in one call; False when they had to be dropped (values are counted then)."""
         bodies = [(kind, pack(value)) for kind, value in frames]
-        return self._attempt(lambda sheet: sheet.write(b"".join(frame(kind, body, sheet.seed) for kind, body in bodies)))
+        return self._attempt(
+            lambda sheet: sheet.write(b"".join(frame(kind, body, sheet.seed) for kind, body in bodies)),
+            counted=any(kind == Kind.VALUES for kind, _ in frames),
+        )
 
     def row(
         self,
@@ -240,31 +292,36 @@ class Writer:
             if declaration or signature:
                 sheet.publish(packer, None if layout else signature)
 
-        return self._attempt(write)
+        return self._attempt(write, counted=not origin)
 
-    def _attempt(self, write: Callable[[Sheet], None]) -> bool:
-        """Run `write` on the open sheet, then once more on a fresh one; else count the call as dropped."""
-        for _ in range(2):
+    def _attempt(self, write: Callable[[Sheet], None], *, counted: bool) -> bool:
+        """Run `write` on the open sheet, then once more on a fresh one; else drop it, and count it if a user logged it."""
+        failures = 0
+        while failures < 2:
             sheet = self.sheet or self._reopen()
             if sheet is None:
                 break
             try:
                 write(sheet)
-                if self.sync_each:
-                    sheet.sync()
-            except (WriteFailed, OSError) as error:
-                self.fail(sheet, error)
+            except OSError as error:
+                failures += self.fail(sheet, error)
+            except JournalError as error:
+                notices.once("frame", f"a log() call is too large for the journal: {error}. It is dropped; training goes on.")
+                break
             else:
                 return True
-        with self._lock:
-            self.dropped += 1
+        if failures > 1:  # a fresh file fails as well: do not make one with every call
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+        if counted:
+            with self._lock:
+                self.dropped += 1
         return False
 
-    def fail(self, sheet: Sheet, error: BaseException) -> None:
-        """Give up a sheet after a failed write; the next write opens its successor."""
+    def fail(self, sheet: Sheet, error: BaseException) -> bool:
+        """Give up a sheet after a failed write; the next write opens its successor. False: another thread was first."""
         with self._lock:
             if self.sheet is not sheet:
-                return  # another thread, or a signal handler, was here first
+                return False
             self.sheet = None
             sheet.close(ended=False)
             if not self.closed:
@@ -273,6 +330,7 @@ class Writer:
                     f"fanfold could not write to {sheet.path}: {error}. Training goes on; a new journal is opened as soon as "
                     "it can be, and what is logged until then is dropped and counted. Free space or restore the directory.",
                 )
+            return True
 
     def _reopen(self) -> Sheet | None:
         with self._lock:
@@ -282,12 +340,13 @@ class Writer:
                 return None
             try:
                 self.sheet = self._open()
-            except (OSError, WriteFailed):
+            except OSError:
                 self._retry_at = time.monotonic() + RETRY_SECONDS
             return self.sheet
 
     def sync(self) -> None:
         """Ask the disk to keep what was written since the last time. Never called on the training thread by default."""
+        self.rescue()
         sheet = self.sheet
         if sheet is None:
             return
@@ -300,25 +359,36 @@ class Writer:
             self.fail(sheet, error)
 
     def rescue(self) -> None:
-        """Notice that the open file was deleted from under us; bring it back where the system allows, and start a new one."""
+        """Notice that the open file was deleted from under us: go on in a new one, and bring the old one back.
+
+        Where the system allows (Linux), nothing logged is lost, provided the process lives until the next look: each
+        second, at flush() and at finish(). What cannot be brought back now is tried again with the next look.
+        """
         sheet = self.sheet
-        if sheet is None or os.fstat(sheet.fd).st_nlink:
-            return
+        if sheet is not None and sheet.deleted:
+            self._give_up_deleted(sheet)
+        orphans, self._orphans = self._orphans, []
+        self._orphans += [orphan for orphan in orphans if not orphan.bring_back()]
+
+    def _give_up_deleted(self, sheet: Sheet) -> None:
         with self._lock:
             if self.sheet is not sheet:
                 return
+            with contextlib.suppress(OSError):
+                self._orphans.append(Orphan(sheet))
             self.sheet = None
-            brought_back = _copy_unlinked(sheet.fd, sheet.path)
             sheet.close(ended=False)
+            self._reopen()
         notices.once(
             f"removed:{self.directory}",
             f"{sheet.path} was deleted while the run goes on. "
-            + ("It was brought back" if brought_back else "What it held is lost")
+            + ("It is brought back" if self._orphans else "What it held is lost")
             + ", and logging continues in a new journal beside it. Finish or kill the run before deleting its directory.",
         )
 
     def close(self, end: Mapping[str, Any] | None) -> None:
         """Write the last word (if any), and let go."""
+        self.rescue()
         if end is not None:
             self.append((Kind.END, {**end, "dropped": self.dropped}))
         with self._lock:
@@ -337,5 +407,8 @@ class Writer:
         self._last = None
         self.dropped = 0
         self._retry_at = 0.0
+        for orphan in self._orphans:
+            orphan.drop()
+        self._orphans = []
         if sheet is not None:
             sheet.abandon_in_child()

@@ -101,6 +101,14 @@ def _subclass(value: Any) -> Any:
     return NotImplemented if number is None else number(value)
 
 
+def pending_in(cell: Any) -> list[Media]:
+    """Find what a cell, at any depth, still waits for."""
+    if isinstance(cell, Media):
+        return cell.waiting()
+    inner = cell if isinstance(cell, list) else cell.values() if isinstance(cell, dict) else ()
+    return [part for item in inner if type(item) not in PLAIN for part in pending_in(item)]
+
+
 def pack(cells: list[Any]) -> Any:
     """Give cells as msgpack can hold them."""
     kinds = set(map(type, cells))
@@ -162,7 +170,7 @@ def _read_media(value: Any) -> Media:
 
 def _read_array(value: Any) -> Array:
     dtype, shape, data = value
-    array = from_bytes(dtype, data)
+    array = from_bytes(dtype, bytearray(data))
     around = 1
     for length in shape:
         around *= max(int(length), 1)
@@ -202,5 +210,5 @@ def from_bytes(dtype: Any, data: Any) -> Array:
     if len(data) % np.dtype(dtype).itemsize:
         raise broken("table", f"{len(data)} bytes are no whole number of {dtype}")
     array = np.frombuffer(data, "|u1" if dtype == "|b1" else dtype)
-    numbers: Array = array != 0 if dtype == "|b1" else array.copy()
+    numbers: Array = array != 0 if dtype == "|b1" else array
     return numbers

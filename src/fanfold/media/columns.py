@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fanfold.media import cells as cell_types
 from fanfold.media.arrays import Landing, is_array, is_numeric
-from fanfold.media.base import broken, refused
+from fanfold.media.base import Media, broken, refused
 
 if TYPE_CHECKING:
     from fanfold.media.arrays import Array
@@ -35,6 +35,10 @@ class Column:
             return Column(cells=self.cells[:rows])
         valid = None if self.valid is None else self.valid[:rows]
         return replace(self, values=None if self.values is None else self.values[:rows], valid=valid)
+
+    def waiting(self) -> list[Media]:
+        """List what is still on a device."""
+        return self.landing.waiting() if self.landing is not None else cell_types.pending_in(self.cells)
 
     def __len__(self) -> int:
         if self.landing is not None:
@@ -102,7 +106,7 @@ def unpack(record: Any, rows: int) -> Column:
     return column
 
 
-def _bits(data: memoryview, rows: int) -> Array:
+def _bits(data: bytearray, rows: int) -> Array:
     import numpy as np
 
     if len(data) != -(-rows // 8):

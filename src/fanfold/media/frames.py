@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from fanfold.errors import missing_extra, notices
@@ -166,7 +167,7 @@ def to_pandas(named: list[tuple[str, Column]]) -> Any:
 def _to_pandas(pd: Any, column: Column) -> Any:
     if column.values is None:
         cells = listed(column)
-        text = set(map(type, cells)) == {str}
+        text = str in (kinds := set(map(type, cells))) and kinds <= {str, NoneType}
         return pd.Series(cells) if text else pd.Series(cells, dtype=object)
     series = pd.Series(column.values)
     if column.zone is not None:
@@ -191,9 +192,9 @@ def _to_polars(pl: Any, name: str, column: Column) -> Any:
         if any(isinstance(cell, Media) for cell in cells):
             return pl.Series(name, cells, dtype=pl.Object)
         try:
-            return pl.Series(name, cells, strict=True)
-        except (TypeError, OverflowError, pl.exceptions.PolarsError):
-            return pl.Series(name, [None if cell is None else str(cell) for cell in cells], dtype=pl.String)
+            return pl.Series(name, cells if len(set(map(type, cells)) - {NoneType}) < 2 else _texts(cells))
+        except (TypeError, OverflowError, pl.exceptions.ComputeError, pl.exceptions.SchemaError):
+            return pl.Series(name, _texts(cells))
     values = column.values
     if values.dtype.kind in "Mm" and values.dtype.str.endswith("[s]"):  # polars counts from milliseconds down
         values = values.astype(values.dtype.str.replace("[s]", "[ms]"))
@@ -203,6 +204,11 @@ def _to_polars(pl: Any, name: str, column: Column) -> Any:
     if column.valid is not None:
         series = series.set(pl.Series(~column.valid), None)
     return series
+
+
+def _texts(cells: list[Any]) -> list[str | None]:
+    """Give cells of several types as text, the one type that holds them all."""
+    return [None if cell is None else str(cell) for cell in cells]
 
 
 def to_arrow(named: list[tuple[str, Column]]) -> Any:
@@ -220,7 +226,7 @@ def _to_arrow(pa: Any, column: Column) -> Any:
         try:
             return pa.array(cells)
         except (TypeError, OverflowError, pa.ArrowException):
-            return pa.array([None if cell is None else str(cell) for cell in cells], pa.string())
+            return pa.array(_texts(cells), pa.string())
     missing = None if column.valid is None else ~column.valid
     filled = pa.array(column.values, mask=missing)
     if column.zone is None:

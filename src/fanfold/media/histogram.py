@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fanfold.media.arrays import Array
 
 MAX_BINS = 4096
+NEAR_MAX = float_info.max / 4  # spans above this overflow when multiplied and added
 CHUNK = 1 << 18  # elements at a time: a large tensor is never copied whole to float64
 
 
@@ -210,7 +211,8 @@ def summarise(values: Array, bins: int) -> Summary:
             low, top = min(low, float(finite.min())), max(top, float(finite.max()))
     if size == 0:
         return Summary([0] * bins, [float(edge) for edge in np.linspace(0, 1, bins + 1)], 0, **odd)
-    mean = total / size if math.isfinite(total) else sum(float((part / size).sum()) for part in _finite_chunks(values, {}))
+    mean = total / size if math.isfinite(total) else _mean_of_huge(values, size)
+    mean = min(max(mean, low), top)
     edges = _edges(low, top, bins)
     counts, squares = np.zeros(len(edges) - 1, np.int64), 0.0
     with np.errstate(over="ignore"):
@@ -238,6 +240,14 @@ def _finite_chunks(values: Array, odd: dict[str, int]) -> Iterator[Array]:
             yield part
 
 
+def _mean_of_huge(values: Array, size: int) -> float:
+    """Divide before adding, where the sum is more than a float can hold."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        return sum(float((part / size).sum()) for part in _finite_chunks(values, {}))
+
+
 def _edges(low: float, top: float, bins: int) -> Array:
     """Lay out strictly rising edges; fewer bins where floats lie too far apart for so many."""
     import numpy as np
@@ -245,7 +255,7 @@ def _edges(low: float, top: float, bins: int) -> Array:
     if low == top:
         pad = max(0.5, abs(low) * 1e-9)
         low, top = max(low - pad, -float_info.max), min(top + pad, float_info.max)
-    if math.isfinite(top - low):
+    if top - low < NEAR_MAX:
         return np.unique(np.linspace(low, top, bins + 1))
     weight = np.linspace(0, 1, bins + 1)
     return np.unique(low * (1 - weight) + top * weight)
@@ -257,7 +267,7 @@ def _count(values: Array, edges: Array) -> Array:
 
     bins, low, top = len(edges) - 1, float(edges[0]), float(edges[-1])
     width = top / bins - low / bins
-    if not math.isfinite(top - low) or width < 64 * np.spacing(max(abs(low), abs(top))):
+    if not top - low < NEAR_MAX or width < 64 * np.spacing(max(abs(low), abs(top))):
         return np.histogram(values, edges)[0]
     index = ((values - low) / width).astype(np.int64)
     np.clip(index, 0, bins - 1, out=index)

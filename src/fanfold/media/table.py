@@ -28,8 +28,8 @@ class _Column(msgspec.Struct):
 
     name: str
     dtype: str | None = None
-    data: memoryview | None = None
-    valid: memoryview | None = None
+    data: bytearray | None = None  # writable, so that numpy can use it without a copy
+    valid: bytearray | None = None
     zone: str | None = None
     cells: list[Any] | None = None
 
@@ -58,6 +58,7 @@ class Table(Media):
         self._columns: list[Column] = []
         self._rows = 0
         self._shared = False  # whether another Table reads the same lists
+        self._late: list[Media] = []  # found when added, so that asking does not walk every cell
         self.columns: list[str] = []
         self._fill(None if columns is None else _names(columns), data)
 
@@ -101,6 +102,7 @@ class Table(Media):
                 "Give each the same length, and a name",
             )
         self._columns, self._rows = columns, max(lengths, default=0)
+        self._late = [part for column in columns for part in column.waiting()]
 
     def __len__(self) -> int:
         return self._rows
@@ -117,6 +119,7 @@ class Table(Media):
         for column, cell in zip(self._growing(), cells, strict=True):
             column.append(cell)
         self._rows += 1
+        self._late += cell_types.pending_in(cells)
 
     def _growing(self) -> list[list[Any]]:
         """Give the columns as lists this table alone appends to."""
@@ -128,18 +131,13 @@ class Table(Media):
     def snapshot(self) -> Table:
         copy = type(self).__new__(type(self))
         # The lists are shared: this table only ever appends to them, and the copy knows how many rows are its own.
-        copy.__dict__.update(self.__dict__, columns=list(self.columns), _columns=list(self._columns), _shared=True)
+        copy.__dict__.update(self.__dict__, columns=list(self.columns), _columns=list(self._columns))
+        copy.__dict__.update(_late=list(self._late), _shared=True)
         return copy
 
     def waiting(self) -> list[Media]:
-        found: list[Media] = []
-        for column in self._columns:
-            if column.landing is not None:
-                found += column.landing.waiting()
-            for cell in (column.cells or [])[: self._rows]:
-                if isinstance(cell, Media):
-                    found += cell.waiting()
-        return found
+        self._late = [part for part in self._late if part.pending is not None]
+        return list(self._late)
 
     def _settled(self, *names: str) -> list[Column]:
         """Give columns as numbers or cells, and no more rows than are this table's."""
@@ -159,7 +157,7 @@ class Table(Media):
             self.columns, self._columns, self._rows = _read(data)
         except UNREADABLE_TABLE as error:
             raise broken("table", error) from error
-        self._frame, self._shared = None, False
+        self._frame, self._shared, self._late = None, False, []
 
     @property
     def rows(self) -> list[list[Any]]:

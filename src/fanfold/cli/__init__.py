@@ -1,0 +1,29 @@
+"""The command line: `fanfold COMMAND`, and `python -m fanfold COMMAND`. One row and one short file per command.
+
+A command's file has `arguments(parser)` and `run(args)`, which returns the exit code. Only the file of the command that
+is called is loaded, and rich, numpy and torch only where they are used: `fanfold ls` has to answer at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# name: the file it lives in, and what it does. In the order a newcomer meets them; this is what `fanfold --help` shows.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "ls": ("ls", "list the runs, newest first"),
+    "show": ("show", "show one run: how it stands, its figures and charts"),
+    "tail": ("tail", "print a run's last figures, and follow it live with -f"),
+    "export": ("export", "write runs as CSV, JSON lines or Parquet"),
+    "rm": ("rm", "delete runs"),
+    "prune": ("prune", "delete leftovers that hold no data"),
+    "doctor": ("doctor", "check this machine: directory, disk, ranks, libraries, GPUs"),
+    "demo": ("demo", "train a small model on two processes and look at it"),
+    "version": ("version", "print the version"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 found nothing, 2 could not be done, 130 interrupted."""
+    from .entry import run
+
+    return run(argv)

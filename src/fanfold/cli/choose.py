@@ -1,0 +1,100 @@
+"""Which runs a command is about: one by its word, or many by their facts."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import FanfoldError, SettingError
+from ..store import StoredRun, runs
+from ..store import open as open_stored
+from .output import progress
+from .text import STATUS, flat
+
+RUN_HELP = "an id, the beginning of one, a name, a run's directory, or - for the newest run"
+
+
+def one(args: argparse.Namespace, word: str) -> StoredRun:
+    """Open the run a word names."""
+    return open_stored(word, dir=args.dir, project=args.project)
+
+
+def several(args: argparse.Namespace, words: Iterable[str]) -> list[StoredRun]:
+    """Open the runs that words name, each once."""
+    found = {run.path: run for run in (one(args, word) for word in words)}
+    return list(found.values())
+
+
+def everything(args: argparse.Namespace) -> list[StoredRun]:
+    """Return all runs, newest first, with a bar while the catalogue is being made."""
+
+    def watch(folders: Iterable[Path], total: int) -> Iterable[Path]:
+        return progress(args, folders, total, "Reading runs")
+
+    return runs(args.project, dir=args.dir, progress=watch)
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--status", action="append", metavar="S", help=f"only runs that are {', '.join(STATUS)} (repeatable)")
+    parser.add_argument("--tag", action="append", metavar="T", help="only runs with this tag (repeatable: all of them)")
+    parser.add_argument("--name", metavar="GLOB", help="only runs whose name matches, such as 'base-*'")
+    parser.add_argument("--config", nargs="+", action="extend", metavar="KEY=VALUE",
+                        help="only runs with these settings, such as lr=0.001 model.dim=64")  # fmt: skip
+
+
+def matching(args: argparse.Namespace, found: list[StoredRun]) -> list[StoredRun]:
+    """Keep the runs that pass every filter."""
+    for status in args.status or ():
+        if status not in STATUS:
+            raise SettingError(f"--status {status} is not known. Nothing was listed. Known: {', '.join(STATUS)}.")
+    wanted = dict(_pair(word) for word in args.config or ())
+    return [run for run in found if _passes(run, args, wanted)]
+
+
+def _passes(run: StoredRun, args: argparse.Namespace, wanted: dict[str, str]) -> bool:
+    if args.status and run.status not in args.status:
+        return False
+    if args.name and not fnmatch.fnmatchcase(run.name, args.name):
+        return False
+    if args.tag and not set(args.tag) <= set(run.tags):
+        return False
+    config = flat(run.config) if wanted else {}
+    return all(name in config and same(config[name], text) for name, text in wanted.items())
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, text = word.partition("=")
+    if not equals or not name:
+        raise SettingError(f"--config {word!r} is not KEY=VALUE. Nothing was listed. Write for example --config lr=0.001.")
+    return name, text
+
+
+def same(value: Any, text: str) -> bool:
+    """Tell whether a setting is what was typed: numbers by value, so that 1e-3 finds 0.001; the rest by its text."""
+    if isinstance(value, bool) or value is None:
+        return text.lower() in ({"true", "1"} if value else {"false", "0"} if value is False else {"none", "null"})
+    if isinstance(value, (int, float)):
+        try:
+            return float(value) == float(text)
+        except ValueError:
+            return False
+    return str(value) == text
+
+
+def keys_of(run: StoredRun, patterns: Iterable[str], *, system: bool = True) -> list[str]:
+    """Return the numeric keys that patterns name (`val/*`); a pattern that names none is an error that lists some."""
+    known = run.keys() + (run.keys("system") if system else [])
+    found: list[str] = []
+    for pattern in patterns:
+        hits = [key for key in known if key == pattern] or [key for key in known if fnmatch.fnmatchcase(key, pattern)]
+        if not hits:
+            close = [key for key in known if pattern.strip("*").lower() in key.lower()][:8] or known[:8]
+            raise FanfoldError(
+                f"run {run.id} has no numbers under {pattern!r}. Nothing was shown. "
+                f"It has {len(known)} keys, among them: {', '.join(close) or 'none'}."
+            )
+        found += hits
+    return list(dict.fromkeys(found))

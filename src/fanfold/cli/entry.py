@@ -1,0 +1,125 @@
+"""From argv to an exit code: which command, its options, and what becomes of errors."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from .. import __version__
+from ..errors import FanfoldError, RunNotFound
+from . import COMMANDS
+from .text import clean
+
+NOTHING, FAILED, INTERRUPTED, PIPE = 1, 2, 130, 141
+_WITH_VALUE = ("--dir", "--project")
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Keep the examples' lines as they are written, and the options' column narrow."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; errors become one message and an exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+    except RunNotFound as error:
+        return _say(error, NOTHING)
+    except FanfoldError as error:
+        return _say(error, FAILED)
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has enough. Python would complain when it flushes at exit: give it another sink.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        return _say(_plain(error), FAILED)
+    return code
+
+
+def _dispatch(words: list[str]) -> int:
+    place = _command_at(words)
+    if place is None:
+        return _top(words)
+    name = words.pop(place)
+    if name not in COMMANDS:
+        raise _unknown(name)
+    module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
+    call: Callable[[argparse.Namespace], int] = module.run
+    return call(_parser(name, module).parse_args(words))
+
+
+def _command_at(words: Sequence[str]) -> int | None:
+    """Find the command: the first word that is neither an option nor the value of one."""
+    skip = False
+    for place, word in enumerate(words):
+        if skip:
+            skip = False
+        elif word in _WITH_VALUE:
+            skip = True
+        elif not word.startswith("-") or word == "-":
+            return place
+    return None
+
+
+def _top(words: Sequence[str]) -> int:
+    if "--version" in words or "-V" in words:
+        print(f"fanfold {__version__}")
+        return 0
+    parser = argparse.ArgumentParser(
+        "fanfold",
+        usage="fanfold COMMAND [options]",
+        formatter_class=Help,
+        description="Look at, follow, export and clean up runs that fanfold recorded.\n\ncommands:\n"
+        + "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()),
+        epilog="`fanfold COMMAND --help` explains one command. Every command takes --dir, --project, --json and -q.\n"
+        "RUN is an id, the beginning of one, a name, a run's directory, or - for the newest run.",
+    )
+    parser.add_argument("-V", "--version", action="store_true", help="print the version")
+    parser.parse_known_args(words)
+    parser.print_help()
+    return 0 if not words else FAILED
+
+
+def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
+    description = (module.__doc__ or "").strip()
+    parser = argparse.ArgumentParser(
+        f"fanfold {name}", formatter_class=Help, description=description, epilog=getattr(module, "EXAMPLE", None)
+    )
+    module.arguments(parser)
+    common = parser.add_argument_group("common options")
+    common.add_argument("--dir", metavar="DIR", help="where runs live (default: FANFOLD_DIR, else .fanfold, found upward)")
+    common.add_argument("--project", metavar="NAME", help="only this project")
+    common.add_argument(
+        "--json", action="store_true", help='JSON on stdout; numbers JSON lacks are "NaN", "Infinity", "-Infinity"'
+    )
+    common.add_argument("-q", "--quiet", action="store_true", help="no progress bars and no remarks")
+    return parser
+
+
+def _unknown(name: str) -> FanfoldError:
+    close = difflib.get_close_matches(name, COMMANDS, 1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return FanfoldError(f"there is no command {name!r}. Nothing was done.{hint} Known: {', '.join(COMMANDS)}.")
+
+
+def _plain(error: OSError) -> FanfoldError:
+    where = f"{error.filename}: " if error.filename else ""
+    return FanfoldError(f"{where}{error.strerror or error}. The command stopped there. Check the path and its permissions.")
+
+
+def _say(error: FanfoldError, code: int) -> int:
+    if os.environ.get("FANFOLD_DEBUG") == "1":
+        raise error
+    print(f"fanfold: {clean(str(error), lines=True)}", file=sys.stderr)
+    return code

@@ -1,0 +1,325 @@
+"""A run on the screen: the sections of `fanfold show`, one short method each. The demo prints the same."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..store import Series, StoredRun
+from . import chart, output
+from .text import STATUS, age, clean, duration, flat, number, plural, short, size
+
+CHARTS, FIGURES, SETTINGS, LINES = 6, 24, 24, 5
+# What people look at first, when not all fits.
+_FIRST = ("loss", "acc", "reward", "perplexity", "f1", "grad_norm", "lr", "learning_rate")
+
+
+def figures(run: StoredRun, key: str, rank: int | None = None) -> dict[str, Any]:
+    """Return what a key comes down to: count, last, lowest and highest, passing over NaN."""
+    return _figures(series_of(run, key, rank))
+
+
+def _figures(series: Series) -> dict[str, Any]:
+    import numpy as np
+
+    values = series.values.astype(np.float64)
+    numbers = values[~np.isnan(values)]
+    return {
+        "count": len(values),
+        "last": series.values[-1].item(),
+        "last_step": int(series.steps[-1]),
+        "min": float(numbers.min()) if len(numbers) else float("nan"),
+        "max": float(numbers.max()) if len(numbers) else float("nan"),
+        "not_finite": int((~np.isfinite(values)).sum()),
+    }
+
+
+def series_of(run: StoredRun, key: str, rank: int | None = None) -> Series:
+    """Return a key's points: of a rank, else the mean over ranks where several have it; probes have no step to fold by."""
+    if rank is not None:
+        return run.series(key, rank=rank)
+    holders = {journal.header.get("rank") for journal in run.journals if key in journal.by_key and journal.count(key)}
+    return run.series(key, fold="mean") if len(holders) > 1 and not key.startswith("system/") else run.series(key)
+
+
+def seen(attempt: Any) -> float:
+    """Return an attempt's last sign of life."""
+    return max((journal.path.stat().st_mtime for journal in attempt.journals), default=attempt.started / 1e9)
+
+
+def curve_order(keys: Sequence[str]) -> list[str]:
+    """Sort keys for drawing: what people look at first, then in order of appearance."""
+
+    def place(key: str) -> int:
+        words = key.lower()
+        return next((i for i, word in enumerate(_FIRST) if word in words), len(_FIRST))
+
+    return sorted(keys, key=place)
+
+
+class Report:
+    """One run as lines on a terminal; in a pipe the same without colours."""
+
+    def __init__(self, run: StoredRun, *, keys: list[str] | None = None, everything: bool = False, log: bool = False,
+                 rank: int | None = None) -> None:  # fmt: skip
+        self.run = run
+        self.keys = keys
+        self.everything = everything
+        self.log = log
+        self.rank = rank
+        self.width = output.width()
+        self.console = output.console(width=self.width, soft_wrap=True)
+        self._series = functools.lru_cache(maxsize=None)(lambda key: series_of(run, key, rank))
+
+    def print(self) -> None:
+        """Print every section that has something to say."""
+        self.head()
+        self.error()
+        self.attempts()
+        self.settings()
+        self.origin()
+        self.figures()
+        self.curves()
+        self.rest()
+        self.problems()
+        self.line()
+
+    def line(self, *parts: Any) -> None:
+        """Print one line made of texts and (text, style) pairs; nothing in them is markup."""
+        from rich.text import Text
+
+        self.console.print(Text.assemble(*parts), soft_wrap=True)
+
+    def fact(self, name: str, *parts: Any) -> None:
+        self.line((f"  {name:<10}", "dim"), *parts)
+
+    def _cut(self, items: Sequence[Any], limit: int) -> Sequence[Any]:
+        return items if self.everything else items[:limit]
+
+    # How it stands
+
+    def head(self) -> None:
+        run, status = self.run, self.run.status
+        symbol, colour = STATUS.get(status, ("?", "white"))
+        until = time.time() if status == "running" else run.seen
+        self.line()
+        self.line((f"{symbol} ", colour), (clean(run.name), "bold"), "  ", (status, colour), ("  " + clean(run.id), "dim"))
+        self.fact("project", clean(run.project))
+        self.fact(
+            "started", age(run.started), (", ran " if status != "running" else ", running for "), duration(until - run.started)
+        )
+        if len(run.ranks) > 1:
+            nodes = {journal.header.get("node") for journal in run.journals}
+            self.fact("ranks", f"{len(run.ranks)} on {plural(len(nodes), 'node')}")
+
+    def error(self) -> None:
+        verdict = self.run.verdict
+        if verdict["status"] in ("running", "finished"):
+            return
+        parts = [f"rank {verdict['rank']}"] if verdict.get("rank") is not None else []
+        parts += [f"by {verdict['signal']}"] if verdict.get("signal") else []
+        parts += [f"exit code {verdict['exit_code']}"] if verdict.get("exit_code") else []
+        parts += [_MEANING[verdict["status"]]] if verdict["status"] in _MEANING and not verdict.get("error") else []
+        self.fact("cause", (clean(", ".join(parts)), STATUS[verdict["status"]][1]))
+        text = clean(str(verdict.get("error") or ""), lines=True).rstrip().splitlines()
+        for one in text if self.everything else text[-12:]:
+            self.line((f"    {one}", "red"))
+
+    def attempts(self) -> None:
+        attempts = self.run.attempts
+        if len(attempts) < 2:
+            return
+        for count, attempt in list(enumerate(attempts, 1))[slice(None) if self.everything else slice(-8, None)]:
+            verdict = attempt.verdict()
+            symbol, colour = STATUS.get(verdict["status"], ("?", "white"))
+            began = attempt.started / 1e9
+            signal = f" by {verdict['signal']}" if verdict.get("signal") else ""
+            self.fact(f"attempt {count}", (f"{symbol} {verdict['status']}{clean(signal)}", colour),
+                      f", {age(began)}, {duration(seen(attempt) - began)}, {plural(len(attempt.mains), 'rank')}")  # fmt: skip
+
+    # What it is
+
+    def settings(self) -> None:
+        config = list(flat(self.run.config).items())
+        shown = self._cut(config, SETTINGS)
+        cells = [f"{short(str(name), 40)} {short(value, 40)}" for name, value in shown]
+        more = [f"and {len(config) - len(shown)} more (--all)"] if len(shown) < len(config) else []
+        for place, text in enumerate(_wrapped(cells + more, self.width - 14)):
+            self.fact("config" if not place else "", text)
+        for name, value in (("tags", ", ".join(self.run.tags)), ("group", self.run.group), ("notes", self.run.notes)):
+            if value:
+                self.fact(name, short(str(value), self.width - 14))
+
+    def origin(self) -> None:
+        facts = self.run.facts
+        command = facts.get("command") or facts.get("argv")
+        if command:
+            words = command if isinstance(command, str) else " ".join(map(str, command))
+            self.fact("command", short(words, self.width - 14))
+        git = facts.get("git")
+        if isinstance(git, dict) and git.get("commit"):
+            dirty = (" (with changes)", "yellow") if git.get("dirty") else ""
+            branch = f" on {short(str(git['branch']), 40)}" if git.get("branch") else ""
+            self.fact("git", clean(str(git["commit"]))[:12], branch, dirty)
+        words = list(_machine(facts))
+        if words:
+            self.fact("on", short(", ".join(words), self.width - 14))
+        self.fact("files", clean(str(self.run.path)))
+
+    # Its numbers
+
+    def chosen(self) -> list[str]:
+        return self.run.keys() if self.keys is None else self.keys
+
+    def figures(self) -> None:
+        keys = self.chosen()
+        shown = list(self._cut(keys, FIGURES)) if self.keys is None else keys
+        if not shown:
+            return
+        rows = [(key, _figures(self._series(key)), chart.spark(self._series(key).values)) for key in shown]
+        wide = min(max(len(clean(key)) for key in shown), max(12, self.width - 62))
+        self.line()
+        self.line((f"  {'':<{wide}}  {'last':>10}  {'min':>10}  {'max':>10}  {'points':>8}", "dim"))
+        for key, row, spark in rows:
+            name = f"{short(key, wide):<{wide}}"
+            cells = "  ".join(f"{number(row[word]):>10}" for word in ("last", "min", "max"))
+            self.line("  ", (name, "bold"), f"  {cells}  {row['count']:>8,}  ", (spark, "cyan"))
+        if len(shown) < len(keys):
+            self.line((f"  and {len(keys) - len(shown)} more keys (--all, or --key)", "dim"))
+
+    def curves(self) -> None:
+        keys = self.chosen()
+        if self.keys is None:
+            keys = [key for key in curve_order(keys[:200]) if _moves(self._series(key).values)]
+            keys = list(self._cut(keys, CHARTS))
+        columns = 2 if self.width >= 96 and len(keys) > 1 else 1
+        wide = min((self.width - 4) // columns - 2, 100)
+        blocks = [self._block(key, wide) for key in keys]
+        for at in range(0, len(blocks), columns):
+            self.line()
+            for parts in zip(*_level(blocks[at : at + columns]), strict=True):
+                self.line("  ", *(piece for text, style in parts for piece in ((f"{text:<{wide}}", style), "  ")))
+
+    def _block(self, key: str, wide: int) -> list[tuple[str, str]]:
+        series = self._series(key)
+        drawn = chart.draw(series.steps if series.steps[-1] >= 0 else series.times - series.times[0], series.values,
+                           width=wide, height=6, log=self.log)  # fmt: skip
+        ranks = int(series.count.max()) if series.count is not None else 1
+        notes = [f"mean of {ranks} ranks"] if ranks > 1 else []
+        notes += ["log scale"] if self.log else []
+        notes += [f"{plural(drawn.left_out, 'value')} not drawn"] if drawn.left_out else []
+        title = short(key, wide - 30) + (f"  ({', '.join(notes)})" if notes else "")
+        return [(title, "bold"), *((line, "cyan") for line in drawn.lines)]
+
+    # Everything else
+
+    def rest(self) -> None:
+        self.line()
+        self.system()
+        media = {key: self.run.media(key) for key in self.run.keys("media")}
+        if media:
+            words = [f"{short(key, 30)} ({_kinds(points)})" for key, points in media.items()]
+            self._listed("media", words)
+        texts = self.run.keys("text")
+        if texts:
+            self._listed("texts", [f"{short(key, 30)}: {short(self.run.latest.get(key, ''), 40)!r}" for key in texts])
+        for alert in self._cut(self.run.alerts[::-1], LINES):
+            colour = {"error": "red", "warning": "yellow"}.get(str(alert.get("level")), "blue")
+            text = f": {short(str(alert['text']), self.width)}" if alert.get("text") else ""
+            self.fact("alert", (f"{alert.get('level')}  ", colour), (short(str(alert["title"]), 80), "bold"), text,
+                      (f"  step {alert.get('s')}", "dim"))  # fmt: skip
+        for one in self._cut(self.run.artifacts, LINES):
+            total = sum(int(file.get("size") or 0) for file in one.get("files") or ())
+            self.fact("artifact", (short(str(one["name"]), 60), "bold"),
+                      f"  {short(str(one.get('kind')), 20)}, {plural(len(one.get('files') or ()), 'file')}, {size(total)}")  # fmt: skip
+
+    def _listed(self, name: str, words: list[str]) -> None:
+        shown = list(self._cut(words, 8))
+        more = [f"and {len(words) - len(shown)} more"] if len(shown) < len(words) else []
+        for place, text in enumerate(_wrapped(shown + more, self.width - 14)):
+            self.fact(name if not place else "", text)
+
+    def system(self) -> None:
+        latest = self.run.latest
+        words = [text.format(latest[key]) for key, text in _SYSTEM.items() if isinstance(latest.get(key), float)]
+        words += list(_gpus(latest))
+        if words:
+            self.fact("system", ", ".join(words[:12]))
+
+    def problems(self) -> None:
+        """Say what is missing; a run that is whole has no such lines."""
+        run = self.run
+        if run.dropped:
+            self.fact("dropped", (f"{plural(run.dropped, 'log call')} could not be written (disk full?)", "yellow"))
+        if run.damaged:
+            self.fact("damaged", (f"{size(run.damaged)} of the journals cannot be read; the rest is shown", "yellow"))
+        lost = run.lost_values
+        if lost:
+            why = Counter(str(one.get("why")) for one in lost).most_common(1)[0][0]
+            self.fact("lost", (f"{plural(len(lost), 'device value')} never arrived: {short(why, 80)}", "yellow"))
+
+
+_MEANING = {
+    "killed": "the process ended without a word: kill -9, out of memory, or power",
+    "lost": "no sign of life for a minute; it may come back",
+    "preempted": "the scheduler asked for room",
+}
+_SYSTEM = {
+    "system/cpu": "CPU {:.0f} %",
+    "system/memory": "memory {:.0f} %",
+    "system/process/rss_gb": "process {:.1f} GB",
+    "system/disk_free_gb": "disk {:.0f} GB free",
+}
+
+
+def _moves(values: Any) -> bool:
+    """Tell whether there is a curve to draw at all."""
+    return len(values) > 1 and bool((values != values[0]).any())
+
+
+def _machine(facts: dict[str, Any]) -> Iterator[str]:
+    """Name where a run ran: node, GPUs, Python, torch."""
+    node, gpus = facts.get("node"), facts.get("gpus")
+    if isinstance(node, dict):
+        yield f"{node.get('hostname')} ({node.get('cpu_usable') or node.get('cpu_count')} cores)"
+    if isinstance(gpus, list) and gpus:
+        names = Counter(str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict))
+        yield ", ".join(f"{count} × {name}" for name, count in names.items())
+    for name, what in (("Python", facts.get("python")), ("torch", facts.get("torch"))):
+        if isinstance(what, dict) and what.get("version"):
+            yield f"{name} {what['version']}"
+
+
+def _gpus(latest: dict[str, Any]) -> Iterator[str]:
+    for key, value in latest.items():
+        if key.startswith("system/gpu/") and key.endswith("/util"):
+            base = key.removesuffix("/util")
+            memory, power = latest.get(f"{base}/memory_gb"), latest.get(f"{base}/power_w")
+            text = f"GPU {clean(base.rpartition('/')[2])} {value:.0f} %"
+            text += f" {memory:.0f} GB" if memory is not None else ""
+            yield text + (f" {power:.0f} W" if power is not None else "")
+
+
+def _kinds(points: Sequence[Any]) -> str:
+    counts = Counter(clean(point.kind) for point in points)
+    return ", ".join(f"{count} × {kind}" for kind, count in counts.items())
+
+
+def _wrapped(cells: Sequence[str], width: int) -> list[str]:
+    """Join cells by dots into lines no wider than `width`."""
+    lines: list[str] = []
+    for cell in cells:
+        if lines and len(lines[-1]) + 3 + len(cell) <= width:
+            lines[-1] += " · " + cell
+        else:
+            lines.append(cell)
+    return lines
+
+
+def _level(blocks: list[list[tuple[str, str]]]) -> list[list[tuple[str, str]]]:
+    """Make blocks that stand side by side equally tall."""
+    tall = max(map(len, blocks))
+    return [block + [("", "")] * (tall - len(block)) for block in blocks]

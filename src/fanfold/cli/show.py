@@ -1,0 +1,88 @@
+"""Show one run: how it stands and why, its settings, its figures and their curves."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from ..store import StoredRun
+from . import choose, output, report
+
+EXAMPLE = """examples:
+  fanfold show -                       the newest run
+  fanfold show quick-otter-42 --key loss 'val/*' --log
+  fanfold show we7cg --json"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=choose.RUN_HELP)
+    parser.add_argument("--key", nargs="+", action="extend", metavar="KEY", help="draw these keys (patterns such as 'val/*')")
+    parser.add_argument("--all", action="store_true", help="all keys, settings, alerts and artifacts, however many")
+    parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
+    parser.add_argument("--rank", type=int, metavar="N", help="figures of this rank (default: the mean over ranks)")
+
+
+def run(args: argparse.Namespace) -> int:
+    stored = choose.one(args, args.run)
+    keys = choose.keys_of(stored, args.key) if args.key else None
+    if args.json:
+        output.print_json(facts(stored, keys, args.rank))
+    else:
+        report.Report(stored, keys=keys, everything=args.all, log=args.log, rank=args.rank).print()
+    return 0
+
+
+def facts(run: StoredRun, keys: list[str] | None = None, rank: int | None = None) -> dict[str, Any]:
+    """Return everything about a run but its points."""
+    chosen = run.keys() + run.keys("system") if keys is None else keys
+    return {
+        "id": run.id,
+        "name": run.name,
+        "project": run.project,
+        "status": run.status,
+        "cause": cause(run.verdict),
+        "path": str(run.path),
+        "started": run.started,
+        "seen": run.seen,
+        "now": time.time(),
+        "ranks": run.ranks,
+        "attempts": [attempt_facts(number, attempt) for number, attempt in enumerate(run.attempts, 1)],
+        "group": run.group,
+        "tags": run.tags,
+        "notes": run.notes,
+        "config": run.config,
+        "summary": run.summary,
+        "facts": run.facts,
+        "keys": {key: report.figures(run, key, rank) for key in chosen},
+        "texts": run.keys("text"),
+        "media": {key: len(run.media(key)) for key in run.keys("media")},
+        "metrics": run.metrics,
+        "alerts": run.alerts,
+        "artifacts": run.artifacts,
+        "dropped": run.dropped,
+        "damaged": run.damaged,
+        "lost": run.lost_values,
+    }
+
+
+def attempt_facts(number: int, attempt: Any) -> dict[str, Any]:
+    verdict = attempt.verdict()
+    return {
+        "attempt": number,
+        "key": attempt.key,
+        "status": verdict["status"],
+        "cause": cause(verdict),
+        "started": attempt.started / 1e9,
+        "seen": report.seen(attempt),
+        "ranks": sorted(int(journal.header.get("rank", 0)) for journal in attempt.mains),
+        "nodes": sorted({str(journal.header.get("node")) for journal in attempt.mains}),
+    }
+
+
+def cause(verdict: dict[str, Any]) -> dict[str, Any]:
+    """Return which rank's end explains a status, and how it ended; times in seconds, as everywhere in JSON."""
+    ended = verdict.get("time")
+    return {name: verdict.get(name) for name in ("rank", "signal", "exit_code", "error")} | {
+        "time": ended / 1e9 if ended else None
+    }

@@ -1,0 +1,100 @@
+"""Words for people: names made safe for a terminal, ages, durations, sizes and numbers."""
+
+from __future__ import annotations
+
+import math
+import time
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+# status: symbol and colour. The symbol says it too, so that nothing hangs on colour alone.
+STATUS = {
+    "running": ("●", "green"),
+    "finished": ("✓", "blue"),
+    "failed": ("✗", "red"),
+    "killed": ("☠", "red"),
+    "preempted": ("⏏", "yellow"),
+    "lost": ("?", "magenta"),
+}
+_UNITS = ((86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "h"), (60, "min"), (1, "s"))
+# What can move the cursor, recolour the screen or turn the reading order round; text from a run must not.
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def clean(text: str, *, lines: bool = False) -> str:
+    """Return text that a terminal shows and never obeys: control characters become visible escapes."""
+    if text.isascii() and text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(char if char in kept or unicodedata.category(char) not in _UNSAFE else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(char) or char.encode("unicode_escape").decode("ascii")
+
+
+def short(value: Any, width: int = 60) -> str:
+    """Return any value on one line, cut to a width."""
+    text = clean(value if isinstance(value, str) else number(value))
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def number(value: Any) -> str:
+    """Return a number as people read it; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    if value and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.3e}"
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+
+
+def age(when: float, now: float | None = None) -> str:
+    """Return how long ago a moment was."""
+    seconds = (time.time() if now is None else now) - when
+    if seconds < 0:
+        return "in the future"
+    if seconds < 2:
+        return "just now"
+    size, unit = next(row for row in _UNITS if seconds >= row[0])
+    count = int(seconds // size)
+    plural = "s" if len(unit) > 3 and count != 1 else ""
+    return f"{count} {unit}{plural} ago"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time: 4.2 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
+    if seconds < 60:
+        return f"{max(seconds, 0):.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def plural(count: int, word: str) -> str:
+    """Return a count with its noun."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, names joined by dots, as --config and --columns spell them."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{prefix}{name}."))
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

@@ -1,0 +1,109 @@
+"""The package itself: importing does nothing, imports point one way, the public names are the documented ones."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import fanfold
+
+SOURCE = Path(fanfold.__file__).parent
+
+PROBE = """
+import json, os, signal, sys, threading, logging
+sys.dont_write_bytecode = True
+before = {"handlers": [str(signal.getsignal(s)) for s in range(1, 32) if s not in (9, 19)], "hook": repr(sys.excepthook),
+          "exit": repr(sys.exit), "log": len(logging.getLogger().handlers), "env": dict(os.environ), "files": sorted(os.listdir("."))}
+modules = set(sys.modules)
+import fanfold
+after = {"handlers": [str(signal.getsignal(s)) for s in range(1, 32) if s not in (9, 19)], "hook": repr(sys.excepthook),
+         "exit": repr(sys.exit), "log": len(logging.getLogger().handlers), "env": dict(os.environ), "files": sorted(os.listdir("."))}
+print(json.dumps({"same": before == after, "threads": threading.active_count(), "handlers": len(logging.getLogger("fanfold").handlers),
+                  "new": sorted(set(sys.modules) - modules)}))
+"""
+
+
+def test_importing_does_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", PROBE], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    seen = json.loads(done.stdout)
+    assert (seen["same"], seen["threads"], seen["handlers"]) == (True, 1, 0)
+    assert [name for name in seen["new"] if name.split(".")[0] in ("numpy", "msgspec", "torch", "rich", "psutil", "sqlite3")] == []
+
+
+def test_the_writing_side_imports_nothing_heavy(tmp_path):
+    code = """
+import sys, fanfold
+run = fanfold.init("p", dir=".", quiet=True, system=False)
+run.log({"x": 1.0}); run.finish()
+print(sorted(name for name in ("numpy", "torch", "rich", "pandas", "pyarrow", "PIL", "jax", "sqlite3") if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there():
+    for name in fanfold.__all__:
+        if name not in ("config", "summary", "run"):
+            assert getattr(fanfold, name) is not None
+    assert dir(fanfold) == fanfold.__all__
+
+
+# Each room may use the rooms before it, never one after it.
+ORDER = [
+    {"_version"},
+    {"errors"},
+    {"settings", "names", "summary", "mask"},
+    {"process"},
+    {"media"},
+    {"values", "config"},
+    {"journal", "fold"},
+    {"deferred", "keeper", "lifecycle", "facts"},
+    {"encoder", "console", "probes"},
+    {"store"},
+    {"_join"},
+    {"_run", "_disabled"},
+    {"_api"},
+    {"_demo"},
+    {"cli"},
+    {"__main__"},
+]
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def _imports(path: Path) -> set[str]:
+    """Return which of our rooms a file imports from."""
+    rooms = set()
+    depth = len(path.relative_to(SOURCE).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == depth:
+            rooms |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("fanfold."):
+            rooms.add(node.module.split(".")[1])
+    return rooms
+
+
+def test_imports_point_one_way():
+    rank = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        room = _room(path)
+        if room == "__init__":
+            continue
+        assert room in rank, f"{room} has no place in the order of rooms"
+        wrong += [f"{path.relative_to(SOURCE)} imports {other}" for other in _imports(path) if other != room and rank[other] >= rank[room]]
+    assert wrong == []
+
+
+def test_only_the_guard_catches_everything():
+    broad = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if isinstance(node, ast.ExceptHandler) and node.type else set()
+            bare = isinstance(node, ast.ExceptHandler) and node.type is None
+            if (bare or names & {"Exception", "BaseException"}) and path.name != "errors.py":
+                broad.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert broad == []
