@@ -168,10 +168,16 @@ def test_a_jax_array_survives_donation_of_its_buffer():
     assert again(histogram).max == 7
 
 
-@pytest.mark.parametrize("shape", [(3, 20, 3), (5, 6, 7), (2, 3, 4, 3), (4,), (2, 2, 2, 2, 2)])
+@pytest.mark.parametrize("shape", [(5, 6, 7), (2, 5, 6, 7), (4,), (2, 2, 2, 2, 2)])
 def test_a_layout_that_cannot_be_told_is_refused_with_the_choices(shape):
     with pytest.raises(ValueError, match=r"layout.*NCHW"):
         Image(np.zeros(shape, np.uint8))
+
+
+def test_where_a_shape_fits_both_the_librarys_habit_decides():
+    both = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
+    assert np.array_equal(Image(both).array(), both)
+    assert np.array_equal(Image(torch.from_numpy(both)).array(), np.moveaxis(both, 0, -1))
 
 
 def test_a_given_layout_decides():
@@ -432,7 +438,7 @@ def test_encoded_film_is_kept_as_it_came(tmp_path):
         film.frames()
 
 
-@pytest.mark.parametrize(("shape", "fps"), [((4, 4), 4), ((2, 3, 4, 3), 4), ((4, 10, 10, 3), 0), ((4, 10, 10, 3), 1000)])
+@pytest.mark.parametrize(("shape", "fps"), [((4, 4), 4), ((2, 5, 4, 6), 4), ((4, 10, 10, 3), 0), ((4, 10, 10, 3), 1000)])
 def test_film_that_cannot_be_told_is_refused(shape, fps):
     with pytest.raises(ValueError, match="Video"):
         Video(np.zeros(shape, np.uint8), fps=fps)
@@ -962,6 +968,9 @@ def ext(code: int, body: object) -> msgspec.msgpack.Ext:
         b"\x91" * 100_000,
         packed(dtype="|O", data=b"12345678"),
         packed(dtype="<U0", data=b""),
+        packed(dtype="<c16", data=bytes(16)),
+        packed(dtype="<U1", data=bytes(4)),
+        packed(dtype="f8,f8", data=bytes(16)),
         packed(dtype="<f8", data=b"1234"),
         packed(2, dtype="<f8", data=b"12345678"),
         packed(2**40, cells=[1]),

@@ -53,10 +53,10 @@ def test_every_public_name_is_there():
 ORDER = [
     {"_version"},
     {"errors"},
-    {"settings", "names", "summary", "mask"},
+    {"settings", "names", "_summary", "mask"},
     {"process"},
     {"media"},
-    {"values", "config"},
+    {"values", "_config"},
     {"journal", "fold"},
     {"deferred", "keeper", "lifecycle", "facts"},
     {"encoder", "console", "probes"},
@@ -80,7 +80,7 @@ def _imports(path: Path) -> set[str]:
     depth = len(path.relative_to(SOURCE).parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == depth:
-            rooms |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+            rooms |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names} - {"__version__"}
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("fanfold."):
             rooms.add(node.module.split(".")[1])
     return rooms

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from fanfold import errors
-from fanfold.probes import system
+from fanfold.probes import gpus, system
 from fanfold.probes.system import Cgroup, Gpus, Rates, SystemProbe
 
 DOCS = Path(__file__).parent.parent / "docs" / "system-metrics.md"
@@ -312,7 +312,7 @@ def test_the_module_prints_one_sample_as_json():
 # GPUs
 
 
-@pytest.mark.skipif(system.nvidia_driver(), reason="this node has an NVIDIA driver")
+@pytest.mark.skipif(gpus.nvidia_driver(), reason="this node has an NVIDIA driver")
 def test_without_a_driver_there_are_no_gpu_keys_and_no_warning(caplog: pytest.LogCaptureFixture):
     before = sum(errors.notices.counts.values())
     assert Gpus()() == {}
@@ -322,10 +322,10 @@ def test_without_a_driver_there_are_no_gpu_keys_and_no_warning(caplog: pytest.Lo
 
 def test_a_process_that_may_see_no_gpu_asks_no_driver(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert system.open_nvidia() == {}
+    assert gpus.open_nvidia() == {}
 
 
-@pytest.mark.skipif(not system.nvidia_driver(), reason="needs an NVIDIA driver")
+@pytest.mark.skipif(not gpus.nvidia_driver(), reason="needs an NVIDIA driver")
 def test_a_gpu_of_this_node_answers_every_question():
     values = Gpus([0])()
     names = ("util", "memory", "memory_gb", "power_w", "temp_c", "sm_mhz")
@@ -340,7 +340,7 @@ def test_a_gpu_query_that_fails_drops_only_its_metric_and_is_said_once(caplog: p
 
     gpu = {"fan": lost, "util": lambda: {"util": 7.0}}
     with caplog.at_level(logging.WARNING, "fanfold"):
-        assert [system.read_gpu(gpu) for _ in range(2)] == [{"util": 7.0}] * 2
+        assert [gpus.read_gpu(gpu) for _ in range(2)] == [{"util": 7.0}] * 2
     assert len(caplog.records) == 1
     assert "a GPU's fan" in caplog.text
 
@@ -366,7 +366,7 @@ IDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]
     ],
 )
 def test_visible_devices_are_resolved_as_cuda_does(setting: str | None, devices: list[int | str]):
-    assert system.visible(setting, IDS) == devices
+    assert gpus.visible(setting, IDS) == devices
 
 
 # A container's own limits

@@ -388,7 +388,7 @@ def test_console_capture_leaves_a_terminal_a_terminal(runs_dir):
 
     master, slave = pty.openpty()
     child = subprocess.Popen([sys.executable, "-c", code], stdout=slave, stderr=subprocess.DEVNULL,
-                             env={**os.environ, "FANFOLD_DIR": str(runs_dir), "FANFOLD_SYSTEM": "0"})  # fmt: skip
+                             env={**os.environ, "FANFOLD_DIR": str(runs_dir), "FANFOLD_SYSTEM": "0", "FANFOLD_QUIET": "1"})  # fmt: skip
     assert child.wait(60) == 0
     os.close(slave)
     assert os.read(master, 1000) == b"True\r\n"

@@ -183,7 +183,7 @@ def test_media_convert_by_themselves(runs_dir):
     assert kinds == {"pil": ["image"], "many": ["image"] * 3, "fig": ["figure"], "df": ["table"], "array": ["histogram"],
                      "tensor": ["histogram"], "list": ["histogram"]}  # fmt: skip
     assert stored.media("pil")[0].load().array().shape == (3, 4, 3)
-    assert stored.table("df").column("a") == [1, 2] or list(stored.table("df").column("a")) == [1, 2]
+    assert list(stored.table("df").column("a")) == [1, 2]
     assert stored.media("array")[0].step == 4
 
 
@@ -199,10 +199,11 @@ def test_media_are_taken_as_they_were(runs_dir):
 
 
 def test_an_80_mb_table_goes_to_a_blob(runs_dir):
+    import pandas as pd
+
     table = np.random.default_rng(0).random((1_000_000, 10))
     run = fanfold.init("p", dir=runs_dir, quiet=True, system=False)
-    run.log({"t": fanfold.Table(columns=[f"c{i}" for i in range(10)], data={f"c{i}": table[:, i] for i in range(10)})
-             if False else fanfold.Table(dataframe=__import__("pandas").DataFrame(table, columns=[f"c{i}" for i in range(10)]))}, step=0)  # fmt: skip
+    run.log({"t": pd.DataFrame(table, columns=[f"c{i}" for i in range(10)])}, step=0)
     run.finish(timeout=60)
     stored = fanfold.open(run.path)
     assert sum(journal.size for journal in stored.journals) < 1_000_000

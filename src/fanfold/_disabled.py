@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .config import Config, as_mapping
+from ._config import Config, as_mapping
 
 
 class DisabledRun:

@@ -49,7 +49,7 @@ class Place:
         return {**self.header, "role": role, "pid": os.getpid(), "process": secrets.token_hex(8)}
 
     def after_fork_in_child(self) -> None:
-        self.chores = []
+        self.chores, self.spool = [], None  # the parent mirrors the spool, journals of its children included
 
     def done(self, closed: bool) -> None:
         """Bring the spool home."""
@@ -63,8 +63,7 @@ def find_place(options: Mapping[str, Any]) -> Place:
     root, project = Path(options["root"]), _checked_name("project", options["project"])
     shared = "" if options["id"] else process.shared_key(me, count, lambda: _meet(root, me, count))
     attempt = digest(shared, process.launch_key(me), str(count))
-    run_id = options["id"] or _find_unfinished(root, options, attempt) or digest(project, shared, str(count))
-    _checked_name("id", run_id)
+    run_id = _checked_name("id", options["id"] or _choose(root, options, attempt, digest(project, shared, str(count))))
     path = run_path(root, project, run_id)
     earlier = _earlier(path, me.rank, attempt)
     _check_resume(options["resume"], run_id, path, bool(earlier))
@@ -129,13 +128,16 @@ def _check_resume(resume: str, run_id: str, path: Path, exists: bool) -> None:
         )
 
 
-def _find_unfinished(root: Path, options: Mapping[str, Any], attempt: str) -> str | None:
-    """Under resume='auto', return the newest run of the project that did not finish; every rank finds the same one."""
-    if options["resume"] != "auto" or not root.is_dir():
-        return None
+def _choose(root: Path, options: Mapping[str, Any], attempt: str, own: str) -> str:
+    """Return this job's own run; under resume='auto', and before it exists, the project's newest run that did not finish.
+
+    Every rank comes to the same: what this attempt itself has written does not count.
+    """
+    if options["resume"] != "auto" or journal_files(run_path(root, options["project"], own)):
+        return own
     from .store import find_unfinished
 
-    return find_unfinished(root, options["project"], name=options["name"], ignore_attempt=attempt)
+    return find_unfinished(root, options["project"], name=options["name"], ignore_attempt=attempt) or own
 
 
 def open_writer(place: Place, options: Mapping[str, Any]) -> Writer:
@@ -143,7 +145,8 @@ def open_writer(place: Place, options: Mapping[str, Any]) -> Writer:
     place.name = options["name"] or place.name or name_for(place.run_id)
     _make_root(Path(options["root"]))
     directory = place.path / "journal"
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory.mkdir(exist_ok=True, mode=0o700)
     home = _spool(place, options, directory)
     me = place.me
     place.header = {

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from . import lifecycle
+from ._config import Config, as_mapping, plain
 from ._join import Place, find_place, open_writer
-from .config import Config, as_mapping, plain
+from ._summary import Metric
 from .deferred import Call, Deferred
 from .encoder import Encoder
 from .errors import RunError, guard, notices
@@ -29,12 +30,12 @@ from .journal.format import Layout
 from .keeper import Keeper
 from .mask import mask
 from .settings import resolve
-from .summary import Metric
 from .values import Parts, clean_text, code_of, split
 
 time_ns = time.time_ns
 os_write = os.write
 FACTS_SECONDS = 2.0
+MAX_STEP = (1 << 63) - 1
 MAX_PLANS = 256
 _PENDING, _LATE = int(Layout.PENDING), int(Layout.LATE)
 
@@ -64,13 +65,14 @@ class Run:
         self._writer = open_writer(place, options)
         self.name = str(place.name)
         self._seq = itertools.count(1)
-        self._high = place.first_step - 1
+        self._given = self._counted = place.first_step - 1
         self._auto = itertools.count(place.first_step)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._status = "running"
         self._late_calls = 0
         self._media_parts = 0
-        self._finish_lock = threading.Lock()
+        self._worker = False
+        self._finish_lock = threading.RLock()  # re-entrant: a signal handler may finish a run that is being finished
         self._deferred = Deferred(self._lose)
         self._encoder = Encoder(self.path, self._media_landed)
         self.config = Config(as_mapping(options["config"]), self._config_changed)
@@ -109,9 +111,11 @@ class Run:
             packer = sheet.shapes[signature]  # type: ignore[union-attr]
             if step is None:
                 step = self._next_step()
-            elif step > self._high:
-                self._high = step
-            body = packer.pack(packer.id, time_ns(), step, *values.values())
+                body = packer.pack(packer.id, time_ns(), step, *values.values())
+            else:
+                body = packer.pack(packer.id, time_ns(), step, *values.values())
+                if step > self._given:  # noqa: PLR1730 - a call of max() costs as much as the crc
+                    self._given = step
             if log_kwargs is not None or commit is not None:
                 raise KeyError
         except (KeyError, AttributeError, TypeError, struct.error):
@@ -125,16 +129,19 @@ class Run:
             self._writer.fail(sheet, error)  # type: ignore[arg-type]
         if done != len(data):
             self._recover(sheet, done, values, step)
-        elif self._writer.sync_each:
-            sheet.sync()  # type: ignore[union-attr]
 
     def _next_step(self) -> int:
+        """Count this call, going on from the highest step given. Threads that leave out the step get different numbers."""
         step = next(self._auto)
-        if step <= self._high:
-            self._auto = itertools.count(self._high + 1)
+        if step <= self._given:
+            self._auto = itertools.count(int(self._given) + 1)
             step = next(self._auto)
-        self._high = step
-        return step
+        self._counted = min(step, MAX_STEP)
+        return self._counted
+
+    @property
+    def _high(self) -> int:
+        return max(int(self._given), self._counted)
 
     def _recover(self, sheet: Any, done: int, values: Mapping[str, Any], step: int) -> None:
         if done >= 0:
@@ -202,7 +209,7 @@ class Run:
                 "step:fraction",
                 f"step={step!r} is no whole number and was cut to {number}. Log it as a value to keep it.",
             )
-        self._high = max(self._high, number)
+        self._given = max(self._given, number)
         return number
 
     def _write_parts(self, call: Call, parts: Parts, signature: tuple[Any, ...] | None, kwargs: Any) -> None:
@@ -245,29 +252,31 @@ class Run:
         self._writer.append((Kind.LOST, {"q": call.seq, "s": call.step, "t": call.time_ns, "keys": names, "why": why}))
 
     def _take_media(self, call: Call, media: dict[str, Any]) -> None:
-        waiting = [
-            item
-            for value in media.values()
-            for item in (value if isinstance(value, list) else [value])
-            if item.pending is not None
-        ]
+        """Encode media elsewhere; those still on a device are copied first, and encoded when their last part is there."""
+        items = [item for value in media.values() for item in (value if isinstance(value, list) else [value])]
+        waiting = [part for item in items for part in item.waiting()]
         if not waiting:
             self._encoder.put(call, media)
             return
         left = len(waiting)
 
-        def resolved(item: Any) -> Callable[[Call, dict[str, Any]], None]:
+        def landing(part: Any) -> Callable[[Call, dict[str, Any]], None]:
             def land(_call: Call, values: dict[str, Any]) -> None:
                 nonlocal left
-                item.resolve(host_array(values[""]))
+                part.resolve(host_array(values[""]))
                 left -= 1
                 if not left:
                     self._encoder.put(call, media)
 
             return land
 
-        for item in waiting:
-            self._deferred.watch(call, (), self._deferred.launch_array(item.pending), resolved(item))
+        launched = [(part, self._deferred.launch_array(part.pending)) for part in waiting]
+        refused = next((what for _, what in launched if isinstance(what, str)), None)
+        if refused is not None:  # a picture with a hole is no picture: the call's media are lost together, and marked
+            self._lose(call, list(media), refused)
+            return
+        for part, what in launched:
+            self._deferred.watch(call, (), what, landing(part))
 
     def _media_landed(self, call: Call, entries: Mapping[str, Any]) -> None:
         self._writer.append((Kind.VALUES, {"q": call.seq, "s": call.step, "t": call.time_ns, "v": dict(entries)}))
@@ -351,7 +360,8 @@ class Run:
         done = self._encoder.flush(max(0.0, deadline - time.monotonic())) and done
         self._writer.sync()
         for chore in self._place.chores:
-            chore()
+            with guard("copy the journal to its directory"):
+                chore()
         return done
 
     def finish(self, timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None) -> None:
@@ -363,6 +373,9 @@ class Run:
         self._end(timeout, self._status, None, exit_code)
 
     def _end(self, timeout: float, status: str, error: str | None, exit_code: int | None = None, *, close: bool = True) -> None:
+        if self._worker:  # a forked child ends its own journal; the run is its parent's to end
+            self._end_worker()
+            return
         deadline = time.monotonic() + timeout
         self._keeper.stop(min(1.0, timeout))
         for stop in self._stoppers:
@@ -372,6 +385,7 @@ class Run:
         self._encoder.flush(max(0.0, deadline - time.monotonic()))
         end = self._end_frame(status, error, exit_code)
         if close:
+            self._encoder.close()
             self._writer.close(end)
             lifecycle.leave(self)
         else:
@@ -397,6 +411,7 @@ class Run:
     def end_by_signal(self, status: str, name: str) -> None:
         """Write the last frame from a signal handler; the process is about to die."""
         self._status = status
+        self._writer.rescue()
         self._writer.append((Kind.END, {**self._end_frame(status, None), "signal": name}))
 
     def end_at_exit(self, status: str, error: str | None, exit_code: int) -> None:
@@ -407,16 +422,19 @@ class Run:
 
     def after_fork_in_child(self) -> None:
         """Become a worker of the same rank: own journal on first use, no threads, no end of the parent's run."""
+        self._worker = True
         self._place.after_fork_in_child()
-        self._finish_lock = threading.Lock()
+        self._finish_lock = threading.RLock()
         self._writer.after_fork_in_child(self._place.worker_header())
         self._deferred.after_fork_in_child()
         self._encoder.after_fork_in_child()
         self._keeper = Keeper([], lambda: None)
         self._stoppers = []
         util = sys.modules.get("multiprocessing.util")
-        if util is not None:  # such children leave by os._exit, which runs no atexit handler
-            util.Finalize(self, self._end_worker, exitpriority=0)
+        if util is not None:
+            # Such children leave by os._exit, which runs no atexit handler. Their finalizers are cleared right after the
+            # fork, so ours is registered a moment later.
+            util.register_after_fork(self, lambda run: util.Finalize(run, run._end_worker, exitpriority=0))  # noqa: SLF001 - ours
 
     def _end_worker(self) -> None:
         if self._writer.sheet is not None:
@@ -512,12 +530,13 @@ def _start_probes(run: Run, options: Mapping[str, Any]) -> None:
 def _gather(run: Run) -> None:
     """Collect what the run knows of itself, off the training thread: git, packages, hardware."""
     from . import facts
+    from .git import patch as patch_of
 
     with guard("gather facts about this process"):
         found = facts.gather()
         git = found.get("git")
         if run.is_main_process and isinstance(git, dict) and git.get("dirty"):
-            patch, cut = facts.patch(git["root"])
+            patch, cut = patch_of(git["root"])
             git["patch"] = {"blob": blobs.put(run.path, patch), "size": len(patch), "cut": cut}
         run._info({"facts": plain(found)})  # noqa: SLF001 - the other half of Run
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ class Encoder:
         self._reset()
 
     def _reset(self) -> None:
-        self._waiting: deque[tuple[Call, Mapping[str, Any]] | threading.Event] = deque()
-        self._wake = threading.Event()
+        # A SimpleQueue may be used again while it is in use, so that media can be logged from a signal handler.
+        self._waiting: queue.SimpleQueue[tuple[Call, Mapping[str, Any]] | threading.Event | None] = queue.SimpleQueue()
+        self._calls = itertools.count()
         self._thread: threading.Thread | None = None
 
     def after_fork_in_child(self) -> None:
@@ -33,30 +35,27 @@ class Encoder:
 
     def put(self, call: Call, media: Mapping[str, Any]) -> None:
         """Take one call's media. Memory stays bounded: when too many wait, this call pays for its own encoding."""
-        if len(self._waiting) >= MAX_WAITING:
+        if self._waiting.qsize() >= MAX_WAITING:
             self._encode(call, media)
         else:
             self._enqueue((call, media))
 
     def _enqueue(self, item: tuple[Call, Mapping[str, Any]] | threading.Event) -> None:
-        self._waiting.append(item)
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._loop, name="fanfold-media", daemon=True)
+        self._waiting.put(item)
+        if next(self._calls) == 0:  # whichever thread comes first starts it
+            self._thread = threading.Thread(target=self._loop, args=(self._waiting,), name="fanfold-media", daemon=True)
             self._thread.start()
-        self._wake.set()
 
-    def _loop(self) -> None:
-        while True:
-            try:
-                item = self._waiting.popleft()
-            except IndexError:
-                self._wake.wait()
-                self._wake.clear()
-                continue
+    def _loop(self, waiting: queue.SimpleQueue[tuple[Call, Mapping[str, Any]] | threading.Event | None]) -> None:
+        while (item := waiting.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
             else:
                 self._encode(*item)
+
+    def close(self) -> None:
+        """Let the thread end when it has done what it was given."""
+        self._waiting.put(None)
 
     def _encode(self, call: Call, media: Mapping[str, Any]) -> None:
         done: dict[str, Any] = {}

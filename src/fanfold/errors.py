@@ -58,7 +58,7 @@ class Notices:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may have something to say, too
 
     def once(self, cause: str, message: str) -> bool:
         """Log `message` at WARNING the first time `cause` is seen; count every time."""
@@ -100,7 +100,7 @@ def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:
 
 def after_fork_in_child() -> None:
     """Renew the lock a forked child may have inherited in a locked state."""
-    notices._lock = threading.Lock()  # noqa: SLF001 - this module owns it
+    notices._lock = threading.RLock()  # noqa: SLF001 - this module owns it
 
 
 Thunk = Callable[[], None]

@@ -10,21 +10,17 @@ import getpass
 import itertools
 import os
 import re
-import selectors
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import git, process
 from .errors import guard
-from .mask import MASKED, is_secret, mask, mask_argv, mask_text
+from .git import head_of, read_from
+from .mask import mask, mask_argv
 
-GIT_SECONDS = 5.0
-PATCH_LIMIT = 2_000_000
-UNTRACKED_NAMES = 1_000
 FOLDER_NAMES = 20_000  # site-packages has hundreds; a folder of training images beside the script may have millions
 
 _VARIABLES = frozenset(
@@ -37,35 +33,26 @@ _VARIABLES = frozenset(
     "SLURM_ARRAY_TASK_ID SLURM_RESTART_COUNT SLURM_CLUSTER_NAME".split()
 )
 _PREFIXES = ("NCCL_", "PYTORCH_", "TORCH_", "TORCHELASTIC_", "CUBLAS_", "CUDNN_", "JAX_", "ACCELERATE_", "FANFOLD_")
-# The innermost launcher wins: accelerate starts torchrun's agent, which may itself run under srun or inside Ray.
-_LAUNCHERS = (
-    ("accelerate", ("ACCELERATE_MIXED_PRECISION",)),
-    ("torchrun", ("TORCHELASTIC_RUN_ID",)),
-    ("ray", ("RAY_JOB_ID", "RAY_RAYLET_PID")),
-    ("mpirun", ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")),
-    ("srun", ("SLURM_STEP_ID",)),
-    ("mpirun", ("PMI_RANK",)),
-)
 
 
 def gather(*, argv: Sequence[str] | None = None, cwd: str | os.PathLike[str] | None = None) -> dict[str, object]:
     """Gather what this process knows of itself as plain data, free of secrets; a part that cannot be read is absent.
 
     `argv` is the command line with its interpreter, `cwd` the folder whose repository counts. Without `cwd` it is the
-    repository of the script, else the one of the working folder. The patch is not in here: see `patch`.
+    repository of the script, else the one of the working folder. The patch is not in here: see `git.patch`.
     """
     words = list(sys.orig_argv if argv is None else argv)
     readers: dict[str, Callable[[], object]] = {
         "command": lambda: mask_argv(words),
         "script": lambda: mask(_script(words)),
         "cwd": lambda: mask(os.fspath(cwd or Path.cwd())),
-        "git": lambda: _git(_code_folders(words, cwd)),
+        "git": lambda: git.describe(_code_folders(words, cwd)),
         "python": _python,
         "packages": lambda: packages(sys.path),
         "node": _node,
         "gpus": _gpus,
         "torch": _torch,
-        "launcher": lambda: _launcher(_variables()),
+        "launcher": lambda: process.detect().launcher,
         "environment": lambda: _environment(_variables()),
         "user": lambda: mask(_user()),
         "time_zone": _time_zone,
@@ -105,10 +92,6 @@ def _python() -> dict[str, object]:
 def _variables() -> dict[str, str]:
     # Name by name: training may set or remove one in this moment, which breaks a plain copy.
     return {name: os.environ.get(name, "") for name in list(os.environ)}
-
-
-def _launcher(environment: Mapping[str, str]) -> str:
-    return next((name for name, variables in _LAUNCHERS if any(v in environment for v in variables)), "plain")
 
 
 def _environment(environment: Mapping[str, str]) -> object:
@@ -159,7 +142,7 @@ def _package(folder: str, entry: str) -> tuple[str, str]:
 
 def _egg_version(egg: Path) -> str:
     """Read the version of a `setup.py develop` install, whose folder name does not tell it."""
-    info = _head(egg / "PKG-INFO") or _head(egg)
+    info = head_of(egg / "PKG-INFO") or head_of(egg)
     match = re.search(r"^Version: *(.+)$", info, re.MULTILINE)
     return match[1].strip() if match else ""
 
@@ -180,24 +163,16 @@ def _node() -> dict[str, object]:
     }
 
 
-def _head(file: Path, size: int = 4096) -> str:
-    try:
-        with file.open("rb") as stream:
-            return stream.read(size).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def _os_name() -> str:
-    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', _head(Path("/etc/os-release")), re.MULTILINE)
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', head_of(Path("/etc/os-release")), re.MULTILINE)
     return match[1] if match else ""
 
 
 def _cpu_model() -> str:
     if sys.platform == "darwin":
-        return (_read_from(["sysctl", "-n", "machdep.cpu.brand_string"]) or b"").decode().strip()
+        return (read_from(["sysctl", "-n", "machdep.cpu.brand_string"]) or b"").decode().strip()
     # The head tells: the whole file is long, and slow to make, on a node of hundreds of cores.
-    match = re.search(r"^(?:model name|Model|cpu model)\s*: *(.+)$", _head(Path("/proc/cpuinfo")), re.MULTILINE)
+    match = re.search(r"^(?:model name|Model|cpu model)\s*: *(.+)$", head_of(Path("/proc/cpuinfo")), re.MULTILINE)
     return match[1].strip() if match else ""
 
 
@@ -206,7 +181,7 @@ def _in_container() -> bool:
     names = ("KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "container")
     if any(map(os.path.exists, marks)) or any(name in os.environ for name in names):
         return True
-    return re.search(r"docker|kubepods|containerd|lxc", _head(Path("/proc/1/cgroup"))) is not None
+    return re.search(r"docker|kubepods|containerd|lxc", head_of(Path("/proc/1/cgroup"))) is not None
 
 
 def _gpus() -> list[dict[str, object]]:
@@ -266,191 +241,3 @@ def _code_folders(argv: Sequence[str], cwd: str | os.PathLike[str] | None) -> li
     with guard("find the working folder"):
         folders.append(str(Path.cwd()))
     return list(dict.fromkeys(folders))
-
-
-def _git(folders: Sequence[str]) -> dict[str, object] | None:
-    return next((found for found in map(_repository, folders) if found), None)
-
-
-def _repository(folder: str) -> dict[str, object] | None:
-    """Describe the work tree around `folder`: commit, branch, remote, dirty (tracked files), root; None outside one.
-
-    `commit` is None before the first one, `branch` is None on a detached head, and `dirty` is None where git is not
-    installed, is too slow or will not open another user's repository: the rest is then read from its files.
-    """
-    root = _line(_run_git(folder, "rev-parse", "--show-toplevel"))
-    if not root:
-        return _by_hand(folder)
-    status = _run_git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=untracked")
-    if status is None:
-        return _by_hand(root)
-    lines = os.fsdecode(status).splitlines()
-    head = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch.") and line.count(" ") > 1)
-    commit, branch = head.get("branch.oid", "(initial)"), head.get("branch.head", "(detached)")
-    return _described(
-        root,
-        commit=None if commit == "(initial)" else commit,
-        branch=None if branch == "(detached)" else branch,
-        remote=_remote(os.fsdecode(_run_git(root, "config", "--get-regexp", r"^remote\..*\.url$") or b"")),
-        dirty=any(not line.startswith("#") for line in lines),
-    )
-
-
-def _described(root: str, *, commit: str | None, branch: str | None, remote: str, dirty: bool | None) -> dict[str, object]:
-    facts = {"commit": commit, "branch": branch, "remote": remote or None, "dirty": dirty, "root": root}
-    return {name: mask(value) for name, value in facts.items()}
-
-
-def _remote(urls: str) -> str:
-    """Choose origin, else the first, from lines of `remote.NAME.url URL`."""
-    remotes = dict(line.split(" ", 1) for line in urls.splitlines() if " " in line)
-    return remotes.get("remote.origin.url") or next(iter(remotes.values()), "")
-
-
-def _by_hand(folder: str) -> dict[str, object] | None:
-    """Read commit and branch from the repository's files, for containers that lack git or mount another's checkout."""
-    start = Path(folder).absolute()
-    root = next((at for at in (start, *start.parents) if _head(at / ".git") or (at / ".git" / "HEAD").is_file()), None)
-    if root is None:
-        return None
-    link = _head(root / ".git")  # a file in worktrees and submodules, a folder elsewhere
-    folder_of_head = root / link[8:].strip() if link.startswith("gitdir: ") else root / ".git"
-    shared = folder_of_head / (_head(folder_of_head / "commondir").strip() or ".")
-    head = _head(folder_of_head / "HEAD").strip()
-    if not head:
-        return None
-    name = head[5:] if head.startswith("ref: ") else ""
-    commit = _reference(shared, name) if name else head
-    config = _head(shared / "config", 65_536)
-    urls = re.findall(r'^\[remote "([^"]+)"\][^\[]*?^\s*url\s*=\s*(\S+)', config, re.MULTILINE)
-    remote = _remote("\n".join(f"remote.{remote}.url {url}" for remote, url in urls))
-    return _described(str(root), commit=commit, branch=name.removeprefix("refs/heads/") or None, remote=remote, dirty=None)
-
-
-def _reference(shared: Path, name: str) -> str | None:
-    packed = re.search(rf"^([0-9a-f]+) {re.escape(name)}$", _head(shared / "packed-refs", 4_000_000), re.MULTILINE)
-    return _head(shared / name).strip() or (packed[1] if packed else None)
-
-
-_CODE = (".py", ".pyi", ".pyx", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".js", ".jsx",
-         ".ts", ".tsx", ".java", ".kt", ".scala", ".swift", ".rb", ".lua", ".jl", ".svelte")  # fmt: skip
-_PRIVATE = re.compile(
-    r"(?:^|/)(?:\.env(?:\.[^/]*)?|[^/]*\.(?:env|pem|p12|pfx|key|keystore|kdbx|tfvars)|id_(?:rsa|dsa|ecdsa|ed25519)"
-    r"|\.?netrc|\.npmrc|\.pypirc|\.git-credentials|\.htpasswd|kubeconfig|[^/]*service[-_]account[^/]*\.json)$"
-)
-
-
-def patch(root: str | os.PathLike[str], limit: int = PATCH_LIMIT) -> tuple[bytes, bool]:
-    """Return the uncommitted changes under `root`, masked, and whether they were cut to `limit` bytes.
-
-    First the names of untracked files, as comments, then the patch of tracked files against HEAD, which `git apply`
-    takes. Binary files are named by their hashes only: a secret in packed bytes could not be masked. Files whose name
-    says that they hold secrets (`.env`, `*.pem`…) are named without their content. Empty where git cannot tell.
-    """
-    folder = os.fspath(root)
-    notes = _untracked(folder)
-    base = _line(_run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"))
-    base = base or _line(_run_git(folder, "hash-object", "-t", "tree", os.devnull))  # no commit yet: all is new
-    diff = _run_git(folder, *_DIFF, base, "--", limit=limit + 1) if base else None
-    raw = diff or b""
-    cut = len(raw) > limit
-    # Whole lines only, before masking: half a token has no shape to be known by.
-    text = _whole_lines(raw, limit).decode("utf-8", "surrogateescape")
-    masked = "".join([notes, *map(_mask_file, _by_file(text))]).encode("utf-8", "surrogateescape")
-    return _whole_lines(masked, limit), cut or len(masked) > limit
-
-
-_DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--full-index", "--src-prefix=a/", "--dst-prefix=b/",
-         "--submodule=short", "--ignore-submodules=untracked")  # fmt: skip
-
-
-def _whole_lines(data: bytes, limit: int) -> bytes:
-    return data if len(data) <= limit else data[: data.rfind(b"\n", 0, limit) + 1]
-
-
-def _untracked(folder: str) -> str:
-    listed = _run_git(folder, "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "-z")
-    names = [repr(name)[1:-1] for name in (listed or b"").decode("utf-8", "surrogateescape").split("\0") if name]
-    lines = [f"# untracked: {mask_text(name)}\n" for name in names[:UNTRACKED_NAMES]]
-    if len(names) > UNTRACKED_NAMES:
-        lines.append(f"# untracked: and {len(names) - UNTRACKED_NAMES} more\n")
-    return "".join(lines)
-
-
-def _by_file(text: str) -> list[str]:
-    return re.split(r"^(?=diff --git )", text, flags=re.MULTILINE)
-
-
-def _mask_file(section: str) -> str:
-    first = section[: section.find("\n")].rstrip('" ')
-    name = first.rpartition("/")[2]
-    if _PRIVATE.search(first) or (is_secret(name.partition(".")[0]) and not name.endswith(_CODE)):
-        header, hunk, _ = section.partition("\n@@")
-        return f"{header}\n# content {MASKED}: this file's name says that it holds secrets\n" if hunk else section
-    return mask_text(section, code=name.endswith(_CODE))
-
-
-def _line(output: bytes | None) -> str:
-    return os.fsdecode(output or b"").removesuffix("\n")
-
-
-def _run_git(folder: str, *arguments: str, limit: int = PATCH_LIMIT) -> bytes | None:
-    """Run git quietly: no locks, prompts, pagers, hooks, monitors or network; None where it fails or is too slow."""
-    settings = ("core.fsmonitor=false", "core.quotepath=false", "core.hooksPath=/dev/null", "core.untrackedCache=false")
-    options = [word for setting in settings for word in ("-c", setting)]
-    drop = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
-    environment = {name: value for name, value in _variables().items() if name not in drop}
-    environment |= {
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ALLOW_PROTOCOL": "none",  # a partial clone would fetch what it lacks
-        "GIT_NO_LAZY_FETCH": "1",
-        "LC_ALL": "C",
-    }
-    return _read_from(["git", "--no-pager", "-C", folder, *options, *arguments], environment, limit)
-
-
-def _read_from(command: Sequence[str], environment: Mapping[str, str] | None = None, limit: int = PATCH_LIMIT) -> bytes | None:
-    """Run a command for at most GIT_SECONDS and return up to `limit` bytes of its output; None where it failed."""
-    try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that its children can be ended with it
-        )
-    except OSError:  # not installed, or the folder is gone
-        return None
-    with process:
-        output, whole = _drain(process, time.monotonic() + GIT_SECONDS, limit)
-        if not whole:
-            _end(process)
-        failed = process.wait() != 0 if whole else len(output) < limit
-    return None if failed else output
-
-
-def _drain(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[bytes, bool]:
-    """Read until the end, the limit or the deadline; say whether the end came."""
-    stream = process.stdout
-    parts: list[bytes] = []
-    with selectors.DefaultSelector() as selector:
-        if stream is None:
-            return b"", True
-        selector.register(stream, selectors.EVENT_READ)
-        room = limit
-        while room > 0 and selector.select(max(0.0, deadline - time.monotonic())):
-            part = os.read(stream.fileno(), min(room, 1 << 20))
-            if not part:
-                return b"".join(parts), True
-            parts.append(part)
-            room -= len(part)
-    return b"".join(parts), False
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        process.kill()

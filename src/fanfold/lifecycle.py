@@ -128,7 +128,7 @@ def _watch_for_stuck_main_thread() -> None:
 
 
 def _await_signal(read: int) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), open(read, "rb", buffering=0):  # closed when the thread ends
         while got := os.read(read, 1):
             number = got[0]
             if number not in _previous:
@@ -180,6 +180,11 @@ def _at_exit() -> None:
 def _after_fork() -> None:
     global _wakeup  # noqa: PLW0603 - see _install_once
     after_fork_in_child()
+    # A child gets the defaults back: without the watching thread, our handler would keep one stuck in C code alive.
+    for number, before in _previous.items():
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, before)
+    _previous.clear()
     if _wakeup is not None:
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)

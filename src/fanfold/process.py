@@ -318,7 +318,7 @@ class Meeting:
         deadline = time.monotonic() + timeout
         try:
             while time.monotonic() < deadline:
-                with contextlib.suppress(FileNotFoundError):  # not answered, or rank 0 is just leaving with the directory
+                with contextlib.suppress(FileNotFoundError):  # not answered, or somebody just left with the directory
                     if not question.exists():
                         question.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                         question.touch()
@@ -328,6 +328,7 @@ class Meeting:
         finally:
             question.unlink(missing_ok=True)
             answer.unlink(missing_ok=True)
+            _remove_if_empty(answer.parent)
         raise _nobody_answered(self.me, str(answer.parent), timeout)
 
     def answer(self, key: str) -> int:
@@ -347,8 +348,12 @@ class Meeting:
             answer.unlink(missing_ok=True)
             answer.with_suffix(".ask").unlink(missing_ok=True)
         for directory in self.directories:
-            with contextlib.suppress(OSError):  # not empty: somebody is asking
-                directory.rmdir()
+            _remove_if_empty(directory)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # somebody is asking, or has removed it
+        directory.rmdir()
 
 
 def _parent() -> int:

@@ -170,7 +170,7 @@ def _sort_tensor(parts: Parts, key: str, value: Any) -> str:
 
 
 def _sort_jax(parts: Parts, key: str, value: Any) -> str:
-    if not hasattr(value, "is_fully_addressable"):
+    if any(base.__name__ == "Tracer" for base in type(value).__mro__):
         return "it is a tracer inside a jit-compiled function: return it from the function and log it outside"
     if not value.is_fully_addressable and not value.is_fully_replicated:
         return "it is sharded over processes, and fanfold never calls a collective: log a replicated value or a local part"

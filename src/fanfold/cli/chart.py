@@ -26,7 +26,7 @@ class Chart:
 
 
 def draw(steps: Any, values: Any, *, width: int, height: int, log: bool = False) -> Chart:
-    """Draw values over steps in `width` by `height` characters. `log` scales by powers of ten; what is not above 0 is left out."""
+    """Draw values over steps in `width` by `height` characters. `log`: by powers of ten; what is not above 0 is left out."""
     import numpy as np
 
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)

@@ -23,6 +23,14 @@ EXAMPLE = """examples:
 
 SHOWN = 50
 DEFAULT = ("status", "name", "id", "project", "started", "duration", "ranks", "tags")
+
+
+def lasted(run: StoredRun) -> float:
+    """Return how many seconds a run has lasted, or lasted until its last sign of life."""
+    until = time.time() if run.status == "running" else run.seen
+    return max(0.0, until - run.started)
+
+
 _FIELDS: dict[str, Callable[[StoredRun], Any]] = {
     "id": lambda run: run.id,
     "name": lambda run: run.name,
@@ -30,7 +38,7 @@ _FIELDS: dict[str, Callable[[StoredRun], Any]] = {
     "status": lambda run: run.status,
     "started": lambda run: run.started,
     "seen": lambda run: run.seen,
-    "duration": lambda run: lasted(run),
+    "duration": lasted,
     "ranks": lambda run: len(run.ranks),
     "tags": lambda run: run.tags,
     "group": lambda run: run.group,
@@ -58,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     limit = args.limit if args.limit is not None else (SHOWN if output.is_terminal() and not args.json else 0)
     chosen = chosen[:limit] if limit > 0 else chosen
     if not args.columns:
-        columns = [name for name in columns if name != "tags" or any(one.tags for one in chosen)]
+        columns = [name for name in columns if _says_something(name, chosen)]
     if args.json:
         output.print_json([_facts(one, columns if args.columns else None) for one in chosen])
     elif chosen:
@@ -70,17 +78,16 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found else 1
 
 
+def _says_something(name: str, chosen: list[StoredRun]) -> bool:
+    """Leave out default columns in which every row is the same nothing."""
+    return {"tags": any(one.tags for one in chosen), "ranks": any(len(one.ranks) > 1 for one in chosen)}.get(name, True)
+
+
 def _check(name: str) -> None:
     if name not in _FIELDS and not name.startswith(("config.", "summary.")):
         raise SettingError(
             f"column {name!r} is not known. Nothing was listed. Known: {', '.join(_FIELDS)}, config.KEY, summary.KEY."
         )
-
-
-def lasted(run: StoredRun) -> float:
-    """Return how many seconds a run has lasted, or lasted until its last sign of life."""
-    until = time.time() if run.status == "running" else run.seen
-    return max(0.0, until - run.started)
 
 
 def value_of(run: StoredRun, name: str) -> Any:

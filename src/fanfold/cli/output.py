@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from .text import STATUS, clean
 
 T = TypeVar("T")
+LEAST = 14  # below this a cut name says too little: the last column goes instead
 SLOW_SECONDS = 0.4  # what is done sooner needs no progress bar
 
 
@@ -31,9 +32,10 @@ def plain(value: Any) -> Any:
 
 
 def as_json(value: Any, *, indent: int | None = 2) -> str:
+    """Return JSON in ASCII, so that no control character of a name reaches a terminal."""
     import json
 
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return json.dumps(plain(value), allow_nan=False, indent=indent)
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
@@ -74,7 +76,7 @@ def table(
     whole: Sequence[str] = (),
     status: int | None = None,
 ) -> None:
-    """Print a table. On a terminal it fits the width, and `whole` columns are never cut; in a pipe nothing is."""
+    """Print a table. On a terminal it fits the width (`whole` columns are not cut, the last may go); in a pipe all is there."""
     cells = [[clean(cell) for cell in row] for row in rows]
     if is_terminal():
         _rich_table(titles, cells, right, whole, status)
@@ -88,21 +90,35 @@ def _plain_table(titles: Sequence[str], cells: list[list[str]]) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+def fit(widths: Sequence[int], fixed: Sequence[bool], room: int) -> list[int]:
+    """Return the widths of as many columns as have room, two blanks between them: the widest give way, fixed ones do not."""
+    found = list(widths)
+    while len(found) > 1 and sum(found) + 2 * len(found) - 2 > room:
+        free = [place for place in range(len(found)) if not fixed[place] and found[place] > LEAST]
+        if free:
+            found[max(free, key=found.__getitem__)] -= 1
+        else:
+            found.pop()
+    return found
+
+
 def _rich_table(
     titles: Sequence[str], cells: list[list[str]], right: Sequence[str], whole: Sequence[str], status: int | None
 ) -> None:
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for place, title in enumerate(titles):
-        least = max(map(len, (title, *(row[place] for row in cells)))) if title in whole else None
+    widest = [max(map(cell_len, column)) for column in zip(titles, *cells, strict=True)]
+    widths = fit(widest, [title in whole for title in titles], width())
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
+    for title, wide in zip(titles, widths, strict=False):
         side: Any = "right" if title in right else "left"
-        view.add_column(Text(title), justify=side, no_wrap=True, overflow="ellipsis", min_width=least)
+        view.add_column(Text(title), justify=side, no_wrap=True, overflow="ellipsis", width=wide)
     for row in cells:
-        shown: list[Any] = [Text(cell) for cell in row]
-        if status is not None:
+        shown: list[Any] = [Text(cell) for cell in row[: len(widths)]]
+        if status is not None and status < len(shown):
             shown[status] = status_text(row[status].partition(" ")[2])
         view.add_row(*shown)
     console().print(view)

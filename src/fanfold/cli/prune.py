@@ -190,8 +190,8 @@ def _ended(journal: Journal) -> bool:
 def _report(args: argparse.Namespace, found: list[Leftover], kept: Counter[str]) -> None:
     freed = sum(one.bytes for one in found)
     if args.json:
-        output.print_json({"dry_run": args.dry_run, "bytes": freed, "kept": dict(kept),
-                           "deleted": [{"path": str(one.path), "why": one.why, "bytes": one.bytes} for one in found]})  # fmt: skip
+        deleted = [{"path": str(one.path), "why": one.why, "bytes": one.bytes} for one in found]
+        output.print_json({"dry_run": args.dry_run, "bytes": freed, "kept": dict(kept), "deleted": deleted})
         return
     for one in found:
         output.remark(args, f"  {one.path}: {one.why}")

@@ -47,7 +47,7 @@ def series_of(run: StoredRun, key: str, rank: int | None = None) -> Series:
 
 def seen(attempt: Any) -> float:
     """Return an attempt's last sign of life."""
-    return max((journal.path.stat().st_mtime for journal in attempt.journals), default=attempt.started / 1e9)
+    return float(max((journal.path.stat().st_mtime for journal in attempt.journals), default=attempt.started / 1e9))
 
 
 def curve_order(keys: Sequence[str]) -> list[str]:
@@ -164,9 +164,9 @@ class Report:
             dirty = (" (with changes)", "yellow") if git.get("dirty") else ""
             branch = f" on {short(str(git['branch']), 40)}" if git.get("branch") else ""
             self.fact("git", clean(str(git["commit"]))[:12], branch, dirty)
-        words = list(_machine(facts))
-        if words:
-            self.fact("on", short(", ".join(words), self.width - 14))
+        machine = ", ".join(_machine(facts))
+        if machine:
+            self.fact("on", short(machine, self.width - 14))
         self.fact("files", clean(str(self.run.path)))
 
     # Its numbers
@@ -201,7 +201,8 @@ class Report:
         for at in range(0, len(blocks), columns):
             self.line()
             for parts in zip(*_level(blocks[at : at + columns]), strict=True):
-                self.line("  ", *(piece for text, style in parts for piece in ((f"{text:<{wide}}", style), "  ")))
+                *before, (text, style) = parts
+                self.line("  ", *((f"{part:<{wide + 2}}", look) for part, look in before), (text, style))
 
     def _block(self, key: str, wide: int) -> list[tuple[str, str]]:
         series = self._series(key)
@@ -226,15 +227,23 @@ class Report:
         texts = self.run.keys("text")
         if texts:
             self._listed("texts", [f"{short(key, 30)}: {short(self.run.latest.get(key, ''), 40)!r}" for key in texts])
+        self.alerts()
+        self.artifacts()
+
+    def alerts(self) -> None:
         for alert in self._cut(self.run.alerts[::-1], LINES):
-            colour = {"error": "red", "warning": "yellow"}.get(str(alert.get("level")), "blue")
+            level = short(str(alert.get("level")), 10)
+            colour = {"error": "red", "warning": "yellow"}.get(level, "blue")
             text = f": {short(str(alert['text']), self.width)}" if alert.get("text") else ""
-            self.fact("alert", (f"{alert.get('level')}  ", colour), (short(str(alert["title"]), 80), "bold"), text,
-                      (f"  step {alert.get('s')}", "dim"))  # fmt: skip
+            title = (short(str(alert.get("title")), 80), "bold")
+            self.fact("alert", (f"{level}  ", colour), title, text, (short(f"  step {alert.get('s')}"), "dim"))
+
+    def artifacts(self) -> None:
         for one in self._cut(self.run.artifacts, LINES):
-            total = sum(int(file.get("size") or 0) for file in one.get("files") or ())
-            self.fact("artifact", (short(str(one["name"]), 60), "bold"),
-                      f"  {short(str(one.get('kind')), 20)}, {plural(len(one.get('files') or ()), 'file')}, {size(total)}")  # fmt: skip
+            files = [file for file in one.get("files") or () if isinstance(file, dict)]
+            total = sum(file["size"] for file in files if isinstance(file.get("size"), int))
+            name, kind = short(str(one.get("name")), 60), short(str(one.get("kind")), 20)
+            self.fact("artifact", (name, "bold"), f"  {kind}, {plural(len(files), 'file')}, {size(total)}")
 
     def _listed(self, name: str, words: list[str]) -> None:
         shown = list(self._cut(words, 8))
@@ -287,7 +296,7 @@ def _machine(facts: dict[str, Any]) -> Iterator[str]:
         yield f"{node.get('hostname')} ({node.get('cpu_usable') or node.get('cpu_count')} cores)"
     if isinstance(gpus, list) and gpus:
         names = Counter(str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict))
-        yield ", ".join(f"{count} × {name}" for name, count in names.items())
+        yield ", ".join(f"{count} x {name}" for name, count in names.items())
     for name, what in (("Python", facts.get("python")), ("torch", facts.get("torch"))):
         if isinstance(what, dict) and what.get("version"):
             yield f"{name} {what['version']}"
@@ -305,7 +314,7 @@ def _gpus(latest: dict[str, Any]) -> Iterator[str]:
 
 def _kinds(points: Sequence[Any]) -> str:
     counts = Counter(clean(point.kind) for point in points)
-    return ", ".join(f"{count} × {kind}" for kind, count in counts.items())
+    return ", ".join(f"{count} x {kind}" for kind, count in counts.items())
 
 
 def _wrapped(cells: Sequence[str], width: int) -> list[str]:

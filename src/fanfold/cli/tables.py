@@ -12,6 +12,7 @@ from ..errors import SettingError, missing_extra
 from ..store import StoredRun
 from . import choose
 from .output import as_json
+from .text import clean
 
 CHUNK_ROWS = 20_000
 
@@ -145,7 +146,7 @@ def _keys(run: StoredRun, args: argparse.Namespace) -> list[str]:
     keys = choose.keys_of(run, args.keys) if args.keys else run.keys()
     if args.rank is None:
         return keys
-    has = {key for journal in run.journals if journal.header.get("rank") == args.rank for key in journal.keys()}
+    has = {key for journal in run.journals if journal.header.get("rank") == args.rank for key in journal.by_key}
     if not has:
         raise SettingError(
             f"run {run.id} has no rank {args.rank}. Nothing was written. Its ranks: {', '.join(map(str, run.ranks))}."
@@ -177,23 +178,25 @@ def write_csv(file: IO[bytes], table: Table, chunks: Iterator[Chunk]) -> int:
     import csv
 
     names, total = list(table.schema()), 0
+    shown = clean if file.isatty() else str  # a file gets names as they are; a terminal must not obey them
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     try:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(names)
+        writer.writerow([shown(name) for name in names])
         for chunk in chunks:
             columns = chunk.lists()
             empty = [None] * chunk.rows
-            writer.writerows(zip(*(_exact(columns.get(name, empty)) for name in names), strict=True))
+            writer.writerows(zip(*(_exact(columns.get(name, empty), shown) for name in names), strict=True))
             total += chunk.rows
     finally:
         text.detach()  # the file is not ours to close
     return total
 
 
-def _exact(values: list[Any]) -> list[Any]:
+def _exact(values: list[Any], shown: Callable[[str], str]) -> list[Any]:
     """Return floats as their shortest exact text; csv leaves None empty."""
-    return [repr(value) if type(value) is float else value for value in values]
+    how: dict[type, Callable[[Any], Any]] = {float: repr, str: shown}
+    return [how[type(value)](value) if type(value) in how else value for value in values]
 
 
 def write_jsonl(file: IO[bytes], table: Table, chunks: Iterator[Chunk]) -> int:

@@ -25,7 +25,7 @@ EXAMPLE = """examples:
 
 POLL_SECONDS = 0.5
 ENDED = frozenset({"finished", "failed", "killed", "preempted"})
-FIRST_KEYS, CELL = 6, 12
+FIRST_KEYS, CELL, MARGIN = 6, 12, 10
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,9 +107,10 @@ class Reader:
         """Settle which keys are shown: those asked for, else the first few that appear."""
         if self.patterns:
             self.keys = self.keys or choose.keys_of(self.stored, self.patterns)
-        elif len(self.keys) < FIRST_KEYS:
-            known = report.curve_order(self.stored.keys())
-            self.keys += [key for key in known if key not in self.keys][: FIRST_KEYS - len(self.keys)]
+        else:
+            room = max(1, min(FIRST_KEYS, (output.width() - MARGIN) // (CELL + 2))) - len(self.keys)
+            known = report.curve_order(self.stored.keys()) if room > 0 else []
+            self.keys += [key for key in known if key not in self.keys][: max(room, 0)]
 
 
 def _back(journal: Journal, keys: list[str], count: int) -> int:
@@ -159,10 +160,10 @@ class Printer:
     def _line(self, row: Row, keys: list[str]) -> None:
         if keys != self._heading:
             self._heading = list(keys)
-            print("  ".join([f"{'step':>10}", *(f"{_short_key(key):>{CELL}}" for key in keys)]))
+            print("  ".join([f"{'step':>{MARGIN}}", *(f"{_short_key(key):>{CELL}}" for key in keys)]))
         cells = [number(row.values[key]) if key in row.values else "" for key in keys]
         step = time.strftime("%H:%M:%S", time.localtime(row.time)) if row.step is None else str(row.step)
-        print("  ".join([f"{step:>10}", *(f"{cell:>{CELL}}" for cell in cells)]).rstrip())
+        print("  ".join([f"{step:>{MARGIN}}", *(f"{cell:>{CELL}}" for cell in cells)]).rstrip())
 
 
 def _short_key(key: str) -> str:

@@ -13,8 +13,8 @@ STATUS = {
     "running": ("●", "green"),
     "finished": ("✓", "blue"),
     "failed": ("✗", "red"),
-    "killed": ("☠", "red"),
-    "preempted": ("⏏", "yellow"),
+    "killed": ("■", "red"),
+    "preempted": ("‖", "yellow"),
     "lost": ("?", "magenta"),
 }
 _UNITS = ((86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "h"), (60, "min"), (1, "s"))

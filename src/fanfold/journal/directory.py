@@ -86,29 +86,38 @@ def read_header(path: Path) -> dict[str, Any] | None:
 
 
 def last_step(path: Path) -> int | None:
-    """Return the highest step near the end of a journal, from its tail alone."""
+    """Return the highest step near the end of a journal, from its tail alone; of a tail without steps, from a longer one."""
     journal_id = path.stem.rpartition("-")[2]
     try:
         seed = fmt.seed_of(fmt.check_id(journal_id))
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            data = file.read()
+            size = os.fstat(file.fileno()).st_size
+            length = _TAIL
+            while True:
+                file.seek(max(0, size - length))
+                steps = list(_steps_in(file.read(), seed))
+                if steps or length >= size:
+                    return max(steps, default=None)
+                length *= 16
     except (OSError, JournalError):
         return None
-    steps = list(_steps_in(data, seed))
-    return max(steps) if steps else None
 
 
 def _steps_in(data: bytes, seed: int) -> Iterator[int]:
+    view = memoryview(data)
     at = data.find(fmt.MAGIC_BYTES)
     while at >= 0 and at + HEAD_SIZE <= len(data):
         magic, kind, flags, length, crc = HEAD.unpack_from(data, at)
         end = at + HEAD_SIZE + length
         sound = magic == MAGIC and end <= len(data)
-        if not sound or crc32(data[at + HEAD_SIZE : end], fmt.covered(kind, length, seed, flags)) != crc:
+        if not sound or crc32(view[at + HEAD_SIZE : end], fmt.covered(kind, length, seed, flags)) != crc:
             at = data.find(fmt.MAGIC_BYTES, at + 1)
             continue
         if kind == Kind.ROW and not flags & Layout.STEP_NONE:
             width = 8 if flags & Layout.STEP_WIDE else 4
             yield int.from_bytes(data[at + HEAD_SIZE + 12 : at + HEAD_SIZE + 12 + width], "little", signed=True)
+        elif kind == Kind.VALUES:
+            match fmt.unpack(view[at + HEAD_SIZE : end]):
+                case {"s": int(step)}:
+                    yield step
         at = end

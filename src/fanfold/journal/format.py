@@ -123,6 +123,7 @@ class Shape:
         match unpack(body):
             case [int(id), int(layout), str(types), list(keys), str(origin)] if (
                 0 <= id < 1 << 32
+                and 0 <= layout < 16
                 and len(types) == len(keys)
                 and not set(types) - {"d", "q", "?"}
                 and all(isinstance(key, str) for key in keys)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -53,11 +54,20 @@ def default_root() -> Path:
     return Path(tempfile.gettempdir()) / f"fanfold-spool-{os.getuid() if hasattr(os, 'getuid') else 0}"
 
 
+def _check_private(root: Path) -> None:
+    """Refuse a spool that another user may have prepared: its files say where bytes are copied to."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = root.lstat()
+    if hasattr(os, "getuid") and (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022):
+        raise PermissionError(f"the spool {root} is not a folder that only you can write to; set FANFOLD_SPOOL_DIR to one")
+
+
 class Spool:
     """A node-local directory whose journals are copied, as they grow, to the run's own directory."""
 
     def __init__(self, root: Path, target: Path) -> None:
         self.target = target
+        _check_private(root)
         self.directory = root / f"{digest(str(target))}-{os.getpid()}"
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.directory / "target").write_text(str(target), encoding="utf-8", errors="surrogateescape")
@@ -76,30 +86,33 @@ class Spool:
         return sum(_append(source, self.target / source.name) for source in self.directory.glob(f"*{SUFFIX}"))
 
     def finish(self) -> None:
-        """Mirror the rest and remove the spool."""
+        """Mirror the rest and remove the spool; what a child process still writes stays for `recover`."""
+        busy = [journal.name for journal in self.directory.glob(f"*{SUFFIX}") if is_locked(Path(f"{journal}.alive"))]
         self.mirror()
         for name in self.directory.iterdir():
-            name.unlink(missing_ok=True)
-        self.directory.rmdir()
+            if not busy or (name.name != "target" and not name.name.startswith(tuple(busy))):
+                name.unlink(missing_ok=True)
+        if not busy:
+            self.directory.rmdir()
 
 
 def _append(source: Path, target: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    with source.open("rb") as file, os.fdopen(os.open(target, flags, 0o600), "ab", buffering=0) as copy:
-        before = os.fstat(copy.fileno()).st_size
-        file.seek(before)
-        while chunk := file.read(_CHUNK):
-            view = memoryview(chunk)
-            while view:
-                view = view[copy.write(view) or 0 :]
-        os.fsync(copy.fileno())
-        return file.tell() - before
+    """Copy what `source` has more than `target`. Several may do so at once: each byte has its place, whoever writes it."""
+    with source.open("rb") as file, os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as copy:
+        before = at = os.fstat(copy.fileno()).st_size
+        while chunk := os.pread(file.fileno(), _CHUNK, at):
+            at += os.pwrite(copy.fileno(), chunk, at)
+        if at > before:
+            os.fsync(copy.fileno())
+        return at - before
 
 
 def recover(root: Path) -> int:
     """Finish the spools whose processes are gone; return how many journals were brought home."""
     count = 0
-    for directory in root.glob("*-*") if root.is_dir() else ():
+    if root.is_dir():
+        _check_private(root)
+    for directory in root.glob("*-*"):
         journals = list(directory.glob(f"*{SUFFIX}"))
         if not journals or any(is_locked(Path(f"{journal}.alive")) for journal in journals):
             continue

@@ -17,11 +17,14 @@ LAYOUTS = ("HW", "HWC", "CHW", "NHW", "NHWC", "NCHW")
 GAP = 2  # black pixels between the pictures of a batch
 
 
-def layout_of(shape: tuple[int, ...], layout: str | None, what: str) -> str:
-    """Name the axes of an array of `shape`, or refuse when they cannot be told."""
+def layout_of(shape: tuple[int, ...], layout: str | None, what: str, *, channels_first: bool = False) -> str:
+    """Name the axes of an array of `shape`, or refuse when they cannot be told.
+
+    Where both ends could be channels, as in (4, 4, 3), the habit of the array's library decides: `channels_first`.
+    """
     if 0 in shape:
         raise refused(ValueError, f"{what} got an empty array of shape {shape}", "Give it at least one pixel")
-    found = _given(shape, layout, what) if layout is not None else _guessed(shape)
+    found = _given(shape, layout, what) if layout is not None else _guessed(shape, channels_first)
     if found is None:
         raise refused(
             ValueError,
@@ -43,15 +46,15 @@ def _given(shape: tuple[int, ...], layout: str, what: str) -> str:
     return layout
 
 
-def _guessed(shape: tuple[int, ...]) -> str | None:
+def _guessed(shape: tuple[int, ...], channels_first: bool) -> str | None:
     if len(shape) == 2:
         return "HW"
     if len(shape) not in (3, 4):
         return None
     first, last = shape[-3] in CHANNELS, shape[-1] in CHANNELS
-    if first == last:
+    if not first and not last:
         return None
-    return "N" * (len(shape) - 3) + ("CHW" if first else "HWC")
+    return "N" * (len(shape) - 3) + ("CHW" if first and (channels_first or not last) else "HWC")
 
 
 def arrange(array: Array, layout: str) -> Array:

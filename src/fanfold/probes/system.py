@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fanfold import errors
 
-Reader = Callable[[], dict[str, float]]
-Gpu = dict[str, Reader]
+from .gpus import GB, Gpus, Reader, percent
 
-GB, MB, MIB = 1e9, 1e6, 2**20
+MB = 1e6
 FIRST_SAMPLE = 1.0  # seconds; a run shorter than the interval has a sample too
 SHORTEST_WINDOW = 0.1  # seconds; below it the kernel's 10 ms ticks would decide the rate
 
@@ -224,11 +220,6 @@ def read_table(path: Path) -> dict[str, float]:
     return {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def percent(part: float, whole: float) -> float:
-    """Return `part` in percent of `whole`."""
-    return 100.0 * part / whole if whole else 0.0
-
-
 def cpu(rates: Rates, cgroup: Cgroup) -> dict[str, float]:
     """Read CPU use: of the container's quota where it has one, else of the node."""
     import psutil
@@ -325,182 +316,6 @@ def traffic(rates: Rates, key: str, counters: Mapping[str, float]) -> dict[str, 
     """Add the rates of all devices; one that has just appeared counts from its second sample on."""
     found = rates({f"{key} {name}": count for name, count in counters.items()})
     return {key: sum(found.values()) / MB} if found else {}
-
-
-class Gpus:
-    """Read each GPU this process sees; the vendor's library is opened at the first sample, in the probe's thread."""
-
-    def __init__(self, wanted: Sequence[int] | None = None) -> None:
-        self._wanted = wanted
-        self._gpus: dict[int, Gpu] | None = None
-
-    def __call__(self) -> dict[str, float]:
-        if self._gpus is None:
-            self._gpus = {}  # an opening that fails is said once and not tried each time
-            self._gpus = open_nvidia() or open_amd()
-        values: dict[str, float] = {}
-        for index, gpu in self._gpus.items():
-            if self._wanted is None or index in self._wanted:
-                values.update({f"system/gpu/{index}/{name}": value for name, value in read_gpu(gpu).items()})
-        return values
-
-
-def read_gpu(gpu: Gpu) -> dict[str, float]:
-    """Read what one GPU answers; a query that fails drops only its own metric."""
-    values: dict[str, float] = {}
-    for name, query in gpu.items():
-        with errors.guard(f"read a GPU's {name}"):
-            values.update(query())
-    return values
-
-
-def gpu_memory(used: float, total: float) -> dict[str, float]:
-    """Name a GPU's memory use."""
-    return {"memory": percent(used, total), "memory_gb": used / GB}
-
-
-def visible(setting: str | None, ids: Sequence[str]) -> list[int | str]:
-    """Resolve CUDA_VISIBLE_DEVICES: positions in `ids`, and MIG ids as they are, in the process's own order."""
-    if setting is None:
-        return list(range(len(ids)))
-    chosen: list[int | str] = []
-    for word in setting.split(","):
-        device = find_device(word.strip(), ids)
-        if device is None:  # CUDA ignores everything from the first entry it does not know
-            break
-        chosen.append(device)
-    return chosen if len(set(chosen)) == len(chosen) else []  # CUDA shows no device at all for a repeated one
-
-
-def find_device(word: str, ids: Sequence[str]) -> int | str | None:
-    """Find one entry of CUDA_VISIBLE_DEVICES: an index, an id or its unique beginning, or a MIG id."""
-    if word.isdigit():
-        return int(word) if int(word) < len(ids) else None
-    if word.startswith("MIG-"):
-        return word
-    matches = [place for place, id in enumerate(ids) if word and id.lower().startswith(word.lower())]
-    return matches[0] if len(matches) == 1 else None
-
-
-def open_nvidia() -> dict[int, Gpu]:
-    """Open NVML and the GPUs this process sees; without a driver there are none, which is normal."""
-    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if setting == "" or not nvidia_driver():
-        return {}
-    try:
-        import pynvml
-    except ImportError:
-        return {}
-    try:
-        # Never closed: NVML counts its users, and closing may wait for the driver while the run wants to end.
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        return {}
-    ids = [nvidia_id(pynvml, place) for place in range(pynvml.nvmlDeviceGetCount())]
-    gpus: dict[int, Gpu] = {}
-    for index, device in enumerate(visible(setting, ids)):
-        with errors.guard("open a GPU"):
-            gpus[index] = nvidia_queries(pynvml, nvidia_handle(pynvml, device))
-    return gpus
-
-
-def nvidia_driver() -> bool:
-    """Tell whether NVML can be loaded: a node without a GPU is spared the import of pynvml."""
-    if not sys.platform.startswith("linux"):
-        return True
-    import ctypes
-
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True
-
-
-def nvidia_id(nvml: Any, place: int) -> str:
-    """Read a GPU's id; one that has fallen off the bus has none, and keeps its place."""
-    try:
-        return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(place)))
-    except nvml.NVMLError:
-        return ""
-
-
-def nvidia_handle(nvml: Any, device: int | str) -> Any:
-    """Open a GPU by its place, or a MIG slice by its id."""
-    if isinstance(device, int):
-        return nvml.nvmlDeviceGetHandleByIndex(device)
-    return nvml.nvmlDeviceGetHandleByUUID(device)
-
-
-def nvidia_queries(nvml: Any, gpu: Any) -> Gpu:
-    """List the questions NVML is asked about one GPU."""
-
-    def memory() -> dict[str, float]:
-        info = nvml.nvmlDeviceGetMemoryInfo(gpu)
-        return gpu_memory(info.used, info.total)
-
-    return {
-        "util": lambda: {"util": float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)},
-        "memory": memory,
-        "power_w": lambda: {"power_w": nvml.nvmlDeviceGetPowerUsage(gpu) / 1000.0},
-        "temp_c": lambda: {"temp_c": float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))},
-        "sm_mhz": lambda: {"sm_mhz": float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))},
-    }
-
-
-def open_amd() -> dict[int, Gpu]:
-    """Open AMD SMI and the GPUs this process sees; without the library or the driver there are none."""
-    try:
-        import amdsmi
-    except (ImportError, OSError, KeyError):  # the package is there but ROCm's library is not
-        return {}
-    try:
-        amdsmi.amdsmi_init()
-    except amdsmi.AmdSmiException:
-        return {}
-    handles = amdsmi.amdsmi_get_processor_handles()
-    # ROCr hides devices first; HIP then counts among those that are left.
-    for setting in (
-        os.environ.get("ROCR_VISIBLE_DEVICES"),
-        os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")),
-    ):
-        ids = [amd_id(amdsmi, gpu) for gpu in handles]
-        handles = [handles[place] for place in visible(setting, ids) if isinstance(place, int)]
-    return {index: amd_queries(amdsmi, gpu) for index, gpu in enumerate(handles)}
-
-
-def amd_id(smi: Any, gpu: Any) -> str:
-    """Read a GPU's id in the form ROCm's variables use."""
-    return "GPU-" + str(smi.amdsmi_get_gpu_asic_info(gpu)["asic_serial"]).removeprefix("0x")
-
-
-def amd_queries(smi: Any, gpu: Any) -> Gpu:
-    """List the questions AMD SMI is asked about one GPU."""
-
-    def memory() -> dict[str, float]:
-        info = smi.amdsmi_get_gpu_vram_usage(gpu)
-        return gpu_memory(info["vram_used"] * MIB, info["vram_total"] * MIB)
-
-    def power() -> dict[str, float]:
-        info = smi.amdsmi_get_power_info(gpu)
-        average = info["average_socket_power"]
-        return {"power_w": float(info["current_socket_power"] if average == "N/A" else average)}
-
-    def temperature() -> dict[str, float]:
-        kind, metric = smi.AmdSmiTemperatureType.JUNCTION, smi.AmdSmiTemperatureMetric.CURRENT
-        return {"temp_c": float(smi.amdsmi_get_temp_metric(gpu, kind, metric))}
-
-    def clock() -> dict[str, float]:
-        info = smi.amdsmi_get_clock_info(gpu, smi.AmdSmiClkType.GFX)
-        return {"sm_mhz": float(info["clk"] if "clk" in info else info["cur_clk"])}
-
-    return {
-        "util": lambda: {"util": float(smi.amdsmi_get_gpu_activity(gpu)["gfx_activity"])},
-        "memory": memory,
-        "power_w": power,
-        "temp_c": temperature,
-        "sm_mhz": clock,
-    }
 
 
 def main() -> None:

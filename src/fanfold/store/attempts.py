@@ -55,7 +55,7 @@ def _chains(mains: Sequence[Journal]) -> list[list[Journal]]:
     chains: dict[Any, list[Journal]] = {}
     for journal in mains:
         chains.setdefault(journal.header.get("process") or journal.id, []).append(journal)
-    return [sorted(chain, key=lambda journal: journal.header.get("started", 0)) for chain in chains.values()]
+    return list(chains.values())
 
 
 def _end_of(chain: Sequence[Journal]) -> dict[str, Any]:
@@ -78,14 +78,29 @@ def _end_of(chain: Sequence[Journal]) -> dict[str, Any]:
 
 
 def group(journals: Sequence[Journal]) -> list[Attempt]:
-    """Sort journals into attempts, oldest first."""
+    """Sort journals into attempts, oldest first; within each by rank, and for each rank in the order they were opened."""
     attempts: list[Attempt] = []
     by_key: dict[str, list[Journal]] = {}
-    for journal in journals:
+    for journal in _adopted(sorted(journals, key=_opened)):
         by_key.setdefault(str(journal.header.get("attempt")), []).append(journal)
     for key, members in by_key.items():
         attempts += _split(key, members)
     return sorted(attempts, key=lambda attempt: attempt.order)
+
+
+def _opened(journal: Journal) -> tuple[int, int, int]:
+    # A rank's processes share a node, and there the monotonic clock orders them; wall clocks are set back at times.
+    header = journal.header
+    return int(header.get("rank", 0)), int(header.get("mono", 0)), int(header.get("started", 0))
+
+
+def _adopted(journals: Sequence[Journal]) -> Sequence[Journal]:
+    """Give a journal whose header is damaged to the only attempt there is; where there are several, it stands alone."""
+    keys = {journal.header.get("attempt") for journal in journals} - {None}
+    if len(keys) == 1:
+        for journal in journals:
+            journal.header.setdefault("attempt", next(iter(keys)))
+    return journals
 
 
 def _split(key: str, members: Sequence[Journal]) -> list[Attempt]:

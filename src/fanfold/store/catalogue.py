@@ -117,7 +117,7 @@ def open(
     id_or_path: str | os.PathLike[str], *, dir: str | os.PathLike[str] | None = None, project: str | None = None
 ) -> StoredRun:
     """Open one stored run by its id, the beginning of its id, its name, or its directory. `-` is the newest run."""
-    if isinstance(id_or_path, os.PathLike) or (Path(id_or_path) / "journal").is_dir():
+    if isinstance(id_or_path, os.PathLike) or _is_run(id_or_path):
         return open_run(Path(id_or_path))
     root = find_directory(dir)
     word = str(id_or_path)
@@ -131,6 +131,13 @@ def open(
     if not matches:
         raise not_found(word, root)
     return open_run(matches[0].path)
+
+
+def _is_run(word: str) -> bool:
+    try:
+        return (Path(word) / "journal").is_dir()
+    except (OSError, ValueError):  # too long for a path, or with a NUL: a name, then
+        return False
 
 
 def _matching(word: str, found: list[StoredRun]) -> Iterator[StoredRun]:

@@ -89,19 +89,23 @@ class StoredRun:
 
     def refresh(self) -> StoredRun:
         """Read what was written since the last time."""
-        for file in directory.journal_files(self.path):
-            journal = self._journals.get(file)
-            if journal is None:
-                journal = self._open(file)
-                if journal is not None and journal.header:
-                    self._journals[file] = journal
-            else:
-                journal.refresh()
+        journals = {file: self._read_on(file) for file in directory.journal_files(self.path)}
+        self._journals = {file: journal for file, journal in journals.items() if journal is not None and journal.header}
         self._attempts = group(list(self._journals.values()))
         self._row = None
         for name in ("info", "metrics", "latest", "summary"):
             self.__dict__.pop(name, None)
         return self
+
+    def _read_on(self, file: Path) -> Journal | None:
+        journal = self._journals.get(file)
+        try:
+            if journal is not None:
+                journal.refresh()
+                return journal
+        except (FileNotFoundError, JournalError):
+            pass  # replaced or gone since it was listed: look anew
+        return self._open(file)
 
     def _open(self, file: Path) -> Journal | None:
         try:
@@ -222,10 +226,13 @@ class StoredRun:
     @property
     def dropped(self) -> int:
         """How many log() calls could not be written (a full disk), by the processes' own count."""
-        return sum(
-            max((r.data.get("dropped") or 0 for r in j.records(Kind.END)), default=j.header.get("dropped") or 0)
-            for j in self.journals
-        )
+        counts: dict[Any, int] = {}  # each process counts on through its journals
+        for journal in self.journals:
+            process = journal.header.get("process") or journal.id
+            said = [journal.header.get("dropped") or 0, *(r.data.get("dropped") or 0 for r in journal.records(Kind.END))]
+            said += [r.data[3] for r in journal.records(Kind.BEAT) if isinstance(r.data, list) and len(r.data) > 3]
+            counts[process] = max(counts.get(process, 0), *said)
+        return sum(counts.values())
 
     @property
     def damaged(self) -> int:

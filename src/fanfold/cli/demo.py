@@ -1,0 +1,88 @@
+"""Train a small real model on two processes, and look at what was recorded.
+
+It needs torch and about a quarter of a minute, and leaves one run in the runs' directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from ..settings import find_directory
+from . import choose, output, report, show
+from .text import clean, number
+
+EXAMPLE = """examples:
+  fanfold demo
+  fanfold demo --dir /tmp/try --steps 50"""
+
+PROJECT = "demo"
+FOLDED = {"loss": "loss", "accuracy": "accuracy", "throughput": "characters/s", "step_seconds": "seconds/step"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=450, metavar="N", help="how long to train (default: 450 steps)")
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="how many processes (default: 2)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from .. import _demo
+
+    root = find_directory(args.dir)
+    project = args.project or PROJECT
+    args.project = project
+    run_id = _demo.train(root, project, ranks=args.ranks, steps=args.steps, quiet=args.quiet or args.json)
+    stored = choose.one(args, run_id)
+    if args.json:
+        output.print_json(show.facts(stored))
+        return 0
+    printed = report.Report(stored)
+    printed.print()
+    if len(stored.ranks) > 1:
+        ranks(printed)
+    hints(printed, args)
+    return _stay(printed)
+
+
+def ranks(printed: report.Report) -> None:
+    """Show what folding over ranks tells: the mean, and which rank was lowest and highest."""
+    printed.line(("Over ranks", "bold"), (", at the last step", "dim"))
+    known = set(printed.run.keys())
+    for key in (key for key in FOLDED if key in known):
+        fold = printed.run.series(key, fold="mean")
+        low, high, low_rank, high_rank = fold.min, fold.max, fold.min_rank, fold.max_rank
+        if low is None or high is None or low_rank is None or high_rank is None:
+            continue
+        printed.line((f"  {FOLDED[key]:<14}", "dim"), f"mean {number(float(fold.values[-1])):>8}",
+                     (f"   lowest {number(float(low[-1])):>8} (rank {low_rank[-1]})", "green"),
+                     (f"   highest {number(float(high[-1])):>8} (rank {high_rank[-1]})", "yellow"))  # fmt: skip
+    printed.line()
+
+
+def hints(printed: report.Report, args: argparse.Namespace) -> None:
+    """Say where the data is and what to try next."""
+    run = printed.run
+    place = f" --dir {args.dir}" if args.dir else ""
+    printed.line(("Next", "bold"))
+    for command, what in (
+        (f"fanfold ls{place}", "all runs"),
+        (f"fanfold show -{place}", "the newest run, as above"),
+        (f"fanfold tail - -f{place}", "its figures, live while it trains"),
+        (f"fanfold export - -o demo.parquet{place}", "its figures as a table"),
+    ):
+        printed.line("  ", (f"{clean(command):<{38 + len(place)}}", "cyan"), (what, "dim"))
+    printed.line("  ", ("python", "cyan"), (" >>> ", "dim"), f'fanfold.open("{clean(run.id)}").to_pandas()')
+    printed.line()
+
+
+def _stay(printed: report.Report) -> int:
+    """Stay open on a terminal until Ctrl-C, unless DEMO_EXIT=1."""
+    if os.environ.get("DEMO_EXIT") == "1" or not sys.stdin.isatty():
+        return 0
+    printed.line(("Try the commands above in another terminal. Ctrl-C ends the demo.", "dim"))
+    try:
+        sys.stdin.read()
+    except KeyboardInterrupt:
+        printed.line()
+    return 0

@@ -1,0 +1,218 @@
+"""The repository a run's code comes from: commit, branch, remote, and the patch of what was not committed.
+
+git runs as a subprocess with a short timeout, no prompt, no pager and no hook; where it cannot run, its files are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .mask import MASKED, is_secret, mask, mask_text
+
+GIT_SECONDS = 5.0
+PATCH_LIMIT = 2_000_000
+UNTRACKED_NAMES = 1_000
+
+
+def head_of(file: Path, size: int = 4096) -> str:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(size).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def describe(folders: Sequence[str]) -> dict[str, object] | None:
+    """Describe the first repository among these folders: commit, branch, remote, dirty, root."""
+    return next((found for found in map(_repository, folders) if found), None)
+
+
+def _repository(folder: str) -> dict[str, object] | None:
+    """Describe the work tree around `folder`: commit, branch, remote, dirty (tracked files), root; None outside one.
+
+    `commit` is None before the first one, `branch` is None on a detached head, and `dirty` is None where git is not
+    installed, is too slow or will not open another user's repository: the rest is then read from its files.
+    """
+    root = _line(_run_git(folder, "rev-parse", "--show-toplevel"))
+    if not root:
+        return _by_hand(folder)
+    status = _run_git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=untracked")
+    if status is None:
+        return _by_hand(root)
+    lines = os.fsdecode(status).splitlines()
+    head = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch.") and line.count(" ") > 1)
+    commit, branch = head.get("branch.oid", "(initial)"), head.get("branch.head", "(detached)")
+    return _described(
+        root,
+        commit=None if commit == "(initial)" else commit,
+        branch=None if branch == "(detached)" else branch,
+        remote=_remote(os.fsdecode(_run_git(root, "config", "--get-regexp", r"^remote\..*\.url$") or b"")),
+        dirty=any(not line.startswith("#") for line in lines),
+    )
+
+
+def _described(root: str, *, commit: str | None, branch: str | None, remote: str, dirty: bool | None) -> dict[str, object]:
+    facts = {"commit": commit, "branch": branch, "remote": remote or None, "dirty": dirty, "root": root}
+    return {name: mask(value) for name, value in facts.items()}
+
+
+def _remote(urls: str) -> str:
+    """Choose origin, else the first, from lines of `remote.NAME.url URL`."""
+    remotes = dict(line.split(" ", 1) for line in urls.splitlines() if " " in line)
+    return remotes.get("remote.origin.url") or next(iter(remotes.values()), "")
+
+
+def _by_hand(folder: str) -> dict[str, object] | None:
+    """Read commit and branch from the repository's files, for containers that lack git or mount another's checkout."""
+    start = Path(folder).absolute()
+    root = next((at for at in (start, *start.parents) if head_of(at / ".git") or (at / ".git" / "HEAD").is_file()), None)
+    if root is None:
+        return None
+    link = head_of(root / ".git")  # a file in worktrees and submodules, a folder elsewhere
+    folder_of_head = root / link[8:].strip() if link.startswith("gitdir: ") else root / ".git"
+    shared = folder_of_head / (head_of(folder_of_head / "commondir").strip() or ".")
+    head = head_of(folder_of_head / "HEAD").strip()
+    if not head:
+        return None
+    name = head[5:] if head.startswith("ref: ") else ""
+    commit = _reference(shared, name) if name else head
+    config = head_of(shared / "config", 65_536)
+    urls = re.findall(r'^\[remote "([^"]+)"\][^\[]*?^\s*url\s*=\s*(\S+)', config, re.MULTILINE)
+    remote = _remote("\n".join(f"remote.{remote}.url {url}" for remote, url in urls))
+    return _described(str(root), commit=commit, branch=name.removeprefix("refs/heads/") or None, remote=remote, dirty=None)
+
+
+def _reference(shared: Path, name: str) -> str | None:
+    packed = re.search(rf"^([0-9a-f]+) {re.escape(name)}$", head_of(shared / "packed-refs", 4_000_000), re.MULTILINE)
+    return head_of(shared / name).strip() or (packed[1] if packed else None)
+
+
+_CODE = (".py", ".pyi", ".pyx", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".js", ".jsx",
+         ".ts", ".tsx", ".java", ".kt", ".scala", ".swift", ".rb", ".lua", ".jl", ".svelte")  # fmt: skip
+_PRIVATE = re.compile(
+    r"(?:^|/)(?:\.env(?:\.[^/]*)?|[^/]*\.(?:env|pem|p12|pfx|key|keystore|kdbx|tfvars)|id_(?:rsa|dsa|ecdsa|ed25519)"
+    r"|\.?netrc|\.npmrc|\.pypirc|\.git-credentials|\.htpasswd|kubeconfig|[^/]*service[-_]account[^/]*\.json)$"
+)
+
+
+def patch(root: str | os.PathLike[str], limit: int = PATCH_LIMIT) -> tuple[bytes, bool]:
+    """Return the uncommitted changes under `root`, masked, and whether they were cut to `limit` bytes.
+
+    First the names of untracked files, as comments, then the patch of tracked files against HEAD, which `git apply`
+    takes. Binary files are named by their hashes only: a secret in packed bytes could not be masked. Files whose name
+    says that they hold secrets (`.env`, `*.pem`…) are named without their content. Empty where git cannot tell.
+    """
+    folder = os.fspath(root)
+    notes = _untracked(folder)
+    base = _line(_run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"))
+    base = base or _line(_run_git(folder, "hash-object", "-t", "tree", os.devnull))  # no commit yet: all is new
+    diff = _run_git(folder, *_DIFF, base, "--", limit=limit + 1) if base else None
+    raw = diff or b""
+    cut = len(raw) > limit
+    # Whole lines only, before masking: half a token has no shape to be known by.
+    text = _whole_lines(raw, limit).decode("utf-8", "surrogateescape")
+    masked = "".join([notes, *map(_mask_file, _by_file(text))]).encode("utf-8", "surrogateescape")
+    return _whole_lines(masked, limit), cut or len(masked) > limit
+
+
+_DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--full-index", "--src-prefix=a/", "--dst-prefix=b/",
+         "--submodule=short", "--ignore-submodules=untracked")  # fmt: skip
+
+
+def _whole_lines(data: bytes, limit: int) -> bytes:
+    return data if len(data) <= limit else data[: data.rfind(b"\n", 0, limit) + 1]
+
+
+def _untracked(folder: str) -> str:
+    listed = _run_git(folder, "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "-z")
+    names = [repr(name)[1:-1] for name in (listed or b"").decode("utf-8", "surrogateescape").split("\0") if name]
+    lines = [f"# untracked: {mask_text(name)}\n" for name in names[:UNTRACKED_NAMES]]
+    if len(names) > UNTRACKED_NAMES:
+        lines.append(f"# untracked: and {len(names) - UNTRACKED_NAMES} more\n")
+    return "".join(lines)
+
+
+def _by_file(text: str) -> list[str]:
+    return re.split(r"^(?=diff --git )", text, flags=re.MULTILINE)
+
+
+def _mask_file(section: str) -> str:
+    first = section[: section.find("\n")].rstrip('" ')
+    name = first.rpartition("/")[2]
+    if _PRIVATE.search(first) or (is_secret(name.partition(".")[0]) and not name.endswith(_CODE)):
+        header, hunk, _ = section.partition("\n@@")
+        return f"{header}\n# content {MASKED}: this file's name says that it holds secrets\n" if hunk else section
+    return mask_text(section, code=name.endswith(_CODE))
+
+
+def _line(output: bytes | None) -> str:
+    return os.fsdecode(output or b"").removesuffix("\n")
+
+
+def _run_git(folder: str, *arguments: str, limit: int = PATCH_LIMIT) -> bytes | None:
+    """Run git quietly: no locks, prompts, pagers, hooks, monitors or network; None where it fails or is too slow."""
+    settings = ("core.fsmonitor=false", "core.quotepath=false", "core.hooksPath=/dev/null", "core.untrackedCache=false")
+    options = [word for setting in settings for word in ("-c", setting)]
+    drop = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
+    environment = {name: value for name, value in list(os.environ.items()) if name not in drop}
+    environment |= {
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": "none",  # a partial clone would fetch what it lacks
+        "GIT_NO_LAZY_FETCH": "1",
+        "LC_ALL": "C",
+    }
+    return read_from(["git", "--no-pager", "-C", folder, *options, *arguments], environment, limit)
+
+
+def read_from(command: Sequence[str], environment: Mapping[str, str] | None = None, limit: int = PATCH_LIMIT) -> bytes | None:
+    """Run a command for at most GIT_SECONDS and return up to `limit` bytes of its output; None where it failed."""
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that its children can be ended with it
+        )
+    except OSError:  # not installed, or the folder is gone
+        return None
+    with process:
+        output, whole = _drain(process, time.monotonic() + GIT_SECONDS, limit)
+        if not whole:
+            _end(process)
+        failed = process.wait() != 0 if whole else len(output) < limit
+    return None if failed else output
+
+
+def _drain(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[bytes, bool]:
+    """Read until the end, the limit or the deadline; say whether the end came."""
+    stream = process.stdout
+    parts: list[bytes] = []
+    with selectors.DefaultSelector() as selector:
+        if stream is None:
+            return b"", True
+        selector.register(stream, selectors.EVENT_READ)
+        room = limit
+        while room > 0 and selector.select(max(0.0, deadline - time.monotonic())):
+            part = os.read(stream.fileno(), min(room, 1 << 20))
+            if not part:
+                return b"".join(parts), True
+            parts.append(part)
+            room -= len(part)
+    return b"".join(parts), False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()

@@ -1,0 +1,65 @@
+"""Each example runs as a user would run it, offline, and leaves the run it promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fanfold
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NEEDS = {"train_ddp": "torch", "tensors": "torch", "media": "numpy"}
+SAYS = {
+    "hello": "",
+    "media": "picture: (32, 32, 3)",
+    "read_back": "best of 3: lr-0.1",
+    "resume": "after the restart: finished, 2 attempts, 60 steps, of which 30 are the second attempt's",
+    "tensors": "keys: loss, grad/norm, grad/largest, epoch, warm, time",
+    "train_ddp": "2 ranks; slowest at the last step: rank ",
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs_and_leaves_a_finished_run(example: Path, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDS.get(example.stem, "fanfold"))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if example.stem == "train_ddp" else []
+    done = subprocess.run(
+        [sys.executable, *launcher, str(example)],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert SAYS[example.stem] in done.stdout
+    runs = fanfold.runs(dir=tmp_path / "runs")
+    assert runs
+    assert {run.status for run in runs} == {"finished"}
+
+
+def test_examples_are_short() -> None:
+    for example in EXAMPLES:
+        assert len(example.read_text(encoding="utf-8").splitlines()) < 60, example
+
+
+def test_example_of_two_ranks_is_one_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/train_ddp.py"]
+    subprocess.run(command, env=environment(tmp_path), cwd=ROOT, capture_output=True, check=True, timeout=110)
+    (run,) = fanfold.runs(dir=tmp_path / "runs")
+    assert run.ranks == [0, 1]
+    assert run.series("loss", fold="mean").count.tolist() == [2] * 100
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    ours = {"FANFOLD_DIR": str(tmp_path / "runs"), "FANFOLD_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FANFOLD_")}
+    return {**kept, **ours, "PYTHONPATH": path}
