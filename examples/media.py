@@ -28,5 +28,5 @@ run.finish()
 
 stored = fanfold.open(run.path)
 print("media:", ", ".join(f"{key} ({stored.media(key)[0].kind}, {len(stored.media(key))})" for key in stored.keys("media")))
-print("last table:", stored.table("scores").rows())
+print("last table:", stored.table("scores").rows)
 print("picture:", stored.media("picture")[-1].load().array().shape)

@@ -35,6 +35,7 @@ def test_example_runs_and_leaves_a_finished_run(example: Path, tmp_path: Path) -
         capture_output=True,
         text=True,
         timeout=110,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -42,20 +43,14 @@ def test_example_runs_and_leaves_a_finished_run(example: Path, tmp_path: Path) -
     runs = fanfold.runs(dir=tmp_path / "runs")
     assert runs
     assert {run.status for run in runs} == {"finished"}
+    if example.stem == "train_ddp":
+        assert [run.ranks for run in runs] == [[0, 1]]
+        assert runs[0].series("loss", fold="mean").count.tolist() == [2] * 100
 
 
 def test_examples_are_short() -> None:
     for example in EXAMPLES:
         assert len(example.read_text(encoding="utf-8").splitlines()) < 60, example
-
-
-def test_example_of_two_ranks_is_one_run(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/train_ddp.py"]
-    subprocess.run(command, env=environment(tmp_path), cwd=ROOT, capture_output=True, check=True, timeout=110)
-    (run,) = fanfold.runs(dir=tmp_path / "runs")
-    assert run.ranks == [0, 1]
-    assert run.series("loss", fold="mean").count.tolist() == [2] * 100
 
 
 def environment(tmp_path: Path) -> dict[str, str]:

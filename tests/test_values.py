@@ -87,7 +87,7 @@ def test_texts_are_kept(runs_dir, text):
         assert [point.text for point in stored.texts("x")] == [text.encode("utf-8", "backslashreplace").decode()]
 
 
-@pytest.mark.parametrize("value", [None, object(), 1j, b"bytes", torch.empty((), device="meta"), [object()]], ids=repr)
+@pytest.mark.parametrize("value", [None, object(), 1j, b"bytes", torch.empty((), device="meta"), [object()]], ids=["None", "object", "complex", "bytes", "meta tensor", "list"])
 def test_an_unknown_kind_is_said_once_per_key_and_stops_nothing(runs_dir, caplog, value):
     run = fanfold.init("p", dir=runs_dir, quiet=True, system=False)
     with caplog.at_level(logging.WARNING, "fanfold"):

@@ -529,7 +529,8 @@ def _start_probes(run: Run, options: Mapping[str, Any]) -> None:
 
 def _gather(run: Run) -> None:
     """Collect what the run knows of itself, off the training thread: git, packages, hardware."""
-    from . import facts
+    # Media too, though nothing here needs them: a signal handler that logs must not meet a half-imported module later.
+    from . import facts, media  # noqa: F401
     from .git import patch as patch_of
 
     with guard("gather facts about this process"):

@@ -175,6 +175,11 @@ def _at_exit() -> None:
     for run in list(_open.values()):
         with guard("close a run at exit"):
             run.end_at_exit(status, text, 1 if error is not None else _exit_code)
+    if isinstance(error, KeyboardInterrupt):
+        # Python leaves by SIGINT when the last text it ran was interrupted, and an exec() anywhere (a dataclass made in
+        # a thread will do) makes it forget that: the exit code would be 1. This reminds it.
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
 
 
 def _after_fork() -> None:

@@ -200,7 +200,7 @@ def job_key(me: Identity, env: Mapping[str, str] | None = None) -> str | None:
 
 
 def launch_key(me: Identity, env: Mapping[str, str] | None = None) -> str:
-    """Return what all processes of one launch share, and its restarts, which continue the same run, do not."""
+    """Return what all processes of one launch share, and a restart, which continues the same run, does not."""
     env = os.environ if env is None else env
     row, key = _launcher(env), job_key(me, env)
     restart = env.get(row.restart, "0") if row else "0"
@@ -208,9 +208,9 @@ def launch_key(me: Identity, env: Mapping[str, str] | None = None) -> str:
         return f"{key}:{restart}"
     if _has_launcher(me, row):
         return f"{node_key(me, env)}:{restart}"
-    meeting_point = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
-    # With an id, the agents agree on a new port for every restart, and each counts its own failures only.
-    return meeting_point if key else f"{meeting_point}:{restart}"
+    # Over several nodes a restart shows nowhere: each agent counts its own failures only, and the port stays. There,
+    # attempts are told apart by the starts of rank 0.
+    return f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
 
 
 def _has_launcher(me: Identity, row: Launcher | None) -> bool:
@@ -304,7 +304,7 @@ class Meeting:
         env = os.environ if env is None else env
         # Jobs at one time differ in the address where their ranks meet; one that only this node can reach says too
         # little without the node, and none at all too little without the parent. A parent may be rank 0 itself.
-        here = f"{me.node}:{me.boot}" if _loopback(env) else ""
+        here = f"{socket.gethostname()}:{me.boot}" if _loopback(env) else ""
         families = [""] if env.get("MASTER_PORT") else [str(_parent())] + ([str(me.pid)] if me.main else [])
         address = (env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), here, str(me.world_size), str(count))
         self.directories = [directory / ".join" / digest(*address, family) for family in families]

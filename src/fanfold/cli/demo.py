@@ -64,6 +64,7 @@ def hints(printed: report.Report, args: argparse.Namespace) -> None:
     """Say where the data is and what to try next."""
     run = printed.run
     place = f" --dir {args.dir}" if args.dir else ""
+    where = f", dir={clean(args.dir)!r}" if args.dir else ""
     printed.line(("Next", "bold"))
     for command, what in (
         (f"fanfold ls{place}", "all runs"),
@@ -72,7 +73,7 @@ def hints(printed: report.Report, args: argparse.Namespace) -> None:
         (f"fanfold export - -o demo.parquet{place}", "its figures as a table"),
     ):
         printed.line("  ", (f"{clean(command):<{38 + len(place)}}", "cyan"), (what, "dim"))
-    printed.line("  ", ("python", "cyan"), (" >>> ", "dim"), f'fanfold.open("{clean(run.id)}").to_pandas()')
+    printed.line("  ", ("python", "cyan"), (" >>> ", "dim"), f"fanfold.open({clean(run.id)!r}{where}).to_pandas()")
     printed.line()
 
 

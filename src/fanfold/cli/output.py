@@ -93,12 +93,11 @@ def _plain_table(titles: Sequence[str], cells: list[list[str]]) -> None:
 def fit(widths: Sequence[int], fixed: Sequence[bool], room: int) -> list[int]:
     """Return the widths of as many columns as have room, two blanks between them: the widest give way, fixed ones do not."""
     found = list(widths)
-    while len(found) > 1 and sum(found) + 2 * len(found) - 2 > room:
+    while sum(found) + 2 * len(found) - 2 > room:
         free = [place for place in range(len(found)) if not fixed[place] and found[place] > LEAST]
-        if free:
-            found[max(free, key=found.__getitem__)] -= 1
-        else:
-            found.pop()
+        if not free:
+            return fit(widths[:-1], fixed, room) if len(found) > 1 else found
+        found[max(free, key=found.__getitem__)] -= 1
     return found
 
 

@@ -180,9 +180,10 @@ class Report:
         if not shown:
             return
         rows = [(key, _figures(self._series(key)), chart.spark(self._series(key).values)) for key in shown]
-        wide = min(max(len(clean(key)) for key in shown), max(12, self.width - 62))
+        whose = f"rank {self.rank}" if self.rank is not None else "mean over ranks" if len(self.run.ranks) > 1 else ""
+        wide = max(len(whose), min(max(len(clean(key)) for key in shown), max(12, self.width - 62)))
         self.line()
-        self.line((f"  {'':<{wide}}  {'last':>10}  {'min':>10}  {'max':>10}  {'points':>8}", "dim"))
+        self.line((f"  {whose:<{wide}}  {'last':>10}  {'min':>10}  {'max':>10}  {'points':>8}", "dim"))
         for key, row, spark in rows:
             name = f"{short(key, wide):<{wide}}"
             cells = "  ".join(f"{number(row[word]):>10}" for word in ("last", "min", "max"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from ..errors import SettingError, missing_extra
-from ..store import StoredRun
+from ..store import Series, StoredRun
 from . import choose
 from .output import as_json
 from .text import clean
@@ -55,12 +55,14 @@ class Long:
         return {"run": "str", "key": "str", "rank": "int64", "step": "int64", "time": "float64", "value": value}
 
     def size(self) -> int:
-        return sum(len(self._ranks(run, key)) for run, key in self.parts)
+        return sum(-(-_points(run, key) // CHUNK_ROWS) for run, key in self.parts)
 
     def chunks(self) -> Iterator[Chunk]:
         for run, key in self.parts:
             for rank in self._ranks(run, key):
-                yield self._piece(run, key, rank)
+                series = run.series(key, rank=rank, fold=self.args.fold)
+                for at in range(0, len(series), CHUNK_ROWS):
+                    yield _piece(run.id, series, rank, slice(at, at + CHUNK_ROWS))
 
     def _ranks(self, run: StoredRun, key: str) -> list[int | None]:
         if self.args.fold:
@@ -68,24 +70,24 @@ class Long:
         holders = {int(j.header.get("rank", 0)) for j in run.journals if key in j.by_key and j.count(key)}
         return [rank for rank in sorted(holders) if self.args.rank in (None, rank)]
 
-    def _piece(self, run: StoredRun, key: str, rank: int | None) -> Chunk:
-        import numpy as np
 
-        series = run.series(key, rank=rank, fold=self.args.fold)
-        count = len(series)
-        there = None if rank is not None else np.zeros(count, bool)  # a fold is of no one rank
-        steps = series.steps
-        return Chunk(
-            {
-                "run": ([run.id] * count, None),
-                "key": ([key] * count, None),
-                "rank": (np.full(count, rank or 0), there),
-                "step": (steps, None if not count or steps.min() >= 0 or not key.startswith("system/") else steps >= 0),
-                "time": (series.times, None),
-                "value": (series.values, None),
-            },
-            count,
-        )
+def _piece(run_id: str, series: Series, rank: int | None, part: slice) -> Chunk:
+    """Return some points of a series as rows. A fold is of no one rank, and a probe's point has no step."""
+    import numpy as np
+
+    steps = series.steps[part]
+    count = len(steps)
+    return Chunk(
+        {
+            "run": ([run_id] * count, None),
+            "key": ([series.key] * count, None),
+            "rank": (np.full(count, rank or 0), None if rank is not None else np.zeros(count, bool)),
+            "step": (steps, np.zeros(count, bool) if series.key.startswith("system/") else None),
+            "time": (series.times[part], None),
+            "value": (series.values[part], None),
+        },
+        count,
+    )
 
 
 class Wide:

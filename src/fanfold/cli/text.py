@@ -53,6 +53,8 @@ def number(value: Any) -> str:
 
 def age(when: float, now: float | None = None) -> str:
     """Return how long ago a moment was."""
+    if when <= 0:
+        return "unknown"
     seconds = (time.time() if now is None else now) - when
     if seconds < 0:
         return "in the future"

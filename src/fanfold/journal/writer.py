@@ -362,7 +362,8 @@ class Writer:
         """Notice that the open file was deleted from under us: go on in a new one, and bring the old one back.
 
         Where the system allows (Linux), nothing logged is lost, provided the process lives until the next look: each
-        second, at flush() and at finish(). What cannot be brought back now is tried again with the next look.
+        second, at flush() and at finish(). What cannot be brought back now is tried again with the next look. Journals
+        that were closed before stay deleted, and so do blobs.
         """
         sheet = self.sheet
         if sheet is not None and sheet.deleted:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import JournalError, RunError
+from ..errors import JournalError, RunError, notices
 from ..journal import directory
 from ..journal import format as fmt
 from ..settings import cache_directory, find_directory
@@ -93,8 +93,11 @@ def _entry(connection: sqlite3.Connection, folder: Path, known: tuple[str, bytes
     try:
         run = StoredRun(folder)
         row = run.row()
-    except (JournalError, OSError):
-        return StoredRun(folder) if known is None else StoredRun.from_row(folder, fmt.unpack(known[1]))
+    except JournalError as error:  # of a newer format, say: the others are still listed
+        notices.once(f"unreadable:{folder}", f"{folder} cannot be listed: {error}")
+        return None
+    except OSError:  # deleted while we looked
+        return None
     with contextlib.suppress(sqlite3.Error):
         connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", (str(folder), now, fmt.pack(row)))
     return StoredRun.from_row(folder, row)
@@ -151,7 +154,7 @@ def _matching(word: str, found: list[StoredRun]) -> Iterator[StoredRun]:
 def find_unfinished(root: Path, project: str, *, name: str | None, ignore_attempt: str) -> str | None:
     """Return the id of the newest run that an earlier attempt left unfinished. Our own attempt does not count: ranks agree."""
     for run in runs(project, dir=root):
-        row: dict[str, Any] = run.row()
+        row: dict[str, Any] = run.row()  # from the catalogue: no journal is opened
         earlier = [attempt for attempt in row["attempts"] if not attempt[0].startswith(ignore_attempt)]
         if earlier and earlier[-1][1] in UNFINISHED and name in (None, run.name):
             return run.id

@@ -414,6 +414,8 @@ class StoredRun:
 
     def row(self) -> dict[str, Any]:
         """Return the facts the catalogue keeps of a run."""
+        if self._row is not None:
+            return self._row
         return {
             "id": self.id,
             "project": self.project,

@@ -1,0 +1,38 @@
+"""Trackers: adapters to the systems teams use. This module can stand in for `accelerate.tracking`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .base import Adapter, GeneralTracker, Point, Refused, on_main_process
+from .registry import (
+    LOGGER_TYPE_TO_CLASS,
+    TABLE,
+    LoggerType,
+    filter_trackers,
+    get_available_trackers,
+    register_tracker_class,
+)
+
+_CLASSES = {row.cls: row.module for row in TABLE}
+
+__all__ = [
+    "LOGGER_TYPE_TO_CLASS",
+    "Adapter",
+    "GeneralTracker",
+    "LoggerType",
+    "Point",
+    "Refused",
+    "filter_trackers",
+    "get_available_trackers",
+    "on_main_process",
+    "register_tracker_class",
+    *sorted(_CLASSES),
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CLASSES:
+        return getattr(importlib.import_module(f".{_CLASSES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,174 @@
+"""What a tracker is: Accelerate's interface, and what ours add to it so that a relay can deliver without loss or repeats.
+
+`GeneralTracker` is the interface custom trackers implement. `Adapter` is the base of the built-in ones: plain and
+synchronous, it takes cleaned values and knows how its system avoids repeats.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from .. import process
+from .._config import plain
+from ..errors import notices
+from ..values import flatten, split
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def is_main_process() -> bool:
+    """Tell whether this is the main process: Accelerate's word where it has one already, else the launcher's."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None and state.PartialState._shared_state:  # noqa: SLF001 - reading it never opens a process group
+        return bool(state.PartialState().is_main_process)
+    return process.is_main_process()
+
+
+def on_main_process(function: F) -> F:
+    """Run a tracker's method on the main process only, unless its class says `main_process_only = False`. Decided per call."""
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "main_process_only", False) and not is_main_process():
+            return None
+        return function(self, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+class GeneralTracker:
+    """The interface of every tracker. A subclass sets `name`, `requires_logging_directory` and a property `tracker`.
+
+    Set up in `start()`, not in `__init__`; older trackers that do it in `__init__` work too.
+    """
+
+    main_process_only = True
+
+    def __init__(self, _blank: bool = False) -> None:
+        if _blank:
+            return
+        missing = [name for name in ("name", "requires_logging_directory") if not hasattr(self, name)]
+        if "tracker" not in dir(self):
+            missing.append("tracker")
+        if missing:
+            names = ", ".join(f"`{name}`" for name in missing)
+            raise NotImplementedError(
+                f"The implementation for this tracker class is missing the following required attributes: {names}. "
+                "Please define them in the class definition."
+            )
+
+    def start(self) -> None:
+        """Open what the tracker needs; called once, before anything is logged."""
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the run's configuration."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Record values under a step."""
+
+    def finish(self) -> None:
+        """Close the tracker."""
+
+
+def is_tracker(value: Any) -> bool:
+    """Tell whether something is a tracker object: of ours, or of Accelerate's base class."""
+    theirs = getattr(sys.modules.get("accelerate.tracking"), "GeneralTracker", None)
+    return isinstance(value, GeneralTracker) or (isinstance(theirs, type) and isinstance(value, theirs))
+
+
+class Point(NamedTuple):
+    """One call to deliver: numbers, texts and media under their keys, with step, time (seconds) and tracker arguments."""
+
+    values: dict[str, Any]
+    step: int | None
+    time: float | None = None
+    kwargs: Mapping[str, Any] = {}
+
+
+class Refused(Exception):  # noqa: N818 - not an error of ours: the system will never take this value
+    """The system will never take this value; retrying is no use. The relay says it once and counts it."""
+
+
+def clean(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain numbers, texts and media under flat keys: tensors and arrays of one element become numbers."""
+    parts = split(values)
+    device = {key: value.item() for key, value in parts.device.items()}
+    order = {key: i for i, (key, _) in enumerate(flatten(values))}
+    found = {**parts.numbers, **device, **parts.texts, **parts.media}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], 0)))
+
+
+def clean_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration made of dicts, lists, texts, numbers and None, whatever came in."""
+    return plain(values)  # type: ignore[no-any-return]
+
+
+def flat_config(values: Mapping[str, Any], *, separator: str = "/") -> dict[str, Any]:
+    """Return a configuration of one level: nested keys joined, lists kept."""
+    return {key.replace("/", separator): value for key, value in flatten(clean_config(values))}
+
+
+class Adapter(GeneralTracker):
+    """Base of the built-in trackers. Users and Accelerate call `log`; the relay calls `write`, `settle` and `close`.
+
+    How repeats are avoided after a crash (`delivery`):
+      idempotent      the same point sent again is the same point
+      readable        `counts()` says how many points of each key have arrived; the relay skips those
+      at least once   neither; a crash between send and settle may repeat points
+    """
+
+    name: ClassVar[str]
+    requires_logging_directory: ClassVar[bool] = False
+    delivery: ClassVar[str] = "at least once"
+    media: ClassVar[frozenset[str]] = frozenset()  # of image audio video histogram table figure html text
+
+    # What an adapter writes
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Send points, oldest first. Values are clean. Raise Refused for what will never be taken, anything else to retry."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Return when everything sent so far is safe at the destination."""
+
+    def counts(self) -> dict[str, int] | None:
+        """Return how many points of each key the destination has, or None if it cannot tell."""
+        return None
+
+    def close(self, status: str) -> None:
+        """End the remote run as finished, failed, killed or preempted."""
+        del status
+        self.finish()
+
+    @property
+    def remote(self) -> str | None:
+        """The remote run's id, once there is one; `resume(remote)` continues it."""
+        return None
+
+    def resume(self, remote: str) -> None:
+        """Continue a remote run: called before start(), with what `remote` was."""
+
+    def artifact(self, path: Path, name: str) -> None:
+        """Keep a file. Systems without artifacts say so once."""
+        self._cannot("keep files", name, path)
+
+    def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
+        """Take over name, tags, notes and group as far as the system has them. Called after start()."""
+
+    # What Accelerate and users call
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.write([Point(clean(values), step, None, kwargs)])
+
+    def _cannot(self, what: str, key: str, value: Any) -> None:
+        """Say once what this system cannot hold."""
+        notices.once(
+            f"{self.name}:{what}:{key}",
+            f"{self.name} cannot {what}; {key!r} ({type(value).__name__}) is not there, but it is kept in the journal. "
+            "Look at it with `fanfold show`.",
+        )

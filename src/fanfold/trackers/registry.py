@@ -1,0 +1,212 @@
+"""Which trackers there are: one table, the live dict Accelerate knows, and entry points for those of other packages."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from typing import Any, NamedTuple
+
+from ..errors import logger, missing_extra
+from .base import GeneralTracker, is_tracker
+
+ENTRY_POINTS = "fanfold.trackers"
+
+
+class Row(NamedTuple):
+    """A built-in tracker: where its class is, which library it needs, which extra brings that."""
+
+    name: str
+    module: str
+    cls: str
+    libraries: tuple[str, ...]  # any of these modules will do
+    extra: str
+
+
+TABLE = tuple(
+    sorted(
+        (
+            Row("aim", "aim", "AimTracker", ("aim",), "aim"),
+            Row("azure_ml", "azureml", "AzureMLTracker", ("azureml.core",), "azureml"),
+            Row("clearml", "clearml", "ClearMLTracker", ("clearml",), "clearml"),
+            Row("comet_ml", "comet", "CometMLTracker", ("comet_ml",), "comet_ml"),
+            Row("dagshub", "dagshub", "DagsHubTracker", ("dagshub",), "dagshub"),
+            Row("dvclive", "dvclive", "DVCLiveTracker", ("dvclive",), "dvclive"),
+            Row("flyte", "flyte", "FlyteTracker", ("flytekit",), "flyte"),
+            Row("mlflow", "mlflow", "MLflowTracker", ("mlflow",), "mlflow"),
+            Row("neptune", "neptune", "NeptuneTracker", ("neptune",), "neptune"),
+            Row("swanlab", "swanlab", "SwanLabTracker", ("swanlab",), "swanlab"),
+            Row("tensorboard", "tensorboard", "TensorBoardTracker", ("tensorboard", "tensorboardX"), "tensorboard"),
+            Row("trackio", "trackio", "TrackioTracker", ("trackio",), "trackio"),
+            Row("wandb", "wandb", "WandBTracker", ("wandb",), "wandb"),
+        )
+    )
+)
+ROWS = {row.name: row for row in TABLE}
+
+
+class _Contains(enum.EnumMeta):
+    """Let `"wandb" in LoggerType` ask for a value, on every Python version."""
+
+    def __contains__(cls, item: object) -> bool:
+        return item in [member.value for member in cls] or super().__contains__(item) if isinstance(item, (str, enum.Enum)) else False
+
+
+class LoggerType(enum.Enum, metaclass=_Contains):
+    """The trackers by name; `str(LoggerType.WANDB)` is the name."""
+
+    ALL = "all"
+    AIM = "aim"
+    AZUREML = "azure_ml"
+    CLEARML = "clearml"
+    COMETML = "comet_ml"
+    DAGSHUB = "dagshub"
+    DVCLIVE = "dvclive"
+    FLYTE = "flyte"
+    MLFLOW = "mlflow"
+    NEPTUNE = "neptune"
+    SWANLAB = "swanlab"
+    TENSORBOARD = "tensorboard"
+    TRACKIO = "trackio"
+    WANDB = "wandb"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def list(cls) -> list[str]:
+        return [str(member) for member in cls]
+
+
+class _Registry(dict[str, Any]):
+    """name → class. A built-in class is imported when it is asked for; anything may be put in or replaced."""
+
+    def __missing__(self, name: str) -> Any:
+        row = ROWS.get(str(name))
+        if row is None:
+            raise KeyError(name)
+        self[row.name] = found = getattr(importlib.import_module(f".{row.module}", __package__), row.cls)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in ROWS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*super().__iter__(), *ROWS}))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def keys(self) -> Any:
+        return list(self)
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+
+LOGGER_TYPE_TO_CLASS: dict[str, Any] = _Registry()
+
+
+def installed(name: str) -> bool:
+    """Tell whether a built-in tracker's library can be imported, without importing it."""
+    row = ROWS.get(name)
+    return row is not None and any(_found(library) for library in row.libraries)
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+def get_available_trackers() -> list[LoggerType]:
+    """Return the built-in trackers whose library is installed."""
+    return [LoggerType(row.name) for row in TABLE if installed(row.name)]
+
+
+def load_entry_points() -> None:
+    """Add the trackers other packages bring: entry points of the group `fanfold.trackers`, name = class."""
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        if point.name not in LOGGER_TYPE_TO_CLASS:
+            LOGGER_TYPE_TO_CLASS[point.name] = point.load()
+
+
+def find_class(name: str) -> Any:
+    """Return a tracker's class by name, or raise an error that says what is known or what to install."""
+    if name not in LOGGER_TYPE_TO_CLASS:
+        load_entry_points()
+    if name not in LOGGER_TYPE_TO_CLASS:
+        known = ", ".join(LOGGER_TYPE_TO_CLASS)
+        raise ValueError(f"Unsupported logging capability: {name}. Choose between {LoggerType.list()} (registered: {known})")
+    row = ROWS.get(name)
+    found = LOGGER_TYPE_TO_CLASS[name]
+    if row is not None and found.__module__.startswith("fanfold.") and not installed(name):
+        raise missing_extra(row.libraries[0], row.extra, f"The tracker {name!r}")
+    return found
+
+
+def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
+    """Make a tracker class usable by its name."""
+    theirs = getattr(importlib.import_module("accelerate.tracking"), "GeneralTracker") if _found("accelerate.tracking") else GeneralTracker
+    if not (isinstance(tracker_class, type) and issubclass(tracker_class, (GeneralTracker, theirs))):
+        raise ValueError(f"`tracker_class` must be a subclass of `GeneralTracker`, but got {tracker_class}.")
+    if not getattr(tracker_class, "name", None):
+        raise ValueError("The tracker class to register must define a non-empty `name` attribute.")
+    if not hasattr(tracker_class, "requires_logging_directory"):
+        raise ValueError(
+            "The tracker class to register must define a `requires_logging_directory` class attribute. "
+            "Set it to `True` if the tracker needs a logging directory, or `False` otherwise."
+        )
+    if tracker_class.name in LOGGER_TYPE_TO_CLASS:
+        warnings.warn(
+            f"A tracker with the name '{tracker_class.name}' is already registered and will be overwritten by "
+            f"{tracker_class}. This is especially significant when shadowing a built-in tracker.",
+            stacklevel=2,
+        )
+    LOGGER_TYPE_TO_CLASS[tracker_class.name] = tracker_class
+
+
+def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = None) -> list[Any]:
+    """Return the usable ones of what was asked for: names, LoggerType members, tracker objects, or "all"."""
+    if log_with is None:
+        return []
+    wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+    if any(str(item) == "all" for item in wanted if not is_tracker(item)):
+        return [item for item in wanted if is_tracker(item)] + _with_directory(get_available_trackers(), logging_dir)
+    chosen: list[Any] = []
+    for item in wanted:
+        if is_tracker(item):
+            chosen.append(item)
+        elif (found := _checked(item, logging_dir)) is not None and found not in chosen:
+            chosen.append(found)
+    return chosen
+
+
+def _with_directory(found: Iterable[LoggerType], logging_dir: Any) -> list[LoggerType]:
+    """Leave out what needs a directory when there is none: "all" means all that can work."""
+    return [item for item in found if logging_dir is not None or not LOGGER_TYPE_TO_CLASS[str(item)].requires_logging_directory]
+
+
+def _checked(item: Any, logging_dir: Any) -> Any:
+    name = str(item) if isinstance(item, (str, enum.Enum)) else None
+    if name is None or name not in LOGGER_TYPE_TO_CLASS:
+        load_entry_points()
+    if name is None or name not in LOGGER_TYPE_TO_CLASS:
+        raise ValueError(f"Unsupported logging capability: {item}. Choose between {LoggerType.list()}")
+    if name in ROWS and not installed(name):
+        logger.debug("Tried adding logger %s, but package is unavailable in the system.", name)
+        return None
+    if LOGGER_TYPE_TO_CLASS[name].requires_logging_directory and logging_dir is None:
+        raise ValueError(f"Logging with `{name}` requires a `logging_dir` to be passed in.")
+    return LoggerType(name) if name in ROWS else name
