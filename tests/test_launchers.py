@@ -82,9 +82,9 @@ class Desk:
     def run(self, *command: object, **more: object) -> str:
         return self.wait(self.start(*command, **more))
 
-    def wait(self, process: subprocess.Popen[str], code: int = 0) -> str:
+    def wait(self, process: subprocess.Popen[str], code: int = 0, seconds: float = TIMEOUT) -> str:
         try:
-            output, _ = process.communicate(timeout=TIMEOUT)
+            output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate(timeout=TIMEOUT)
@@ -262,15 +262,17 @@ def two_nodes(desk: Desk, script: str, *options: str, folders: bool = False, **m
         place = {"FANFOLD_NODE": f"node{node}"}
         if folders:
             place["FANFOLD_DIR"] = str(desk.folder / f"runs{node}")
-        meeting = options or (f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}")
-        agents.append(desk.start(*torchrun("--nnodes=2", *meeting), script, **place, **more))
+        static = (f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}")
+        meeting = () if "--rdzv-backend=c10d" in options else static
+        agents.append(desk.start(*torchrun("--nnodes=2", *meeting, *options), script, **place, **more))
     for agent in agents:
         desk.wait(agent)
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
 @pytest.mark.parametrize("program", [TOGETHER, GROUP], ids=["before-the-group", "after-the-group"])
-def test_two_nodes_with_a_shared_folder_share_a_run(desk: Desk, program: str) -> None:
-    two_nodes(desk, desk.write("program.py", program))
+def test_two_nodes_with_a_shared_folder_share_a_run(desk: Desk, program: str, restarts: int) -> None:
+    two_nodes(desk, desk.write("program.py", program), f"--max-restarts={restarts}")
     (run,) = desk.runs()
     check_whole(run, 2, launcher="torchrun")
     assert {journal.header["node"] for journal in run.journals} == {"node0", "node1"}
@@ -591,8 +593,8 @@ def test_a_job_that_slurm_requeues_is_the_next_attempt_of_the_same_run(desk: Des
 
 
 RAY = """
-import os, sys, time
-start = time.time()
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
 import ray, ray.train
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
@@ -601,6 +603,10 @@ def loop(config):
     os.environ["JOB"] = config["job"]
     from work import work
     work()
+
+def fit(job, storage):
+    scaling, settings = ScalingConfig(num_workers=2), RunConfig(storage_path=storage)
+    TorchTrainer(loop, train_loop_config={"job": job}, scaling_config=scaling, run_config=settings).fit()
 
 @ray.remote(num_cpus=0)
 class Worker:
@@ -611,12 +617,10 @@ class Worker:
 
 if __name__ == "__main__":
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    for job in "12":
-        TorchTrainer(loop, train_loop_config={"job": job}, scaling_config=ScalingConfig(num_workers=2),
-                     run_config=RunConfig(storage_path=sys.argv[1])).fit()
-        print(time.time() - start, flush=True)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(fit, "12", sys.argv[1:3]))
     ray.get([Worker.remote().rank.remote(rank, job, port)
-             for job, port in zip("34", sys.argv[2:]) for rank in (0, 1)])
+             for job, port in zip("34", sys.argv[3:]) for rank in (0, 1)])
 """
 
 
@@ -624,7 +628,9 @@ def test_trainers_and_actors_in_one_ray_job_never_mix(desk: Desk) -> None:
     """All workers on a node are children of one raylet, and what RAY_JOB_ID says depends on when a worker was started."""
     script = desk.write("trainers.py", RAY)
     quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": 0, "RAY_TRAIN_V2_ENABLED": 1}
-    desk.run(sys.executable, script, desk.folder / "results", free_port(), free_port(), **quiet)
+    storage = [desk.folder / f"results{job}" for job in (1, 2)]
+    driver = desk.start(sys.executable, script, *storage, free_port(), free_port(), **quiet)
+    desk.wait(driver, seconds=110)  # four workers import torch at once
     runs = desk.runs()
     assert sorted(int(run.series("job").values[0]) for run in runs) == [1, 2, 3, 4]
     for run in runs:
@@ -665,10 +671,12 @@ def test_auto_continues_what_was_interrupted_and_then_starts_anew(desk: Desk, ho
     interrupt(desk, how, FANFOLD_RESUME="auto")
     (broken,) = desk.runs()
     assert broken.status == status
+    desk.run(sys.executable, desk.folder / "trains.py", "go")  # who does not ask for it continues nothing
     for _ in range(2):
         desk.run(*torchrun(TWO), desk.write("trains.py", TRAINS), "go", FANFOLD_RESUME="auto")
-    resumed, new = desk.runs()
+    resumed, unasked, new = desk.runs()
     assert resumed.id == broken.id
+    assert len(unasked.attempts) == 1
     assert [attempt.verdict()["status"] for attempt in resumed.attempts] == [status, "finished"]
     assert (resumed.status, new.status) == ("finished", "finished")
     for rank in (0, 1):

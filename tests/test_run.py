@@ -351,14 +351,17 @@ def test_threads_and_hooks_are_gone_after_finish(runs_dir):
     run = start(runs_dir, system=True)
     run.log({"x": 1.0})
     run.finish()
-    assert {t.name for t in threading.enumerate() if t.name.startswith("fanfold")} - before <= {"fanfold-facts"}
+    for thread in threading.enumerate():
+        if thread.name.startswith("fanfold"):
+            thread.join(5)  # told to end; a moment may pass until it has
+    assert {t.name for t in threading.enumerate() if t.name.startswith("fanfold")} - before == set()
     assert {s: signal.getsignal(s) for s in handlers} == handlers
     assert sys.exit is real_exit
 
 
 def test_quiet_prints_nothing_and_the_default_says_where(runs_dir):
     code = "import fanfold; r = fanfold.init('p'); r.log({'x': 1}); r.finish()"
-    loud, quiet = python(code, runs_dir), python(code, runs_dir, FANFOLD_QUIET="1")
+    loud, quiet = python(code, runs_dir, FANFOLD_QUIET="0"), python(code, runs_dir, FANFOLD_QUIET="1")
     assert loud.stdout == quiet.stdout == quiet.stderr == ""
     assert "fanfold: run " in loud.stderr
     assert "fanfold show " in loud.stderr

@@ -36,6 +36,7 @@ time_ns = time.time_ns
 os_write = os.write
 FACTS_SECONDS = 2.0
 MAX_STEP = (1 << 63) - 1
+MAX_TEXTS = 128
 MAX_PLANS = 256
 _PENDING, _LATE = int(Layout.PENDING), int(Layout.LATE)
 
@@ -118,7 +119,7 @@ class Run:
                     self._given = step
             if log_kwargs is not None or commit is not None:
                 raise KeyError
-        except (KeyError, AttributeError, TypeError, struct.error):
+        except (KeyError, AttributeError, TypeError, ValueError, OverflowError, struct.error):
             self._log_slowly(values, step, log_kwargs, commit)
             return
         data = packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body
@@ -222,7 +223,10 @@ class Run:
             head = (call.seq, late)
         beside: list[tuple[Kind, Any]] = []
         if parts.texts or kwargs:
-            beside.append((Kind.VALUES, {"s": call.step, "t": call.time_ns, "v": parts.texts, "k": kwargs}))
+            texts = list(parts.texts.items())
+            for start in range(0, len(texts) or 1, MAX_TEXTS):  # a frame has a limit, a call has not
+                some = dict(texts[start : start + MAX_TEXTS])
+                beside.append((Kind.VALUES, {"s": call.step, "t": call.time_ns, "v": some, "k": kwargs}))
         if parts.numbers or late:
             layout = _PENDING if late else 0
             self._writer.row(parts.numbers, "".join(parts.types), time_ns=call.time_ns, step=call.step, layout=layout,

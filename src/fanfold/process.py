@@ -153,7 +153,7 @@ def _loopback(env: Mapping[str, str]) -> bool:
 def _launcher_name(row: Launcher | None, env: Mapping[str, str]) -> str:
     name = row.name if row else "python"
     if name == "torchrun":
-        return "accelerate" if any(word.startswith("ACCELERATE_") for word in env) else name
+        return "accelerate" if "ACCELERATE_MIXED_PRECISION" in env else name
     return "ray" if "RAY_JOB_ID" in env else name
 
 

@@ -59,6 +59,8 @@ class Parts:
                     f"{key!r} is an integer beyond 64 bits; it is logged as a float, which may round it.",
                 )
                 code, value = "d", _float(value)
+        elif code == "d":
+            value = _float(value)
         if key in self.numbers:  # {"a/b": 1, "a": {"b": 2}}: one key, spelled twice
             notices.once(f"twice:{key}", f"{key!r} stands twice in one log() call; the last value counts. Rename one of them.")
             del self.types[list(self.numbers).index(key)], self.numbers[key]
@@ -66,11 +68,13 @@ class Parts:
         self.types.append(code)
 
 
-def _float(value: int) -> float:
+def _float(value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
         return float("inf") if value > 0 else float("-inf")
+    except ValueError:  # a signalling NaN of Decimal
+        return float("nan")
 
 
 def clean_text(text: str) -> str:
