@@ -30,7 +30,7 @@ import pytest
 import fanfold
 from fanfold.journal import Kind
 from fanfold.journal.directory import journal_files
-from fanfold.journal.spool import recover
+from fanfold.journal.spool import Spool, recover
 from fanfold.store.run import StoredRun
 
 START = """
@@ -56,9 +56,9 @@ def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, st
     return process.returncode, out, err
 
 
-def run_child(script: str, **options: Any) -> str:
+def run_child(script: str, *, timeout: float = 60, **options: Any) -> str:
     """Run a process to its end; return what it printed."""
-    code, out, err = finish(child(script, **options))
+    code, out, err = finish(child(script, **options), timeout)
     assert code == 0, err
     assert "Traceback" not in err, err
     return out
@@ -468,6 +468,24 @@ def test_a_forked_child_stuck_in_c_code_still_dies_by_sigterm(runs_dir):
     assert stored(runs_dir).status == "finished"
 
 
+def test_a_forked_child_sees_whether_its_parent_lives(runs_dir):
+    code, out, err = finish(
+        child(
+            """
+            parent = os.getpid()
+            if not os.fork():
+                print(fanfold.open(run.path).status, flush=True)
+                os.kill(parent, signal.SIGKILL)
+                while os.getppid() == parent: time.sleep(0.01)
+                print(fanfold.open(run.path).status, flush=True)
+                os._exit(0)
+            time.sleep(30)
+            """
+        )
+    )
+    assert (code, out.split()) == (-9, ["running", "killed"]), err
+
+
 def test_dataloader_workers_log_too(runs_dir):
     pytest.importorskip("torch")
     run_child(
@@ -494,7 +512,9 @@ def test_dataloader_workers_log_too(runs_dir):
 # Threads
 
 
-def log_from_threads(runs_dir: Path, *, threads: int, calls: int, values: str, step: str = "step") -> StoredRun:
+def log_from_threads(
+    runs_dir: Path, *, threads: int, calls: int, values: str, step: str = "step", timeout: float = 60
+) -> StoredRun:
     run_child(
         f"""
         gate = threading.Barrier({threads})
@@ -507,7 +527,8 @@ def log_from_threads(runs_dir: Path, *, threads: int, calls: int, values: str, s
         for worker in workers: worker.start()
         for worker in workers: worker.join()
         run.finish()
-        """
+        """,
+        timeout=timeout,
     )
     run = stored(runs_dir)
     assert (run.status, run.damaged, run.dropped, len(run.journals)) == ("finished", 0, 0, 1)
@@ -546,6 +567,24 @@ def test_threads_that_leave_out_the_step_get_different_ones(runs_dir):
     assert np.array_equal(np.sort(series.values), np.arange(16_000))
 
 
+def test_a_call_interrupted_while_it_is_counted_keeps_its_number(runs_dir):
+    with fanfold.init("p", id="r", system=False) as run:
+        numbers = run._auto
+
+        class Interrupted:
+            def __next__(self) -> int:
+                number = next(numbers)
+                run._auto = numbers
+                run.log({"inner": 1.0})
+                return number
+
+        run._auto = Interrupted()
+        run.log({"outer": 1.0})
+        run.log({"after": 1.0})
+    run = stored(runs_dir)
+    assert [run.series(key).steps.tolist() for key in ("outer", "inner", "after")] == [[0], [1], [2]]
+
+
 def test_threads_that_log_through_a_finish_are_kept_or_counted(runs_dir):
     out = run_child(
         """
@@ -578,8 +617,8 @@ def test_threads_that_log_through_a_finish_are_kept_or_counted(runs_dir):
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_eight_threads_for_a_minute_lose_nothing(runs_dir):
-    log_from_threads(runs_dir, threads=8, calls=400_000, values='{"loss": step / 2}')
-    assert_series(stored(runs_dir), "loss", 3_200_000)
+    run = log_from_threads(runs_dir, threads=8, calls=1_600_000, values='{"loss": step / 2}', timeout=500)
+    assert_series(run, "loss", 12_800_000)
 
 
 @pytest.mark.faults
@@ -595,7 +634,8 @@ def test_memory_stays_flat_over_ten_million_calls(runs_dir):
         before = log(100_000)
         print(log(10_000_000) - before)
         run.finish()
-        """
+        """,
+        timeout=500,
     )
     assert int(out) < 4_000  # kilobytes
 
@@ -1091,6 +1131,24 @@ def test_a_spool_left_by_kill_9_is_brought_home(runs_dir, spool_dir):
     assert_series(run, "loss", 500)
     assert run.status == "killed"
     assert (recover(spool_dir), list(spool_dir.iterdir())) == (0, [])
+
+
+def test_a_mirror_that_overtakes_another_writes_nothing_twice(tmp_path, monkeypatch):
+    spool = Spool(tmp_path / "spool", tmp_path / "home")
+    source = spool.directory / "0-00f0e1d2c3b4a596.ffj"
+    source.write_bytes(random.Random(1).randbytes(3_000_000))
+    real, overtaken = os.pread, []
+
+    def pread(*where: int) -> bytes:
+        chunk = real(*where)
+        if not overtaken:
+            overtaken.append(True)
+            spool.mirror()
+        return chunk
+
+    monkeypatch.setattr(os, "pread", pread)
+    spool.mirror()
+    assert (spool.target / source.name).read_bytes() == source.read_bytes()
 
 
 def test_several_processes_that_bring_a_spool_home_at_once_bring_it_once(runs_dir, spool_dir):

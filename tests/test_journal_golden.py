@@ -82,7 +82,16 @@ def test_the_golden_file_reads_as_it_was_written():
     journal.refresh()
     assert (journal.damaged, journal.tail) == (0, 0)
     assert journal.header == HEADER | {"journal": ID, "started": TIME, "mono": 5_000_000_000, "follows": None, "dropped": 0}
-    points = {key: list(zip(*(c.tolist() for c in journal.column(key)[1:]), strict=True)) for key in journal.by_key}
+    points: dict[str, list[tuple[int, int, object]]] = {}
+    for row in [journal.row(flags, body) for _, _, kind, flags, body in journal.walk(0) if kind == Kind.ROW]:
+        for key, value in row.values.items():
+            points.setdefault(key, []).append((NO_STEP if row.step is None else row.step, row.time, value))
+    assert {key: journal.column(key).values.tolist() for key in points} == {
+        key: [p[2] for p in found] for key, found in points.items()
+    }
+    assert {key: journal.column(key).steps.tolist() for key in points} == {
+        key: [p[0] for p in found] for key, found in points.items()
+    }
     assert points == {
         "loss": [(0, TIME, 0.5), (1, TIME + 1, float("inf")), (1 << 40, TIME + 2, 0.0)],
         "n": [(0, TIME, -1), (1, TIME + 1, (1 << 63) - 1), (1 << 40, TIME + 2, -(1 << 63))],

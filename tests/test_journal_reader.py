@@ -47,7 +47,7 @@ def points(journal: Journal) -> Counter[tuple[Any, ...]]:
     found: Counter[tuple[Any, ...]] = Counter()
     for key in journal.by_key:
         column = journal.column(key)
-        found.update((key, *row) for row in zip(*(c.tolist() for c in column[1:]), strict=True))
+        found.update((key, *row) for row in zip(*(c.tolist() for c in column), strict=True))
     found.update((record.kind, repr(record.data)) for record in journal.records(*range(4, 256)))
     return found
 
@@ -181,6 +181,19 @@ def test_a_damaged_header_costs_facts_but_not_points(tmp_path):
     journal = read(renewed(path, bytes(data)))
     assert points(journal) == whole
     assert (journal.header["rank"], journal.header["salvaged"]) == (0, True)
+
+
+def test_a_header_counts_only_where_a_journal_begins(tmp_path):
+    foreign = frames_of(data := small_journal(tmp_path / "foreign").read_bytes())[0]
+    stray = data[foreign[0] : foreign[1]]
+    path = small_journal(tmp_path / "ours")
+    data, whole = bytearray(path.read_bytes()), points(read(path))
+    (_, end, _) = frames_of(data)[0]
+    journal = read(renewed(path, bytes(data[:end]) + stray + bytes(data[end:])))
+    assert (points(journal), journal.damaged, journal.header["journal"]) == (whole, len(stray), journal.id)
+    data[20] ^= 1
+    journal = read(renewed(path, bytes(data[:end]) + stray + bytes(data[end:])))
+    assert (points(journal), journal.header["salvaged"]) == (whole, True)
 
 
 def test_garbage_in_the_middle_is_skipped_and_counted(tmp_path):
@@ -398,9 +411,20 @@ def bits(value: Any) -> Any:
 
 def written_points(history: list[tuple[Any, ...]]) -> Counter[Any]:
     return Counter(
-        (key, -(1 << 63) if step is None else step, time_ns, bits(value))
+        (key, -(1 << 63) if step is None else step, time_ns / 1e9, bits(value))
         for keys, _, _, step, time_ns, values in (item for item in history if not isinstance(item[0], Kind))
         for key, value in zip(keys, values, strict=True)
+    )
+
+
+def walked_points(journal: Journal) -> Counter[Any]:
+    """The same, frame by frame, as a relay reads them."""
+    rows = [journal.row(flags, body) for _, _, kind, flags, body in journal.walk(0) if kind == Kind.ROW]
+    return Counter(
+        (key, -(1 << 63) if row.step is None else row.step, row.time / 1e9, bits(value))
+        for row in rows
+        if row is not None
+        for key, value in row.values.items()
     )
 
 
@@ -409,11 +433,11 @@ def read_points(journal: Journal) -> Counter[Any]:
     found: Counter[Any] = Counter()
     for key, places in journal.by_key.items():
         for rows, place in places:
-            for part in journal._gather(rows, place, 0):
-                found.update(
-                    (key, step, time_ns, bits(value))
-                    for step, time_ns, value in zip(*(column.tolist() for column in part[1:]), strict=True)
-                )
+            part = journal._gather(rows, place, rows.runs) if rows.runs else ()
+            found.update(
+                (key, step, time, bits(value)) for step, time, value in zip(*(column.tolist() for column in part), strict=True)
+            )
+    assert found <= walked_points(journal)  # a frame moved before its shape is named by the one and not by the other
     return found
 
 

@@ -19,7 +19,7 @@ class Folded:
     """One point per step, over ranks. `min_rank` and `max_rank` name the stragglers; `count` says how many ranks there were."""
 
     steps: NDArray[np.int64]
-    times: NDArray[np.int64]
+    times: NDArray[np.float64]
     values: NDArray[np.float64]
     min: NDArray[np.float64]
     max: NDArray[np.float64]
@@ -35,7 +35,7 @@ def check(how: str) -> str:
     return how
 
 
-def fold(how: str, ranks: NDArray[np.int64], steps: NDArray[np.int64], times: NDArray[np.int64], values: NDArray[Any]) -> Folded:
+def fold(how: str, ranks: NDArray[np.int64], steps: NDArray[np.int64], times: NDArray[Any], values: NDArray[Any]) -> Folded:
     """Reduce points of many ranks to one per step. A rank that logged a step twice counts with its last value.
 
     mean, sum and std carry a NaN of any rank to the result; min and max, and the ranks that hold them, pass it over

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import SettingError
-from ..journal import Journal
-from ..journal.reader import NO_STEP
+from ..journal import Journal, Kind
 from ..store import StoredRun
 from . import choose, output, report
 from .text import clean, number, short
@@ -128,17 +127,16 @@ def _back(journal: Journal, keys: list[str], count: int) -> int:
 
 def _rows(journal: Journal, keys: list[str], since: int) -> list[Row]:
     """Gather the keys' points after a byte, and join those of one step that follow each other."""
-    points = []
-    for key in keys:
-        offsets, steps, times, values = journal.column(key, since=since)
-        points += [(*point, key) for point in zip(offsets.tolist(), steps.tolist(), times.tolist(), values.tolist(), strict=True)]
     rows: list[Row] = []
-    for _, step, when, value, key in sorted(points, key=lambda point: point[0]):
-        number_of = None if step == NO_STEP else step
-        if rows and rows[-1].step == number_of and key not in rows[-1].values and number_of is not None:
-            rows[-1].values[key] = value
+    for _, _, kind, flags, body in journal.walk(since):
+        found = journal.row(flags, body) if kind == Kind.ROW else None
+        values = {key: found.values[key] for key in keys if key in found.values} if found else {}
+        if found is None or not values:
+            continue
+        if rows and found.step is not None and rows[-1].step == found.step and not rows[-1].values.keys() & values.keys():
+            rows[-1].values.update(values)
         else:
-            rows.append(Row(number_of, when / 1e9, {key: value}))
+            rows.append(Row(found.step, found.time / 1e9, values))
     return rows
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _ROW_HEAD = HEAD_SIZE + 12  # frame head, shape id, time
 _WINDOW = 1 << 16
+_BLOCK = 1 << 13  # rows gathered at a time: a block of them stays in the processor's cache
 _MAPPINGS = frozenset({Kind.VALUES, Kind.LOST, Kind.INFO, Kind.EVENT, Kind.CONSOLE, Kind.END})
 
 
@@ -37,12 +38,23 @@ class Record(NamedTuple):
     data: Any
 
 
-class Columns(NamedTuple):
-    """One key's points of one journal, in the order they were written."""
+class Row(NamedTuple):
+    """One row, taken apart: step (None for probes), time (ns), values, and the call whose late parts are to come or this is."""
 
-    offsets: NDArray[np.int64]
+    step: int | None
+    time: int
+    values: dict[str, Any]
+    call: int
+    parts: int
+    late: bool
+    origin: str
+
+
+class Columns(NamedTuple):
+    """One key's points of one journal, in the order they were written; times in seconds since 1970."""
+
     steps: NDArray[np.int64]
-    times: NDArray[np.int64]
+    times: NDArray[np.float64]
     values: NDArray[Any]
 
 
@@ -62,6 +74,15 @@ class Rows:
 
     def __len__(self) -> int:
         return sum(count for _, count in self.runs)
+
+    def since(self, offset: int) -> list[list[int]]:
+        """Return the runs at or after a byte of the file, the first one cut to fit."""
+        found = []
+        for start, count in self.runs:
+            skip = max(0, -(-(offset - start) // self.stride))
+            if skip < count:
+                found.append([start + skip * self.stride, count - skip])
+        return found
 
     @property
     def step_code(self) -> str | None:
@@ -281,6 +302,37 @@ class Journal:
         with memoryview(self._map) as view, view[offset : offset + length] as body:
             return fmt.unpack(body)
 
+    def walk(self, start: int) -> Iterator[tuple[int, int, int, int, memoryview]]:
+        """Yield (offset, end, kind, flags, body) of every sound frame from `start` on, in order."""
+        if self._map is None:
+            return
+        at = start
+        with memoryview(self._map) as view:
+            while at < self.verified:
+                end = self._frame_end(view, at, self.verified)
+                if not end:
+                    at = self._resync(view, at + 1, self.verified) or self.verified
+                    continue
+                with view[at + HEAD_SIZE : end] as body:
+                    yield at, end, view[at + 2], view[at + 3], body
+                at = end
+
+    def row(self, flags: int, body: memoryview) -> Row | None:
+        """Read one row frame's body; None if its shape is not known."""
+        rows = self.rows.get(int.from_bytes(body[:4], "little"))
+        if rows is None or rows.shape.size != len(body):
+            return None
+        _, when, *rest = struct.unpack(rows.shape.codes, body)
+        values = dict(zip(rows.shape.keys, rest[len(rest) - len(rows.shape.keys) :], strict=True))
+        step = None if flags & Layout.STEP_NONE else rest.pop(0)
+        call = rest[0] if flags & (Layout.PENDING | Layout.LATE) else 0
+        parts = rest[1] if flags & Layout.PENDING else 0
+        return Row(step, when, values, call, parts, bool(flags & Layout.LATE), rows.shape.origin)
+
+    def decode(self, body: memoryview) -> Any:
+        """Decode the body of a frame that `walk` gave."""
+        return fmt.unpack(body)
+
     def keys(self, origin: str | None = None) -> list[str]:
         """Return the numeric keys that have points, in the order they first appeared."""
         return [
@@ -310,43 +362,45 @@ class Journal:
         """Gather one key's points that stand at or after byte `since`, in the order they were written."""
         import numpy as np
 
-        parts = [part for rows, index in self.by_key.get(key, ()) for part in self._gather(rows, index, since)]
-        if not parts:
-            empty = np.empty(0, np.int64)
-            return Columns(empty, empty, empty, np.empty(0, np.float64))
+        places = [(rows, index, runs) for rows, index in self.by_key.get(key, ()) if (runs := rows.since(since))]
+        if not places:
+            return Columns(np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.float64))
+        parts = [self._gather(rows, index, runs) for rows, index, runs in places]
         if len(parts) == 1:
             return parts[0]
-        joined = [np.concatenate([part[i] for part in parts]) for i in range(4)]
-        if np.any(np.diff(joined[0]) < 0):
-            order = np.argsort(joined[0], kind="stable")
-            joined = [array[order] for array in joined]
-        return Columns(*joined)
+        # Several shapes hold the key: bring their points into the order of the file.
+        order = np.argsort(np.concatenate([_offsets(rows.stride, runs) for rows, _, runs in places]), kind="stable")
+        steps, times, values = (np.concatenate([part[i] for part in parts])[order] for i in range(3))
+        return Columns(steps, times, values)
 
-    def _gather(self, rows: Rows, index: int, since: int) -> Iterator[Columns]:
-        """Yield the points of one shape: long runs by strided views, short ones together by their offsets."""
+    def _gather(self, rows: Rows, index: int, runs: Sequence[Sequence[int]]) -> Columns:
+        """Read one key of one shape: long runs by strided views, many short ones by their offsets."""
+        count = sum(length for _, length in runs)
+        if count < 256 * len(runs) and len(runs) > 1:
+            return self._picked(rows, index, _offsets(rows.stride, runs))
+        return self._strided(rows, index, runs, count)
+
+    def _strided(self, rows: Rows, index: int, runs: Sequence[Sequence[int]], count: int) -> Columns:
+        """Read runs of equal rows, block by block, so that the three fields of a row come from one visit to memory."""
         import numpy as np
 
-        short: list[NDArray[np.int64]] = []
-        for start, count in rows.runs:
-            skip = max(0, -(-(since - start) // rows.stride))
-            if skip >= count:
-                continue
-            offset, left = start + skip * rows.stride, count - skip
-            if left < 64:
-                short.append(np.arange(offset, offset + left * rows.stride, rows.stride, dtype=np.int64))
-            else:
-                yield self._strided(rows, index, offset, left)
-        if short:
-            yield self._picked(rows, index, np.concatenate(short))
-
-    def _strided(self, rows: Rows, index: int, offset: int, count: int) -> Columns:
-        import numpy as np
-
-        def pick(place: int, code: str) -> NDArray[Any]:
-            view: NDArray[Any] = np.ndarray((count,), code, self._map, offset + place, (rows.stride,))
-            return view
-
-        return _columns(rows, index, np.arange(offset, offset + count * rows.stride, rows.stride, dtype=np.int64), pick)
+        code = fmt.DTYPE[rows.shape.types[index]]
+        steps = np.empty(count, np.int64) if rows.step_code else np.full(count, NO_STEP)
+        times, values = np.empty(count), np.empty(count, np.dtype(code).newbyteorder("="))
+        done = 0
+        for offset, length in runs:
+            fields = [
+                (np.ndarray((length,), kind, self._map, offset + place, (rows.stride,)), column)
+                for place, kind, column in (
+                    (_ROW_HEAD, rows.step_code, steps), (HEAD_SIZE + 4, "<i8", times), (rows.value_offset(index), code, values)
+                ) if kind
+            ]  # fmt: skip
+            for start in range(0, length, _BLOCK):
+                for view, column in fields:
+                    column[done + start : done + min(start + _BLOCK, length)] = view[start : start + _BLOCK]
+            done += length
+        times /= 1e9
+        return Columns(steps, times, values)
 
     def _picked(self, rows: Rows, index: int, offsets: NDArray[np.int64]) -> Columns:
         import numpy as np
@@ -356,20 +410,21 @@ class Journal:
         def pick(place: int, code: str) -> NDArray[Any]:
             return _column(flat[(offsets + place)[:, None] + np.arange(np.dtype(code).itemsize)], 0, code)
 
-        return _columns(rows, index, offsets, pick)
+        steps = pick(_ROW_HEAD, rows.step_code).astype(np.int64) if rows.step_code else np.full(len(offsets), NO_STEP)
+        values = pick(rows.value_offset(index), fmt.DTYPE[rows.shape.types[index]])
+        return Columns(steps, pick(HEAD_SIZE + 4, "<i8") / 1e9, values.astype(values.dtype.newbyteorder("=")))
 
 
 NO_STEP = -(1 << 63)  # the step of a point that has none (probes)
 
 
-def _columns(rows: Rows, index: int, offsets: NDArray[np.int64], pick: Callable[[int, str], NDArray[Any]]) -> Columns:
-    """Read step, time and one value of every row through `pick(place in the frame, type)`."""
+def _offsets(stride: int, runs: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Return where each row of these runs stands."""
     import numpy as np
 
-    steps = pick(_ROW_HEAD, rows.step_code).astype(np.int64) if rows.step_code else np.full(len(offsets), NO_STEP)
-    times = pick(HEAD_SIZE + 4, "<i8").astype(np.int64)
-    values = pick(rows.value_offset(index), fmt.DTYPE[rows.shape.types[index]])
-    return Columns(offsets, steps, times, values.astype(values.dtype.newbyteorder("=")))
+    starts, counts = np.array(runs, np.int64).T
+    first = np.cumsum(counts) - counts
+    return np.repeat(starts - first * stride, counts) + np.arange(int(counts.sum()), dtype=np.int64) * stride
 
 
 def _column(block: NDArray[np.uint8], start: int, code: str) -> NDArray[Any]:

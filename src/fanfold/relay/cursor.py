@@ -97,7 +97,9 @@ class Cursor:
         if away or not try_lock(fd):
             os.close(fd)
             who = f"process {owner['pid']} on {owner['node']}" if owner else "another process"
-            raise Owned(f"{self.path.stem} is being delivered by {who}. Nothing was sent from here. Wait for it, or end it first.")
+            raise Owned(
+                f"{self.path.stem} is being delivered by {who}. Nothing was sent from here. Wait for it, or end it first."
+            )
         self._lock_fd = fd
 
     def release(self) -> None:

@@ -171,7 +171,11 @@ class Feed:
         if row.step is not None:
             track.high = max(track.high, row.step)
         mine = track.rank == 0
-        folded = {key: value for key, value in row.values.items() if policy_for(key, self.fold)} if row.step is not None and not row.origin else {}
+        folded = (
+            {key: value for key, value in row.values.items() if policy_for(key, self.fold)}
+            if row.step is not None and not row.origin
+            else {}
+        )
         if not mine and not folded:
             return
         frame = Frame(offset, end, bool(folded) + mine)
@@ -195,7 +199,9 @@ class Feed:
             late.parts -= 1
             late.folds = late.folds or folds
             return
-        call = Call(row.step, row.time / 1e9, self.clock(), values, frames=[frame], parts=0 if row.late else row.parts, folds=folds)
+        call = Call(
+            row.step, row.time / 1e9, self.clock(), values, frames=[frame], parts=0 if row.late else row.parts, folds=folds
+        )
         if row.call and not row.late:
             track.calls[row.call] = call
         self.queue.append(call)
@@ -303,16 +309,23 @@ class Feed:
         return min(by_rank.values(), default=float("inf"))
 
     def _nothing_more(self, rank: int) -> bool:
-        return all(track.gone() for track in self.tracks.values() if track.rank == rank and track.journal.header.get("role") == "main")
+        return all(
+            track.gone() for track in self.tracks.values() if track.rank == rank and track.journal.header.get("role") == "main"
+        )
 
     def _reduce(self, ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         keys = list(dict.fromkeys(key for values in ranks.values() for key in values))
-        return {key: fold_values(str(policy_for(key, self.fold)), [ranks[rank][key] for rank in sorted(ranks) if key in ranks[rank]]) for key in keys}
+        return {
+            key: fold_values(str(policy_for(key, self.fold)), [ranks[rank][key] for rank in sorted(ranks) if key in ranks[rank]])
+            for key in keys
+        }
 
     def finished(self) -> bool:
         """Tell whether every process is gone and everything was handed out."""
-        return not self.queue and not self._steps and all(
-            track.gone() for track in self.tracks.values() if track.journal.header.get("role") in ("main", "worker")
+        return (
+            not self.queue
+            and not self._steps
+            and all(track.gone() for track in self.tracks.values() if track.journal.header.get("role") in ("main", "worker"))
         )
 
     def marks(self) -> dict[str, tuple[int, list[int]]]:

@@ -120,7 +120,9 @@ class Worker:
         if isinstance(self.tracker, Adapter):
             self.cursor.remote = self.tracker.remote
             have = self.tracker.counts() if self.cursor.delivered or self.cursor.remote else None
-            self.skip = {key: n - self.cursor.counts.get(key, 0) for key, n in (have or {}).items() if n > self.cursor.counts.get(key, 0)}
+            self.skip = {
+                key: n - self.cursor.counts.get(key, 0) for key, n in (have or {}).items() if n > self.cursor.counts.get(key, 0)
+            }
         self.cursor.closed = None
         self.cursor.save()
         self._started = True
@@ -141,7 +143,10 @@ class Worker:
             event = self.feed.artifacts[0]
             if isinstance(self.tracker, Adapter):
                 for file in event["files"]:
-                    self.tracker.artifact(blobs.path_of(self.run, file["blob"]), f"{event['name']}/{file['path']}" if len(event["files"]) > 1 else event["name"])
+                    self.tracker.artifact(
+                        blobs.path_of(self.run, file["blob"]),
+                        f"{event['name']}/{file['path']}" if len(event["files"]) > 1 else event["name"],
+                    )
             self.feed.artifacts.popleft()
 
     def _send(self, batch: list[Outgoing]) -> None:

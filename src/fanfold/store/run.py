@@ -265,7 +265,9 @@ class StoredRun:
         if rank is None:
             rank = self._rank_of(key)
         steps, times, values = self._of_rank(key, rank, raw) if rank is not None else self._nothing(key)
-        return Series(key, np.where(steps == NO_STEP, -1, steps), times / 1e9, values)
+        if len(steps) and steps.min() == NO_STEP:
+            steps = np.where(steps == NO_STEP, -1, steps)
+        return Series(key, steps, times, values)
 
     def _nothing(self, key: str) -> Any:
         known = self.keys() + self.keys("system")
@@ -309,9 +311,7 @@ class StoredRun:
         parts = [(rank, *self._of_rank(key, rank, raw)) for rank in holders]
         ranks = np.concatenate([np.full(len(part[1]), part[0], np.int64) for part in parts])
         done = folding.fold(how, ranks, *(np.concatenate([part[i] for part in parts]) for i in (1, 2, 3)))
-        return Series(
-            key, done.steps, done.times / 1e9, done.values, done.min, done.max, done.min_rank, done.max_rank, done.count
-        )
+        return Series(key, done.steps, done.times, done.values, done.min, done.max, done.min_rank, done.max_rank, done.count)
 
     @cached_property
     def latest(self) -> dict[str, Any]:

@@ -53,7 +53,11 @@ class _Contains(enum.EnumMeta):
     """Let `"wandb" in LoggerType` ask for a value, on every Python version."""
 
     def __contains__(cls, item: object) -> bool:
-        return item in [member.value for member in cls] or super().__contains__(item) if isinstance(item, (str, enum.Enum)) else False
+        return (
+            item in [member.value for member in cls] or super().__contains__(item)
+            if isinstance(item, (str, enum.Enum))
+            else False
+        )
 
 
 class LoggerType(enum.Enum, metaclass=_Contains):
@@ -158,7 +162,11 @@ def find_class(name: str) -> Any:
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     """Make a tracker class usable by its name."""
-    theirs = getattr(importlib.import_module("accelerate.tracking"), "GeneralTracker") if _found("accelerate.tracking") else GeneralTracker
+    theirs = (
+        getattr(importlib.import_module("accelerate.tracking"), "GeneralTracker")
+        if _found("accelerate.tracking")
+        else GeneralTracker
+    )
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, (GeneralTracker, theirs))):
         raise ValueError(f"`tracker_class` must be a subclass of `GeneralTracker`, but got {tracker_class}.")
     if not getattr(tracker_class, "name", None):
