@@ -63,7 +63,10 @@ def test_an_unknown_fold_lists_the_known_ones():
 
 def test_a_random_fold_agrees_with_the_slow_way():
     rng = np.random.default_rng(0)
-    points = [(int(r), int(s), i, float(v)) for i, (r, s, v) in enumerate(zip(rng.integers(0, 8, 500), rng.integers(0, 40, 500), rng.normal(size=500), strict=True))]
+    points = [
+        (int(r), int(s), i, float(v))
+        for i, (r, s, v) in enumerate(zip(rng.integers(0, 8, 500), rng.integers(0, 40, 500), rng.normal(size=500), strict=True))
+    ]
     table = {}
     for rank, step, _, value in points:
         table.setdefault(step, {})[rank] = value

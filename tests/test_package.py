@@ -28,7 +28,9 @@ def test_importing_does_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", PROBE], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     seen = json.loads(done.stdout)
     assert (seen["same"], seen["threads"], seen["handlers"]) == (True, 1, 0)
-    assert [name for name in seen["new"] if name.split(".")[0] in ("numpy", "msgspec", "torch", "rich", "psutil", "sqlite3")] == []
+    assert [
+        name for name in seen["new"] if name.split(".")[0] in ("numpy", "msgspec", "torch", "rich", "psutil", "sqlite3")
+    ] == []
 
 
 def test_the_writing_side_imports_nothing_heavy(tmp_path):
@@ -97,7 +99,11 @@ def test_imports_point_one_way():
         if room == "__init__":
             continue
         assert room in rank, f"{room} has no place in the order of rooms"
-        wrong += [f"{path.relative_to(SOURCE)} imports {other}" for other in _imports(path) if other != room and rank[other] >= rank[room]]
+        wrong += [
+            f"{path.relative_to(SOURCE)} imports {other}"
+            for other in _imports(path)
+            if other != room and rank[other] >= rank[room]
+        ]
     assert wrong == []
 
 
@@ -105,7 +111,11 @@ def test_only_the_guard_catches_everything():
     broad = []
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if isinstance(node, ast.ExceptHandler) and node.type else set()
+            names = (
+                {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
+                if isinstance(node, ast.ExceptHandler) and node.type
+                else set()
+            )
             bare = isinstance(node, ast.ExceptHandler) and node.type is None
             if (bare or names & {"Exception", "BaseException"}) and path.name != "errors.py":
                 broad.append(f"{path.relative_to(SOURCE)}:{node.lineno}")

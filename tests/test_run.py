@@ -408,7 +408,9 @@ def test_console_survives_kill_nine_of_the_process(runs_dir):
 def test_the_run_knows_itself(runs_dir, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import fanfold; fanfold.init('p', id='f', quiet=True, system=False).finish()")
-    subprocess.run([sys.executable, str(script), "--lr", "0.1"], check=True, timeout=60, env={**os.environ, "FANFOLD_DIR": str(runs_dir)})
+    subprocess.run(
+        [sys.executable, str(script), "--lr", "0.1"], check=True, timeout=60, env={**os.environ, "FANFOLD_DIR": str(runs_dir)}
+    )
     facts = fanfold.open("f", dir=runs_dir).facts
     assert facts["command"][-2:] == ["--lr", "0.1"]
     assert facts["packages"]["numpy"] == np.__version__

@@ -19,7 +19,9 @@ def test_the_argument_wins_then_the_environment_then_the_file_then_the_default(m
     assert settings.resolve("project", "argument", file=file) == "argument"
 
 
-@pytest.mark.parametrize(("name", "text"), [("quiet", "perhaps"), ("durability", "eternal"), ("resume", "si"), ("rank", "first"), ("mode", "off")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("quiet", "perhaps"), ("durability", "eternal"), ("resume", "si"), ("rank", "first"), ("mode", "off")]
+)
 def test_a_value_that_cannot_be_understood_names_itself(monkeypatch, name, text):
     monkeypatch.setenv(f"FANFOLD_{name.upper()}", text)
     with pytest.raises(SettingError, match=rf"FANFOLD_{name.upper()} is '{text}'.*not started"):
@@ -53,7 +55,11 @@ def test_every_setting_is_documented():
 def test_every_variable_the_source_reads_is_in_the_table():
     import re
 
-    known = {row.variable for row in settings.TABLE.values()} | {"FANFOLD_DEBUG", "FANFOLD_LOCAL_RANK", "FANFOLD_LOCAL_WORLD_SIZE"}
+    known = {row.variable for row in settings.TABLE.values()} | {
+        "FANFOLD_DEBUG",
+        "FANFOLD_LOCAL_RANK",
+        "FANFOLD_LOCAL_WORLD_SIZE",
+    }
     found = set()
     for file in (Path(__file__).parents[1] / "src").rglob("*.py"):
         found |= set(re.findall(r"FANFOLD_[A-Z_]+[A-Z]", file.read_text()))

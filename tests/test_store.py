@@ -35,9 +35,16 @@ def test_the_catalogue_can_be_deleted_or_damaged_at_any_time(runs_dir):
     rows = [(r.id, r.config, r.summary, r.status) for r in fanfold.runs(dir=runs_dir)]
     cache = Path(os.environ["FANFOLD_CACHE_DIR"])
     assert list(cache.glob("catalogue*.db"))
-    for damage in (lambda: shutil.rmtree(cache), lambda: [f.write_bytes(b"no database at all" * 99) for f in cache.glob("catalogue*")]):
+    for damage in (
+        lambda: shutil.rmtree(cache),
+        lambda: [f.write_bytes(b"no database at all" * 99) for f in cache.glob("catalogue*")],
+    ):
         damage()
-        assert [(r.id, r.config, r.summary, r.status) for r in fanfold.runs(dir=runs_dir)] == rows == [(run.id, {"lr": 0.1}, {"loss": 0.5, "n": 1}, "finished")]
+        assert (
+            [(r.id, r.config, r.summary, r.status) for r in fanfold.runs(dir=runs_dir)]
+            == rows
+            == [(run.id, {"lr": 0.1}, {"loss": 0.5, "n": 1}, "finished")]
+        )
 
 
 def test_the_catalogue_answers_without_opening_journals(runs_dir, monkeypatch):
@@ -138,7 +145,10 @@ def test_folders_of_two_nodes_copied_together_make_the_run_whole(ranked, tmp_pat
 def test_one_failed_rank_fails_the_run_and_is_named(runs_dir):
     code = RANKED.replace("run.finish()", "\nif rank == 2: raise ValueError('rank two is ill')\nrun.finish()")
     env = {**os.environ, "FANFOLD_DIR": str(runs_dir), "FANFOLD_WORLD_SIZE": "3"}
-    children = [subprocess.Popen([sys.executable, "-c", code], env={**env, "FANFOLD_RANK": str(r)}, stderr=subprocess.DEVNULL) for r in range(3)]
+    children = [
+        subprocess.Popen([sys.executable, "-c", code], env={**env, "FANFOLD_RANK": str(r)}, stderr=subprocess.DEVNULL)
+        for r in range(3)
+    ]
     assert [child.wait(60) for child in children] == [0, 0, 1]
     stored = fanfold.open("ranked", dir=runs_dir)
     assert (stored.status, stored.verdict["rank"]) == ("failed", 2)
@@ -147,7 +157,9 @@ def test_one_failed_rank_fails_the_run_and_is_named(runs_dir):
 
 def test_a_second_process_may_read_the_catalogue_at_the_same_time(runs_dir):
     make(runs_dir)
-    with sqlite3.connect(next(Path(os.environ["FANFOLD_CACHE_DIR"]).glob("catalogue*.db")) if fanfold.runs(dir=runs_dir) else "") as other:
+    with sqlite3.connect(
+        next(Path(os.environ["FANFOLD_CACHE_DIR"]).glob("catalogue*.db")) if fanfold.runs(dir=runs_dir) else ""
+    ) as other:
         other.execute("BEGIN IMMEDIATE")
         shutil.rmtree(Path(runs_dir) / "p" / fanfold.runs(dir=runs_dir)[0].id / "blobs", ignore_errors=True)
         other.rollback()

@@ -43,7 +43,9 @@ def test_torch_scalars_of_every_dtype_are_numbers(runs_dir, dtype):
     assert logged(runs_dir, value).series("x").values.tolist() == [1.5 if dtype.is_floating_point else 1]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7976931348623157e308, 0.1, 2**62 + 1, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7976931348623157e308, 0.1, 2**62 + 1, -(2**63), 2**63 - 1]
+)
 def test_extreme_numbers_are_exact(runs_dir, value):
     got = logged(runs_dir, value).series("x").values[0].item()
     assert type(got) is type(value)
@@ -87,7 +89,11 @@ def test_texts_are_kept(runs_dir, text):
         assert [point.text for point in stored.texts("x")] == [text.encode("utf-8", "backslashreplace").decode()]
 
 
-@pytest.mark.parametrize("value", [None, object(), 1j, b"bytes", torch.empty((), device="meta"), [object()]], ids=["None", "object", "complex", "bytes", "meta tensor", "list"])
+@pytest.mark.parametrize(
+    "value",
+    [None, object(), 1j, b"bytes", torch.empty((), device="meta"), [object()]],
+    ids=["None", "object", "complex", "bytes", "meta tensor", "list"],
+)
 def test_an_unknown_kind_is_said_once_per_key_and_stops_nothing(runs_dir, caplog, value):
     run = fanfold.init("p", dir=runs_dir, quiet=True, system=False)
     with caplog.at_level(logging.WARNING, "fanfold"):

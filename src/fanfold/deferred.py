@@ -6,11 +6,12 @@ mark, and the thread looks at the mark: polling an event from a thread would bre
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from .errors import guard
@@ -124,8 +125,8 @@ class Deferred:
         self._reset()
 
     def _reset(self) -> None:
-        self._parts: deque[Part] = deque()
-        self._wake = threading.Event()
+        self._parts: SimpleQueue[Part | None] = SimpleQueue()  # re-entrant: a signal handler may log while we put
+        self._waiting: list[Part] = []
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -210,33 +211,34 @@ class Deferred:
         self._enqueue(Part(call, keys, ready, read, then))
 
     def _enqueue(self, part: Part) -> None:
-        self._parts.append(part)
+        self._parts.put(part)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fanfold-deferred", daemon=True)
             self._thread.start()
-        self._wake.set()
 
     def _run(self) -> None:
         while not self._closing:
-            if not self._parts:
-                self._wake.wait()
-                self._wake.clear()
-                continue
+            self._collect()
             self._land()
             time.sleep(POLL_SECONDS)  # always: what lands meanwhile is taken in at once, with one turn at the GIL
+
+    def _collect(self) -> None:
+        """Take what was launched; with nothing to wait for, wait for that."""
+        with contextlib.suppress(Empty):
+            while part := self._parts.get(block=not self._waiting):
+                self._waiting.append(part)
 
     def _land(self) -> None:
         """Take in every part that is there; the others keep their order."""
         waiting: list[Part] = []
-        for _ in range(len(self._parts)):
-            part = self._parts.popleft()
+        for part in self._waiting:
             if not part.ready() or (part.call is _FLUSH and waiting):
                 waiting.append(part)
                 continue
             with guard("read a value from its device"):
                 values = part.read()
                 part.then(part.call, dict(zip(part.keys, values, strict=True)) if part.keys else {"": values})
-        self._parts.extendleft(reversed(waiting))
+        self._waiting = waiting
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything launched so far has landed and is journalled; tell whether it has."""
@@ -250,10 +252,10 @@ class Deferred:
         """Wait, then mark what has not landed as lost."""
         self.flush(timeout)
         self._closing = True
-        self._wake.set()
         if self._thread is not None:
+            self._parts.put(None)
             self._thread.join(min(timeout, 1.0) + POLL_SECONDS)
-        for part in [part for part in self._parts if part.call is not _FLUSH]:
+        for part in [part for part in self._waiting if part.call is not _FLUSH]:
             self._lose(part.call, part.keys, "its copy from the device had not landed when the run finished")
 
 

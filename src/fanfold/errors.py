@@ -93,6 +93,14 @@ def guard(what: str, *, strict: bool = False, said: Notices = notices) -> Iterat
         logger.debug("fanfold could not %s", what, exc_info=True)
 
 
+def outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Run something of somebody else's (a tracker library) and return what it gave, or whatever it raised."""
+    try:
+        return action(), None
+    except Exception as error:  # noqa: BLE001 - this module is where everything is caught
+        return None, error
+
+
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:
     """Build the error for an optional library that is not installed."""
     return MissingExtra(f"{purpose} needs {package}, which is not installed. Run: pip install 'fanfold[{extra}]'")
@@ -101,6 +109,3 @@ def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:
 def after_fork_in_child() -> None:
     """Renew the lock a forked child may have inherited in a locked state."""
     notices._lock = threading.RLock()  # noqa: SLF001 - this module owns it
-
-
-Thunk = Callable[[], None]

@@ -53,7 +53,7 @@ def fold(how: str, ranks: NDArray[np.int64], steps: NDArray[np.int64], times: ND
     starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1])) if len(steps) else np.empty(0, np.int64)
     if not len(starts):
         none, zero = np.empty(0, np.float64), np.empty(0, np.int64)
-        return Folded(zero, zero, none, none, none, zero, zero, zero)
+        return Folded(zero, none, none, none, none, zero, zero, zero)
     count = np.diff(np.append(starts, len(steps)))
     low, high = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
     return Folded(

@@ -61,7 +61,7 @@ _ROWS = (
     Setting("console", _boolean, False, "Keep what the process prints with the run."),
     Setting("dir", str, None, "Where runs live. Default: .fanfold, found upward like git, created when missing."),
     Setting("durability", _choice("process", "power"), "process", "What log() survives before it returns: "
-            "the death of the process, or also a power cut (one fdatasync a call)."),
+            "the death of the process, or also a power cut (each write waits for the disk)."),
     Setting("group", str, None, "A name that several runs share, such as a sweep."),
     Setting("mode", _choice("on", "disabled"), "on", "disabled: every call works and nothing is recorded."),
     Setting("name", str, None, "The run's name. Default: two words and a number derived from its id."),

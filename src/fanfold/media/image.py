@@ -31,7 +31,8 @@ class Image(ArrayMedia):
     """A picture: PIL image, array or tensor, path, or encoded bytes.
 
     Arrays are HxW, HxWxC, CxHxW or a batch of these (laid out in a grid), with 1, 3 or 4 channels; give `layout` where
-    the shape does not tell. Where it fits both, a torch tensor is read as CxHxW and any other array as HxWxC. See `pixels.to_uint8` for which number is which brightness. `boxes` and `masks` are small
+    the shape does not tell. Where it fits both, a torch tensor is read as CxHxW and any other array as HxWxC.
+    See `pixels.to_uint8` for which number is which brightness. `boxes` and `masks` are small
     annotations (lists of dicts) kept beside the picture.
     """
 

@@ -65,7 +65,7 @@ class Cursor:
         for name in ("counts", "remote", "closed", "delivered", "refused", "error", "tracker", "kwargs", "artifacts"):
             setattr(cursor, name, known.get(name, getattr(cursor, name)))
         cursor.settled = {journal: (int(mark), list(ahead)) for journal, (mark, ahead) in known.get("settled", {}).items()}
-        cursor._owner = known.get("owner")  # type: ignore[attr-defined]  # noqa: SLF001 - our own
+        cursor._owner = known.get("owner")  # type: ignore[attr-defined]
         return cursor
 
     def save(self) -> None:

@@ -123,6 +123,7 @@ class Feed:
         self._steps: dict[int, dict[int, dict[str, Any]]] = {}  # step → rank → folded key → value
         self._step_frames: dict[int, list[Frame]] = {}
         self._first_seen: dict[int, float] = {}
+        self._early: dict[int, tuple[dict[str, Any], list[Frame]]] = {}  # folded, and waiting for rank 0's call of the step
 
     # Reading
 
@@ -255,7 +256,7 @@ class Feed:
                 values, frames = done[step]
                 out.append(Outgoing(Point(values, step, self._time_of(step), {}), frames))
             else:
-                self._put_back(step, done[step])
+                self._early[step] = done[step]
         return out
 
     def _forget(self, call: Call) -> None:
@@ -266,17 +267,9 @@ class Feed:
     def _time_of(self, _step: int) -> float:
         return time.time()
 
-    def _put_back(self, step: int, folded: tuple[dict[str, Any], list[Frame]]) -> None:
-        self._done_early[step] = folded
-
-    @property
-    def _done_early(self) -> dict[int, tuple[dict[str, Any], list[Frame]]]:
-        return self.__dict__.setdefault("_early", {})
-
     def _folded_steps(self) -> dict[int, tuple[dict[str, Any], list[Frame]]]:
         """Fold every step that all ranks have passed, or whose time is up."""
-        done = dict(self._done_early)
-        self._done_early.clear()
+        done, self._early = self._early, {}
         if not self._steps:
             return done
         passed = self._passed()
@@ -289,8 +282,8 @@ class Feed:
                 self.partial += 1
                 notices.once(
                     f"fold:{self.run}",
-                    f"step {step} was folded with {len(ranks)} rank(s) because others did not pass it within {self.hold:g} s. The tracker has "
-                    "that value; the store keeps every rank and is always exact. Later cases are counted.",
+                    f"step {step} was folded with {len(ranks)} rank(s) because others did not pass it within {self.hold:g} s. "
+                    "The tracker has that value; the store keeps every rank and is always exact. Later cases are counted.",
                 )
             self._first_seen.pop(step)
             done[step] = (self._reduce(ranks), self._step_frames.pop(step))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import logger, notices
+from ..errors import logger, notices, outcome
 from ..journal import blobs
 from ..trackers.base import Adapter, Point, Refused, is_tracker
 from .cursor import Cursor
@@ -67,18 +67,15 @@ class Worker:
 
     def _tolerantly(self, action: Callable[[], Any]) -> Any:
         """Run one step; when the tracker fails, wait with backoff and jitter and try again, for ever."""
-        low, high = RETRY_SECONDS
-        pause = low
+        pause, longest = RETRY_SECONDS
         while not self.stop.is_set():
-            try:
-                result = action()
+            result, error = outcome(action)
+            if error is None:
                 self.cursor.error = None
-            except Exception as error:  # noqa: BLE001 - whatever a tracker library raises, training and the other trackers go on
-                self._say(error)
-                self.stop.wait(pause * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, high)
-            else:
                 return result
+            self._say(error)
+            self.stop.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, longest)
         return None
 
     def _say(self, error: Exception) -> None:
@@ -86,10 +83,10 @@ class Worker:
         self.cursor.save()
         notices.once(
             f"{self.tracker.name}:{type(error).__name__}",
-            f"the tracker {self.tracker.name} failed: {self.cursor.error}. Training is not touched and nothing is lost; it is tried "
-            f"again until it works, and `fanfold sync {self.run.name}` delivers what is left later.",
+            f"the tracker {self.tracker.name} failed: {self.cursor.error}. Training is not touched and nothing is lost; "
+            f"it is tried again until it works, and `fanfold sync {self.run.name}` delivers what is left later.",
         )
-        logger.debug("tracker %s failed", self.tracker.name, exc_info=True)
+        logger.debug("tracker %s failed", self.tracker.name, exc_info=error)
 
     # One turn
 
@@ -183,7 +180,8 @@ class Worker:
         self.cursor.refused += 1
         notices.once(
             f"{self.tracker.name}:refused:{next(iter(point.values))}",
-            f"{self.tracker.name} does not take {next(iter(point.values))!r}: {refusal}. It is kept in the journal; later cases are counted.",
+            f"{self.tracker.name} does not take {next(iter(point.values))!r}: {refusal}. "
+            "It is kept in the journal; later cases are counted.",
         )
 
     def _ready(self, point: Point) -> Point:

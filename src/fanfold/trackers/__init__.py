@@ -20,15 +20,27 @@ _CLASSES = {row.cls: row.module for row in TABLE}
 __all__ = [
     "LOGGER_TYPE_TO_CLASS",
     "Adapter",
+    "AimTracker",
+    "AzureMLTracker",
+    "ClearMLTracker",
+    "CometMLTracker",
+    "DVCLiveTracker",
+    "DagsHubTracker",
+    "FlyteTracker",
     "GeneralTracker",
     "LoggerType",
+    "MLflowTracker",
+    "NeptuneTracker",
     "Point",
     "Refused",
+    "SwanLabTracker",
+    "TensorBoardTracker",
+    "TrackioTracker",
+    "WandBTracker",
     "filter_trackers",
     "get_available_trackers",
     "on_main_process",
     "register_tracker_class",
-    *sorted(_CLASSES),
 ]
 
 

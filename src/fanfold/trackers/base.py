@@ -74,10 +74,15 @@ class GeneralTracker:
         """Close the tracker."""
 
 
-def is_tracker(value: Any) -> bool:
-    """Tell whether something is a tracker object: of ours, or of Accelerate's base class."""
+def tracker_bases() -> tuple[type, ...]:
+    """Return the classes a tracker may derive from: ours, and Accelerate's where it is imported."""
     theirs = getattr(sys.modules.get("accelerate.tracking"), "GeneralTracker", None)
-    return isinstance(value, GeneralTracker) or (isinstance(theirs, type) and isinstance(value, theirs))
+    return (GeneralTracker, theirs) if isinstance(theirs, type) else (GeneralTracker,)
+
+
+def is_tracker(value: Any) -> bool:
+    """Tell whether something is a tracker object."""
+    return isinstance(value, tracker_bases())
 
 
 class Point(NamedTuple):
@@ -89,7 +94,7 @@ class Point(NamedTuple):
     kwargs: Mapping[str, Any] = {}
 
 
-class Refused(Exception):  # noqa: N818 - not an error of ours: the system will never take this value
+class Refused(Exception):
     """The system will never take this value; retrying is no use. The relay says it once and counts it."""
 
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from ..errors import logger, missing_extra
-from .base import GeneralTracker, is_tracker
+from .base import GeneralTracker, is_tracker, tracker_bases
 
 ENTRY_POINTS = "fanfold.trackers"
 
@@ -53,11 +53,8 @@ class _Contains(enum.EnumMeta):
     """Let `"wandb" in LoggerType` ask for a value, on every Python version."""
 
     def __contains__(cls, item: object) -> bool:
-        return (
-            item in [member.value for member in cls] or super().__contains__(item)
-            if isinstance(item, (str, enum.Enum))
-            else False
-        )
+        members: list[enum.Enum] = list(cls.__members__.values())
+        return any(item is member or item == member.value for member in members)
 
 
 class LoggerType(enum.Enum, metaclass=_Contains):
@@ -106,7 +103,10 @@ class _Registry(dict[str, Any]):
         return len(list(iter(self)))
 
     def get(self, name: Any, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        try:
+            return self[name]
+        except KeyError:
+            return default
 
     def keys(self) -> Any:
         return list(self)
@@ -162,27 +162,23 @@ def find_class(name: str) -> Any:
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     """Make a tracker class usable by its name."""
-    theirs = (
-        getattr(importlib.import_module("accelerate.tracking"), "GeneralTracker")
-        if _found("accelerate.tracking")
-        else GeneralTracker
-    )
-    if not (isinstance(tracker_class, type) and issubclass(tracker_class, (GeneralTracker, theirs))):
-        raise ValueError(f"`tracker_class` must be a subclass of `GeneralTracker`, but got {tracker_class}.")
-    if not getattr(tracker_class, "name", None):
+    if not (isinstance(tracker_class, type) and issubclass(tracker_class, tracker_bases())):
+        raise ValueError(f"`tracker_class` must be a subclass of `GeneralTracker`, but got {tracker_class}.")  # noqa: TRY004 - as Accelerate
+    name = getattr(tracker_class, "name", None)
+    if not name:
         raise ValueError("The tracker class to register must define a non-empty `name` attribute.")
     if not hasattr(tracker_class, "requires_logging_directory"):
         raise ValueError(
             "The tracker class to register must define a `requires_logging_directory` class attribute. "
             "Set it to `True` if the tracker needs a logging directory, or `False` otherwise."
         )
-    if tracker_class.name in LOGGER_TYPE_TO_CLASS:
+    if name in LOGGER_TYPE_TO_CLASS:
         warnings.warn(
-            f"A tracker with the name '{tracker_class.name}' is already registered and will be overwritten by "
+            f"A tracker with the name '{name}' is already registered and will be overwritten by "
             f"{tracker_class}. This is especially significant when shadowing a built-in tracker.",
             stacklevel=2,
         )
-    LOGGER_TYPE_TO_CLASS[tracker_class.name] = tracker_class
+    LOGGER_TYPE_TO_CLASS[name] = tracker_class
 
 
 def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = None) -> list[Any]:
