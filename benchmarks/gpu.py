@@ -30,15 +30,24 @@ import fanfold
 DEVICE = "cuda"
 
 
+# What bounds the step decides what a synchronisation costs: the host, both in balance, or the device.
+KINDS = {
+    "MLP 24x256 (host-bound)": ("mlp", 24, 256, 64, 0, 40),
+    "transformer 6x512 (balanced)": ("transformer", 6, 512, 64, 256, 25),
+    "transformer 12x768 (device-bound)": ("transformer", 12, 768, 32, 512, 12),
+}
+
+
 def make(kind: str):
     torch.manual_seed(0)
-    if kind == "MLP 24x256 (host-bound)":
-        model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(24)])
-        data = torch.randn(64, 256, device=DEVICE)
+    family, layers, width, batch, length, _ = KINDS[kind]
+    if family == "mlp":
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers)])
+        data = torch.randn(batch, width, device=DEVICE)
     else:
-        layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, dropout=0.0)
-        model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
-        data = torch.randn(16, 512, 768, device=DEVICE)
+        layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, batch_first=True, dropout=0.0)
+        model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        data = torch.randn(batch, length, width, device=DEVICE)
     model, data = model.to(DEVICE, dtype=torch.bfloat16), data.to(torch.bfloat16)
     return model, data, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -76,47 +85,51 @@ class Steps:
         return (time.perf_counter() - start) / steps
 
 
-def bench(kind: str, steps: int, repeats: int, run) -> dict:
-    steps_of = Steps(kind, run)
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    return tuple(statistics.quantiles(values, n=4))
+
+
+def bench(kind: str, repeats: int, run) -> dict:
+    """Time short blocks of steps, every variant in turn and in changing order, and compare each block with its neighbours."""
+    steps_of, steps = Steps(kind, run), KINDS[kind][-1]
     variants = ["nothing", "item", "tolist", "fanfold"]
     for variant in variants:
-        steps_of.timed(variant, 20)
+        steps_of.timed(variant, 3 * steps)
     times = {variant: [] for variant in variants}
     for repeat in range(repeats):
-        for variant in variants if repeat % 2 == 0 else variants[::-1]:
+        turn = repeat % len(variants)
+        for variant in variants[turn:] + variants[:turn]:
             times[variant].append(steps_of.timed(variant, steps))
-    base = statistics.median(times["nothing"])
     rows = {}
     for variant in variants:
-        ratios = [a / b for a, b in zip(times[variant], times["nothing"], strict=True)]
-        rows[variant] = {
-            "ms": statistics.median(times[variant]) * 1e3,
-            "ratio": statistics.median(times[variant]) / base,
-            "paired": statistics.median(ratios),
-            "spread": [min(ratios), max(ratios)],
-        }
+        low, middle, high = quartiles([a / b for a, b in zip(times[variant], times["nothing"], strict=True)])
+        rows[variant] = {"ms": statistics.median(times[variant]) * 1e3, "ratio": middle, "quartiles": [low, high]}
+        rows[variant]["of_medians"] = statistics.median(times[variant]) / statistics.median(times["nothing"])
         print(
-            f"{kind:26s} {variant:8s} {rows[variant]['ms']:8.3f} ms/step  x{rows[variant]['ratio']:.3f}  paired x{rows[variant]['paired']:.3f} "
-            f"[{min(ratios):.3f}, {max(ratios):.3f}]",
+            f"{kind:34s} {variant:8s} {rows[variant]['ms']:8.3f} ms/step  x{middle:.3f} [{low:.3f}, {high:.3f}]  of medians x{rows[variant]['of_medians']:.3f}",
             flush=True,
         )
     return rows
 
 
 def host_cost(run) -> dict:
-    """Host time of one call on the training thread, with the GPU idle."""
+    """Host time of one call on the training thread, at the pace of a training loop (one call each 3 ms)."""
     scalars = {f"m{i}": torch.ones((), device=DEVICE) * i for i in range(10)}
-    torch.cuda.synchronize()
-    times = []
-    for i in range(2000):
-        start = time.perf_counter_ns()
-        run.log(scalars, step=i)
-        times.append(time.perf_counter_ns() - start)
-        if i % 50 == 0:
-            time.sleep(0.03)
-    times.sort()
-    row = {"p50_us": times[1000] / 1e3, "p99_us": times[1980] / 1e3}
-    print(f"host time of log() with ten device scalars: p50 {row['p50_us']:.1f} us, p99 {row['p99_us']:.1f} us", flush=True)
+    row = {}
+    for name, call in {
+        "fanfold": lambda i: run.log(scalars, step=i),
+        "launches alone": lambda i: torch.stack(list(scalars.values())).to("cpu", non_blocking=True),
+        "item": lambda i: [float(t) for t in scalars.values()],
+    }.items():
+        times = []
+        for i in range(600):
+            torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            call(i)
+            times.append((time.perf_counter_ns() - start) / 1e3)
+            time.sleep(0.003)
+        row[name] = statistics.median(times)
+    print("host time of ten device scalars, us: " + ", ".join(f"{name} {value:.1f}" for name, value in row.items()), flush=True)
     return row
 
 
@@ -277,14 +290,14 @@ def main() -> None:
     if args.child:
         child(args.child)
         return
-    repeats = 5 if args.quick else 11
+    repeats = 12 if args.quick else 80
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FANFOLD_CACHE_DIR"] = folder + "/cache"
         print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, Python {sys.version.split()[0]}", flush=True)
         run = fanfold.init("bench", dir=folder, quiet=True, system=False)
         results: dict = {"host": host_cost(run)}
-        for kind, steps in (("MLP 24x256 (host-bound)", 200), ("transformer 12x768", 60)):
-            results[kind] = bench(kind, steps, repeats, run)
+        for kind in KINDS:
+            results[kind] = bench(kind, repeats, run)
         run.finish()
         stored = fanfold.open(run.id, dir=folder)
         results["lost"] = sum(len(entry["keys"]) for entry in stored.lost_values)

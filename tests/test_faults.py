@@ -873,9 +873,9 @@ def test_a_main_thread_inside_c_code_dies_by_sigterm_as_it_would_without_us(runs
 def test_a_clock_set_back_does_not_disturb_the_order_of_steps(runs_dir):
     run_child(
         """
-        import fanfold._run, itertools
+        import fanfold._recorder, itertools
         real, ticks = time.time_ns, itertools.count()
-        fanfold._run.time_ns = lambda: real() - (3600 * 10**9 if next(ticks) > 500 else 0)
+        fanfold._recorder.time_ns = lambda: real() - (3600 * 10**9 if next(ticks) > 500 else 0)
         for step in range(1000):
             run.log({"loss": step / 2}, step=step)
         run.finish()

@@ -67,6 +67,7 @@ ORDER = [
     {"store", "trackers"},
     {"relay"},
     {"_join"},
+    {"_recorder"},
     {"_run", "_disabled"},
     {"_api"},
     {"_demo"},

@@ -1,13 +1,8 @@
-"""init() and Run: the user's verbs. Each call becomes frames in this process's own journal, and nothing else happens here.
-
-The fast path of `Run.log` is one dictionary look-up, one struct.pack, one crc and one write(2).
-"""
+"""Run: the user's verbs beyond log(), and how a run starts and ends. Each becomes frames in this process's own journal."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import struct
 import sys
 import threading
 import time
@@ -15,67 +10,41 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
-from zlib import crc32
+from typing import Any
 
 from . import lifecycle
 from ._config import Config, as_mapping, plain
 from ._join import Place, find_place, open_writer
+from ._recorder import Recorder
 from ._summary import Metric
-from .deferred import Call, Deferred
-from .encoder import Encoder
 from .errors import RunError, guard, notices
 from .journal import Kind, blobs
-from .journal.format import Layout
 from .keeper import Keeper
 from .mask import mask
 from .settings import resolve
-from .values import Parts, clean_text, code_of, split
+from .values import clean_text
 
 time_ns = time.time_ns
-os_write = os.write
 FACTS_SECONDS = 2.0
-MAX_STEP = (1 << 63) - 1
-MAX_TEXTS = 128
-MAX_PLANS = 256
-_PENDING, _LATE = int(Layout.PENDING), int(Layout.LATE)
 
 
-class Plan(NamedTuple):
-    """How a call of a known signature splits: scalars on one device, and numbers that are here already."""
-
-    device: tuple[str, ...]
-    numbers: tuple[str, ...]
-    types: str
-
-
-class Run:
+class Run(Recorder):
     """One experiment, seen from one of its processes. Made by fanfold.init()."""
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         self.id = place.run_id
         self.project = place.project
-        self.path = place.path
         self.rank = place.me.rank
         self.world_size = place.me.world_size
         self.attempt = place.ordinal
         self.group: str | None = options["group"]
-        self.strict: bool = options["strict"]
         self.quiet: bool = options["quiet"]
+        super().__init__(open_writer(place, options), place.path, place.first_step, strict=options["strict"])
         self._place = place
-        self._writer = open_writer(place, options)
         self.name = str(place.name)
-        self._seq = itertools.count(1)
-        self._given = self._counted = place.first_step - 1
-        self._auto = itertools.count(place.first_step)
-        self._plans: dict[tuple[Any, ...], Plan] = {}
         self._status = "running"
-        self._late_calls = 0
-        self._media_parts = 0
         self._worker = False
         self._finish_lock = threading.RLock()  # re-entrant: a signal handler may finish a run that is being finished
-        self._deferred = Deferred(self._lose)
-        self._encoder = Encoder(self.path, self._media_landed)
         self.config = Config(as_mapping(options["config"]), self._config_changed)
         self._tags: tuple[str, ...] = tuple(options["tags"])
         self._summary: dict[str, Any] = {}
@@ -90,200 +59,6 @@ class Run:
         if self._place.resumed:
             return {name: fact for name, fact in facts.items() if fact}
         return {**facts, "name": self.name}
-
-    # Logging
-
-    def log(
-        self,
-        values: Mapping[str, Any],
-        step: int | None = None,
-        *,
-        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
-        commit: bool | None = None,
-    ) -> None:
-        """Record values under a step (default: the number of this call). Returns when they are safe from kill -9.
-
-        Numbers on a device are copied without a sync and recorded when they land. `log_kwargs` goes to trackers by
-        name. Nothing is refused for its step: it may be late, repeated or out of order.
-        """
-        try:
-            sheet = self._writer.sheet
-            signature = (*values, *map(type, values.values()))
-            packer = sheet.shapes[signature]  # type: ignore[union-attr]
-            if step is None:
-                step = self._next_step()
-                body = packer.pack(packer.id, time_ns(), step, *values.values())
-            else:
-                body = packer.pack(packer.id, time_ns(), step, *values.values())
-                if step > self._given:  # noqa: PLR1730 - a call of max() costs as much as the crc
-                    self._given = step
-            if log_kwargs is not None or commit is not None:
-                raise KeyError
-        except (KeyError, AttributeError, TypeError, ValueError, OverflowError, struct.error):
-            self._log_slowly(values, step, log_kwargs, commit)
-            return
-        data = packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body
-        try:
-            done = os_write(sheet.fd, data)  # type: ignore[union-attr]
-        except OSError as error:
-            done = -1
-            self._writer.fail(sheet, error)  # type: ignore[arg-type]
-        if done != len(data):
-            self._recover(sheet, done, values, step)
-
-    def _next_step(self) -> int:
-        """Count this call, going on from the highest step given. Threads that leave out the step get different numbers."""
-        step = next(self._auto)
-        if step <= self._given:
-            self._auto = itertools.count(int(self._given) + 1)
-            step = next(self._auto)
-        self._counted = min(step, MAX_STEP)
-        return self._counted
-
-    @property
-    def _high(self) -> int:
-        return max(int(self._given), self._counted)
-
-    def _recover(self, sheet: Any, done: int, values: Mapping[str, Any], step: int) -> None:
-        if done >= 0:
-            self._writer.fail(sheet, OSError(f"only {done} bytes of a frame were written (disk full?)"))
-        self._log_slowly(values, step, None, None)
-
-    def _log_slowly(
-        self,
-        values: Mapping[str, Any],
-        step: Any,
-        log_kwargs: Mapping[str, Mapping[str, Any]] | None,
-        commit: bool | None,
-    ) -> None:
-        """Log anything: new shapes, nested dicts, texts, media, device values, a broken journal, a finished run."""
-        if self._writer.closed:
-            notices.once(
-                f"finished:{self.id}",
-                f"log() was called after run {self.name} had finished; the values are dropped and counted. "
-                "Log before finish(), or start another run with fanfold.init().",
-            )
-            return
-        if commit is not None:
-            notices.once("commit", "log(commit=…) is wandb's; fanfold records every call at once. The values are recorded.")
-        if self._plans and log_kwargs is None and self._log_by_plan(values, step):
-            return
-        now = time_ns()
-        parts = split(values, strict=self.strict)
-        number = self._step(step)
-        signature = (*values, *map(type, values.values())) if parts.direct else None
-        if parts.device and signature and not parts.texts and not parts.media and len(self._plans) < MAX_PLANS:
-            self._plans[signature] = Plan(tuple(parts.device), tuple(parts.numbers), "".join(parts.types))
-        self._write_parts(
-            Call(0, number, now), parts, signature if parts.plain else None, plain(log_kwargs) if log_kwargs else None
-        )
-
-    def _log_by_plan(self, values: Mapping[str, Any], step: Any) -> bool:
-        """Take the short way for a call like an earlier one: ten device scalars cost about thirty microseconds."""
-        try:
-            signature = (*values, *map(type, values.values()))
-            plan = self._plans[signature]
-            launched = self._deferred.launch_alike([values[key] for key in plan.device])
-        except (KeyError, TypeError, AttributeError):
-            return False
-        if launched is None:
-            return False
-        call = Call(next(self._seq), self._step(step), time_ns())
-        numbers = {key: values[key] for key in plan.numbers}
-        self._writer.row(numbers, plan.types, time_ns=call.time_ns, step=call.step, layout=_PENDING, call=(call.seq, 1))
-        self._deferred.watch(call, plan.device, launched, self._landed)
-        return True
-
-    def _step(self, step: Any) -> int:
-        """Return the step as an integer, whatever was given."""
-        if step is None:
-            return self._next_step()
-        try:
-            number = int(step)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            number = None
-        if number is None or not -(1 << 63) <= number < 1 << 63:
-            notices.once(f"step:{type(step).__name__}", f"step={step!r} is no 64-bit integer; the call's number is used instead.")
-            return self._next_step()
-        if number != step:
-            notices.once(
-                "step:fraction",
-                f"step={step!r} is no whole number and was cut to {number}. Log it as a value to keep it.",
-            )
-        self._given = max(self._given, number)
-        return number
-
-    def _write_parts(self, call: Call, parts: Parts, signature: tuple[Any, ...] | None, kwargs: Any) -> None:
-        """Write what is there now in one write(2), announcing the parts that come later."""
-        launched = self._deferred.launch(parts.device) if parts.device else []
-        late = len(launched) + bool(parts.media)
-        head: tuple[int, ...] = ()
-        if late:
-            call = call._replace(seq=next(self._seq))
-            head = (call.seq, late)
-        beside: list[tuple[Kind, Any]] = []
-        if parts.texts or kwargs:
-            texts = list(parts.texts.items())
-            for start in range(0, len(texts) or 1, MAX_TEXTS):  # a frame has a limit, a call has not
-                some = dict(texts[start : start + MAX_TEXTS])
-                beside.append((Kind.VALUES, {"s": call.step, "t": call.time_ns, "v": some, "k": kwargs}))
-        if parts.numbers or late:
-            layout = _PENDING if late else 0
-            self._writer.row(parts.numbers, "".join(parts.types), time_ns=call.time_ns, step=call.step, layout=layout,
-                             call=head, signature=signature, beside=beside)  # fmt: skip
-        elif beside:
-            self._writer.append(*beside)
-        for keys, what in launched:
-            self._deferred.watch(call, keys, what, self._landed)
-        if parts.media:
-            self._take_media(call, parts.media)
-
-    # What comes later: device values and media
-
-    def _landed(self, call: Call, values: Mapping[str, Any]) -> None:
-        types = "".join([code_of(type(value)) or "d" for value in values.values()])
-        self._writer.row(values, types, time_ns=call.time_ns, step=call.step, layout=_LATE,
-                         call=(call.seq,))  # fmt: skip
-
-    def _lose(self, call: Call, keys: Sequence[str], why: str) -> None:
-        names = list(keys)
-        self._late_calls += len(names)
-        notices.once(
-            f"lost:{why}",
-            f"{len(names)} device value(s) ({', '.join(names[:3])}) could not be recorded: {why}. Training goes on; "
-            "the gap is marked in the journal, and every such value is counted.",
-        )
-        self._writer.append((Kind.LOST, {"q": call.seq, "s": call.step, "t": call.time_ns, "keys": names, "why": why}))
-
-    def _take_media(self, call: Call, media: dict[str, Any]) -> None:
-        """Encode media elsewhere; those still on a device are copied first, and encoded when their last part is there."""
-        items = [item for value in media.values() for item in (value if isinstance(value, list) else [value])]
-        waiting = [part for item in items for part in item.waiting()]
-        if not waiting:
-            self._encoder.put(call, media)
-            return
-        left = len(waiting)
-
-        def landing(part: Any) -> Callable[[Call, dict[str, Any]], None]:
-            def land(_call: Call, values: dict[str, Any]) -> None:
-                nonlocal left
-                part.resolve(host_array(values[""]))
-                left -= 1
-                if not left:
-                    self._encoder.put(call, media)
-
-            return land
-
-        launched = [(part, self._deferred.launch_array(part.pending)) for part in waiting]
-        refused = next((what for _, what in launched if isinstance(what, str)), None)
-        if refused is not None:  # a picture with a hole is no picture: the call's media are lost together, and marked
-            self._lose(call, list(media), refused)
-            return
-        for part, what in launched:
-            self._deferred.watch(call, (), what, landing(part))
-
-    def _media_landed(self, call: Call, entries: Mapping[str, Any]) -> None:
-        self._writer.append((Kind.VALUES, {"q": call.seq, "s": call.step, "t": call.time_ns, "v": dict(entries)}))
 
     # Facts about the run
 
@@ -401,7 +176,7 @@ class Run:
 
     def _end_frame(self, status: str, error: str | None, exit_code: int | None = None) -> dict[str, Any]:
         return {"t": time_ns(), "status": status, "error": error, "exit_code": exit_code, "high": int(self._high),
-                "lost": self._late_calls, "dropped": self._writer.dropped, "said": dict(notices.counts)}  # fmt: skip
+                "lost": self._lost, "dropped": self._writer.dropped, "said": dict(notices.counts)}  # fmt: skip
 
     def _say_end(self, status: str) -> None:
         if self._writer.dropped:
@@ -479,16 +254,6 @@ class Summary(dict[str, Any]):
         super().update(new)
         self._run._summary.update(new)  # noqa: SLF001 - the other half of Run
         self._run._info({"summary": dict(self._run._summary)})  # noqa: SLF001 - the other half of Run
-
-
-def host_array(value: Any) -> Any:
-    """Return a landed tensor or JAX array as numpy; bfloat16 and float8, which numpy lacks, become float32."""
-    import numpy as np
-
-    if hasattr(value, "is_cuda"):
-        value = value.cpu()
-        return value.float().numpy() if value.dtype.is_floating_point and value.dtype.itemsize < 4 else value.numpy()
-    return np.asarray(value)
 
 
 def start(options: Mapping[str, Any]) -> Run:

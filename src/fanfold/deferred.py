@@ -37,7 +37,7 @@ class Part:
     keys: Sequence[str]
     ready: Callable[[], bool]
     read: Callable[[], Sequence[Any]]
-    then: Callable[[Call, dict[str, Any]], None]
+    then: Callable[[Call, dict[str, Any]], None] | None
 
 
 _FLUSH = Call(-1, 0, 0)
@@ -82,11 +82,15 @@ class CudaRing:
     def launch(self, tensors: Sequence[Any]) -> tuple[Callable[[], bool], Callable[[], Sequence[Any]]]:
         """Start the copy of up to WIDTH scalars of one dtype, on the current stream; return ready() and read()."""
         slot = self._take_slot()
-        with self.torch.no_grad():
-            staged, target = self._view(slot, tensors[0].dtype, len(tensors))
-            self.torch.stack(tensors, out=staged)
-            target.copy_(staged, non_blocking=True)
-            self._landing[slot].copy_(self._marks[slot], non_blocking=True)
+        staged, target = self._view(slot, tensors[0].dtype, len(tensors))
+        try:
+            with self.torch.no_grad():
+                self.torch.stack(tensors, out=staged)
+                target.copy_(staged, non_blocking=True)
+                self._landing[slot].copy_(self._marks[slot], non_blocking=True)
+        except RuntimeError:
+            self._free.append(slot)
+            raise
         landed, free = self._landed, self._free
 
         def read() -> Sequence[Any]:
@@ -118,7 +122,12 @@ class CudaRing:
 class Deferred:
     """Launch copies in program order; a thread of its own waits for them and hands them on."""
 
-    def __init__(self, lose: Callable[[Call, Sequence[str], str], None]) -> None:
+    def __init__(
+        self,
+        landed: Callable[[Sequence[tuple[Call, Sequence[str], Sequence[Any]]]], None],
+        lose: Callable[[Call, Sequence[str], str], None],
+    ) -> None:
+        self._landed = landed
         self._lose = lose
         self._rings: dict[int, CudaRing] = {}
         self._capturing: Callable[[], bool] | None = None
@@ -153,16 +162,18 @@ class Deferred:
     def launch_alike(self, tensors: Sequence[Any]) -> Any:
         """Start one copy for scalars of one CUDA device and dtype; None when they are not that (any more)."""
         first = tensors[0]
-        if not first.is_cuda or len(tensors) > WIDTH:
+        if not first.is_cuda or first.ndim or len(tensors) > WIDTH:
             return None
-        dtype, index = first.dtype, first.get_device()
+        dtype = first.dtype
         for tensor in tensors:
-            if tensor.dtype is not dtype or tensor.ndim or tensor.get_device() != index:
+            if tensor.dtype is not dtype:  # stack() would convert, and a large integer would be rounded
                 return None
         try:
-            return self._ring(index, first).launch(tensors)
+            return self._ring(first.get_device(), first).launch(tensors)
         except NoRoom as reason:
             return str(reason)
+        except RuntimeError:  # another device, or not all of them scalars
+            return None
 
     @staticmethod
     def _group_of(tensor: Any) -> Any:
@@ -202,8 +213,10 @@ class Deferred:
         copy = tensor.detach().clone() if group is not None else tensor
         return _always, lambda: copy
 
-    def watch(self, call: Call, keys: Sequence[str], launched: Any, then: Callable[[Call, dict[str, Any]], None]) -> None:
-        """Hand a launched part to the waiting thread; `then(call, values)` runs there when it has landed."""
+    def watch(
+        self, call: Call, keys: Sequence[str], launched: Any, then: Callable[[Call, dict[str, Any]], None] | None = None
+    ) -> None:
+        """Hand a launched part to the waiting thread: scalars go to `landed` together, an array to its own `then`."""
         if isinstance(launched, str):
             self._lose(call, keys, launched)
             return
@@ -231,13 +244,20 @@ class Deferred:
     def _land(self) -> None:
         """Take in every part that is there; the others keep their order."""
         waiting: list[Part] = []
+        landed: list[tuple[Call, Sequence[str], Sequence[Any]]] = []
         for part in self._waiting:
-            if not part.ready() or (part.call is _FLUSH and waiting):
+            if not part.ready() or (part.call is _FLUSH and (waiting or landed)):
                 waiting.append(part)
                 continue
             with guard("read a value from its device"):
                 values = part.read()
-                part.then(part.call, dict(zip(part.keys, values, strict=True)) if part.keys else {"": values})
+                if part.then is None:
+                    landed.append((part.call, part.keys, values))
+                else:
+                    part.then(part.call, {"": values})
+        if landed:
+            with guard("journal the values that landed"):
+                self._landed(landed)
         self._waiting = waiting
 
     def flush(self, timeout: float) -> bool:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
+from zlib import crc32
 
 from ..errors import JournalError, notices
 from .format import HEAD, MAGIC, SUFFIX, Kind, Layout, Shape, covered, frame, pack, seed_of
@@ -290,9 +291,27 @@ class Writer:
             parts += [frame(kind, extra, sheet.seed) for kind, extra in bodies]
             sheet.write(b"".join(parts))
             if declaration or signature:
-                sheet.publish(packer, None if layout else signature)
+                sheet.publish(packer, None if packer.shape.layout & Layout.STEP_WIDE else signature)
 
         return self._attempt(write, counted=not origin)
+
+    def rows(self, items: Sequence[tuple[Any, ...]], *, layout: int) -> bool:
+        """Write many rows in one write(2): each (keys, types, time, step, call, values)."""
+
+        def write(sheet: Sheet) -> None:
+            parts, fresh = [], []
+            for keys, types, time_ns, step, call, values in items:
+                packer, declaration = sheet.packer(keys, types, layout if step in _I32 else layout | Layout.STEP_WIDE, "")
+                if declaration:
+                    parts.append(declaration)
+                    fresh.append(packer)
+                body = packer.pack(packer.id, time_ns, step, *call, *values)
+                parts.append(packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body)
+            sheet.write(b"".join(parts))
+            for packer in fresh:
+                sheet.publish(packer, None)
+
+        return self._attempt(write, counted=True)
 
     def _attempt(self, write: Callable[[Sheet], None], *, counted: bool) -> bool:
         """Run `write` on the open sheet, then once more on a fresh one; else drop it, and count it if a user logged it."""

@@ -346,7 +346,7 @@ class StoredRun:
             if rule == "none":
                 del found[key]
             elif rule not in (None, "last") and not isinstance(found[key], str):
-                found[key] = reduce(rule, self.series(key).values)
+                found[key] = reduce(str(rule), self.series(key).values)
         return {**found, **(self.info.get("summary") or {})}
 
     # Everything else

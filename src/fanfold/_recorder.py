@@ -1,0 +1,286 @@
+"""log(): what it does on the training thread, and what it leaves to others.
+
+The fast path is one dictionary look-up, one struct.pack, one crc and one write(2). Everything else (new shapes, texts,
+nested dicts, media, values on a device, a broken disk) takes the slow path once, and then mostly a fast one again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from ._config import plain
+from .deferred import Call, Deferred
+from .encoder import Encoder
+from .errors import notices
+from .journal import Kind, Writer
+from .journal.format import Layout
+from .values import Parts, code_of, split
+
+time_ns = time.time_ns
+os_write = os.write
+MAX_STEP = (1 << 63) - 1
+MAX_TEXTS = 128
+MAX_PLANS = 256
+_PENDING, _LATE = int(Layout.PENDING), int(Layout.LATE)
+
+
+class Plan:
+    """How calls of a known signature split: scalars of one CUDA device, and numbers that are here already."""
+
+    __slots__ = ("device", "numbers", "pick", "types")
+
+    def __init__(self, parts: Parts) -> None:
+        self.device = tuple(parts.device)
+        self.numbers = tuple(parts.numbers)
+        self.types = "".join(parts.types)
+        keys = itemgetter(*self.device)
+        self.pick: Callable[[Mapping[str, Any]], Sequence[Any]] = keys if len(self.device) > 1 else lambda values: (keys(values),)
+
+
+class Recorder:
+    """The half of a run that turns calls into frames."""
+
+    id: str
+    name: str
+
+    def __init__(self, writer: Writer, path: Path, first_step: int, *, strict: bool) -> None:
+        self.path = path
+        self.strict = strict
+        self._writer = writer
+        self._seq = itertools.count(1)
+        self._given = self._counted = first_step - 1
+        self._auto = itertools.count(first_step)
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._lost = 0
+        self._deferred = Deferred(self._landed, self._lose)
+        self._encoder = Encoder(path, self._media_landed)
+
+    def log(
+        self,
+        values: Mapping[str, Any],
+        step: int | None = None,
+        *,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+        commit: bool | None = None,
+    ) -> None:
+        """Record values under a step (default: the number of this call). Returns when they are safe from kill -9.
+
+        Numbers on a device are copied without a sync and recorded when they land. `log_kwargs` goes to trackers by
+        name. Nothing is refused for its step: it may be late, repeated or out of order.
+        """
+        try:
+            sheet = self._writer.sheet
+            signature = (*values, *map(type, values.values()))
+            packer = sheet.shapes.get(signature)  # type: ignore[union-attr]
+            if packer is None:
+                if signature in self._plans and log_kwargs is None and self._log_from_device(signature, values, step):
+                    return
+                raise KeyError
+            if step is None:
+                step = self._next_step()
+                body = packer.pack(packer.id, time_ns(), step, *values.values())
+            else:
+                body = packer.pack(packer.id, time_ns(), step, *values.values())
+                if step > self._given:  # noqa: PLR1730 - a call of max() costs as much as the crc
+                    self._given = step
+            if log_kwargs is not None or commit is not None:
+                raise KeyError
+        except (KeyError, AttributeError, TypeError, ValueError, OverflowError, struct.error):
+            self._log_slowly(values, step, log_kwargs, commit)
+            return
+        data = packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body
+        try:
+            done = os_write(sheet.fd, data)  # type: ignore[union-attr]
+        except OSError as error:
+            done = -1
+            self._writer.fail(sheet, error)  # type: ignore[arg-type]
+        if done != len(data):
+            self._recover(sheet, done, values, step)
+
+    def _next_step(self) -> int:
+        """Count this call, going on from the highest step given. Threads that leave out the step get different numbers."""
+        step = next(self._auto)
+        if step <= self._given:
+            self._auto = itertools.count(int(self._given) + 1)
+            step = next(self._auto)
+        self._counted = min(step, MAX_STEP)
+        return self._counted
+
+    @property
+    def _high(self) -> int:
+        return max(int(self._given), self._counted)
+
+    def _recover(self, sheet: Any, done: int, values: Mapping[str, Any], step: int) -> None:
+        if done >= 0:
+            self._writer.fail(sheet, OSError(f"only {done} bytes of a frame were written (disk full?)"))
+        self._log_slowly(values, step, None, None)
+
+    def _log_slowly(
+        self,
+        values: Mapping[str, Any],
+        step: Any,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None,
+        commit: bool | None,
+    ) -> None:
+        """Log anything: new shapes, nested dicts, texts, media, device values, a broken journal, a finished run."""
+        if self._writer.closed:
+            notices.once(
+                f"finished:{self.id}",
+                f"log() was called after run {self.name} had finished; the values are dropped and counted. "
+                "Log before finish(), or start another run with fanfold.init().",
+            )
+            return
+        if commit is not None:
+            notices.once("commit", "log(commit=…) is wandb's; fanfold records every call at once. The values are recorded.")
+        now = time_ns()
+        parts = split(values, strict=self.strict)
+        number = self._step(step)
+        signature = (*values, *map(type, values.values())) if parts.direct else None
+        if parts.device and signature and not parts.texts and not parts.media and len(self._plans) < MAX_PLANS:
+            self._plans[signature] = Plan(parts)
+        self._write_parts(
+            Call(0, number, now), parts, signature if parts.plain else None, plain(log_kwargs) if log_kwargs else None
+        )
+
+    def _log_from_device(self, signature: tuple[Any, ...], values: Mapping[str, Any], step: Any) -> bool:
+        """Take the short way for scalars on a device, as an earlier call had them; False if these are not alike."""
+        plan = self._plans[signature]
+        launched = self._deferred.launch_alike(plan.pick(values))
+        if launched is None:
+            return False
+        call = Call(next(self._seq), self._step(step), time_ns())
+        numbers = [values[key] for key in plan.numbers]
+        if not self._announce(plan, call, numbers):  # the first time, a step beyond 32 bits, or a disk that failed
+            self._writer.row(dict(zip(plan.numbers, numbers, strict=True)), plan.types, time_ns=call.time_ns, step=call.step,
+                             layout=_PENDING, call=(call.seq, 1), signature=(plan,))  # fmt: skip
+        self._deferred.watch(call, plan.device, launched)
+        return True
+
+    def _announce(self, plan: Plan, call: Call, numbers: Sequence[Any]) -> bool:
+        """Write a known call's row at once, saying that one part is still to come."""
+        sheet: Any = self._writer.sheet
+        packer: Any = sheet.shapes.get((plan,)) if sheet is not None else None
+        if packer is None:
+            return False
+        try:
+            body = packer.pack(packer.id, call.time_ns, call.step, call.seq, 1, *numbers)
+            data = packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body
+            if os_write(sheet.fd, data) == len(data):
+                return True
+            self._writer.fail(sheet, OSError("only a part of a frame was written (disk full?)"))
+        except struct.error:
+            return False
+        except OSError as error:
+            self._writer.fail(sheet, error)
+        return False
+
+    def _step(self, step: Any) -> int:
+        """Return the step as an integer, whatever was given."""
+        if step is None:
+            return self._next_step()
+        try:
+            number = int(step)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            number = None
+        if number is None or not -(1 << 63) <= number < 1 << 63:
+            notices.once(f"step:{type(step).__name__}", f"step={step!r} is no 64-bit integer; the call's number is used instead.")
+            return self._next_step()
+        if number != step:
+            notices.once(
+                "step:fraction",
+                f"step={step!r} is no whole number and was cut to {number}. Log it as a value to keep it.",
+            )
+        self._given = max(self._given, number)
+        return number
+
+    def _write_parts(self, call: Call, parts: Parts, signature: tuple[Any, ...] | None, kwargs: Any) -> None:
+        """Write what is there now in one write(2), announcing the parts that come later."""
+        launched = self._deferred.launch(parts.device) if parts.device else []
+        late = len(launched) + bool(parts.media)
+        head: tuple[int, ...] = ()
+        if late:
+            call = call._replace(seq=next(self._seq))
+            head = (call.seq, late)
+        beside: list[tuple[Kind, Any]] = []
+        if parts.texts or kwargs:
+            texts = list(parts.texts.items())
+            for start in range(0, len(texts) or 1, MAX_TEXTS):  # a frame has a limit, a call has not
+                some = dict(texts[start : start + MAX_TEXTS])
+                beside.append((Kind.VALUES, {"s": call.step, "t": call.time_ns, "v": some, "k": kwargs}))
+        if parts.numbers or late:
+            layout = _PENDING if late else 0
+            self._writer.row(parts.numbers, "".join(parts.types), time_ns=call.time_ns, step=call.step, layout=layout,
+                             call=head, signature=signature, beside=beside)  # fmt: skip
+        elif beside:
+            self._writer.append(*beside)
+        for keys, what in launched:
+            self._deferred.watch(call, keys, what)
+        if parts.media:
+            self._take_media(call, parts.media)
+
+    # What comes later: device values and media
+
+    def _landed(self, parts: Sequence[tuple[Call, Sequence[str], Sequence[Any]]]) -> None:
+        """Journal the values that have landed, all with one write(2)."""
+        self._writer.rows([
+            (keys, "".join([code_of(type(value)) or "d" for value in values]), call.time_ns, call.step, (call.seq,), values)
+            for call, keys, values in parts
+        ], layout=_LATE)  # fmt: skip
+
+    def _lose(self, call: Call, keys: Sequence[str], why: str) -> None:
+        names = list(keys)
+        self._lost += len(names)
+        notices.once(
+            f"lost:{why}",
+            f"{len(names)} device value(s) ({', '.join(names[:3])}) could not be recorded: {why}. Training goes on; "
+            "the gap is marked in the journal, and every such value is counted.",
+        )
+        self._writer.append((Kind.LOST, {"q": call.seq, "s": call.step, "t": call.time_ns, "keys": names, "why": why}))
+
+    def _take_media(self, call: Call, media: dict[str, Any]) -> None:
+        """Encode media elsewhere; those still on a device are copied first, and encoded when their last part is there."""
+        items = [item for value in media.values() for item in (value if isinstance(value, list) else [value])]
+        waiting = [part for item in items for part in item.waiting()]
+        if not waiting:
+            self._encoder.put(call, media)
+            return
+        left = len(waiting)
+
+        def landing(part: Any) -> Callable[[Call, dict[str, Any]], None]:
+            def land(_call: Call, values: dict[str, Any]) -> None:
+                nonlocal left
+                part.resolve(host_array(values[""]))
+                left -= 1
+                if not left:
+                    self._encoder.put(call, media)
+
+            return land
+
+        launched = [(part, self._deferred.launch_array(part.pending)) for part in waiting]
+        refused = next((what for _, what in launched if isinstance(what, str)), None)
+        if refused is not None:  # a picture with a hole is no picture: the call's media are lost together, and marked
+            self._lose(call, list(media), refused)
+            return
+        for part, what in launched:
+            self._deferred.watch(call, (), what, landing(part))
+
+    def _media_landed(self, call: Call, entries: Mapping[str, Any]) -> None:
+        self._writer.append((Kind.VALUES, {"q": call.seq, "s": call.step, "t": call.time_ns, "v": dict(entries)}))
+
+
+def host_array(value: Any) -> Any:
+    """Return a landed tensor or JAX array as numpy; bfloat16 and float8, which numpy lacks, become float32."""
+    import numpy as np
+
+    if hasattr(value, "is_cuda"):
+        value = value.cpu()
+        return value.float().numpy() if value.dtype.is_floating_point and value.dtype.itemsize < 4 else value.numpy()
+    return np.asarray(value)
