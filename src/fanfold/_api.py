@@ -32,6 +32,10 @@ def init(
     *,
     name: str | None = None,
     config: Any = None,
+    trackers: Any = None,
+    tracker_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    fold: Mapping[str, str] | str | None = None,
+    relay: str = "process",
     id: str | None = None,
     resume: str | bool | None = None,
     group: str | None = None,
@@ -47,7 +51,9 @@ def init(
 ) -> Run:
     """Start a run in this process, or join the one its other ranks are in, and make it the current run.
 
-    Every rank calls it. Nothing is sent anywhere; the run is a directory below `dir`. Each argument left out comes from
+    Every rank calls it. The run is a directory below `dir`; `trackers` names where else it goes ("wandb", ["mlflow",
+    "tensorboard"], "all", or GeneralTracker objects), each served by a process of its own. `fold` says which keys go
+    there as one number over all ranks. Each argument left out comes from
     its FANFOLD_* variable, then from `settings.toml` in `dir`, then from its default (see docs/settings.md).
     """
     global _current  # noqa: PLW0603 - the current run is module state by design
@@ -64,9 +70,11 @@ def init(
         resume = "auto" if resume else "never"
     if isinstance(tags, str):
         tags = (tags,)
-    options = options_for(project, file=read_file(root), root=root, name=name, config=config, id=id, resume=resume, group=group,
-                          tags=tags, notes=notes, durability=durability, console=console, system=system, strict=strict,
-                          quiet=quiet)  # fmt: skip
+    options = options_for(
+        project, file=read_file(root), root=root, name=name, config=config, id=id, resume=resume, group=group, tags=tags,
+        notes=notes, durability=durability, console=console, system=system, strict=strict, quiet=quiet,
+        trackers=trackers, tracker_kwargs=tracker_kwargs, fold=fold, relay=relay,
+    )  # fmt: skip
     _current = start(options)
     return _current  # type: ignore[no-any-return]
 

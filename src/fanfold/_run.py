@@ -49,6 +49,8 @@ class Run(Recorder):
         self._tags: tuple[str, ...] = tuple(options["tags"])
         self._summary: dict[str, Any] = {}
         self._stoppers: list[Callable[[float], None]] = []
+        self._attached: Any = None
+        self._wanted: dict[str, Any] = {}
         self._info(self._first_facts(options))
         self._keeper = Keeper([self._writer.rescue, self._writer.sync, *place.chores], self._beat)
 
@@ -127,6 +129,36 @@ class Run(Recorder):
         self._event("artifact", {"name": clean_text(name or source.name), "kind": kind, "files": entries,
                                  "metadata": mask(plain(metadata)), "s": int(self._high)})  # fmt: skip
 
+    # Trackers
+
+    def _attach(self, chosen: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Start a relay for each tracker, on global rank 0 alone; the others know the names."""
+        from .relay.attach import Attached, check_folds
+
+        self._wanted = {item if isinstance(item, str) else item.name: item for item in chosen}
+        fold = check_folds(options["fold"])
+        if not self.is_main_process:
+            return
+        attached = Attached(self.path, list(chosen), options["tracker_kwargs"] or {}, fold, options["relay"])
+        if fold:
+            self._info({"fold": fold})
+        attached.start()
+        self._attached = attached
+
+    @property
+    def trackers(self) -> list[str]:
+        """The names of the trackers this run goes to."""
+        return list(self._wanted)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Return a tracker by name, or with `unwrap` the library's own object (under relay="thread").
+
+        On other ranks it is an object of the same class whose every method does nothing.
+        """
+        from .relay.attach import handle
+
+        return handle(name, self._wanted, self._attached, unwrap)
+
     # The end
 
     def _beat(self) -> None:
@@ -172,13 +204,18 @@ class Run(Recorder):
             self._writer.sync()
         with guard("copy the journal to its directory"):
             self._place.done(close)
-        self._say_end(status)
+        left = (
+            self._attached.wait(max(0.0, deadline - time.monotonic())) if self._attached is not None and not self._worker else []
+        )
+        self._say_end(status, left)
 
     def _end_frame(self, status: str, error: str | None, exit_code: int | None = None) -> dict[str, Any]:
         return {"t": time_ns(), "status": status, "error": error, "exit_code": exit_code, "high": int(self._high),
                 "lost": self._lost, "dropped": self._writer.dropped, "said": dict(notices.counts)}  # fmt: skip
 
-    def _say_end(self, status: str) -> None:
+    def _say_end(self, status: str, left: Sequence[str] = ()) -> None:
+        for line in left:
+            print(f"fanfold: {line}", file=sys.stderr)
         if self._writer.dropped:
             print(
                 f"fanfold: {self._writer.dropped} log call(s) of run {self.name} could not be written and are lost.",
@@ -258,6 +295,7 @@ class Summary(dict[str, Any]):
 
 def start(options: Mapping[str, Any]) -> Run:
     """Open a run for this process and start what looks after it."""
+    chosen = _chosen_trackers(options)  # first: an unknown name or a missing library stops here, before anything is written
     place = find_place(options)
     try:
         run = Run(place, options)
@@ -269,10 +307,20 @@ def start(options: Mapping[str, Any]) -> Run:
     lifecycle.enter(run)
     run._keeper.start()  # noqa: SLF001 - the other half of Run
     _start_probes(run, options)
+    if chosen:
+        run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
     if place.me.main and not run.quiet:
         again = f", attempt {place.ordinal}" if place.ordinal > 1 else ""
         print(f"fanfold: run {run.name} ({run.id}{again}) → {run.path}", file=sys.stderr)
     return run
+
+
+def _chosen_trackers(options: Mapping[str, Any]) -> list[Any]:
+    if not options["trackers"]:
+        return []
+    from .relay.attach import resolve as resolve_trackers
+
+    return resolve_trackers(options["trackers"])
 
 
 def _start_probes(run: Run, options: Mapping[str, Any]) -> None:
@@ -330,6 +378,6 @@ def options_for(project: str | None, *, file: Mapping[str, Any], **given: Any) -
     options = {name: resolve(name, given.get(name), file=file) for name in names}
     options["project"] = resolve("project", project, file=file)
     options["id"] = resolve("run_id", given.get("id"), file=file)
-    options["config"] = given.get("config")
+    options |= {name: given.get(name) for name in ("config", "trackers", "tracker_kwargs", "fold", "relay")}
     options["root"] = given["root"]
     return options

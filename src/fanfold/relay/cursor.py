@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import socket
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +52,7 @@ class Cursor:
 
     def __post_init__(self) -> None:
         self._lock_fd = -1
-        self._stop = threading.Event()
+        self._owner: dict[str, Any] | None = None
 
     @classmethod
     def load(cls, path: Path) -> Cursor:
@@ -65,7 +64,7 @@ class Cursor:
         for name in ("counts", "remote", "closed", "delivered", "refused", "error", "tracker", "kwargs", "artifacts"):
             setattr(cursor, name, known.get(name, getattr(cursor, name)))
         cursor.settled = {journal: (int(mark), list(ahead)) for journal, (mark, ahead) in known.get("settled", {}).items()}
-        cursor._owner = known.get("owner")  # type: ignore[attr-defined]
+        cursor._owner = known.get("owner")
         return cursor
 
     def save(self) -> None:
@@ -92,7 +91,7 @@ class Cursor:
         """Become the one relay of this cursor, or raise Owned."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        owner = getattr(self, "_owner", None)
+        owner = self._owner
         away = owner is not None and owner.get("boot") != boot_id() and time.time() - owner.get("beat", 0) < TAKEOVER_SECONDS
         if away or not try_lock(fd):
             os.close(fd)
@@ -103,7 +102,6 @@ class Cursor:
         self._lock_fd = fd
 
     def release(self) -> None:
-        self._stop.set()
         if self._lock_fd >= 0:
             with contextlib.suppress(OSError):
                 self.save()

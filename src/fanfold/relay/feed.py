@@ -68,6 +68,7 @@ class Track:
         self.calls: dict[int, Call] = {}
         self.high = -(1 << 63)
         self.ended = False
+        self.dead = False
 
     @property
     def rank(self) -> int:
@@ -81,9 +82,14 @@ class Track:
             self.mark = self.at
         self.ahead = {frame.offset for frame in self.frames if frame.left <= 0}
 
+    def refresh(self) -> None:
+        """Read on. Whether the writer is dead is asked first: what it wrote before it died is then surely read."""
+        self.dead = bool(self.journal.header) and status_of(self.journal.path, self.journal.header) != "running"
+        self.journal.refresh()
+
     def gone(self) -> bool:
         """Tell whether nothing more will come."""
-        return self.ended or status_of(self.journal.path, self.journal.header) != "running"
+        return self.ended or self.dead
 
 
 def policy_for(key: str, fold: Mapping[str, str]) -> str | None:
@@ -139,7 +145,7 @@ class Feed:
 
     def _read(self, track: Track) -> None:
         journal = track.journal
-        journal.refresh()
+        track.refresh()
         if not journal.header:
             return
         for offset, end, kind, flags, body in journal.walk(track.at):

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import logger, notices, outcome
 from ..journal import blobs
-from ..trackers.base import Adapter, Point, Refused, is_tracker
+from ..trackers.base import Adapter, Identity, Point, Refused, is_tracker
 from .cursor import Cursor
 from .feed import Feed, Frame, Outgoing
 
@@ -27,7 +27,9 @@ class Worker:
     def __init__(
         self, run: Path, tracker: Any, cursor: Cursor, *, fold: Mapping[str, str] | None = None, probes: bool = False,
         hold: float | None = None, stop: threading.Event | None = None, clock: Callable[[], float] = time.monotonic,
+        started: bool = False,
     ) -> None:  # fmt: skip
+        self.started_elsewhere = started
         self.run = run
         self.tracker = tracker
         self.cursor = cursor
@@ -37,6 +39,9 @@ class Worker:
         self.feed = Feed(run, name=tracker.name, fold=fold, marks=cursor.settled, probes=probes, clock=clock, **extra)
         self.sent: list[Frame] = []
         self.skip: dict[str, int] = {}
+        self._counts = dict(cursor.counts)  # with what is sent; the cursor's are settled
+        self._delivered = cursor.delivered
+        self._out: list[Outgoing] = []
         self._config: Any = None
         self._described: Any = None
         self._settled_at = clock()
@@ -92,8 +97,6 @@ class Worker:
 
     def turn(self) -> bool:
         """Read, start the tracker when there is something to say, send, and settle now and then; tell whether anything moved."""
-        if not hasattr(self, "_out"):
-            self._out: list[Outgoing] = []
         self._out += self.feed.poll()
         if not self._started and (self._out or self.feed.info or self.feed.finished()):
             self._start()
@@ -111,18 +114,29 @@ class Worker:
         return moved
 
     def _start(self) -> None:
-        if isinstance(self.tracker, Adapter) and self.cursor.remote:
-            self.tracker.resume(self.cursor.remote)
-        self.tracker.start()
+        if not self.started_elsewhere:
+            if isinstance(self.tracker, Adapter):
+                self.tracker.adopt(self.identity())
+                if self.cursor.remote:
+                    self.tracker.resume(self.cursor.remote)
+            self.tracker.start()
         if isinstance(self.tracker, Adapter):
             self.cursor.remote = self.tracker.remote
-            have = self.tracker.counts() if self.cursor.delivered or self.cursor.remote else None
+            have = self.tracker.counts()
             self.skip = {
                 key: n - self.cursor.counts.get(key, 0) for key, n in (have or {}).items() if n > self.cursor.counts.get(key, 0)
             }
         self.cursor.closed = None
         self.cursor.save()
         self._started = True
+
+    def identity(self) -> Identity:
+        header = next(iter(track.journal.header for track in self.feed.tracks.values() if track.journal.header), {})
+        info = self.feed.info
+        name = str(info.get("name") or header.get("name") or self.run.name)
+        return Identity(
+            str(header.get("run")), name, str(header.get("project")), info.get("group"), self.run / "trackers" / self.tracker.name
+        )
 
     def _describe(self) -> None:
         """Hand over config, name and tags when they are new or have changed."""
@@ -157,9 +171,9 @@ class Worker:
         for item in batch:
             self.sent += item.frames
         for point in points:
-            self.cursor.delivered += len(point.values)
+            self._delivered += len(point.values)
             for key in point.values:
-                self.cursor.counts[key] = self.cursor.counts.get(key, 0) + 1
+                self._counts[key] = self._counts.get(key, 0) + 1
 
     def _write(self, points: list[Point]) -> None:
         """Send a batch; what the system refuses for good is sent one by one, said once, and counted."""
@@ -189,8 +203,9 @@ class Worker:
         values: dict[str, Any] = {}
         for key, value in point.values.items():
             if self.skip.get(key, 0) > 0:
-                self.skip[key] -= 1
-                self.cursor.counts[key] = self.cursor.counts.get(key, 0) + 1
+                self.skip[key] -= 1  # it arrived before the relay was killed
+                self._counts[key] = self._counts.get(key, 0) + 1
+                self._delivered += 1
                 continue
             if isinstance(value, dict):
                 values[key] = self._load(value)
@@ -213,6 +228,7 @@ class Worker:
             frame.left -= 1
         self.sent = []
         self.cursor.settled = self.feed.marks()
+        self.cursor.counts, self.cursor.delivered = dict(self._counts), self._delivered
         self.cursor.save()
         self._settled_at = self.clock()
 

@@ -94,6 +94,16 @@ class Point(NamedTuple):
     kwargs: Mapping[str, Any] = {}
 
 
+class Identity(NamedTuple):
+    """Who the run is, for trackers that can take an id, a name or a directory from it."""
+
+    run_id: str
+    name: str
+    project: str
+    group: str | None
+    directory: Path
+
+
 class Refused(Exception):
     """The system will never take this value; retrying is no use. The relay says it once and counts it."""
 
@@ -132,6 +142,17 @@ class Adapter(GeneralTracker):
     media: ClassVar[frozenset[str]] = frozenset()  # of image audio video histogram table figure html text
 
     # What an adapter writes
+
+    @classmethod
+    def unusable(cls) -> str | None:
+        """Say why this tracker cannot start without asking the user (no key, say), or None. Never touches the network."""
+        return None
+
+    def adopt(self, identity: Identity) -> None:
+        """Take id, name and directory from our run where the user gave none. Called by the relay, before start().
+
+        The remote id must derive from ours, so that a relay killed while it creates the remote run makes no second one.
+        """
 
     def write(self, points: Sequence[Point]) -> None:
         """Send points, oldest first. Values are clean. Raise Refused for what will never be taken, anything else to retry."""

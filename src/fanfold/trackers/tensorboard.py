@@ -1,0 +1,172 @@
+"""TensorBoard: event files below a logging directory. Scalars are float32 on disk; everything else arrives as it was."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from .base import Adapter, Identity, Point, clean, flat_config, on_main_process
+
+
+class TensorBoardTracker(Adapter):
+    """Write event files to `logging_dir/run_name`; other arguments go to SummaryWriter."""
+
+    name: ClassVar[str] = "tensorboard"
+    requires_logging_directory: ClassVar[bool] = True
+    delivery: ClassVar[str] = "readable"
+    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.logging_dir = os.path.join(logging_dir, run_name)  # noqa: PTH118 - a text, as users of the attribute expect
+        self.init_kwargs = kwargs
+
+    def adopt(self, identity: Identity) -> None:
+        if Path(self.logging_dir).parent == identity.directory:
+            self.logging_dir = str(identity.directory / identity.name)
+
+    @on_main_process
+    def start(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            from tensorboardX import SummaryWriter
+        self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
+
+    @property
+    def tracker(self) -> Any:
+        return self.writer
+
+    @property
+    def remote(self) -> str:
+        return self.logging_dir
+
+    def resume(self, remote: str) -> None:
+        self.logging_dir = remote
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the configuration as hyperparameters, and whole as `hparams.yml`."""
+        import yaml
+
+        flat = {
+            key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in flat_config(values).items()
+        }
+        self.writer.add_hparams(flat, metric_dict={})
+        self.writer.flush()
+        folder = Path(self.writer.log_dir if hasattr(self.writer, "log_dir") else self.writer.logdir) / str(time.time())
+        folder.mkdir(parents=True, exist_ok=True)
+        from .base import clean_config
+
+        (folder / "hparams.yml").write_text(yaml.safe_dump(clean_config(values)), encoding="utf-8")
+
+    def write(self, points: Sequence[Point]) -> None:
+        for point in points:
+            for key, value in point.values.items():
+                for item in value if isinstance(value, list) else [value]:
+                    self._add(key, item, point)
+
+    def _add(self, key: str, value: Any, point: Point) -> None:
+        common = {"global_step": point.step, "walltime": point.time}
+        if isinstance(value, str):
+            self.writer.add_text(key, value, **common)
+        elif isinstance(value, (bool, int, float)):
+            self.writer.add_scalar(key, value, **common, **point.kwargs)
+        else:
+            _MEDIA[value.kind](self.writer, key, value, common)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.write([Point(clean(values), step, None, kwargs)])
+        self.writer.flush()
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Add a batch of images under each key; arguments go to `add_images`."""
+        for key, value in values.items():
+            self.writer.add_images(key, value, global_step=step, **kwargs)
+
+    def settle(self) -> None:
+        self.writer.flush()
+
+    def counts(self) -> dict[str, int]:
+        """Count what the event files hold, by key."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        kinds = ("scalars", "images", "histograms", "audio", "tensors")
+        reader = EventAccumulator(self.logging_dir, size_guidance=dict.fromkeys(kinds, 0), purge_orphaned_data=False).Reload()
+        found = {tag: len(reader.Scalars(tag)) for tag in reader.Tags()["scalars"]}
+        found |= {tag: len(reader.Images(tag)) for tag in reader.Tags()["images"]}
+        found |= {tag: len(reader.Histograms(tag)) for tag in reader.Tags()["histograms"]}
+        found |= {tag: len(reader.Audio(tag)) for tag in reader.Tags()["audio"]}
+        return found | {tag.removesuffix("/text_summary"): len(reader.Tensors(tag)) for tag in reader.Tags()["tensors"]}
+
+    def artifact(self, path: Path, name: str) -> None:
+        self.writer.add_text(f"artifact/{name}", f"`{path}` ({path.stat().st_size} bytes)")
+
+    @on_main_process
+    def finish(self) -> None:
+        self.writer.close()
+
+
+def _image(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
+    writer.add_image(key, value.array(), dataformats="HWC", **common)
+
+
+def _histogram(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
+    import numpy as np
+
+    edges, counts = np.asarray(value.edges, float), np.asarray(value.counts, float)
+    middles = (edges[:-1] + edges[1:]) / 2
+    total, squares = float((middles * counts).sum()), float((middles**2 * counts).sum())
+    low, high = (float(edges[0]), float(edges[-1])) if len(edges) else (0.0, 0.0)
+    writer.add_histogram_raw(key, low, high, int(counts.sum()), total, squares, edges[1:].tolist(), counts.tolist(), **common)
+
+
+def _audio(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
+    import numpy as np
+
+    sound = np.asarray(value.array())
+    writer.add_audio(key, sound.reshape(1, -1) if sound.ndim == 1 else sound.T[:1], sample_rate=value.sample_rate, **common)
+
+
+def _as_text(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
+    text = value.text if value.kind == "text" else value.html
+    writer.add_text(key, text, **common)
+
+
+def _table(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
+    rows = [value.columns, ["---"] * len(value.columns), *value.rows]
+    writer.add_text(key, "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows[:1002]), **common)
+
+
+def _figure(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
+    if value.png:
+        from ..media import Image
+
+        _image(writer, key, Image(value.png), common)
+    else:
+        writer.add_text(key, f"```json\n{value.json}\n```", **common)
+
+
+def _video(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
+    from ..media import Image
+
+    for frame in list(value.frames())[:1]:  # event files have no video; the first picture stands for it
+        _image(writer, key, Image(frame), common)
+
+
+_MEDIA = {
+    "image": _image,
+    "histogram": _histogram,
+    "audio": _audio,
+    "video": _video,
+    "text": _as_text,
+    "html": _as_text,
+    "table": _table,
+    "figure": _figure,
+}
