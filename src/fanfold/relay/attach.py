@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import SettingError, guard, logger
 from ..fold import check as check_fold
-from ..trackers.base import Adapter, GeneralTracker, is_tracker
+from ..trackers.base import Adapter, is_tracker
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed
 from .cursor import Owned
 from .process import Relay, cursor_of, make

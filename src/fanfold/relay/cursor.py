@@ -102,11 +102,12 @@ class Cursor:
         self._lock_fd = fd
 
     def release(self) -> None:
-        if self._lock_fd >= 0:
+        """Let another relay have it."""
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
             with contextlib.suppress(OSError):
                 self.save()
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+            os.close(fd)
 
 
 def _me() -> dict[str, Any]:

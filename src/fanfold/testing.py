@@ -1,0 +1,353 @@
+"""The tracker contract: what every adapter must do with the real library, read back through that library's own reader.
+
+Subclass `TrackerContract` in a test file, set `name`, `holds`, and write `environment`, `kwargs` and `read`; pytest does
+the rest. Everything runs in processes of its own, because tracker libraries change the process they live in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+TIMEOUT = 180
+
+
+@dataclass
+class Seen:
+    """What a tracker's own reader found at the destination. None where the system has no such thing."""
+
+    scalars: dict[str, list[tuple[int | None, float]]] = field(default_factory=dict)  # key → (step, value), as stored
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    config: dict[str, Any] | None = None  # flat, keys joined by /
+    media: dict[str, int] = field(default_factory=dict)  # key → how many
+    artifacts: list[str] | None = None
+    tags: list[str] | None = None
+    status: str | None = None
+    runs: int = 1
+
+
+# What a system can hold, beyond numbers with steps. A contract's `holds` names those that apply; the docs' table is made of them.
+CAPABILITIES = {
+    "nan": "NaN as itself",
+    "inf": "±Inf as themselves",
+    "late": "a step lower than one before",
+    "repeat": "two values of one step",
+    "text": "texts",
+    "config": "config",
+    "image": "images",
+    "histogram": "histograms",
+    "table": "tables",
+    "audio": "audio",
+    "video": "video",
+    "figure": "figures",
+    "html": "HTML",
+    "artifact": "files",
+    "tags": "tags",
+    "status": "final status",
+    "resume": "going on in the same remote run",
+}
+
+_CONFIG = {
+    "lr": 1e-3, "layers": 4, "name": "größer", "flag": True, "none": None, "empty": {}, "nested": {"a": {"b": [1, 2, {"c": 3}]}},
+    "nan": float("nan"), "inf": float("inf"), "big": 2**70, "long": "x" * 7000, "weird key=@%[]": 1, "list": [1, "two", None],
+}  # fmt: skip
+
+
+class TrackerContract:
+    """The tests every adapter passes. Names of the tests say what is promised."""
+
+    name: ClassVar[str]
+    holds: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[bool] = True  # False where the system offers no way to read back offline; then only calls are checked
+
+    # What a subclass says
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Return the offline settings of the library, with everything it writes below `folder`."""
+        del folder
+        return {}
+
+    def kwargs(self, folder: Path) -> dict[str, Any]:
+        """Return the tracker's arguments."""
+        del folder
+        return {}
+
+    @staticmethod
+    def read(folder: Path) -> Seen:
+        """Read back what arrived, with the library's own reader. Runs in a process of its own."""
+        raise NotImplementedError
+
+    @staticmethod
+    def stored(value: float) -> float:
+        """Return how the system stores a number (TensorBoard: as float32)."""
+        return value
+
+    # How the tests work
+
+    def play(self, folder: Path, body: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a script in which `run` is a run that goes to this tracker."""
+        script = f"""
+            import fanfold, json, os, signal, sys, time
+            kwargs = json.loads({json.dumps(self.kwargs(folder))!r})
+            run = fanfold.init(
+                "contract", id="contract-1", name="contract run", dir={str(folder / "runs")!r}, system=False, quiet=True,
+                trackers=[{self.name!r}], tracker_kwargs={{{self.name!r}: kwargs}},
+            )
+        """
+        return self._run(folder, textwrap.dedent(script) + textwrap.dedent(body), **env)
+
+    def sync(self, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """Deliver what is left, as `fanfold sync` does."""
+        script = f"""
+            import json, pathlib
+            from fanfold.relay import serve
+            kwargs = json.loads({json.dumps(self.kwargs(folder))!r})
+            run = pathlib.Path({str(folder / "runs" / "contract" / "contract-1")!r})
+            cursor = serve(run, {self.name!r}, kwargs, {{}}, follow=False)
+            print(json.dumps({{"delivered": cursor.delivered, "closed": cursor.closed, "error": cursor.error}}))
+        """
+        return self._run(folder, textwrap.dedent(script), **env)
+
+    def _run(self, folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+        settings = {"FANFOLD_CACHE_DIR": str(folder / "cache"), "HOME": str(folder / "home"), **self.environment(folder), **env}
+        (folder / "home").mkdir(exist_ok=True)
+        return subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, **settings}, cwd=folder, capture_output=True, text=True,
+            timeout=TIMEOUT, check=False,
+        )  # fmt: skip
+
+    def seen(self, folder: Path) -> Seen:
+        """Read back in a fresh process."""
+        place = (inspect.getfile(type(self)), type(self).__name__, str(folder))
+        done = self._run(folder, f"from fanfold.testing import _read_for; _read_for(*{place!r})")
+        assert done.returncode == 0, done.stderr
+        return Seen(**json.loads(done.stdout.splitlines()[-1]))
+
+    def delivered(self, folder: Path, body: str) -> Seen:
+        """Play a script, check that it and its delivery went well, and read back."""
+        done = self.play(folder, textwrap.dedent(body) + "\nrun.finish(timeout=120)\n")
+        assert done.returncode == 0, done.stderr
+        cursor = next((folder / "runs" / "contract" / "contract-1" / "relay").glob("*.cursor"))
+        state = json.loads(cursor.read_text())
+        log = next((folder / "runs" / "contract" / "contract-1" / "relay").glob("*.log")).read_text()
+        assert state["closed"] and not state["error"], f"{state}\n{log[-3000:]}"
+        return self.seen(folder) if self.reads else Seen()
+
+    def _same(self, got: list[Any], wanted: list[tuple[int, float]]) -> bool:
+        """Compare points bit by bit, in the order of steps (repeats in the order of calls)."""
+        mine = [(step, _bits(self.stored(value))) for step, value in wanted]
+        theirs = [(step, _bits(float(value))) for step, value in got]
+        return sorted(mine, key=lambda p: p[0]) == sorted(theirs, key=lambda p: p[0])
+
+    # The promises
+
+    def test_numbers_arrive_exactly_with_their_steps(self, tmp_path: Path) -> None:
+        seen = self.delivered(tmp_path, """
+            for i in range(200):
+                run.log({"loss": 1 / (i + 1), "val/acc": i * 0.1, "n": i, "ok": i % 2 == 0}, step=i * 3)
+        """)  # fmt: skip
+        if not self.reads:
+            return
+        assert self._same(seen.scalars["loss"], [(i * 3, 1 / (i + 1)) for i in range(200)])
+        assert self._same(seen.scalars["val/acc"], [(i * 3, i * 0.1) for i in range(200)])
+        assert self._same(seen.scalars["n"], [(i * 3, float(i)) for i in range(200)])
+        assert self._same(seen.scalars["ok"], [(i * 3, float(i % 2 == 0)) for i in range(200)])
+        assert seen.runs == 1
+
+    def test_tensors_arrays_and_nested_dicts_are_numbers_too(self, tmp_path: Path) -> None:
+        seen = self.delivered(tmp_path, """
+            import numpy as np, torch
+            bf16 = torch.tensor(1.5, dtype=torch.bfloat16)
+            run.log({"bf16": bf16, "f32": np.float32(0.25), "deep": {"er": np.int64(7)}}, step=1)
+        """)  # fmt: skip
+        if self.reads:
+            for key, value in (("bf16", 1.5), ("f32", 0.25), ("deep/er", 7.0)):
+                assert self._same(seen.scalars[key], [(1, value)])
+
+    def test_nan_and_infinity_are_kept_or_said(self, tmp_path: Path) -> None:
+        seen = self.delivered(tmp_path, """
+            run.log({"nan": float("nan"), "up": float("inf"), "down": -float("inf"), "fine": 1.0}, step=0)
+        """)  # fmt: skip
+        if not self.reads:
+            return
+        assert self._same(seen.scalars["fine"], [(0, 1.0)])
+        if "nan" in self.holds:
+            assert math.isnan(seen.scalars["nan"][0][1])
+        if "inf" in self.holds:
+            assert (seen.scalars["up"][0][1], seen.scalars["down"][0][1]) == (math.inf, -math.inf)
+        for key, wanted in (("nan", math.nan), ("up", math.inf), ("down", -math.inf)):
+            for _, value in seen.scalars.get(key, []):
+                assert _bits(value) == _bits(wanted), f"{key} arrived as {value}: neither kept nor left out"
+
+    def test_late_and_repeated_steps_are_kept_or_said(self, tmp_path: Path) -> None:
+        seen = self.delivered(tmp_path, """
+            for step, value in [(5, 1.0), (3, 2.0), (5, 3.0), (6, 4.0)]:
+                run.log({"x": value}, step=step)
+        """)  # fmt: skip
+        if not self.reads:
+            return
+        got = sorted((step, value) for step, value in seen.scalars["x"])
+        wanted = {(5, 1.0), (3, 2.0), (5, 3.0), (6, 4.0)}
+        if "late" in self.holds and "repeat" in self.holds:
+            assert got == sorted(wanted)
+        assert (6, 4.0) in got
+        assert set(got) <= wanted
+        assert ("late" not in self.holds) or (3, 2.0) in got
+
+    def test_any_config_arrives_and_none_stops_anything(self, tmp_path: Path) -> None:
+        config = repr(_CONFIG).replace("nan,", "float('nan'),").replace("inf,", "float('inf'),")
+        seen = self.delivered(tmp_path, f"run.config.update({config})\nrun.log({{'x': 1.0}}, step=0)")
+        if self.reads:
+            assert self._same(seen.scalars["x"], [(0, 1.0)])
+        if "config" in self.holds and self.reads:
+            assert seen.config is not None
+            assert float(seen.config["lr"]) == 1e-3
+            assert str(seen.config["layers"]) == "4"
+            assert seen.config["name"] == "größer"
+            assert "nested/a/b" in seen.config or any(key.startswith("nested") for key in seen.config)
+
+    def test_texts_and_media_arrive_or_are_said(self, tmp_path: Path) -> None:
+        seen = self.delivered(tmp_path, """
+            import numpy as np
+            rng = np.random.default_rng(0)
+            run.log({"note": "hello\\nworld",
+                     "image": fanfold.Image(rng.integers(0, 255, (8, 9, 3), dtype=np.uint8), caption="c"),
+                     "histogram": fanfold.Histogram(rng.normal(size=100)),
+                     "table": fanfold.Table(columns=["a", "b"], data=[[1, "x"], [2, None]]),
+                     "audio": fanfold.Audio(np.sin(np.arange(800) / 9).astype(np.float32), sample_rate=8000),
+                     "video": fanfold.Video(rng.integers(0, 255, (3, 8, 8, 3), dtype=np.uint8), fps=4),
+                     "html": fanfold.Html("<b>bold</b>"), "x": 1.0}, step=2)
+            run.log({"x": 2.0}, step=3)
+        """)  # fmt: skip
+        if not self.reads:
+            return
+        assert self._same(seen.scalars["x"], [(2, 1.0), (3, 2.0)])
+        if "text" in self.holds:
+            assert [text.replace("\r", "") for text in seen.texts["note"]] == ["hello\nworld"]
+        for kind in ("image", "histogram", "table", "audio", "video", "html"):
+            if kind in self.holds:
+                assert seen.media.get(kind) == 1, f"{kind}: {seen.media}"
+
+    def test_files_arrive_or_are_said(self, tmp_path: Path) -> None:
+        (tmp_path / "model.bin").write_bytes(b"weights")
+        seen = self.delivered(
+            tmp_path, f"run.log({{'x': 1.0}}, step=0)\nrun.artifact({str(tmp_path / 'model.bin')!r}, name='model')"
+        )
+        if "artifact" in self.holds and self.reads:
+            assert seen.artifacts is not None
+            assert any("model" in name for name in seen.artifacts)
+
+    def test_a_failed_run_ends_as_failed(self, tmp_path: Path) -> None:
+        done = self.play(tmp_path, "run.log({'x': 1.0}, step=0)\nraise ValueError('ill')\n")
+        assert done.returncode == 1
+        if self.reads and "status" in self.holds:
+            assert self.seen(tmp_path).status == "failed"
+
+    def test_a_killed_process_is_delivered_whole_and_ends_as_killed(self, tmp_path: Path) -> None:
+        done = self.play(tmp_path, """
+            for i in range(300):
+                run.log({"x": float(i)}, step=i)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)  # fmt: skip
+        assert done.returncode == -9
+        self._drained(tmp_path)
+        if not self.reads:
+            return
+        seen = self.seen(tmp_path)
+        assert self._same(seen.scalars["x"], [(i, float(i)) for i in range(300)])
+        if "status" in self.holds:
+            assert seen.status == "killed"
+
+    def _drained(self, folder: Path) -> None:
+        """Wait for the relay that outlived its run, then sync: whatever it left is delivered now."""
+        import time
+
+        folder_of = folder / "runs" / "contract" / "contract-1" / "relay"
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            found = [json.loads(path.read_text()) for path in folder_of.glob("*.cursor")]
+            if found and found[0]["closed"] and found[0]["owner"] is None:
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"the relay did not end: {found}\n{[path.read_text()[-2000:] for path in folder_of.glob('*.log')]}")
+
+    def test_syncing_again_adds_nothing(self, tmp_path: Path) -> None:
+        first = self.delivered(tmp_path, "for i in range(50): run.log({'x': float(i)}, step=i)")
+        done = self.sync(tmp_path)
+        assert done.returncode == 0, done.stderr
+        if self.reads:
+            assert self.seen(tmp_path).scalars == first.scalars
+
+    def test_a_relay_killed_between_send_and_settle_repeats_nothing(self, tmp_path: Path) -> None:
+        """Unless the adapter says that its system can only be served at least once."""
+        from .trackers.registry import find_class
+
+        body = "for i in range(100): run.log({'x': float(i), 'y': -float(i)}, step=i)"
+        done = self.play(tmp_path, body + "\nrun.finish(timeout=120)\n", FANFOLD_TEST_DIE="settle")
+        assert done.returncode == 0, done.stderr
+        done = self.sync(tmp_path)
+        assert done.returncode == 0, done.stderr
+        if not self.reads:
+            return
+        seen = self.seen(tmp_path)
+        wanted = [(i, float(i)) for i in range(100)]
+        if find_class(self.name).delivery == "at least once":
+            assert {tuple(point) for point in seen.scalars["x"]} >= set(wanted)
+        else:
+            assert self._same(seen.scalars["x"], wanted)
+            assert self._same(seen.scalars["y"], [(i, -float(i)) for i in range(100)])
+        assert seen.runs == 1 or find_class(self.name).delivery == "at least once"
+
+    def test_a_second_attempt_goes_on_in_the_same_remote_run(self, tmp_path: Path) -> None:
+        self.delivered(tmp_path, "for i in range(10): run.log({'x': float(i)}, step=i)")
+        seen = self.delivered(tmp_path, "for i in range(10, 20): run.log({'x': float(i)}, step=i)")
+        if self.reads and "resume" in self.holds:
+            assert self._same(seen.scalars["x"], [(i, float(i)) for i in range(20)])
+            assert seen.runs == 1
+
+    def test_it_works_by_hand_as_accelerate_uses_it(self, tmp_path: Path) -> None:
+        script = f"""
+            import json
+            from fanfold.trackers.registry import find_class
+            kwargs = json.loads({json.dumps(self.kwargs(tmp_path))!r})
+            cls = find_class({self.name!r})
+            where = [{str(tmp_path / "logs")!r}] if cls.requires_logging_directory else []
+            tracker = cls("by-hand", *where, **kwargs)
+            tracker.start()
+            tracker.store_init_configuration({{"lr": 0.1, "nested": {{"a": [1, 2]}}, "none": None}})
+            for i in range(5):
+                tracker.log({{"loss": 1.0 / (i + 1)}}, step=i)
+            assert tracker.tracker is not None
+            tracker.finish()
+            print("well")
+        """
+        done = self._run(tmp_path, textwrap.dedent(script))
+        assert done.stdout.strip().endswith("well"), done.stderr
+
+
+def _bits(value: float) -> Any:
+    return "nan" if math.isnan(value) else struct.pack("<d", value)
+
+
+def _read_for(file: str, name: str, folder: str) -> None:
+    """Run a contract's `read` in this process and print what it saw."""
+    spec = importlib.util.spec_from_file_location("contract_under_test", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["contract_under_test"] = module
+    spec.loader.exec_module(module)
+    seen = getattr(module, name).read(Path(folder))
+    sys.stdout.flush()
+    print("\n" + json.dumps(dataclasses.asdict(seen)))
