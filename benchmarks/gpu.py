@@ -244,16 +244,16 @@ def check_full_ring(folder: str) -> list[str]:
     run.flush()
     torch.cuda._sleep(4_000_000_000)
     worst = 0.0
-    for i in range(1, 1001):  # the driver's own launch queue is the other bound: stay below it
+    for i in range(1, 251):  # three launches a call; beyond about 1,000 the driver itself makes every caller wait
         start = time.perf_counter()
         run.log({"x": value}, step=i)
         worst = max(worst, time.perf_counter() - start)
     run.finish(timeout=60)
     stored = fanfold.open(run.id, dir=folder)
     kept, lost = len(stored.series("x")), sum(len(entry["keys"]) for entry in stored.lost_values)
-    if kept + lost != 1001:
-        raise SystemExit(f"FAILED stalled GPU: {kept} kept + {lost} lost of 1001")
-    return [f"stalled GPU: {kept} kept + {lost} lost = 1001, worst call {worst * 1e3:.2f} ms"]
+    if kept + lost != 251:
+        raise SystemExit(f"FAILED stalled GPU: {kept} kept + {lost} lost of 251")
+    return [f"stalled GPU: {kept} kept + {lost} lost = 251, worst call {worst * 1e3:.2f} ms"]
 
 
 def check_kill(folder: str) -> list[str]:

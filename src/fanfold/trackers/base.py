@@ -57,8 +57,8 @@ class GeneralTracker:
         if missing:
             names = ", ".join(f"`{name}`" for name in missing)
             raise NotImplementedError(
-                f"The implementation for this tracker class is missing the following required attributes: {names}. "
-                "Please define them in the class definition."
+                "The implementation for this tracker class is missing the following required attributes. "
+                f"Please define them in the class definition: {names}"
             )
 
     def start(self) -> None:

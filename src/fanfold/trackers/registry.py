@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from ..errors import logger, missing_extra
+from ..errors import missing_extra, notices
 from .base import GeneralTracker, is_tracker, tracker_bases
 
 ENTRY_POINTS = "fanfold.trackers"
@@ -54,7 +54,7 @@ class _Contains(enum.EnumMeta):
 
     def __contains__(cls, item: object) -> bool:
         members: list[enum.Enum] = list(cls.__members__.values())
-        return any(item is member or item == member.value for member in members)
+        return any(item in (member, member.value) for member in members)
 
 
 class LoggerType(enum.Enum, metaclass=_Contains):
@@ -78,9 +78,25 @@ class LoggerType(enum.Enum, metaclass=_Contains):
     def __str__(self) -> str:
         return str(self.value)
 
+    def __eq__(self, other: object) -> bool:
+        """Be equal to Accelerate's member of the same name: scripts compare the two."""
+        return self is other or (_is_logger_type(other) and str(other) == self.value)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @classmethod
+    def _missing_(cls, value: object) -> LoggerType | None:
+        return cls(str(value)) if _is_logger_type(value) and str(value) in cls else None
+
     @classmethod
     def list(cls) -> list[str]:
         return [str(member) for member in cls]
+
+
+def _is_logger_type(value: object) -> bool:
+    """Tell whether something is a member of a LoggerType, ours or Accelerate's."""
+    return isinstance(value, enum.Enum) and type(value).__name__ == "LoggerType"
 
 
 class _Registry(dict[str, Any]):
@@ -186,8 +202,9 @@ def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = 
     if log_with is None:
         return []
     wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
-    if any(str(item) == "all" for item in wanted if not is_tracker(item)):
-        return [item for item in wanted if is_tracker(item)] + _with_directory(get_available_trackers(), logging_dir)
+    if any(_is_all(item) for item in wanted):
+        wanted = [item for item in wanted if is_tracker(item) or _is_custom(item)]
+        return filter_trackers(wanted, logging_dir) + _with_directory(get_available_trackers(), logging_dir)
     chosen: list[Any] = []
     for item in wanted:
         if is_tracker(item):
@@ -195,6 +212,15 @@ def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = 
         elif (found := _checked(item, logging_dir)) is not None and found not in chosen:
             chosen.append(found)
     return chosen
+
+
+def _is_all(item: Any) -> bool:
+    return item == "all" or (_is_logger_type(item) and str(item) == "all")
+
+
+def _is_custom(item: Any) -> bool:
+    """Tell whether something is the name of a tracker that is registered and not built in."""
+    return isinstance(item, str) and item in LOGGER_TYPE_TO_CLASS and item not in ROWS
 
 
 def _with_directory(found: Iterable[LoggerType], logging_dir: Any) -> list[LoggerType]:
@@ -209,7 +235,12 @@ def _checked(item: Any, logging_dir: Any) -> Any:
     if name is None or name not in LOGGER_TYPE_TO_CLASS:
         raise ValueError(f"Unsupported logging capability: {item}. Choose between {LoggerType.list()}")
     if name in ROWS and not installed(name):
-        logger.debug("Tried adding logger %s, but package is unavailable in the system.", name)
+        row = ROWS[name]
+        notices.once(
+            f"not installed:{name}",
+            f"the tracker {name!r} was asked for, but {row.libraries[0]} is not installed. Everything else is tracked without it. "
+            f"Run: pip install 'fanfold[{row.extra}]'",
+        )
         return None
     if LOGGER_TYPE_TO_CLASS[name].requires_logging_directory and logging_dir is None:
         raise ValueError(f"Logging with `{name}` requires a `logging_dir` to be passed in.")

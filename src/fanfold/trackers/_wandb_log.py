@@ -1,0 +1,102 @@
+"""Read wandb's transaction log, the `.wandb` file: the library writes it and offers no reader.
+
+A header of 7 bytes, then blocks of 32 KiB with chunks (crc32, length, type, data) as in LevelDB's log; a record is one
+protobuf message in one or more chunks. A log may be read while it grows: a torn end is left for the next look.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HEADER = b":W&B\xe1\xbe"
+BLOCK = 32768
+_CHUNK = struct.Struct("<IHB")
+_FULL, _FIRST, _LAST = 1, 2, 4
+
+
+class WandbLog:
+    """One `.wandb` file, read on from where the last look ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = 0
+        self.artifacts = 0
+        self.exit: int | None = None
+        self.last_step = -1
+        self.keys: Counter[str] = Counter()
+        self._at = len(HEADER) + 1
+
+    def refresh(self) -> WandbLog:
+        """Read what is new, and keep what was counted."""
+        for record in self.records():
+            kind = record.WhichOneof("record_type")
+            if kind == "history":
+                self.rows += 1
+                self.last_step = max(self.last_step, record.history.step.num)
+                self.keys.update({key_of(item) for item in record.history.item})
+            elif kind == "artifact":
+                self.artifacts += 1
+            elif kind == "exit":
+                self.exit = record.exit.exit_code
+        return self
+
+    def records(self) -> Iterator[Any]:
+        """Yield the whole records behind the last one yielded."""
+        from wandb.proto import wandb_internal_pb2
+
+        for data in self._messages():
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined,unused-ignore]
+            record.ParseFromString(data)
+            yield record
+
+    def _messages(self) -> Iterator[bytes]:
+        start, blob = self._read()
+        at, parts = 0, b""
+        while at + _CHUNK.size <= len(blob):
+            rest = BLOCK - (start + at) % BLOCK
+            if rest < _CHUNK.size:  # a block's last bytes are never the start of a chunk
+                at += rest
+                continue
+            crc, length, kind = _CHUNK.unpack_from(blob, at)
+            data = blob[at + _CHUNK.size : at + _CHUNK.size + length]
+            if len(data) < length or crc != zlib.crc32(bytes([kind]) + data):
+                return
+            at += _CHUNK.size + length
+            parts = data if kind in (_FULL, _FIRST) else parts + data
+            if kind in (_FULL, _LAST):
+                self._at = start + at
+                yield parts
+
+    def _read(self) -> tuple[int, bytes]:
+        try:
+            with self.path.open("rb") as file:
+                known = file.read(len(HEADER)) == HEADER
+                file.seek(self._at)
+                return self._at, file.read() if known else b""
+        except FileNotFoundError:
+            return self._at, b""
+
+
+def key_of(item: Any) -> str:
+    """Return the key a history or config item belongs to: a dict arrives as one item for each leaf."""
+    return str(item.nested_key[0] if item.nested_key else item.key)
+
+
+def put(target: dict[str, Any], item: Any) -> None:
+    """Put an item's value where it belongs in a nested dict."""
+    *path, last = list(item.nested_key) or [item.key]
+    for key in path:
+        target = target.setdefault(key, {})
+    target[last] = json.loads(item.value_json)
+
+
+def logs_of(folder: Path, run_id: str) -> list[WandbLog]:
+    """Return every log of a run id below wandb's folder, oldest first: each attempt has a folder of its own."""
+    found = [path for path in folder.glob("*run-*/run-*.wandb") if path.name == f"run-{run_id}.wandb"]
+    return [WandbLog(path) for path in sorted(found, key=lambda path: path.parent.name.removeprefix("offline-"))]

@@ -1,0 +1,368 @@
+"""Weights & Biases. Its rows never go back in step and its finish() is no barrier: both are worked around here.
+
+Every row carries our step as `fanfold/step`, which all metrics use as their x axis; wandb's own `_step` is the same
+number until a step comes twice or late, and then the next free one. What has arrived is read from wandb's own log.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlparse
+
+from ..errors import notices
+from ..media import Media
+from ._wandb_log import WandbLog, logs_of
+from .base import Adapter, Identity, Point, Refused, clean_config, on_main_process
+
+STEP = "fanfold/step"
+OWN_KEYS = frozenset({"_step", "_runtime", "_timestamp", STEP})
+EXIT_CODES = {"finished": 0, "failed": 1, "killed": 137, "preempted": 143}
+HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")
+SETTLE_SECONDS = 60.0
+QUIET_SECONDS = 2.0  # wandb's own process outlives a killed one by 1.3 s, and may write until then
+MAX_BINS = 512
+# The relay's own machine facts, console and code are not the run's; the log is flushed often so that settle() is quick.
+SETTINGS: dict[str, Any] = {
+    "x_transaction_log_flush_interval": 0.2, "x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True,
+    "x_save_requirements": False, "disable_git": True, "disable_code": True, "console": "off", "silent": True,
+}  # fmt: skip
+
+
+class WandBTracker(Adapter):
+    """Log to the project `run_name`; other arguments go to `wandb.init`."""
+
+    name: ClassVar[str] = "wandb"
+    main_process_only = False
+    delivery: ClassVar[str] = "readable"
+    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+        self._adopted = False
+        self._logs: list[WandbLog] = []
+        self._rows = 0  # committed since start(), which the log must show
+        self._artifacts = 0
+        self._last = -1  # wandb's own step of the last row
+        self._open: tuple[int | None, set[str]] | None = None  # our step and the keys of the row still open
+
+    @classmethod
+    def unusable(cls) -> str | None:
+        if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or os.environ.get("WANDB_API_KEY"):
+            return None
+        base = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname
+        try:
+            known = netrc.netrc(os.environ.get("NETRC") or str(Path("~/.netrc").expanduser())).hosts
+        except (OSError, netrc.NetrcParseError):
+            known = {}
+        if any(host in known for host in ((base,) if base else HOSTS)):
+            return None
+        return "no key: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
+
+    def adopt(self, identity: Identity) -> None:
+        self._adopted = True
+        given = {
+            "id": ("WANDB_RUN_ID", _without(identity.run_id, ":;,#?/'")),
+            "name": ("WANDB_NAME", identity.name),
+            "group": ("WANDB_RUN_GROUP", identity.group),
+            "dir": ("WANDB_DIR", str(identity.directory)),
+            "resume": ("WANDB_RESUME", "allow"),
+            "reinit": ("WANDB_REINIT", "create_new"),  # another run of this process stays as it is
+        }
+        for key, (variable, value) in given.items():
+            if value is not None and not os.environ.get(variable):
+                self.init_kwargs.setdefault(key, value)
+        settings = self.init_kwargs.get("settings") or {}
+        if isinstance(settings, Mapping):
+            self.init_kwargs["settings"] = {**SETTINGS, **settings}
+        self.run_name = _without(self.run_name, "/\\#?%:")[:128]
+
+    def resume(self, remote: str) -> None:
+        self.init_kwargs["id"] = remote
+        self.init_kwargs.setdefault("resume", "allow")
+
+    @on_main_process
+    def start(self) -> None:
+        import wandb
+
+        if self._adopted and (folder := self.init_kwargs.get("dir") or os.environ.get("WANDB_DIR")):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._await_silence(Path(folder) / "wandb")
+        self.run = wandb.init(project=self.run_name, **self.init_kwargs)
+        self._rows, self._open = 0, None
+        self._log = WandbLog(Path(self.run.settings.sync_file)) if self._keeps_log() else None
+        if self._adopted:
+            self._logs = logs_of(Path(self.run.settings.sync_dir).parent, self.run.id)
+            steps = [log.refresh().last_step for log in self._logs]
+            self._last = max([*steps, self.run.step - 1])
+            self.run.define_metric(STEP, hidden=True)
+            self.run.define_metric("*", step_metric=STEP)
+
+    def _keeps_log(self) -> bool:
+        settings = self.run.settings
+        return not (self.run.disabled or settings.x_skip_transaction_log)
+
+    def _await_silence(self, folder: Path) -> None:
+        """Wait until nobody writes an unfinished log of this run: what a killed process left behind is then all there."""
+        for log in logs_of(folder, str(self.init_kwargs.get("id"))):
+            if log.refresh().exit is None:
+                _until(lambda path=log.path: time.time() - path.stat().st_mtime > QUIET_SECONDS, 30.0)  # type: ignore[misc]
+
+    @property
+    def tracker(self) -> Any:
+        return self.run
+
+    @property
+    def remote(self) -> str | None:
+        run = getattr(self, "run", None)
+        return None if run is None else str(run.id)
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the configuration; a value may change later. NaN becomes a text, which wandb would make null."""
+        self.run.config.update(_no_nan(clean_config(values)), allow_val_change=True)
+
+    def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
+        del group  # given at wandb.init, and fixed from then on
+        if name and name != self.run.name:
+            self.run.name = name
+        if notes and notes != self.run.notes:
+            self.run.notes = notes
+        fitting = tuple(tag for tag in tags if 1 <= len(tag) <= 64)
+        for tag in set(tags) - set(fitting):
+            self._cannot("hold a tag of more than 64 characters", "tags", tag)
+        if fitting and fitting != tuple(self.run.tags or ()):
+            self.run.tags = fitting
+
+    # What the relay calls
+
+    def write(self, points: Sequence[Point]) -> None:
+        with tempfile.TemporaryDirectory(prefix="fanfold-wandb-") as folder:
+            for point in points:
+                self._write(point, Path(folder))
+
+    def _write(self, point: Point, folder: Path) -> None:
+        if taken := OWN_KEYS & point.values.keys():
+            raise Refused(f"the key {sorted(taken)[0]!r} is wandb's own")
+        row = {key: _native(value, folder) for key, value in point.values.items()}
+        if point.step is not None:
+            row[STEP] = point.step
+        if point.time is not None:
+            row["_timestamp"] = point.time
+        self.run.log(row, step=self._place(point), commit=False)
+
+    def _place(self, point: Point) -> int:
+        """Return wandb's step for a point: the open row's if it is of the same step and has none of the keys, else a new one."""
+        if self._open is not None:
+            step, keys = self._open
+            if step == point.step and keys.isdisjoint(point.values):
+                keys.update(point.values)
+                return self._last
+            self._rows += 1  # the next step commits it
+        self._last = max(self._last + 1, point.step if point.step is not None else 0)
+        self._open = (point.step, set(point.values))
+        return self._last
+
+    def settle(self) -> None:
+        """Commit the open row and wait until wandb's log on disk has every row and every artifact that was sent."""
+        if self._open is not None:
+            self.run.log({}, step=self._last, commit=True)
+            self._open = None
+            self._rows += 1
+        log = self._log
+        if log is not None and not _until(lambda: self._arrived(log), SETTLE_SECONDS):
+            raise TimeoutError(
+                f"wandb's log {log.path} has {log.rows} of {self._rows} rows after {SETTLE_SECONDS:g} s. Nothing is lost; "
+                "it is looked at again. Look into debug-internal.log beside it if this stays."
+            )
+
+    def _arrived(self, log: WandbLog) -> bool:
+        log.refresh()
+        return log.rows >= self._rows and log.artifacts >= self._artifacts
+
+    def counts(self) -> dict[str, int]:
+        """Count the rows of each key in the logs of this run's earlier attempts: each has a folder of its own."""
+        found: dict[str, int] = {}
+        for log in self._logs:
+            for key, count in log.refresh().keys.items():
+                found[key] = found.get(key, 0) + count
+        return {key: count for key, count in found.items() if key not in OWN_KEYS}
+
+    def artifact(self, path: Path, name: str) -> None:
+        import wandb
+
+        safe = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "_.-") else "-" for sign in name)[:128]
+        found = wandb.Artifact(safe, type="file")
+        found.add_file(str(path), name=Path(name).name, policy="immutable", skip_cache=True)  # blobs never change: no copy
+        self.run.log_artifact(found)
+        self._artifacts += 1
+
+    def close(self, status: str) -> None:
+        self.settle()
+        if status == "preempted":
+            self.run.mark_preempting()
+        self._end(exit_code=EXIT_CODES.get(status, 1))
+
+    # What Accelerate and users call
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log as wandb does, with its own rules for steps."""
+        with tempfile.TemporaryDirectory(prefix="fanfold-wandb-") as folder:
+            ready = {key: _native(value, Path(folder)) for key, value in values.items()}
+            self.run.log(ready, step=step, **kwargs)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log a list of images under each key."""
+        import wandb
+
+        for key, images in values.items():
+            self.log({key: [wandb.Image(image) for image in images]}, step=step, **kwargs)
+
+    @on_main_process
+    def log_table(
+        self, table_name: str, columns: list[str] | None = None, data: list[list[Any]] | None = None, dataframe: Any = None,
+        step: int | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Log a table of columns and rows, or a data frame."""
+        import wandb
+
+        self.log({table_name: wandb.Table(columns=columns, data=data, dataframe=dataframe)}, step=step, **kwargs)
+
+    @on_main_process
+    def finish(self) -> None:
+        self._end()
+
+    def _end(self, **kwargs: Any) -> None:
+        """Finish, and wait for the exit record: offline, finish() comes back before the log is whole."""
+        self.run.finish(**kwargs)
+        log = self._log
+        if log is not None and not _until(lambda: log.refresh().exit is not None, SETTLE_SECONDS):
+            notices.once(
+                "wandb:exit", f"wandb's log {log.path} has no end after {SETTLE_SECONDS:g} s; its last rows may be missing there. "
+                "The journal has them: `fanfold sync` sends what is not in the log.",
+            )  # fmt: skip
+
+
+def _until(done: Callable[[], bool], seconds: float) -> bool:
+    """Wait for something another process does; tell whether it happened in time."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _without(text: str, signs: str) -> str:
+    """Return text with characters that wandb refuses in an id or a project as dashes."""
+    return "".join("-" if sign in signs else sign for sign in text)
+
+
+def _no_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _no_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_no_nan(item) for item in value]
+    return "nan" if isinstance(value, float) and value != value else value  # noqa: PLR0124 - NaN is what differs from itself
+
+
+# Media
+
+
+def _native(value: Any, folder: Path) -> Any:
+    """Return wandb's object for one of ours, and anything else as it is."""
+    if isinstance(value, list) and value and all(isinstance(item, Media) for item in value):
+        return [_native(item, folder) for item in value]
+    return _MEDIA[value.kind](value, folder) if isinstance(value, Media) else value
+
+
+def _file(value: Any, folder: Path) -> str:
+    """Write media as it is encoded; wandb copies the file when it is logged."""
+    encoded = value.encode()
+    handle, path = tempfile.mkstemp(dir=folder, suffix=f".{encoded.ext}")
+    with open(handle, "wb") as file:
+        file.write(encoded.data)
+    return path
+
+
+def _image(value: Any, folder: Path) -> Any:
+    import wandb
+
+    del folder
+    return wandb.Image(value.pil(), caption=value.caption)
+
+
+def _audio(value: Any, folder: Path) -> Any:
+    import wandb
+
+    return wandb.Audio(_file(value, folder), sample_rate=value.sample_rate, caption=value.caption)
+
+
+def _video(value: Any, folder: Path) -> Any:
+    import wandb
+
+    path = _file(value, folder)
+    return wandb.Video(path, caption=value.caption, format=path.rpartition(".")[2])
+
+
+def _histogram(value: Any, folder: Path) -> Any:
+    import numpy as np
+    import wandb
+
+    del folder
+    edges, counts = np.asarray(value.edges, float), np.asarray(value.counts, float)
+    if len(counts) > MAX_BINS:
+        raise Refused(f"a histogram of {len(counts)} bins; wandb takes {MAX_BINS}")
+    return wandb.Histogram(np_histogram=(counts.tolist(), edges.tolist()))
+
+
+def _table(value: Any, folder: Path) -> Any:
+    import wandb
+
+    rows = [[_native(cell, folder) for cell in row] for row in value.rows]
+    return wandb.Table(columns=list(value.columns), data=rows, allow_mixed_types=True)
+
+
+def _figure(value: Any, folder: Path) -> Any:
+    import wandb
+
+    if value.png is not None:
+        from ..media import Image
+
+        return _image(Image(value.png, caption=value.caption), folder)
+    import plotly.io
+
+    return wandb.Plotly(plotly.io.from_json(value.json, skip_invalid=True))
+
+
+def _html(value: Any, folder: Path) -> Any:
+    import wandb
+
+    del folder
+    return wandb.Html(value.html, inject=False)
+
+
+def _text(value: Any, folder: Path) -> str:
+    del folder
+    return str(value.text)
+
+
+_MEDIA: dict[str, Callable[[Any, Path], Any]] = {
+    "image": _image,
+    "audio": _audio,
+    "video": _video,
+    "histogram": _histogram,
+    "table": _table,
+    "figure": _figure,
+    "html": _html,
+    "text": _text,
+}
