@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+from pathlib import Path
 
 from ..settings import find_directory
 from . import choose, output, report, show
@@ -66,15 +68,27 @@ def hints(printed: report.Report, args: argparse.Namespace) -> None:
     place = f" --dir {args.dir}" if args.dir else ""
     where = f", dir={clean(args.dir)!r}" if args.dir else ""
     printed.line(("Next", "bold"))
+    call = _callable_as()
     for command, what in (
-        (f"fanfold ls{place}", "all runs"),
-        (f"fanfold show -{place}", "the newest run, as above"),
-        (f"fanfold tail - -f{place}", "its figures, live while it trains"),
-        (f"fanfold export - -o demo.parquet{place}", "its figures as a table"),
+        (f"{call} ls{place}", "all runs"),
+        (f"{call} show -{place}", "the newest run, as above"),
+        (f"{call} tail - -f{place}", "its figures, live while it trains"),
+        (f"{call} export - -o demo.csv{place}", "its figures as a table"),
     ):
-        printed.line("  ", (f"{clean(command):<{38 + len(place)}}", "cyan"), (what, "dim"))
+        printed.line("  ", (f"{clean(command):<{31 + len(call) + len(place)}}", "cyan"), (what, "dim"))
     printed.line("  ", ("python", "cyan"), (" >>> ", "dim"), f"fanfold.open({clean(run.id)!r}{where}).to_pandas()")
     printed.line()
+
+
+def _callable_as() -> str:
+    """Return how this fanfold is called from where the user stands: by name if that is it, else by its path."""
+    script = Path(sys.executable).with_name("fanfold")
+    found = shutil.which("fanfold")
+    if found is not None and Path(found).resolve() == script.resolve():
+        return "fanfold"
+    if script.exists():
+        return os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script)
+    return f"{sys.executable} -m fanfold"
 
 
 def _stay(printed: report.Report) -> int:
