@@ -13,8 +13,9 @@ import fanfold
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-NEEDS = {"train_ddp": "torch", "tensors": "torch", "media": "numpy"}
+NEEDS = {"accelerate_tracking": "accelerate", "train_ddp": "torch", "tensors": "torch", "media": "numpy"}
 SAYS = {
+    "accelerate_tracking": "text: 20 lines; run: 20 points, 1 rank(s)",
     "hello": "",
     "media": "picture: (32, 32, 3)",
     "read_back": "best of 3: lr-0.1",

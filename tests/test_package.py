@@ -70,6 +70,7 @@ ORDER = [
     {"_recorder"},
     {"_run", "_disabled"},
     {"_api"},
+    {"frameworks", "testing"},
     {"_demo"},
     {"cli"},
     {"__main__"},

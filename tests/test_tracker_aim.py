@@ -1,14 +1,17 @@
 """Aim under the tracker contract, read back with its own Repo."""
 
+import contextlib
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 from fanfold.testing import Seen, TrackerContract
-
-RUN = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
 
 
 class TestAim(TrackerContract):
@@ -88,9 +91,58 @@ for metrics in Repo({str(where)!r}).query_metrics("metric.name == 'x'", report_m
         body = "tracker.write([Point({'x': float(i)}, i, 1.0) for i in range(100)]); tracker.settle()\n"
         done = script(tmp_path, body + "import os; os.kill(os.getpid(), 9)")
         assert done.returncode == -9, done.stderr
-        assert list(tmp_path.rglob("*.softlock"))
+        lock = next(tmp_path.rglob("*.softlock"))
+        lock.write_text("1\nelsewhere\n")  # killed before Aim wrote its own words into it: Aim alone would fail on it for ever
         seen = given(tmp_path, "tracker.write([Point({'x': 100.0}, 100, 1.0)])")
         assert seen["x"][0][0] == list(range(101))
+
+    def test_media_are_what_was_logged(self, tmp_path: Path) -> None:
+        given(tmp_path, """
+            import numpy as np, fanfold, plotly.graph_objects as go, matplotlib
+            matplotlib.use('agg')
+            import matplotlib.pyplot as plt
+            rng = np.random.default_rng(0)
+            pixels, sound = rng.integers(0, 255, (8, 9, 3), dtype=np.uint8), rng.integers(-99, 99, 80, dtype=np.int16)
+            plt.plot([1, 2])
+            tracker.write([Point({
+                'image': fanfold.Image(pixels, caption='c'), 'images': [fanfold.Image(pixels), fanfold.Image(pixels)],
+                'audio': fanfold.Audio(sound, sample_rate=8000), 'film': fanfold.Video(rng.integers(0, 255, (3, 8, 8, 3), dtype=np.uint8)),
+                'bins': fanfold.Histogram(np_histogram=([1, 2, 3], [0.0, 1.0, 2.0, 3.0])), 'plotly': fanfold.Figure(go.Figure(go.Bar(y=[7]))),
+                'plt': fanfold.Figure(plt), 'empty': '', 'table': fanfold.Table(columns=['a', 'b'], data=[[1, 'x'], [2, None]]),
+            }, 4, 1.0)])
+            def one(kind, name):
+                return getattr(tracker.writer, f'get_{kind}_sequence')(name, Context({})).values.values_list()[0]
+            image = one('image', 'image')
+            assert (np.asarray(image.to_pil_image()) == pixels).all() and image.caption == 'c'
+            assert len(one('image', 'images')) == 2
+            assert one('audio', 'audio').to_numpy()[0] == 8000 and (one('audio', 'audio').to_numpy()[1] == sound).all()
+            assert one('image', 'film').to_pil_image().n_frames == 3
+            weights, ranges = one('distribution', 'bins').to_np_histogram()
+            assert weights.tolist() == [1, 2, 3] and ranges.tolist() == [0.0, 1.0, 2.0, 3.0]
+            assert one('figure', 'plotly').to_plotly_figure().data[0].y[0] == 7
+            assert one('image', 'plt').width == 640
+            assert one('text', 'empty').data == '' and one('text', 'table').data.splitlines()[2] == '| 1 | x |'
+            assert not notices.counts
+            tracker.write([Point({'odd': fanfold.Histogram(np_histogram=([1, 2], [0.0, 1.0, 5.0]))}, 5, 1.0)])
+            assert list(notices.counts) == ['aim:hold this kind of histogram:odd']
+        """)  # fmt: skip
+
+    def test_a_server_gets_the_same_and_is_gone_on_with(self, tmp_path: Path) -> None:
+        (tmp_path / "repo").mkdir()
+        with server(tmp_path) as address:
+            first = script(
+                tmp_path,
+                "tracker.write([Point({'x': float(i)}, i, 1.0) for i in range(50)]); tracker.settle(); print(tracker.remote)",
+                address,
+            )
+            assert first.returncode == 0, first.stderr
+            remote = first.stdout.splitlines()[-1]
+            body = "tracker.write([Point({'x': float(i)}, i, 1.0) for i in range(40, 60)]); tracker.close('failed')"
+            second = script(tmp_path, body, address, before=f"tracker.resume({remote!r})")
+            assert second.returncode == 0, second.stderr
+        seen = self.seen(tmp_path)
+        assert (seen.runs, seen.status) == (1, "failed")
+        assert seen.scalars["x"] == [[i, float(i)] for i in range(60)]
 
     def test_accelerates_image_method_takes_captions_and_arguments(self, tmp_path: Path) -> None:
         given(tmp_path, """
@@ -101,7 +153,36 @@ for metrics in Repo({str(where)!r}).query_metrics("metric.name == 'x'", report_m
         """)  # fmt: skip
 
 
-def script(folder: Path, body: str) -> subprocess.CompletedProcess:
+@contextlib.contextmanager
+def server(folder: Path):
+    """Serve the repository on a free port of this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["server", "--yes", "--repo", str(folder / "repo"), "--host", "127.0.0.1", "--port", str(port)]
+    env = {"HOME": str(folder), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).parent / "aim"), *words], env=env, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while not listening(port):
+            assert process.poll() is None and time.monotonic() < deadline, (folder / "server.log").read_text()
+            time.sleep(0.1)
+        yield f"aim://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def script(folder: Path, body: str, where: str = "", before: str = "") -> subprocess.CompletedProcess:
     """Run a script in which `tracker` is started as the relay starts it."""
     head = f"""
         import pathlib
@@ -109,8 +190,9 @@ def script(folder: Path, body: str) -> subprocess.CompletedProcess:
         from fanfold.errors import notices
         from fanfold.trackers.aim import AimTracker
         from fanfold.trackers.base import Identity, Point
-        tracker = AimTracker('p', {str(folder / "repo")!r})
+        tracker = AimTracker('p', {where or str(folder / "repo")!r})
         tracker.adopt(Identity('r1', 'name', 'p', None, pathlib.Path({str(folder)!r})))
+        {before}
         tracker.start()
     """
     code = textwrap.dedent(head) + textwrap.dedent(body)

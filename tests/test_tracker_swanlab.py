@@ -57,6 +57,7 @@ class TestSwanLab(TrackerContract):
             "table",
             "audio",
             "video",
+            "figure",
             "html",
             "artifact",
             "status",
@@ -80,7 +81,7 @@ class TestSwanLab(TrackerContract):
                 elif kind in READERS:
                     READERS[kind](seen, getattr(record, kind), file.parent)
             for written in file.parent.rglob("config.yaml"):
-                seen.config |= {key: entry["value"] for key, entry in yaml.safe_load(written.read_text()).items()}
+                seen.config = {key: entry["value"] for key, entry in yaml.safe_load(written.read_text()).items()}
         seen.runs = len(ids)
         return seen
 
@@ -89,6 +90,11 @@ class TestSwanLab(TrackerContract):
         cursor = json.loads(next(tmp_path.rglob("relay/*.cursor")).read_text())
         assert (seen.scalars["x"], seen.scalars["y"]) == ([[4, 1.0]], [[4, 1.0]])
         assert cursor["refused"] == 4
+
+    def test_each_start_has_the_whole_config_because_each_is_synced_alone(self, tmp_path: Path) -> None:
+        self.delivered(tmp_path, "run.config.update({'lr': 0.1, 'none': None})\nrun.log({'x': 1.0}, step=0)")
+        seen = self.delivered(tmp_path, "run.config.update({'lr': 0.2})\nrun.log({'x': 2.0}, step=1)")
+        assert (seen.config["lr"], seen.config["none"]) == (0.2, "None")
 
     def test_steps_and_keys_swanlab_would_drop_are_refused_and_the_rest_arrives(self, tmp_path: Path) -> None:
         seen = self.delivered(tmp_path, """
@@ -100,6 +106,16 @@ class TestSwanLab(TrackerContract):
         assert seen.scalars["x"] == [[1, 2.0], [3, 3.0]]
         assert json.loads(next(tmp_path.rglob("relay/*.cursor")).read_text())["refused"] == 4
 
+    def test_figures_arrive_as_pictures_and_as_pages(self, tmp_path: Path) -> None:
+        seen = self.delivered(tmp_path, """
+            import matplotlib
+            matplotlib.use("Agg")
+            import matplotlib.pyplot as plt
+            import plotly.graph_objects as go
+            run.log({"drawn": fanfold.Figure(plt.figure()), "plotted": fanfold.Figure(go.Figure())}, step=0)
+        """)  # fmt: skip
+        assert (seen.media["drawn"], seen.media["plotted"]) == (1, 1)
+
     def test_by_hand_it_takes_swanlabs_own_objects_and_images(self, tmp_path: Path) -> None:
         script = """
 import numpy as np, swanlab
@@ -107,7 +123,9 @@ from fanfold.trackers.swanlab import SwanLabTracker, records
 tracker = SwanLabTracker("by-hand", log_dir="logs")
 tracker.start()
 tracker.log({"loss": 0.5, "note": swanlab.Text("hi")}, step=0)
-tracker.log({"loss": 0.25}, step=0)
+tracker.log({"loss": 0.25, "note": swanlab.Text("again")}, step=0)
+tracker.log({"loss": 0.125}, step=np.float64(1.0))
+tracker.log({"lost": 0.5}, step=1.5)
 tracker.log_images({"pictures": [np.zeros((4, 4, 3), np.uint8)] * 2}, step=1)
 where = tracker.run.dir
 tracker.finish()
@@ -119,5 +137,6 @@ print(sorted((r.scalar.key, r.scalar.value.number) if r.WhichOneof("record_type"
             [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100,
             env={**os.environ, "HOME": str(tmp_path), **self.environment(tmp_path)},
         )  # fmt: skip
-        assert done.stdout.splitlines()[-1] == "[('loss', 0.5), ('note', 1), ('pictures', 2)]", done.stderr
-        assert "keeps the first value of a step" in done.stderr
+        assert done.stdout.splitlines()[-1] == "[('loss', 0.125), ('loss', 0.5), ('note', 1), ('pictures', 2)]", done.stderr
+        for words in ("'loss' is not logged", "'note' is not logged", "'lost' is not logged: SwanLab takes whole steps"):
+            assert words in done.stderr

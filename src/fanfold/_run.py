@@ -318,9 +318,12 @@ def start(options: Mapping[str, Any]) -> Run:
 def _chosen_trackers(options: Mapping[str, Any]) -> list[Any]:
     if not options["trackers"]:
         return []
+    from .relay.attach import check
     from .relay.attach import resolve as resolve_trackers
 
-    return resolve_trackers(options["trackers"])
+    chosen = resolve_trackers(options["trackers"])
+    check(chosen, options["tracker_kwargs"] or {}, options["fold"], options["relay"])
+    return chosen
 
 
 def _start_probes(run: Run, options: Mapping[str, Any]) -> None:

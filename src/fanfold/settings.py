@@ -63,6 +63,8 @@ _ROWS = (
     Setting("durability", _choice("process", "power"), "process", "What log() survives before it returns: "
             "the death of the process, or also a power cut (each write waits for the disk)."),
     Setting("group", str, None, "A name that several runs share, such as a sweep."),
+    Setting("hold", float, None, "How many seconds a step waits for device values, media and slow ranks before it goes to "
+            "trackers. Default: 10, or 90 on a network filesystem."),
     Setting("mode", _choice("on", "disabled"), "on", "disabled: every call works and nothing is recorded."),
     Setting("name", str, None, "The run's name. Default: two words and a number derived from its id."),
     Setting("node", str, None, "This node's name. Default: the host name."),

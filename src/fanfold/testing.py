@@ -251,6 +251,7 @@ class TrackerContract:
     def test_a_failed_run_ends_as_failed(self, tmp_path: Path) -> None:
         done = self.play(tmp_path, "run.log({'x': 1.0}, step=0)\nraise ValueError('ill')\n")
         assert done.returncode == 1
+        self._drained(tmp_path)
         if self.reads and "status" in self.holds:
             assert self.seen(tmp_path).status == "failed"
 
@@ -334,6 +335,19 @@ class TrackerContract:
         """
         done = self._run(tmp_path, textwrap.dedent(script))
         assert done.stdout.strip().endswith("well"), done.stderr
+
+
+def support_table(contracts: list[type[TrackerContract]]) -> str:
+    """Return the docs' table of what each system holds, as its contract proves it."""
+    from .trackers.registry import LOGGER_TYPE_TO_CLASS
+
+    rows = sorted(contracts, key=lambda contract: contract.name)
+    head = ["tracker", *CAPABILITIES, "repeats after a crash"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for contract in rows:
+        marks = ["yes" if capability in contract.holds else "no" for capability in CAPABILITIES]
+        lines.append("| " + " | ".join([f"`{contract.name}`", *marks, LOGGER_TYPE_TO_CLASS[contract.name].delivery]) + " |")
+    return "\n".join(lines)
 
 
 def _bits(value: float) -> Any:

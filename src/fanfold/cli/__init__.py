@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("show", "show one run: how it stands, its figures and charts"),
     "tail": ("tail", "print a run's last figures, and follow it live with -f"),
     "export": ("export", "write runs as CSV, JSON lines or Parquet"),
+    "sync": ("sync", "deliver runs to trackers: what is left, or all of it to a new one"),
     "rm": ("rm", "delete runs"),
     "prune": ("prune", "delete leftovers that hold no data"),
     "doctor": ("doctor", "check this machine: directory, disk, ranks, libraries, GPUs"),

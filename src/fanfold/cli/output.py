@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -130,17 +131,30 @@ def mark(status: str) -> str:
 
 def progress(args: Any, items: Iterable[T], total: int, label: str) -> Iterator[T]:
     """Yield the items; a bar appears on stderr once it takes long enough to wonder."""
+    waiting: deque[T] = deque(maxlen=1)
+
+    def positions() -> Iterator[int]:
+        for count, item in enumerate(items):
+            waiting.append(item)
+            yield count
+
+    for _ in moving(args, positions(), total, label):
+        yield waiting[0]
+
+
+def moving(args: Any, positions: Iterator[int], total: int, label: str) -> Iterator[int]:
+    """Yield the positions; a bar that stands at each appears on stderr once it takes long enough to wonder."""
     if args.quiet or args.json or not sys.stderr.isatty():
-        yield from items
+        yield from positions
         return
     began, bar, task = time.monotonic(), None, None
     try:
-        for count, item in enumerate(items):
+        for position in positions:
             if bar is None and time.monotonic() - began > SLOW_SECONDS:
                 bar, task = _bar(label, total)
             if bar is not None:
-                bar.update(task, completed=count)
-            yield item
+                bar.update(task, completed=position)
+            yield position
     finally:
         if bar is not None:
             bar.stop()

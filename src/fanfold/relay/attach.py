@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextvars
 import enum
+import inspect
+import json
+import random
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import SettingError, guard, logger
+from ..errors import SettingError, guard, logger, notices, outcome
 from ..fold import check as check_fold
+from ..journal.directory import decode_name
 from ..trackers.base import Adapter, is_tracker
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed
-from .cursor import Owned
-from .process import Relay, cursor_of, make
+from .process import Relay, address_of, check_arguments, cursor_of, hold_seconds, left_line, make
 from .worker import Worker
 
 MODES = ("process", "thread")
+START_SECONDS = 60.0
+GRACE_SECONDS = 3.0
 
 
 def check_folds(fold: Any) -> dict[str, str]:
@@ -63,34 +73,47 @@ def _all() -> list[str]:
     return usable
 
 
+def check(chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Any, mode: str) -> None:
+    """Raise for whatever cannot work, before anything of the run is written."""
+    if mode not in MODES:
+        raise SettingError(f"relay={mode!r} is not known. The run was not started. Known: {', '.join(MODES)}.")
+    unknown = set(kwargs) - {item if isinstance(item, str) else item.name for item in chosen}
+    if unknown:
+        raise SettingError(
+            f"tracker_kwargs names {', '.join(sorted(unknown))}, which trackers= does not. The run was not started."
+        )
+    check_folds(fold)
+    for name in chosen if mode == "process" else ():
+        if isinstance(name, str):
+            address_of(name)
+            check_arguments(name, kwargs.get(name, {}))
+
+
 class Attached:
     """The trackers of one run, as its rank 0 holds them."""
 
     def __init__(
         self, run: Path, chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Mapping[str, str], mode: str
     ) -> None:
-        if mode not in MODES:
-            raise SettingError(f"relay={mode!r} is not known. The run was not started. Known: {', '.join(MODES)}.")
-        unknown = set(kwargs) - {item if isinstance(item, str) else item.name for item in chosen}
-        if unknown:
-            raise SettingError(
-                f"tracker_kwargs names {', '.join(sorted(unknown))}, which trackers= does not. The run was not started."
-            )
+        names = [item if isinstance(item, str) else str(item.name) for item in chosen]
         self.relays: list[Relay | ThreadRelay] = [
             Relay(run, item, kwargs.get(item, {}), fold)
             if isinstance(item, str) and mode == "process"
-            else ThreadRelay(run, item, kwargs.get(item if isinstance(item, str) else item.name, {}), fold)
-            for item in chosen
+            else ThreadRelay(run, item, kwargs.get(names[i], {}), fold, copy=names[:i].count(names[i]))
+            for i, item in enumerate(chosen)
         ]
 
     def start(self) -> None:
         for relay in self.relays:
-            relay.start()
+            with guard(f"start the relay to {relay.name}"):
+                relay.start()
 
     def wait(self, timeout: float) -> list[str]:
         """Wait for all of them together; return a line for each that is not through."""
         deadline = time.monotonic() + timeout
-        return [str(relay.left()) for relay in self.relays if not relay.wait(max(0.0, deadline - time.monotonic()))]
+        for relay in self.relays:
+            relay.hurry()
+        return [relay.left() for relay in self.relays if not relay.wait(max(0.0, deadline - time.monotonic()))]
 
     def get(self, name: str) -> Any:
         return next((relay for relay in self.relays if relay.name == name), None)
@@ -99,71 +122,126 @@ class Attached:
 class ThreadRelay:
     """The same worker inside the training process: for tracker objects, and where the live object is wanted."""
 
-    def __init__(self, run: Path, item: Any, kwargs: Mapping[str, Any], fold: Mapping[str, str]) -> None:
+    def __init__(self, run: Path, item: Any, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, copy: int = 0) -> None:
         self.run = run
-        self.tracker: Any = make(item, kwargs, run) if isinstance(item, str) else item
+        plain = {key: value for key, value in kwargs.items() if key != "probes"}
+        self.tracker: Any = _made(item, plain, run) if isinstance(item, str) else item
         self.name: str = self.tracker.name
-        self.fold = dict(fold)
-        self._stop = threading.Event()
-        self._deadline: Callable[[], bool] = lambda: False
+        self._address = _address(self.tracker)
         self._done = threading.Event()
-        self._cursor = cursor_of(run, self.name, kwargs if isinstance(item, str) else {})
-        self._worker = Worker(run, self.tracker, self._cursor, fold=fold, stop=self._stop, started=True)
+        self._first_try = threading.Event()
+        self._stop, self._hurry = threading.Event(), threading.Event()
+        destination = {key: value for key, value in kwargs.items() if _is_json(value)} if isinstance(item, str) else {}
+        self._cursor = cursor_of(run, self.name, {**destination, **({"copy": copy} if copy else {})})
+        self._options: dict[str, Any] = {"fold": fold, "probes": bool(kwargs.get("probes", False)), "hold": hold_seconds(run)}
+        self._worker: Worker | None = None
 
     def start(self) -> None:
-        """Start the tracker here and now, with everybody's random numbers as they were, then serve it from a thread."""
-        with undisturbed(), guard(f"start the tracker {self.name}"):
-            if isinstance(self.tracker, Adapter):
-                self._worker.feed.poll()
-                self.tracker.adopt(self._worker.identity())
-            self.tracker.start()
-        threading.Thread(target=self._serve, name=f"fanfold-relay-{self.name}", daemon=True).start()
+        """Start the tracker, with everybody's random numbers as they were, and serve it from a thread.
+
+        A built-in one starts here: its library may tie the current run to this thread or context, and the user calls it
+        from here. One of the user's own lives in the relay's thread from start to finish, so that what it opens (SQLite,
+        say) is used where it was opened, and one that hangs holds nobody up for long.
+        """
+        with undisturbed():
+            with guard(f"take up the tracker {self.name}"):
+                self._cursor.acquire()
+                self._worker = Worker(
+                    self.run, self.tracker, self._cursor, **self._options, stop=self._stop, hurry=self._hurry, grace=GRACE_SECONDS
+                )
+                if isinstance(self.tracker, Adapter):
+                    self._try_start(self._worker)
+            context = contextvars.copy_context()
+            name = f"fanfold-relay-{self.name}"
+            threading.Thread(target=context.run, args=(self._serve,), name=name, daemon=True).start()
+            if not self._first_try.wait(START_SECONDS):
+                logger.warning(
+                    "the tracker %s has not started within %g s. Training goes on and nothing is lost: it gets everything "
+                    "when it is there, or with `fanfold sync`.", self.name, START_SECONDS,
+                )  # fmt: skip
+
+    def _try_start(self, worker: Worker) -> None:
+        """Start it for the first time; when that fails, the worker tries again, says why, and delivers everything later."""
+        worker.begin()
+        self._first_try.set()
 
     def _serve(self) -> None:
         try:
-            self._cursor.acquire()
-            self._worker.serve(follow=True)
-        except Owned as owned:
-            logger.warning("%s", owned)
+            if self._worker is not None:
+                if not self._first_try.is_set():
+                    self._try_start(self._worker)
+                self._worker.serve(follow=True)
         finally:
+            self._first_try.set()
             self._cursor.release()
             self._done.set()
 
+    def unwrapped(self) -> Any:
+        """Return the library's own object, or one that does nothing where the tracker could not start."""
+        found, error = outcome(lambda: self.tracker.tracker)
+        if error is None:
+            return found
+        notices.once(
+            f"{self.name}:unwrap",
+            f"the tracker {self.name} has no object to hand out, because it has not started ({type(error).__name__}: {error}). "
+            "Training goes on; calls to the object do nothing.",
+        )
+        return Silent()
+
+    def hurry(self) -> None:
+        """Say that the run has ended."""
+        self._hurry.set()
+
     def wait(self, timeout: float) -> bool:
-        done = self._done.wait(timeout) and self._cursor.closed is not None
+        done = self._done.wait(timeout) and self._worker is not None and self._worker.closed
         if not done:
             self._stop.set()
         return done
 
     def left(self) -> str:
-        why = f" ({self._cursor.error})" if self._cursor.error else ""
-        rest = f"fanfold sync {self.run.name} --to {self.name}"
-        return f"{self.name} has {self._cursor.delivered} values settled so far{why}; the rest: {rest}"
+        return left_line(self.run, self._cursor, self._address)
 
 
 class undisturbed:  # noqa: N801 - reads as a statement
     """Put back random states and process-wide hooks that a tracker library changes when it starts."""
 
     def __enter__(self) -> None:
-        import random
-        import sys
-
-        self._random = random.getstate()
-        self._hook = sys.excepthook
-        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-        self._numpy = numpy.random.get_state() if numpy is not None else None
-        self._torch = torch.get_rng_state() if torch is not None else None
+        self._undo = [*_random_states(), *_hooks(), *_signal_handlers()]
 
     def __exit__(self, *_error: object) -> None:
-        import random
-        import sys
+        for undo in self._undo:
+            undo()
 
-        random.setstate(self._random)
-        sys.excepthook = self._hook
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
-        if self._torch is not None:
-            sys.modules["torch"].set_rng_state(self._torch)
+
+def _random_states() -> list[Callable[[], Any]]:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    undo: list[Callable[[], Any]] = [partial(random.setstate, random.getstate())]
+    if numpy is not None:
+        undo.append(partial(numpy.random.set_state, numpy.random.get_state()))
+    if torch is not None:
+        undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
+        if torch.cuda.is_initialized():
+            undo.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return undo
+
+
+def _hooks() -> list[Callable[[], Any]]:
+    names = ((sys, "excepthook"), (sys, "unraisablehook"), (sys, "displayhook"), (sys, "stdout"), (sys, "stderr"),
+             (threading, "excepthook"), (warnings, "showwarning"))  # fmt: skip
+    return [partial(setattr, module, name, getattr(module, name)) for module, name in names]
+
+
+def _signal_handlers() -> list[Callable[[], Any]]:
+    if threading.current_thread() is not threading.main_thread():
+        return []  # only the main thread can change them, so nobody does
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+    def undo() -> None:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+    return [undo]
 
 
 def handle(name: str, wanted: Mapping[str, Any], attached: Attached | None, unwrap: bool) -> Any:
@@ -171,10 +249,10 @@ def handle(name: str, wanted: Mapping[str, Any], attached: Attached | None, unwr
     if name not in wanted:
         raise ValueError(f"{name} is not an available tracker stored inside the run. Known: {', '.join(wanted) or 'none'}.")
     if attached is None:
-        return silent_twin(name, wanted[name])
+        return Silent() if unwrap else silent_twin(name, wanted[name])
     relay = attached.get(name)
     if isinstance(relay, ThreadRelay):
-        return relay.tracker.tracker if unwrap else relay.tracker
+        return relay.unwrapped() if unwrap else relay.tracker
     if unwrap:
         raise SettingError(
             f"the tracker {name} lives in a process of its own, so its object is not here. Nothing was changed. "
@@ -185,11 +263,67 @@ def handle(name: str, wanted: Mapping[str, Any], attached: Attached | None, unwr
 
 def silent_twin(name: str, item: Any) -> Any:
     """Return an object of the tracker's class whose every method does nothing: what other ranks get."""
-    cls = type(item) if is_tracker(item) else find_class(name)
-
-    def nothing(*_args: Any, **_kwargs: Any) -> None:
-        """Do nothing: trackers act on rank 0."""
-
+    cls = item if isinstance(item, type) else type(item) if is_tracker(item) else find_class(name)
     methods = {key: nothing for key in dir(cls) if not key.startswith("_") and callable(getattr(cls, key, None))}
-    twin = type(cls.__name__, (cls,), {**methods, "tracker": property(lambda self: self)})
+    missing = {"tracker": property(lambda _self: Silent()), "__getattr__": _silent_attribute}
+    twin = type(cls.__name__, (cls,), {**methods, **missing})
     return object.__new__(twin)
+
+
+def nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Do nothing: trackers act on rank 0."""
+
+
+def _silent_attribute(_self: Any, name: str) -> Any:
+    """Stand in for what a tracker's start() would have set, such as `writer` or `run`."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return Silent()
+
+
+class Silent:
+    """Whatever is asked of it, nothing happens: a tracker library's object on ranks where the tracker is not."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _silent_attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Forget it."""
+
+    def __getitem__(self, _key: Any) -> Any:
+        return self
+
+    def __setitem__(self, _key: Any, _value: Any) -> None:
+        """Forget it."""
+
+    __call__ = nothing
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def _made(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
+    """Construct a tracker by name. Where `run_name` is not the project (MLflow), it is an argument like any other."""
+    cls = find_class(name)
+    first = next(iter(inspect.signature(cls).parameters), "run_name")
+    if first == "run_name" or "run_name" not in kwargs or cls.requires_logging_directory:
+        return make(name, kwargs, run)
+    return cls(**{first: decode_name(run.parent.name), **kwargs})
+
+
+def _address(tracker: Any) -> str:
+    """Return how `fanfold sync` finds a tracker's class."""
+    cls = type(tracker)
+    return tracker.name if cls.__module__.startswith("fanfold.") else f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _is_json(value: Any) -> bool:
+    """Tell whether a cursor can keep this argument for a later `fanfold sync`."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,7 +1,7 @@
 """How far a tracker has been served: a small file beside the run, owned by one relay at a time.
 
-*sent* is what was handed to the tracker, *settled* what its barrier confirmed. A relay that starts again goes from
-settled. The file is replaced whole, so a kill leaves the old one or the new one.
+It holds what the tracker's barrier confirmed; a relay that starts again goes from there. The file is replaced whole, so
+a kill leaves the old one or the new one. Whoever owns it holds a lock and renews a record of itself.
 """
 
 from __future__ import annotations
@@ -10,21 +10,37 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
 from ..journal.writer import try_lock
+from ..mask import mask
 from ..process import boot_id, digest
 from ..settings import resolve
 
 OWNER_SECONDS = 10.0
 TAKEOVER_SECONDS = 60.0
+FIELDS = (
+    "tracker", "kwargs", "remote", "closed", "delivered", "refused", "error", "partial", "described", "counts", "folds",
+)  # fmt: skip
+_held: set[Path] = set()  # POSIX locks do not stand between threads of one process; this does
 
 
-def cursor_name(tracker: str, destination: dict[str, Any]) -> str:
+def public(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tracker's arguments without the secret ones, at any depth: what may name and enter a cursor."""
+    return {
+        key: public(value) if isinstance(value, dict) else value
+        for key, value in kwargs.items()
+        if isinstance(value, dict) or mask({key: value}) == {key: value}
+    }
+
+
+def cursor_name(tracker: str, destination: Mapping[str, Any]) -> str:
     """Name a cursor by tracker and destination: two projects of one system are two cursors."""
     plain = json.dumps(destination, sort_keys=True, default=str)
     return f"{tracker}-{digest(plain)}" if destination else tracker
@@ -45,73 +61,115 @@ class Cursor:
     closed: str | None = None
     delivered: int = 0
     refused: int = 0
+    partial: int = 0
+    folds: dict[str, list[int]] = field(default_factory=dict)
+    described: str | None = None
     error: str | None = None
     tracker: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    artifacts: int = 0
 
     def __post_init__(self) -> None:
+        self.owner: dict[str, Any] | None = None
         self._lock_fd = -1
-        self._owner: dict[str, Any] | None = None
+        self._saved: dict[str, Any] = {}
+        self._saving = threading.Lock()
+        self._released = threading.Event()
 
     @classmethod
     def load(cls, path: Path) -> Cursor:
         cursor = cls(path)
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return cursor
-        for name in ("counts", "remote", "closed", "delivered", "refused", "error", "tracker", "kwargs", "artifacts"):
-            setattr(cursor, name, known.get(name, getattr(cursor, name)))
-        cursor.settled = {journal: (int(mark), list(ahead)) for journal, (mark, ahead) in known.get("settled", {}).items()}
-        cursor._owner = known.get("owner")
+        cursor.reload()
         return cursor
+
+    def reload(self) -> None:
+        """Take over what the file says."""
+        try:
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        for name in FIELDS:
+            setattr(self, name, known.get(name, getattr(self, name)))
+        self.settled = {journal: (int(mark), list(ahead)) for journal, (mark, ahead) in known.get("settled", {}).items()}
+        self.owner = known.get("owner")
+        self._saved = {name: value for name, value in known.items() if name != "owner"}
 
     def save(self) -> None:
         """Replace the file by what is known now."""
-        known = {
-            "settled": self.settled,
-            "counts": self.counts,
-            "remote": self.remote,
-            "closed": self.closed,
-            "delivered": self.delivered,
-            "refused": self.refused,
-            "error": self.error,
-            "tracker": self.tracker,
-            "kwargs": self.kwargs,
-            "artifacts": self.artifacts,
-            "owner": _me() if self._lock_fd >= 0 else None,
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._saving:
+            self._saved = {name: getattr(self, name) for name in (*FIELDS, "settled")}
+            self._write()
+
+    def _write(self) -> None:
+        self.owner = _me() if self._lock_fd >= 0 else None
         aside = self.path.with_suffix(f".{os.getpid()}.tmp")
-        aside.write_text(json.dumps(known), encoding="utf-8")
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(json.dumps({**self._saved, "owner": self.owner}))
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave an empty file, and everything would be sent again
         aside.replace(self.path)
 
     def acquire(self) -> None:
-        """Become the one relay of this cursor, or raise Owned."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Become the one relay of this cursor, with what it says now, or raise Owned."""
+        self.path.parent.mkdir(exist_ok=True, mode=0o700)
+        if self.path in _held:
+            raise self._owned()
+        _held.add(self.path)
         fd = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        owner = self._owner
-        away = owner is not None and owner.get("boot") != boot_id() and time.time() - owner.get("beat", 0) < TAKEOVER_SECONDS
-        if away or not try_lock(fd):
+        mine, tracker, kwargs = try_lock(fd), self.tracker, self.kwargs
+        self.reload()  # under the lock: whoever had it may have moved on since we looked
+        self.tracker, self.kwargs = tracker or self.tracker, kwargs or self.kwargs
+        if not mine or self._kept_from_afar():
             os.close(fd)
-            who = f"process {owner['pid']} on {owner['node']}" if owner else "another process"
-            raise Owned(
-                f"{self.path.stem} is being delivered by {who}. Nothing was sent from here. Wait for it, or end it first."
-            )
+            _held.discard(self.path)
+            raise self._owned()
         self._lock_fd = fd
+        self.save()
+        self._released.clear()
+        threading.Thread(target=self._renew, name="fanfold-owner", daemon=True).start()
+
+    @property
+    def owned(self) -> bool:
+        return self._lock_fd >= 0
+
+    def _owned(self) -> Owned:
+        who = f"process {self.owner['pid']} on {self.owner['node']}" if self.owner else "another relay"
+        return Owned(f"{self.path.stem} is being delivered by {who}. Nothing was sent from here. Wait for it, or end it first.")
+
+    def _kept_from_afar(self) -> bool:
+        """Tell whether an owner on another node, which our lock may not reach, is still at work.
+
+        Both ages are read from the filesystem, so the nodes' clocks need not agree.
+        """
+        owner = self.owner
+        if owner is None or owner.get("boot") == boot_id() or owner.get("node") == _node():
+            return False
+        lock = self.path.with_suffix(".lock")
+        os.utime(lock)
+        return lock.stat().st_mtime - self.path.stat().st_mtime < TAKEOVER_SECONDS
+
+    def _renew(self) -> None:
+        while not self._released.wait(OWNER_SECONDS):
+            with self._saving, contextlib.suppress(OSError):
+                if self._lock_fd >= 0 and self._saved:
+                    self._write()
 
     def release(self) -> None:
         """Let another relay have it."""
+        self._released.set()
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
                 self.save()
             os.close(fd)
+            _held.discard(self.path)
+
+
+def _node() -> str:
+    return str(resolve("node") or socket.gethostname())
 
 
 def _me() -> dict[str, Any]:
-    return {"node": resolve("node") or socket.gethostname(), "boot": boot_id(), "pid": os.getpid(), "beat": time.time()}
+    return {"node": _node(), "boot": boot_id(), "pid": os.getpid(), "beat": time.time()}
 
 
 def cursors(run: Path) -> list[Cursor]:

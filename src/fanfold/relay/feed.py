@@ -3,26 +3,38 @@
 A call whose late parts (device values, media) are still to come holds back the calls after it, until it is whole or a
 deadline passes. A folded step is held until every rank has passed it. What was handed out is remembered per frame, so
 that a cursor always names a point from which nothing is missing and nothing comes twice.
+
+Reading stops while enough is held back, so memory does not grow with a run, however far behind a tracker is.
 """
 
 from __future__ import annotations
 
-import fnmatch
+import heapq
+import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..errors import notices
+from ..errors import JournalError, notices
 from ..journal import Journal, Kind
 from ..journal.directory import journal_files
+from ..journal.format import Layout, Shape
 from ..journal.liveness import status_of
+from ..journal.reader import Row
+from ..journal.spool import recover
+from ..store.attempts import group
 from ..trackers.base import Point
+from .folding import Folding, Step
 
 HOLD_SECONDS = 10.0
-JOIN_SECONDS = 60.0
+CHUNK = 4096  # frames read from a journal at a time, and calls or steps held before reading pauses
+
+MOST = 100_000  # calls held behind one that is not whole; then it goes out as it is
+_ROW = int(Kind.ROW)
 
 
 @dataclass
@@ -34,26 +46,54 @@ class Frame:
     left: int = 1
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
-    """One log() call of rank 0 on its way out."""
+    """One log() call on its way out, or one that other frames will complete."""
 
-    step: int
+    track: Track
+    step: int | None
     time: float
     since: float
     values: dict[str, Any] = field(default_factory=dict)
     kwargs: dict[str, Any] = field(default_factory=dict)
     frames: list[Frame] = field(default_factory=list)
+    number: int = 0
     parts: int = 0
     folds: bool = False
 
 
 @dataclass
 class Outgoing:
-    """A point, and the frames that are delivered with it."""
+    """A point, and the frames that are delivered with it; `partial` names a fold that went out before every rank was in."""
 
     point: Point
     frames: list[Frame]
+    partial: tuple[str, int] | None = None
+
+
+class Plan:
+    """How the rows of one shape are read: made once, because a tracker that is behind has millions of them to come."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.unpack = struct.Struct(shape.codes).unpack
+        self.keys = shape.keys
+        self.origin = shape.origin
+        self.stepped = not shape.layout & Layout.STEP_NONE
+        self.pending, self.late = bool(shape.layout & Layout.PENDING), bool(shape.layout & Layout.LATE)
+        self.head = 2 + self.stepped + (2 if self.pending else 1 if self.late else 0)
+
+    def row(self, body: memoryview) -> Row:
+        fields = self.unpack(body)
+        number = fields[2 + self.stepped] if self.pending or self.late else 0
+        return Row(
+            fields[2] if self.stepped else None,
+            fields[1],
+            dict(zip(self.keys, fields[self.head :], strict=True)),
+            number,
+            fields[3 + self.stepped] if self.pending else 0,
+            self.late,
+            self.origin,
+        )
 
 
 class Track:
@@ -61,18 +101,36 @@ class Track:
 
     def __init__(self, path: Path, mark: int, ahead: Iterable[int]) -> None:
         self.journal = Journal(path)
+        rank = path.name.partition("-")[0]
+        self.rank = int(rank) if rank.isdecimal() else 0
         self.mark = mark
         self.at = mark
         self.ahead = set(ahead)
         self.frames: deque[Frame] = deque()
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, Call] = {}  # those whose late parts are still to come
         self.high = -(1 << 63)
         self.ended = False
         self.dead = False
+        self.life: Life | None = None
+        self._plans: dict[bytes, Plan] = {}
+
+    def row(self, body: memoryview) -> Row | None:
+        """Read a row; None if its shape is not known."""
+        shape_id = bytes(body[:4])
+        plan = self._plans.get(shape_id)
+        if plan is None:
+            rows = self.journal.rows.get(int.from_bytes(shape_id, "little"))
+            if rows is None:
+                return None
+            plan = self._plans[shape_id] = Plan(rows.shape)
+        try:
+            return plan.row(body)
+        except struct.error:
+            return None  # of another length than its shape: a forged journal
 
     @property
-    def rank(self) -> int:
-        return int(self.journal.header.get("rank", 0))
+    def main(self) -> bool:
+        return self.journal.header.get("role") == "main"
 
     def settle(self) -> None:
         """Move the mark past everything that is delivered."""
@@ -84,19 +142,41 @@ class Track:
 
     def refresh(self) -> None:
         """Read on. Whether the writer is dead is asked first: what it wrote before it died is then surely read."""
-        self.dead = bool(self.journal.header) and status_of(self.journal.path, self.journal.header) != "running"
+        header = self.journal.header
+        if header and not self.ended:
+            self.dead = status_of(self.journal.path, header) != "running"
+        if self.dead and header.get("spool") and (Path(header["spool"]) / self.journal.path.name).exists():
+            recover(Path(header["spool"]).parent)  # what it had not copied home yet
         self.journal.refresh()
 
-    def gone(self) -> bool:
+    def forget_index(self) -> None:
+        """Drop where rows stand: this reader goes through once, and the lists would grow with the journal."""
+        self.journal.frames.clear()
+        for rows in self.journal.rows.values():
+            rows.runs.clear()
+
+    def behind(self) -> bool:
+        return self.at < self.journal.verified
+
+    def through(self) -> bool:
         """Tell whether nothing more will come."""
-        return self.ended or self.dead
+        return (self.ended or self.dead) and not self.behind()
+
+    def passed(self, now: float, hold: float) -> float:
+        """Return the first step this process may still add to: later ones are logged, and no late part is awaited before."""
+        if self.through():
+            return float("inf")
+        awaited = [call.step for call in self.calls.values() if call.step is not None and now - call.since <= hold]
+        return min([self.high, *awaited])
 
 
-def policy_for(key: str, fold: Mapping[str, str]) -> str | None:
-    """Return how a key is folded: by its own name, else by the first pattern that matches."""
-    if key in fold:
-        return fold[key]
-    return next((how for pattern, how in fold.items() if fnmatch.fnmatchcase(key, pattern)), None)
+@dataclass(eq=False)
+class Life:
+    """One attempt: its journals, and what of it is being folded."""
+
+    key: str
+    folding: Folding
+    tracks: list[Track] = field(default_factory=list)
 
 
 class Feed:
@@ -109,6 +189,7 @@ class Feed:
         name: str,
         fold: Mapping[str, str] | None = None,
         marks: Mapping[str, tuple[int, Iterable[int]]] | None = None,
+        partial: Mapping[str, Iterable[int]] | None = None,
         probes: bool = False,
         hold: float = HOLD_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -121,211 +202,276 @@ class Feed:
         self.clock = clock
         self.tracks: dict[str, Track] = {}
         self.info: dict[str, Any] = {}
-        self.artifacts: deque[dict[str, Any]] = deque()
+        self.artifacts: deque[tuple[dict[str, Any], Frame]] = deque()
         self.queue: deque[Call] = deque()
-        self.partial = 0
         self._marks = dict(marks or {})
-        self._began = clock()
-        self._steps: dict[int, dict[int, dict[str, Any]]] = {}  # step → rank → folded key → value
-        self._step_frames: dict[int, list[Frame]] = {}
-        self._first_seen: dict[int, float] = {}
-        self._early: dict[int, tuple[dict[str, Any], list[Frame]]] = {}  # folded, and waiting for rank 0's call of the step
+        self._partial = {key: set(steps) for key, steps in (partial or {}).items()}
+        self._lives: list[Life] = []
+        self._told: dict[str, int] = {}  # when each fact was written: the newest wins, whatever is read first
+        self._unreadable: set[Path] = set()
+        self._read_now = 0
+        self.last_word: str | None = None  # how rank 0 ended, by its own account
 
     # Reading
 
     def poll(self) -> list[Outgoing]:
-        """Read what is new and return what may go out now, in order."""
-        for path in journal_files(self.run):
-            if path.stem not in self.tracks:
-                mark, ahead = self._marks.get(path.stem, (0, ()))
-                self.tracks[path.stem] = Track(path, mark, ahead)
-        for track in self.tracks.values():
-            self._read(track)
+        """Read what is new, as far as there is room, and return what may go out now, in order."""
+        self._find_tracks()
+        self._read_now = 0
+        for track in list(self.tracks.values()):
+            self._look(track)
+        for life in self._lives:
+            self._read_life(life)
         return self._release()
 
-    def _read(self, track: Track) -> None:
-        journal = track.journal
-        track.refresh()
-        if not journal.header:
+    def behind(self) -> bool:
+        """Tell whether more can be read at once."""
+        return any(track.behind() for track in self.tracks.values())
+
+    def _find_tracks(self) -> None:
+        for path in journal_files(self.run):
+            wanted = path.name.startswith("0-") or self.fold
+            if path.stem in self.tracks or path in self._unreadable or not wanted:
+                continue
+            mark, ahead = self._marks.get(path.stem, (0, ()))
+            try:
+                self.tracks[path.stem] = Track(path, mark, ahead)
+            except JournalError as error:
+                self._cannot_read(path, error)
+
+    def _cannot_read(self, path: Path, error: JournalError) -> None:
+        self._unreadable.add(path)
+        self.tracks.pop(path.stem, None)
+        notices.once(f"journal:{path}", f"{error}. The tracker does not get this journal's points; those of others go on.")
+
+    def _look(self, track: Track) -> None:
+        """See what a journal has more, and take its place in an attempt when it is new."""
+        try:
+            track.refresh()
+        except JournalError as error:
+            self._cannot_read(track.journal.path, error)
             return
-        for offset, end, kind, flags, body in journal.walk(track.at):
-            if offset not in track.ahead:
-                self._take(track, offset, end, kind, flags, body)
+        if track.life is None and track.journal.header:
+            self._recall(track)
+            self._arrange()
+        track.forget_index()
+
+    def _recall(self, track: Track) -> None:
+        """Take up what stands before the mark and is no point: facts of the run, and the last word."""
+        for record in track.journal.records(Kind.INFO, Kind.END):
+            if record.offset < track.mark:
+                self._take_facts(track, record.kind, record.data)
+
+    def _arrange(self) -> None:
+        """Sort journals into attempts. A journal stays where it was put first."""
+        by_id = {track.journal.id: track for track in self.tracks.values() if track.journal.header}
+        lives = []
+        for attempt in group([track.journal for track in by_id.values()]):
+            members = [by_id[journal.id] for journal in attempt.journals]
+            life = next((track.life for track in members if track.life is not None), None)
+            life = life or Life(attempt.key, Folding(self.fold, self._partial.get(attempt.key, ()), self.clock, self.hold))
+            for track in members:
+                if track.life is None:
+                    track.life = life
+                    life.tracks.append(track)
+            if life not in lives:
+                lives.append(life)
+        self._lives = lives
+
+    def _read_life(self, life: Life) -> None:
+        own, others = ([track for track in life.tracks if (track.rank == 0) is mine and track.behind()] for mine in (True, False))
+        passed = life.folding.passed(life.tracks) if self.fold else float("inf")
+        waits = bool(self.queue) and self.queue[0].parts > 0
+        room = len(self.queue) < (MOST if waits else CHUNK)
+        now, hold = self.clock(), self.hold
+        if own and (room or any(track.passed(now, hold) <= passed for track in own)):
+            self._read(own)
+        for track in others:
+            # The slowest rank is read whatever is held: only it can free the rest.
+            if len(life.folding.steps) < CHUNK or track.passed(now, hold) <= passed:
+                self._read([track])
+
+    def _read(self, tracks: list[Track]) -> None:
+        """Read a chunk; journals of one rank (forked children have their own) in the order of their clocks."""
+        streams = [_timed(track) for track in tracks]
+        merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=itemgetter(0))
+        count = 0
+        for _, track, offset, end, kind, body in merged:
+            if offset in track.ahead:
+                track.frames.append(Frame(offset, end, 0))
+            else:
+                self._take(track, offset, end, kind, body)
             track.at = end
-        if journal.header.get("role") == "main" and not self.info:
-            self.info.setdefault("name", journal.header.get("name"))
+            count += 1
+            if count == CHUNK:
+                break
+        else:
+            for track in tracks:
+                track.at = track.journal.verified  # past damage at the end, too
+        self._read_now += count
 
-    def _take(self, track: Track, offset: int, end: int, kind: int, flags: int, body: memoryview) -> None:
-        if kind == Kind.ROW:
-            self._take_row(track, offset, end, flags, body)
-        elif kind in (Kind.VALUES, Kind.LOST) and track.rank == 0:
-            self._take_record(track, offset, end, kind, body)
-        elif kind == Kind.INFO and track.rank == 0:
-            self.info.update({name: value for name, value in track.journal.decode(body).items() if name != "t"})
+    def _take(self, track: Track, offset: int, end: int, kind: int, body: memoryview) -> None:
+        if kind == _ROW:
+            self._take_row(track, offset, end, body)
+        elif kind in (Kind.VALUES, Kind.LOST):
+            self._take_record(track, offset, end, kind, _mapping(track, body))
+        elif kind in (Kind.INFO, Kind.END):
+            self._take_facts(track, kind, _mapping(track, body))
         elif kind == Kind.EVENT and track.rank == 0:
-            event = track.journal.decode(body)
-            if event.get("event") == "artifact":
-                self.artifacts.append(event)
+            event = _mapping(track, body)
+            if event.get("event") == "artifact" and isinstance(event.get("files"), list):
+                track.frames.append(Frame(offset, end))
+                self.artifacts.append((event, track.frames[-1]))
         elif kind == Kind.BEAT:
-            track.high = max(track.high, int(track.journal.decode(body)[2]))
-        elif kind == Kind.END and track.journal.header.get("role") == "main":
-            track.ended = True
+            match track.journal.decode(body):
+                case [_, _, int(high), *_]:
+                    track.high = max(track.high, high)
 
-    def _take_row(self, track: Track, offset: int, end: int, flags: int, body: memoryview) -> None:
-        row = track.journal.row(flags, body)
+    def _take_facts(self, track: Track, kind: int, facts: dict[str, Any]) -> None:
+        if kind == Kind.END:
+            track.ended = True
+            if track.rank == 0 and track.main:
+                self.last_word = str(facts.get("status"))
+            return
+        when = int(facts.pop("t", 0))
+        for name, value in facts.items():
+            if track.rank == 0 and when >= self._told.get(name, 0):
+                self._told[name] = when
+                self.info[name] = value
+
+    def _take_row(self, track: Track, offset: int, end: int, body: memoryview) -> None:
+        row = track.row(body)
         if row is None or (row.origin and not self.probes):
             return
-        if row.step is not None:
-            track.high = max(track.high, row.step)
-        mine = track.rank == 0
-        folded = (
-            {key: value for key, value in row.values.items() if policy_for(key, self.fold)}
-            if row.step is not None and not row.origin
-            else {}
-        )
+        if row.step is not None and row.step > track.high:
+            track.high = row.step
+        mine, folded = track.rank == 0, {}
+        if self.fold and track.life is not None and row.step is not None and not row.origin:
+            folded = track.life.folding.pick(row.values, track.journal.header)
         if not mine and not folded:
+            self._await_parts(track, row, None)
             return
         frame = Frame(offset, end, bool(folded) + mine)
         track.frames.append(frame)
-        if folded:
-            self._take_folded(track, row.step, folded, frame)
+        if folded and track.life is not None and row.step is not None:
+            track.life.folding.add(track.rank, row.step, row.time, folded, frame)
         if mine:
-            rest = {key: value for key, value in row.values.items() if key not in folded}
+            rest = {key: value for key, value in row.values.items() if key not in folded} if folded else row.values
             self._take_call(track, row, rest, frame, bool(folded))
+        else:
+            self._await_parts(track, row, None)
 
-    def _take_folded(self, track: Track, step: Any, folded: Mapping[str, Any], frame: Frame) -> None:
-        self._steps.setdefault(step, {}).setdefault(track.rank, {}).update(folded)
-        self._step_frames.setdefault(step, []).append(frame)
-        self._first_seen.setdefault(step, self.clock())
+    def _await_parts(self, track: Track, row: Any, call: Call | None) -> Call | None:
+        """Count a call's late parts down; return the call that this row is a part of."""
+        if row.late:
+            return self._part_came(track, row.call)
+        if row.parts:
+            call = call or Call(track, row.step, 0.0, self.clock())
+            call.number, call.parts = row.call, row.parts
+            track.calls[row.call] = call
+        return None
+
+    def _part_came(self, track: Track, number: int) -> Call | None:
+        call = track.calls.get(number)
+        if call is not None:
+            call.parts -= 1
+            if call.parts <= 0:
+                del track.calls[number]
+        return call
 
     def _take_call(self, track: Track, row: Any, values: dict[str, Any], frame: Frame, folds: bool) -> None:
-        late = track.calls.get(row.call) if row.late else None
-        if late is not None:
-            late.values.update(values)
-            late.frames.append(frame)
-            late.parts -= 1
-            late.folds = late.folds or folds
+        call = Call(track, row.step, row.time / 1e9, self.clock(), values, {}, [frame], folds=folds)
+        whole = self._await_parts(track, row, call)
+        if whole is None:
+            self.queue.append(call)
             return
-        call = Call(
-            row.step, row.time / 1e9, self.clock(), values, frames=[frame], parts=0 if row.late else row.parts, folds=folds
-        )
-        if row.call and not row.late:
-            track.calls[row.call] = call
-        self.queue.append(call)
+        whole.values.update(values)
+        whole.frames.append(frame)
+        whole.folds = whole.folds or folds
 
-    def _take_record(self, track: Track, offset: int, end: int, kind: int, body: memoryview) -> None:
-        data = track.journal.decode(body)
+    def _take_record(self, track: Track, offset: int, end: int, kind: int, data: dict[str, Any]) -> None:
+        if not isinstance(data.get("s"), int) or not isinstance(data.get("t"), int):
+            return
+        call = self._part_came(track, data["q"]) if data.get("q") else None
+        if track.rank != 0 or (call is None and kind == Kind.LOST):
+            return
         frame = Frame(offset, end)
         track.frames.append(frame)
-        waiting = track.calls.get(data.get("q"))
-        if waiting is not None:
-            waiting.parts -= 1
-            waiting.frames.append(frame)
-            waiting.values.update(data.get("v") or {})
-            return
         if kind == Kind.LOST:
-            frame.left = 0
+            call.frames.append(frame)  # type: ignore[union-attr]  # asked above
             return
-        kwargs = (data.get("k") or {}).get(self.name) or {}
         last = self.queue[-1] if self.queue else None
-        if last is not None and not data.get("q") and last.time == data["t"] / 1e9 and last.step == data["s"]:
-            last.values.update(data["v"])  # texts of the same call: one point, not two
-            last.kwargs.update(kwargs)
-            last.frames.append(frame)
-            return
-        self.queue.append(Call(data["s"], data["t"] / 1e9, self.clock(), dict(data["v"]), dict(kwargs), [frame]))
+        if call is None and last is not None and not data.get("q") and last.time == data["t"] / 1e9 and last.step == data["s"]:
+            call = last  # texts of the same call: one point, not two
+        if call is None:
+            call = Call(track, data["s"], data["t"] / 1e9, self.clock())
+            self.queue.append(call)
+        call.values.update(data.get("v") or {})
+        call.kwargs.update((data.get("k") or {}).get(self.name) or {})
+        call.frames.append(frame)
 
     # Releasing
 
     def _release(self) -> list[Outgoing]:
+        stuck = self._read_now == 0 or not self.behind()  # only then is waiting longer the ranks' doing, and not ours
+        for life in self._lives:
+            life.folding.fold(life.tracks, stuck)
         out: list[Outgoing] = []
-        done = self._folded_steps()
-        while self.queue:
-            call = self.queue[0]
-            late = self.clock() - call.since > self.hold
-            if call.parts > 0 and not late and not self._nothing_more(0):
-                break
-            if call.folds and call.step in self._steps and call.step not in done:
-                break
-            self.queue.popleft()
-            self._forget(call)
-            values = dict(call.values)
-            frames = list(call.frames)
-            if call.folds and call.step in done:
-                extra, more = done.pop(call.step)
-                values.update(extra)
-                frames += more
-            out.append(Outgoing(Point(values, call.step, call.time, call.kwargs), frames))
-        waiting = {call.step for call in self.queue if call.folds}
-        for step in sorted(done):
-            if step not in waiting:
-                values, frames = done[step]
-                out.append(Outgoing(Point(values, step, self._time_of(step), {}), frames))
-            else:
-                self._early[step] = done[step]
+        while self.queue and self._may_go(self.queue[0], stuck):
+            call = self.queue.popleft()
+            call.track.calls.pop(call.number, None)
+            item = Outgoing(Point(call.values, call.step, call.time, call.kwargs), call.frames)
+            if call.folds and call.track.life is not None and call.step in call.track.life.folding.ready:
+                self._add_fold(item, call.track.life, call.track.life.folding.ready.pop(call.step))
+            out.append(item)
+        return out + self._folds_without_call()
+
+    def _may_go(self, call: Call, stuck: bool) -> bool:
+        patient = not stuck or self.clock() - call.since <= self.hold
+        if call.parts > 0 and patient and not call.track.through() and len(self.queue) < MOST:
+            return False
+        return not (call.folds and call.track.life is not None and call.step in call.track.life.folding.steps)
+
+    def _folds_without_call(self) -> list[Outgoing]:
+        """Return folds of steps that rank 0 did not log, or has already sent."""
+        if not any(life.folding.ready for life in self._lives):
+            return []
+        waiting = {(call.track.life, call.step) for call in self.queue if call.folds}
+        out = []
+        for life in self._lives:
+            for step in sorted(step for step in life.folding.ready if (life, step) not in waiting):
+                folded = life.folding.ready.pop(step)
+                item = Outgoing(Point({}, step, folded.time / 1e9, {}), [])
+                self._add_fold(item, life, folded)
+                out.append(item)
         return out
 
-    def _forget(self, call: Call) -> None:
-        for track in self.tracks.values():
-            for number in [number for number, known in track.calls.items() if known is call]:
-                del track.calls[number]
-
-    def _time_of(self, _step: int) -> float:
-        return time.time()
-
-    def _folded_steps(self) -> dict[int, tuple[dict[str, Any], list[Frame]]]:
-        """Fold every step that all ranks have passed, or whose time is up."""
-        done, self._early = self._early, {}
-        if not self._steps:
-            return done
-        passed = self._passed()
-        for step in sorted(self._steps):
-            overdue = self.clock() - self._first_seen[step] > self.hold
-            if step >= passed and not overdue:
-                break
-            ranks = self._steps.pop(step)
-            if step >= passed:
-                self.partial += 1
-                notices.once(
-                    f"fold:{self.run}",
-                    f"step {step} was folded with {len(ranks)} rank(s) because others did not pass it within {self.hold:g} s. "
-                    "The tracker has that value; the store keeps every rank and is always exact. Later cases are counted.",
-                )
-            self._first_seen.pop(step)
-            done[step] = (self._reduce(ranks), self._step_frames.pop(step))
-        return done
-
-    def _passed(self) -> float:
-        """Return the first step that some rank may still log: every step below it is complete."""
-        mains = [track for track in self.tracks.values() if track.journal.header.get("role") == "main"]
-        by_rank: dict[int, float] = {}
-        for track in mains:
-            high = float("inf") if track.gone() else track.high
-            by_rank[track.rank] = max(by_rank.get(track.rank, -float("inf")), high)
-        world = max((int(track.journal.header.get("world", 1)) for track in mains), default=1)
-        if len(by_rank) < world and self.clock() - self._began < JOIN_SECONDS and any(not track.gone() for track in mains):
-            return -float("inf")
-        return min(by_rank.values(), default=float("inf"))
-
-    def _nothing_more(self, rank: int) -> bool:
-        return all(
-            track.gone() for track in self.tracks.values() if track.rank == rank and track.journal.header.get("role") == "main"
-        )
-
-    def _reduce(self, ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-        keys = list(dict.fromkeys(key for values in ranks.values() for key in values))
-        return {
-            key: fold_values(str(policy_for(key, self.fold)), [ranks[rank][key] for rank in sorted(ranks) if key in ranks[rank]])
-            for key in keys
-        }
+    def _add_fold(self, item: Outgoing, life: Life, folded: Step) -> None:
+        item.point.values.update(folded.result)
+        item.frames += folded.frames
+        if folded.partial:
+            item.partial = (life.key, folded.step)
 
     def finished(self) -> bool:
         """Tell whether every process is gone and everything was handed out."""
-        return (
-            not self.queue
-            and not self._steps
-            and all(track.gone() for track in self.tracks.values() if track.journal.header.get("role") in ("main", "worker"))
-        )
+        known = [track for track in self.tracks.values() if track.journal.header.get("role") in ("main", "worker")]
+        if not any(track.main for track in known) or self.queue or self.artifacts:
+            return False
+        held = any(life.folding.steps or life.folding.ready for life in self._lives)
+        return not held and all(track.through() for track in known) and self._others_gone()
+
+    def rank_zero_through(self) -> bool:
+        """Tell whether rank 0 is gone and everything was handed out; other ranks may go on, unless they are folded."""
+        mine = [track for track in self.tracks.values() if track.rank == 0 and track.main]
+        return bool(mine) and not (self.fold or self.queue or self.artifacts) and all(track.through() for track in mine)
+
+    def _others_gone(self) -> bool:
+        """Tell whether the ranks whose journals are not read here are gone, too."""
+        if self.fold or len(self.tracks) == len(journal_files(self.run)):
+            return True
+        from ..store import open_run
+
+        return not any(end["status"] == "running" for attempt in open_run(self.run).attempts for end in attempt.ends())
 
     def marks(self) -> dict[str, tuple[int, list[int]]]:
         """Return, per journal, the offset before which all is delivered, and what is delivered beyond it."""
@@ -333,13 +479,28 @@ class Feed:
             track.settle()
         return {name: (track.mark, sorted(track.ahead)) for name, track in self.tracks.items()}
 
+    def still_partial(self) -> dict[str, set[int]]:
+        """Return the steps, by attempt, that went out early and that slow ranks may still log."""
+        return {life.key: set(life.folding.partial) for life in self._lives if life.folding.partial}
 
-def fold_values(how: str, values: list[Any]) -> float:
-    """Fold one step's values over ranks, by the same rule as the store."""
-    import numpy as np
+    @property
+    def late(self) -> int:
+        return sum(life.folding.late for life in self._lives)
 
-    from ..fold import fold
 
-    count = len(values)
-    zeros = np.zeros(count, np.int64)
-    return float(fold(how, np.arange(count), zeros, zeros, np.array(values, np.float64)).values[0])
+def _timed(track: Track) -> Iterator[tuple[int, Track, int, int, int, memoryview]]:
+    """Walk a journal's frames, each with the time of the row it is or follows."""
+    when = 0
+    for offset, end, kind, _, body in track.journal.walk(track.at):
+        if kind == _ROW:
+            when = int.from_bytes(body[4:12], "little", signed=True)
+        yield when, track, offset, end, kind, body
+
+
+def _mapping(track: Track, body: memoryview) -> dict[str, Any]:
+    """Decode a frame that should hold a mapping; one that does not, in a forged journal, is an empty one."""
+    try:
+        found = track.journal.decode(body)
+    except JournalError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -6,23 +6,34 @@ no secret is ever in an argument or on disk. It ends when the run has ended and 
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import inspect
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import SettingError
-from ..mask import is_secret
-from ..trackers.registry import find_class
-from .cursor import Cursor, Owned, cursor_name
+from ..errors import SettingError, outcome
+from ..journal import Kind
+from ..journal.directory import decode_name, journal_files
+from ..journal.index import open_indexed
+from ..journal.spool import is_network
+from ..settings import cache_directory, find_directory, read_file, resolve
+from ..trackers.registry import LOGGER_TYPE_TO_CLASS, ROWS, find_class
+from .cursor import Cursor, Owned, cursor_name, public
 from .worker import Worker
 
+NETWORK_HOLD_SECONDS = 90.0
+SYNC_TRIES = 4
+TURN_SECONDS = 1.0
 _RANKS = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK MASTER_ADDR MASTER_PORT "
     "FANFOLD_RANK FANFOLD_WORLD_SIZE FANFOLD_RUN_ID".split()
@@ -32,7 +43,6 @@ _PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MV2_", "TORCHELASTIC_", "SLURM_PROCID", 
 
 def check_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tracker's arguments if they can travel to another process, else raise at once."""
-    find_class(name)
     try:
         return dict(json.loads(json.dumps(dict(kwargs))))
     except (TypeError, ValueError) as error:
@@ -42,27 +52,93 @@ def check_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
+def address_of(name: str) -> str:
+    """Return how another process finds a tracker's class: a built-in's name, or `module:Class`."""
+    cls = find_class(name)
+    if name in ROWS and cls.__module__.startswith("fanfold."):
+        return name
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        raise SettingError(
+            f"the tracker {name} is a class of the script itself, which the relay's process cannot import. The run was not "
+            "started. Put the class into a module of its own, or pass relay='thread' to keep the tracker in this process."
+        )
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def learn(address: str) -> str:
+    """Make the class at an address known, and return its tracker's name."""
+    module, colon, path = address.partition(":")
+    if not colon:
+        try:
+            return str(find_class(address).name)
+        except ValueError as error:
+            raise SettingError(f"{error}. Nothing was sent. A tracker of your own is named by module:Class.") from error
+    try:
+        found: Any = importlib.import_module(module)
+        for word in path.split("."):
+            found = getattr(found, word)
+    except (ImportError, AttributeError) as error:
+        raise SettingError(
+            f"there is no tracker at {address}: {error}. Nothing was sent. Write module:Class, as Python would import it here."
+        ) from error
+    LOGGER_TYPE_TO_CLASS[found.name] = found
+    return str(found.name)
+
+
 def cursor_of(run: Path, name: str, kwargs: Mapping[str, Any]) -> Cursor:
     """Return a tracker's cursor for a run; arguments that are secret neither name nor enter it."""
-    public = {key: value for key, value in kwargs.items() if not is_secret(key)}
-    cursor = Cursor.load(run / "relay" / f"{cursor_name(name, public)}.cursor")
-    cursor.tracker, cursor.kwargs = name, public
+    kept = public(kwargs)
+    cursor = Cursor.load(run / "relay" / f"{cursor_name(name, kept)}.cursor")
+    cursor.tracker, cursor.kwargs = name, kept
     return cursor
 
 
-class Relay:
-    """The training side of a relay process: start it, ask how far it is, wait for it."""
+def remaining(run: Path, cursor: Cursor) -> int:
+    """Count the values of rank 0 that a tracker has not confirmed."""
+    total = 0
+    for path in journal_files(run):
+        if not path.name.startswith("0-"):
+            continue
+        mark, ahead = cursor.settled.get(path.stem, (0, ()))
+        journal = open_indexed(path, cache_directory())
+        for rows in journal.rows.values():
+            if not rows.shape.origin:
+                left = sum(count for _, count in rows.since(mark))
+                gone = sum(start <= at < start + count * rows.stride for start, count in rows.since(mark) for at in ahead)
+                total += (left - gone) * len(rows.shape.keys)
+        texts = (record.data for record in journal.records(Kind.VALUES) if record.offset >= mark and record.offset not in ahead)
+        total += sum(len(data.get("v") or ()) for data in texts)
+    return total
 
-    def __init__(self, run: Path, name: str, kwargs: Mapping[str, Any], fold: Mapping[str, str]) -> None:
+
+def left_line(run: Path, cursor: Cursor, address: str) -> str:
+    """Say what a tracker has not got yet, why, and the command that delivers it."""
+    home = find_directory() == run.parent.parent
+    word = decode_name(run.name) if home else str(run)
+    why = f" ({cursor.error})" if cursor.error else ""
+    left = remaining(run, cursor)
+    what = f"{left:,} values are not delivered yet" if left else "its run there is not closed yet"
+    return f"{cursor.tracker}: {what}{why}. Deliver them with: fanfold sync {shlex.quote(word)} --to {address}"
+
+
+class Relay:
+    """The side that starts a relay process: start it, ask how far it is, wait for it."""
+
+    def __init__(self, run: Path, name: str, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, follow: bool = True) -> None:
         self.run = run
         self.name = name
+        self.address = address_of(name)
         self.kwargs = check_arguments(name, kwargs)
         self.fold = dict(fold)
+        self.follow = follow
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         folder = self.run / "relay"
         folder.mkdir(exist_ok=True, mode=0o700)
+        cursor = self.cursor()
+        if not cursor.path.exists():
+            cursor.save()  # should we and the relay die at once, `fanfold sync` still knows what is to be done
         with (folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fanfold.relay"],
@@ -72,66 +148,150 @@ class Relay:
                 start_new_session=True,
                 env=clean_environment(),
             )
-        setup = {"run": str(self.run), "name": self.name, "kwargs": self.kwargs, "fold": self.fold}
+        setup = {
+            "run": str(self.run),
+            "tracker": self.address,
+            "kwargs": self.kwargs,
+            "fold": self.fold,
+            "follow": self.follow,
+        }
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(setup).encode())
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it died at once: its log says why
+            self._process.stdin.write(json.dumps(setup).encode() + b"\n")
+            self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def hurry(self) -> None:
+        """Tell the relay that the run has ended: the end of its input is the sign."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the relay to deliver everything and leave; tell whether it has."""
-        if self._process is None:
-            return True
-        try:
-            return self._process.wait(timeout) == 0 and self.left() is None
-        except subprocess.TimeoutExpired:
-            return False
+        """Wait for it to deliver everything and leave; tell whether it has."""
+        code = self.wait_code(timeout)
+        cursor = self.cursor()
+        return code == 0 and cursor.closed is not None and cursor.error is None
 
-    def left(self) -> str | None:
-        """Say what is not delivered yet, or None."""
-        cursor = cursor_of(self.run, self.name, self.kwargs)
-        if cursor.closed and not cursor.error:
+    def wait_code(self, timeout: float) -> int | None:
+        """Return how the process ended, or None if it has not."""
+        if self._process is None:
             return None
-        why = f" ({cursor.error})" if cursor.error else ""
-        rest = f"fanfold sync {self.run.name} --to {self.name}"
-        return f"{self.name} has {cursor.delivered} values settled so far{why}; the rest: {rest}"
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def cursor(self) -> Cursor:
+        return cursor_of(self.run, self.name, self.kwargs)
+
+    def left(self) -> str:
+        """Say what is not delivered yet."""
+        return left_line(self.run, self.cursor(), self.address)
+
+    def kill(self) -> None:
+        """End the process at once; what it had settled stays settled."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
 
 def clean_environment() -> dict[str, str]:
-    """Return our environment without ranks and GPUs: the relay is no member of the job."""
+    """Return our environment without ranks and GPUs, and with the same modules in reach: the relay is no member of the job."""
     kept = {name: value for name, value in os.environ.items() if name not in _RANKS and not name.startswith(_PREFIXES)}
     return {
+        "OMP_NUM_THREADS": "1",  # it computes nothing; pools of threads would only take cores from training
         **kept,
         "CUDA_VISIBLE_DEVICES": "",
         "FANFOLD_RELAY": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),  # noqa: PTH109 - a text is wanted
+        "PYTHONSAFEPATH": "1",  # `-m` would put the working directory first, with whatever is called `wandb` there
     }
 
 
-def serve(run: Path, name: str, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, follow: bool) -> Cursor:
-    """Deliver one run to one tracker from this process; raise Owned when another does it already."""
+def hold_seconds(run: Path) -> float:
+    """Return how long a step waits for its late parts and ranks: the setting, else longer where files arrive late."""
+    given = resolve("hold", file=read_file(run.parent.parent))
+    if given is not None:
+        return float(given)
+    return NETWORK_HOLD_SECONDS if is_network(run) else 10.0
+
+
+def serve(
+    run: Path, name: str, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, follow: bool,
+    hurry: threading.Event | None = None,
+) -> Cursor:  # fmt: skip
+    """Deliver one run to one tracker from this process; raise Owned when another does it already.
+
+    With `follow` it goes on until the run ends, waits its turn, and never gives up; else it delivers what is there.
+    """
     arguments = dict(kwargs)
     probes = bool(arguments.pop("probes", False))
     cursor = cursor_of(run, name, kwargs)
-    cursor.acquire()
-    stop = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
-    try:
-        tracker = make(name, arguments, run)
-        Worker(run, tracker, cursor, fold=fold, probes=probes, stop=stop).serve(follow=follow)
-    finally:
-        cursor.release()
+    hurry = hurry or threading.Event()
+    with stopped_by_signals(hurry) as stop:
+        if not _take_turn(cursor, stop, wait=follow):
+            return cursor
+        try:
+            tracker, error = outcome(lambda: make(name, arguments, run))
+            if error is not None:  # wrong arguments, a missing library: trying again does not help
+                cursor.error = f"{type(error).__name__}: {error}"[:500]
+                return cursor
+            tries = None if follow else SYNC_TRIES
+            Worker(
+                run, tracker, cursor, fold=fold, probes=probes, hold=hold_seconds(run), stop=stop, hurry=hurry, tries=tries
+            ).serve(follow=follow)
+        finally:
+            cursor.release()
     return cursor
+
+
+def _take_turn(cursor: Cursor, stop: threading.Event, *, wait: bool) -> bool:
+    """Get hold of a cursor. An earlier attempt's relay may still be at it: it might leave before it sees our journal."""
+    while not stop.is_set():
+        try:
+            cursor.acquire()
+        except Owned:
+            if not wait:
+                raise
+            stop.wait(TURN_SECONDS)
+        else:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def stopped_by_signals(hurry: threading.Event) -> Iterator[threading.Event]:
+    """Turn the first SIGTERM or Ctrl-C into an event; the second acts as ever, and afterwards all is as it was."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def request(number: int, _frame: Any) -> None:
+        signal.signal(number, before[number])
+        for event in (stop, hurry):  # not here: the interrupted code may hold the event's lock
+            threading.Thread(target=event.set, daemon=True).start()
+
+    for number in before:
+        signal.signal(number, request)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def make(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
     """Construct a tracker by name for a run: project first, then a directory of the run's own where it needs one."""
-    from ..journal.directory import decode_name
-
     cls = find_class(name)
     arguments = dict(kwargs)
-    project = arguments.pop("run_name", None) or decode_name(run.parent.name)
+    first = next(iter(inspect.signature(cls).parameters), "run_name")  # MLflow's is `experiment_name`
+    project = arguments.pop(first, None) or decode_name(run.parent.name)
     if cls.requires_logging_directory:
         return cls(project, arguments.pop("logging_dir", None) or str(run / "trackers" / name), **arguments)
     return cls(project, **arguments)
@@ -140,9 +300,24 @@ def make(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
 def main() -> int:
     """Run as the relay process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    setup = json.loads(sys.stdin.buffer.read())
+    setup = json.loads(sys.stdin.buffer.readline())
+    hurry = threading.Event()
+    threading.Thread(target=_await_end, args=(hurry,), name="fanfold-stdin", daemon=True).start()
+    name = learn(setup["tracker"])
     try:
-        serve(Path(setup["run"]), setup["name"], setup["kwargs"], setup["fold"], follow=True)
+        cursor = serve(Path(setup["run"]), name, setup["kwargs"], setup["fold"], follow=setup["follow"], hurry=hurry)
     except Owned as owned:
         logging.getLogger("fanfold").info("%s", owned)
-    return 0
+        return OWNED
+    return 1 if cursor.error else 0
+
+
+OWNED = 3
+
+
+def _await_end(hurry: threading.Event) -> None:
+    """Notice that whoever started us has finished or died: from then on, look for the end more often."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    hurry.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -12,14 +13,20 @@ from typing import Any
 
 from ..errors import logger, notices, outcome
 from ..journal import blobs
-from ..trackers.base import Adapter, Identity, Point, Refused, is_tracker
+from ..journal.directory import decode_name
+from ..process import digest
+from ..trackers.base import Adapter, Identity, Point, Refused
 from .cursor import Cursor
-from .feed import Feed, Frame, Outgoing
+from .custom import Custom
+from .feed import HOLD_SECONDS, Feed, Frame, Outgoing
 
 BATCH = 1000
 SETTLE_SECONDS = 5.0
-IDLE_SECONDS = 0.25
+IDLE_SECONDS = (0.25, 1.0)
+HURRY_SECONDS = (0.05, 30.0)  # how often to look, and for how long, once the run is about to end
 RETRY_SECONDS = (1.0, 60.0)
+PATIENCE_SECONDS = 24 * 3600.0  # how long a relay whose run has ended bears a tracker that fails
+_dice = random.Random()  # ours: the user's random numbers stay as they are
 
 
 class Worker:
@@ -27,66 +34,98 @@ class Worker:
 
     def __init__(
         self, run: Path, tracker: Any, cursor: Cursor, *, fold: Mapping[str, str] | None = None, probes: bool = False,
-        hold: float | None = None, stop: threading.Event | None = None, clock: Callable[[], float] = time.monotonic,
-        started: bool = False,
+        hold: float = HOLD_SECONDS, stop: threading.Event | None = None, hurry: threading.Event | None = None,
+        clock: Callable[[], float] = time.monotonic, tries: int | None = None, grace: float | None = None,
     ) -> None:  # fmt: skip
-        self.started_elsewhere = started
+        self.started_elsewhere = False
         self.run = run
-        self.tracker = tracker
+        self.tracker: Adapter = tracker if isinstance(tracker, Adapter) else Custom(tracker)
         self.cursor = cursor
         self.stop = stop or threading.Event()
+        self.hurry = hurry or threading.Event()
         self.clock = clock
-        extra = {} if hold is None else {"hold": hold}
-        self.feed = Feed(run, name=tracker.name, fold=fold, marks=cursor.settled, probes=probes, clock=clock, **extra)
-        self.sent: list[Frame] = []
-        self.skip: dict[str, int] = {}
+        self.tries = tries
+        self.grace = grace
+        self.feed = Feed(
+            run, name=tracker.name, fold=fold, marks=cursor.settled, partial=cursor.folds, probes=probes, hold=hold, clock=clock
+        )
+        self.gave_up = False
+        self.closed = False
+        self._sent: list[Frame] = []
+        self._skip: dict[str, int] = {}
+        self._doubt = False  # a batch failed half-way: ask the destination what it has before sending it again
         self._counts = dict(cursor.counts)  # with what is sent; the cursor's are settled
         self._delivered = cursor.delivered
+        self._partial: dict[str, set[int]] = {key: set(steps) for key, steps in cursor.folds.items()}
+        self._partials = cursor.partial
         self._out: list[Outgoing] = []
-        self._config: Any = None
-        self._described: Any = None
-        self._settled_at = clock()
+        self._described = cursor.described
+        self._quiet_since: float | None = None
+        self._settled_at = self._well_at = self._hurried_at = clock()
         self._started = False
 
-    def serve(self, *, follow: bool, finish_by: Callable[[], bool] = lambda: False) -> None:
-        """Deliver until nothing is left. With `follow`, wait for a live run to end; `finish_by()` cuts that short."""
-        pause = IDLE_SECONDS
-        while not self.stop.is_set():
-            moved = self._tolerantly(self.turn)
-            if self._over(follow):
-                self._tolerantly(self._close)
-                if self.cursor.closed or not follow:
-                    return
-            elif not moved and not follow and self.cursor.error is None:
-                self._tolerantly(self._settle)
-                return
-            if finish_by():
-                self._tolerantly(self._settle)
-                return
-            pause = IDLE_SECONDS if moved else min(pause * 1.5, 1.0)
-            if not moved:
-                self.stop.wait(pause)
+    def begin(self) -> None:
+        """Start the tracker on this thread, once; when that fails, serve() tries again, says why, and delivers everything."""
+        self._out = self.feed.poll()
+        _, error = outcome(self.open)
+        self.started_elsewhere = error is None
+        self._described = None  # a live object here knows nothing of what another one was told
 
-    def _over(self, follow: bool) -> bool:
-        del follow
-        return self._started and self.feed.finished() and not self.feed.artifacts and self.cursor.error is None
+    def serve(self, *, follow: bool) -> None:
+        """Deliver until nothing is left. With `follow`, wait for a live run to end."""
+        pause = IDLE_SECONDS[0]
+        while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
+            moved = self._tolerantly(self.turn)
+            if not self._out and (self.feed.finished() or self._alone()):
+                self._tolerantly(self._close)
+                return
+            if not (moved or self.feed.behind() or follow):
+                break
+            pause = IDLE_SECONDS[0] if moved else min(pause * 1.5, IDLE_SECONDS[1])
+            if not self.feed.behind():
+                self._wait(pause)
+        if self._sent and not self.gave_up:
+            outcome(self._settle)
+
+    def _alone(self) -> bool:
+        """Tell whether rank 0 is through and the other ranks had their `grace`: the loop that used this tracker is over."""
+        if self.grace is None or not self.feed.rank_zero_through():
+            return False
+        if self._quiet_since is None:
+            self._quiet_since = self.clock()
+        return self.clock() - self._quiet_since > self.grace
+
+    def _wait(self, seconds: float) -> None:
+        if not self.hurry.is_set():
+            self.hurry.wait(seconds)
+            self._hurried_at = self.clock()
+        else:
+            self.stop.wait(HURRY_SECONDS[0] if self.clock() - self._hurried_at < HURRY_SECONDS[1] else seconds)
 
     def _tolerantly(self, action: Callable[[], Any]) -> Any:
-        """Run one step; when the tracker fails, wait with backoff and jitter and try again, for ever."""
+        """Run one step; when the tracker fails, wait with backoff and jitter and try again."""
         pause, longest = RETRY_SECONDS
-        while not self.stop.is_set():
+        tried = 0
+        while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
             result, error = outcome(action)
             if error is None:
                 self.cursor.error = None
+                self._well_at = self.clock()
                 return result
             self._say(error)
-            self.stop.wait(pause * random.uniform(0.5, 1.0))
+            tried += 1
+            self.gave_up = tried == self.tries or self._out_of_patience()
+            if not self.gave_up:
+                self.stop.wait(pause * _dice.uniform(0.5, 1.0))
             pause = min(pause * 2, longest)
         return None
 
+    def _out_of_patience(self) -> bool:
+        return self.clock() - self._well_at > PATIENCE_SECONDS and all(track.through() for track in self.feed.tracks.values())
+
     def _say(self, error: Exception) -> None:
         self.cursor.error = f"{type(error).__name__}: {error}"[:500]
-        self.cursor.save()
+        outcome(self.cursor.save)
         notices.once(
             f"{self.tracker.name}:{type(error).__name__}",
             f"the tracker {self.tracker.name} failed: {self.cursor.error}. Training is not touched and nothing is lost; "
@@ -98,117 +137,149 @@ class Worker:
 
     def turn(self) -> bool:
         """Read, start the tracker when there is something to say, send, and settle now and then; tell whether anything moved."""
-        self._out += self.feed.poll()
-        if not self._started and (self._out or self.feed.info or self.feed.finished()):
+        if not self._out:
+            self._out = self.feed.poll()
+        if not self._started and self._has_news():
             self._start()
-        if self._started:
-            self._describe()
-            self._send_artifacts()
-        moved = bool(self._out)
+        if not self._started:
+            return False
+        self._describe()
+        moved = bool(self._out or self.feed.artifacts)
+        self._send_artifacts()
         while self._out and not self.stop.is_set():
-            self._send(self._out[:BATCH])
-            del self._out[:BATCH]
+            size = 1 if isinstance(self.tracker, Custom) else BATCH
+            self._send(self._out[:size])
+            del self._out[:size]
             if self.clock() - self._settled_at > SETTLE_SECONDS:
                 self._settle()
-        if self.sent and (not moved or self.clock() - self._settled_at > SETTLE_SECONDS):
+        if self._sent and (not moved or self.clock() - self._settled_at > SETTLE_SECONDS):
             self._settle()
         return moved
 
+    def _has_news(self) -> bool:
+        """Tell whether the destination is to hear of anything: one that was served and closed is left alone."""
+        if self._out or self.feed.artifacts:
+            return True
+        return bool(self.feed.info) and (self.cursor.closed is None or self._words()[0] != self._described)
+
     def _start(self) -> None:
         if not self.started_elsewhere:
-            if isinstance(self.tracker, Adapter):
-                self.tracker.adopt(self.identity())
-                if self.cursor.remote:
-                    self.tracker.resume(self.cursor.remote)
-            self.tracker.start()
-        if isinstance(self.tracker, Adapter):
-            self.cursor.remote = self.tracker.remote
-            have = self.tracker.counts()
-            self.skip = {
-                key: n - self.cursor.counts.get(key, 0) for key, n in (have or {}).items() if n > self.cursor.counts.get(key, 0)
-            }
+            self.open()
+        self.cursor.remote = self.tracker.remote
+        self._look(self.cursor.counts)
         self.cursor.closed = None
         self.cursor.save()
         self._started = True
 
+    def open(self) -> None:
+        """Start the tracker as this run's: under our name, and in the remote run it was in before."""
+        self.tracker.adopt(self.identity())
+        if self.cursor.remote:
+            self.tracker.resume(self.cursor.remote)
+        self.tracker.start()
+
+    def _look(self, known: Mapping[str, int]) -> None:
+        """Find out what the destination has beyond what we know: it was sent before a crash, and is not sent again."""
+        have = self.tracker.counts() or {}
+        self._skip = {key: n - known.get(key, 0) for key, n in have.items() if n > known.get(key, 0)}
+
     def identity(self) -> Identity:
         header = next(iter(track.journal.header for track in self.feed.tracks.values() if track.journal.header), {})
         info = self.feed.info
-        name = str(info.get("name") or header.get("name") or self.run.name)
-        return Identity(
-            str(header.get("run")), name, str(header.get("project")), info.get("group"), self.run / "trackers" / self.tracker.name
-        )
+        run_id = str(header.get("run") or decode_name(self.run.name))
+        project = str(header.get("project") or decode_name(self.run.parent.name))
+        name = str(info.get("name") or header.get("name") or run_id)
+        return Identity(run_id, name, project, info.get("group"), self.run / "trackers" / self.tracker.name)
+
+    def _words(self) -> tuple[str, Any, tuple[Any, ...]]:
+        """Return what describes the run (config, name, tags, notes, group), and a digest of it."""
+        info = self.feed.info
+        words = (info.get("name"), tuple(info.get("tags") or ()), info.get("notes"), info.get("group"))
+        return digest(json.dumps([info.get("config"), words], sort_keys=True, default=str)), info.get("config"), words
 
     def _describe(self) -> None:
         """Hand over config, name and tags when they are new or have changed."""
-        info = self.feed.info
-        if info.get("config") is not None and info["config"] != self._config:
-            self.tracker.store_init_configuration(dict(info["config"]))
-            self._config = info["config"]
-        words = (info.get("name"), tuple(info.get("tags") or ()), info.get("notes"), info.get("group"))
-        if isinstance(self.tracker, Adapter) and words != self._described:
-            self.tracker.describe(name=words[0], tags=words[1], notes=words[2], group=words[3])
-            self._described = words
+        known, config, (name, tags, notes, group) = self._words()
+        if known == self._described:
+            return
+        if config is not None:
+            self.tracker.store_init_configuration(dict(config))
+        self.tracker.describe(name=name, tags=tags, notes=notes, group=group)
+        self._described = known
 
     def _send_artifacts(self) -> None:
-        while self.feed.artifacts:
-            event = self.feed.artifacts[0]
-            if isinstance(self.tracker, Adapter):
-                for file in event["files"]:
-                    self.tracker.artifact(
-                        blobs.path_of(self.run, file["blob"]),
-                        f"{event['name']}/{file['path']}" if len(event["files"]) > 1 else event["name"],
-                    )
+        while self.feed.artifacts and not self.stop.is_set():
+            event, frame = self.feed.artifacts[0]
+            for file in event["files"]:
+                name = f"{event['name']}/{file['path']}" if len(event["files"]) > 1 else event["name"]
+                self.tracker.artifact(blobs.path_of(self.run, file["blob"]), name)
             self.feed.artifacts.popleft()
+            self._sent.append(frame)
 
-    def _send(self, batch: list[Outgoing]) -> None:
-        points = [self._ready(item.point) for item in batch]
-        if isinstance(self.tracker, Adapter):
-            self._write([point for point in points if point.values])
-        else:
-            for point in points:
-                if point.values:
-                    self.tracker.log(point.values, step=point.step, **point.kwargs)
-        for item in batch:
-            self.sent += item.frames
-        for point in points:
-            self._delivered += len(point.values)
-            for key in point.values:
-                self._counts[key] = self._counts.get(key, 0) + 1
+    # Sending
 
-    def _write(self, points: list[Point]) -> None:
-        """Send a batch; what the system refuses for good is sent one by one, said once, and counted."""
+    def _send(self, items: list[Outgoing]) -> None:
+        """Send a batch and remember it; one that holds what the system refuses is sent point by point, value by value."""
+        if self._doubt:
+            if self.tracker.delivery == "readable":
+                self.tracker.settle()
+                self._look(self._counts)
+            self._doubt = False
+        skip = dict(self._skip)
+        points = [self._ready(item.point, skip) for item in items]
         try:
-            self.tracker.write(points)
+            self._doubt = True
+            self.tracker.write([point for point in points if point.values])
+            self._doubt = False
         except Refused as refusal:
-            if len(points) == 1:
-                self._refuse(points[0], refusal)
-                return
-            for point in points:
-                self._write([point])
-
-    def _refuse(self, point: Point, refusal: Refused) -> None:
-        if len(point.values) > 1:
-            for key, value in point.values.items():
-                self._write([point._replace(values={key: value})])
+            self._send_apart(items, refusal)
             return
+        self._skip = skip
+        for item in items:
+            self._note(item)
+
+    def _note(self, item: Outgoing) -> None:
+        for key, value in item.point.values.items():
+            self._counts[key] = self._counts.get(key, 0) + self._weight(value)
+        self._delivered += len(item.point.values)
+        self._sent += item.frames
+        if item.partial:
+            key, step = item.partial
+            self._partial.setdefault(key, set()).add(step)
+            self._partials += 1
+
+    def _weight(self, value: Any) -> int:
+        """Return how many entries of `counts()` a value makes: a list of media may be one, or one for each of them."""
+        return len(value) if isinstance(value, list) and self.tracker.counts_each else 1
+
+    def _send_apart(self, items: list[Outgoing], refusal: Refused) -> None:
+        if len(items) > 1:
+            for item in items:
+                self._send([item])
+            return
+        (item,) = items
+        if len(item.point.values) > 1:
+            for key, value in item.point.values.items():
+                self._send([Outgoing(item.point._replace(values={key: value}), [])])
+        else:
+            self._refuse(next(iter(item.point.values)), refusal)
+        self._note(Outgoing(item.point._replace(values={}), item.frames, item.partial))
+
+    def _refuse(self, key: str, refusal: Refused) -> None:
+        self._doubt = False
         self.cursor.refused += 1
         notices.once(
-            f"{self.tracker.name}:refused:{next(iter(point.values))}",
-            f"{self.tracker.name} does not take {next(iter(point.values))!r}: {refusal}. "
-            "It is kept in the journal; later cases are counted.",
+            f"{self.tracker.name}:refused:{key}",
+            f"{self.tracker.name} does not take {key!r}: {refusal}. It is kept in the journal; later cases are counted.",
         )
 
-    def _ready(self, point: Point) -> Point:
+    def _ready(self, point: Point, skip: dict[str, int]) -> Point:
         """Load media from their blobs, and leave out what the destination has already."""
         values: dict[str, Any] = {}
         for key, value in point.values.items():
-            if self.skip.get(key, 0) > 0:
-                self.skip[key] -= 1  # it arrived before the relay was killed
-                self._counts[key] = self._counts.get(key, 0) + 1
-                self._delivered += 1
-                continue
-            if isinstance(value, dict):
+            if skip.get(key, 0) > 0:
+                skip[key] -= self._weight(value)  # it arrived before the relay was killed
+            elif isinstance(value, dict):
                 values[key] = self._load(value)
             elif isinstance(value, list):
                 values[key] = [self._load(item) for item in value]
@@ -223,34 +294,35 @@ class Worker:
         return decode(str(entry["type"]), dict(entry), blobs.get(self.run, name) if name else b"")
 
     def _settle(self) -> None:
-        if os.environ.get("FANFOLD_TEST_DIE") == "settle" and self.sent:
+        if os.environ.get("FANFOLD_TEST_DIE") == "settle" and self._sent:
             os._exit(9)  # the contract suite kills the relay here, where a repeat could be made
-        if isinstance(self.tracker, Adapter) and self._started:
+        if self._started:
             self.tracker.settle()
-        for frame in self.sent:
+        for frame in self._sent:
             frame.left -= 1
-        self.sent = []
-        self.cursor.settled = self.feed.marks()
-        self.cursor.counts, self.cursor.delivered = dict(self._counts), self._delivered
-        self.cursor.save()
+        self._sent = []
+        cursor, awaited = self.cursor, self.feed.still_partial()
+        cursor.settled = {**cursor.settled, **self.feed.marks()}
+        cursor.counts, cursor.delivered, cursor.partial = dict(self._counts), self._delivered, self._partials
+        self._partial = {key: steps & awaited[key] for key, steps in self._partial.items() if key in awaited}
+        cursor.folds = {key: sorted(steps) for key, steps in self._partial.items() if steps}
+        cursor.described, cursor.error = self._described, None
+        cursor.save()
         self._settled_at = self.clock()
 
     def _close(self) -> None:
         """Settle, then end the remote run as what ours was."""
         from ..store import open_run
 
-        self._settle()
         status = open_run(self.run).status
-        if isinstance(self.tracker, Adapter):
+        if status == "running":  # other ranks go on, and this one's word is all there is
+            status = self.feed.last_word or "finished"
+        if not self._started and self.cursor.closed != status:
+            self._start()
+            self._describe()
+        self._settle()
+        if self._started:  # else it was delivered and closed before, and nothing is new
             self.tracker.close(status)
-        else:
-            self.tracker.finish()
-        self.cursor.closed = status
-        self.cursor.save()
-
-
-def check(tracker: Any) -> Any:
-    """Return a tracker object, or raise for something that is none."""
-    if not is_tracker(tracker):
-        raise TypeError(f"{tracker!r} is no tracker: it is neither a name nor a GeneralTracker object. Nothing was started.")
-    return tracker
+            self.cursor.closed = status
+            self.cursor.save()
+        self.closed = True

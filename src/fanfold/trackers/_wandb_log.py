@@ -27,6 +27,7 @@ class WandbLog:
         self.path = path
         self.rows = 0
         self.artifacts = 0
+        self.configs = 0
         self.exit: int | None = None
         self.last_step = -1
         self.keys: Counter[str] = Counter()
@@ -42,6 +43,8 @@ class WandbLog:
                 self.keys.update({key_of(item) for item in record.history.item})
             elif kind == "artifact":
                 self.artifacts += 1
+            elif kind == "config":
+                self.configs += 1
             elif kind == "exit":
                 self.exit = record.exit.exit_code
         return self
@@ -93,7 +96,11 @@ def put(target: dict[str, Any], item: Any) -> None:
     *path, last = list(item.nested_key) or [item.key]
     for key in path:
         target = target.setdefault(key, {})
-    target[last] = json.loads(item.value_json)
+    target[last] = json.loads(item.value_json, parse_int=_integer)
+
+
+def _integer(text: str) -> float:
+    return -0.0 if text == "-0" else int(text)  # a float without a fraction is written like an integer, sign and all
 
 
 def logs_of(folder: Path, run_id: str) -> list[WandbLog]:

@@ -139,6 +139,7 @@ class Adapter(GeneralTracker):
     name: ClassVar[str]
     requires_logging_directory: ClassVar[bool] = False
     delivery: ClassVar[str] = "at least once"
+    counts_each: ClassVar[bool] = False  # whether a list of media under one key makes as many entries in counts()
     media: ClassVar[frozenset[str]] = frozenset()  # of image audio video histogram table figure html text
 
     # What an adapter writes

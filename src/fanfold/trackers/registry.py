@@ -145,9 +145,10 @@ def installed(name: str) -> bool:
 
 def _found(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
         return False
+    return spec is not None and spec.origin is not None  # a folder `wandb` left by a run is found, too, but has no origin
 
 
 def get_available_trackers() -> list[LoggerType]:
@@ -238,7 +239,7 @@ def _checked(item: Any, logging_dir: Any) -> Any:
         row = ROWS[name]
         notices.once(
             f"not installed:{name}",
-            f"the tracker {name!r} was asked for, but {row.libraries[0]} is not installed. Everything else is tracked without it. "
+            f"the tracker {name!r} was asked for, but {row.libraries[0]} is not installed. The run goes on without it. "
             f"Run: pip install 'fanfold[{row.extra}]'",
         )
         return None

@@ -67,8 +67,14 @@ class SwanLabTracker(Adapter):
         self.run = swanlab.init(project=self.run_name, **kwargs)
         self.run.config["FRAMEWORK"] = "fanfold"
         if self._identity is not None:
-            for key, step in self._stored():
-                self._seen(key).add(step)
+            self._take_up()
+
+    def _take_up(self) -> None:
+        """Know what earlier starts of this run wrote: their steps, and their config, which each folder has of its own."""
+        for key, step in self._stored():
+            self._seen(key).add(step)
+        for store in self._stores():
+            self.run.config.update(_written_config(store.parent))
 
     @property
     def tracker(self) -> Any:
@@ -146,13 +152,14 @@ class SwanLabTracker(Adapter):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Record values under a step; SwanLab's own media objects go to it as they are."""
         native = {key: value for key, value in values.items() if _is_native(value)}
-        if native:
-            self._log(native, step, kwargs)
-        for key, value in clean({key: value for key, value in values.items() if key not in native}).items():
+        plain = clean({key: value for key, value in values.items() if key not in native})
+        for key, value in {**plain, **native}.items():
             try:
-                self.write([Point({key: value}, step, None, kwargs)])
+                self.write([Point({key: value}, _whole(step), None, kwargs)])
             except Refused as why:
-                notices.once(f"swanlab:refused:{key}", f"{key!r} is not logged: {why}. Later cases are counted.")
+                notices.once(
+                    f"swanlab:refused:{key}", f"{key!r} is not logged: {why}. Training goes on; later cases are counted."
+                )
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -194,19 +201,22 @@ class SwanLabTracker(Adapter):
         return found
 
     def _stored(self) -> Iterator[tuple[str, int]]:
-        """Give key and step of each point on disk: each start of a run has a folder of its own, with the run's id inside."""
-        if getattr(self.run, "mode", "") not in ("offline", "local"):
-            return
-        for file in sorted(Path(self.run.dir).parent.glob("run-*/run-*.swanlab")):
-            found = records(file)
-            first = next(found, None)
-            if first is None or first.start.id != self.run.id:
-                continue
-            for record in found:
+        """Give key and step of each point on disk."""
+        for file in self._stores():
+            for record in records(file):
                 kind = record.WhichOneof("record_type")
                 if kind in ("scalar", "media"):
                     point = getattr(record, kind)
                     yield point.key, point.step
+
+    def _stores(self) -> Iterator[Path]:
+        """Find the stores of this run: each start has a folder of its own, with the run's id inside."""
+        if getattr(self.run, "mode", "") not in ("offline", "local"):
+            return
+        for file in sorted(Path(self.run.dir).parent.glob("run-*/run-*.swanlab")):
+            first = next(records(file), None)
+            if first is not None and first.start.id == self.run.id:
+                yield file
 
     def artifact(self, path: Path, name: str) -> None:
         """Keep a copy beside the run: SwanLab notes a link, and the file must be there when it syncs."""
@@ -242,6 +252,14 @@ def records(file: Path) -> Iterator[Any]:
     with contextlib.closing(reader):
         for data in reader:
             yield Record.FromString(data)
+
+
+def _written_config(folder: Path) -> dict[str, Any]:
+    import yaml
+
+    file = folder / "files" / "config.yaml"
+    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else None
+    return {key: entry["value"] for key, entry in (found or {}).items()}
 
 
 def _counter(swanlab: Any, tracker: SwanLabTracker) -> Any:
@@ -280,8 +298,16 @@ def _kind(value: Any) -> str:
     value = value[0] if isinstance(value, list) and value else value
     if isinstance(value, (bool, int, float)):
         return "number"
-    kind = "text" if isinstance(value, str) else value.kind
+    native = type(value).__name__.lower() if _is_native(value) else ""
+    kind = "text" if isinstance(value, str) else native or value.kind
     return {"video": "image", "histogram": "echarts", "table": "echarts"}.get(kind, str(kind))
+
+
+def _whole(step: Any) -> int | None:
+    """Return a step as SwanLab takes it: an int, and nothing that is only like one."""
+    if step is None or int(step) == step:
+        return None if step is None else int(step)
+    raise Refused(f"SwanLab takes whole steps, and this is step {step}")
 
 
 def _is_native(value: Any) -> bool:

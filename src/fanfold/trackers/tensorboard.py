@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..journal.directory import encode_name
 from .base import Adapter, Identity, Point, clean, flat_config, on_main_process
 
 
@@ -17,6 +18,7 @@ class TensorBoardTracker(Adapter):
     name: ClassVar[str] = "tensorboard"
     requires_logging_directory: ClassVar[bool] = True
     delivery: ClassVar[str] = "readable"
+    counts_each: ClassVar[bool] = True
     media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
@@ -27,7 +29,9 @@ class TensorBoardTracker(Adapter):
 
     def adopt(self, identity: Identity) -> None:
         if Path(self.logging_dir).parent == identity.directory:
-            self.logging_dir = str(identity.directory / identity.name)
+            self.logging_dir = str(identity.directory / encode_name(identity.name))
+        else:  # a folder that runs share: each gets its own, or their points would mix
+            self.logging_dir = str(Path(self.logging_dir) / encode_name(f"{identity.name}-{identity.run_id}"))
 
     @on_main_process
     def start(self) -> None:

@@ -10,6 +10,7 @@ import netrc
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,8 +51,10 @@ class WandBTracker(Adapter):
         self._logs: list[WandbLog] = []
         self._rows = 0  # committed since start(), which the log must show
         self._artifacts = 0
+        self._configs = 0
         self._last = -1  # wandb's own step of the last row
         self._open: tuple[int | None, set[str]] | None = None  # our step and the keys of the row still open
+        self._stamp: dict[str, Any] = {}
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -96,10 +99,12 @@ class WandBTracker(Adapter):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._await_silence(Path(folder) / "wandb")
         self.run = wandb.init(project=self.run_name, **self.init_kwargs)
-        self._rows, self._open = 0, None
+        self._rows, self._artifacts, self._configs, self._open = 0, 0, 0, None
         self._log = WandbLog(Path(self.run.settings.sync_file)) if self._keeps_log() else None
         if self._adopted:
-            self._logs = logs_of(Path(self.run.settings.sync_dir).parent, self.run.id)
+            folders = Path(self.run.settings.sync_dir).parent
+            self._logs = [log for log in logs_of(folders, self.run.id) if self._log is None or log.path != self._log.path]
+            self._logs += [self._log] if self._log is not None else []
             steps = [log.refresh().last_step for log in self._logs]
             self._last = max([*steps, self.run.step - 1])
             self.run.define_metric(STEP, hidden=True)
@@ -128,6 +133,7 @@ class WandBTracker(Adapter):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the configuration; a value may change later. NaN becomes a text, which wandb would make null."""
         self.run.config.update(_no_nan(clean_config(values)), allow_val_change=True)
+        self._configs += 1
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         del group  # given at wandb.init, and fixed from then on
@@ -144,40 +150,40 @@ class WandBTracker(Adapter):
     # What the relay calls
 
     def write(self, points: Sequence[Point]) -> None:
+        """Send points; each is made ready first, so that one that is refused stops the batch before anything is sent."""
         with tempfile.TemporaryDirectory(prefix="fanfold-wandb-") as folder:
-            for point in points:
-                self._write(point, Path(folder))
-
-    def _write(self, point: Point, folder: Path) -> None:
-        if taken := OWN_KEYS & point.values.keys():
-            raise Refused(f"the key {sorted(taken)[0]!r} is wandb's own")
-        row = {key: _native(value, folder) for key, value in point.values.items()}
-        if point.step is not None:
-            row[STEP] = point.step
-        if point.time is not None:
-            row["_timestamp"] = point.time
-        self.run.log(row, step=self._place(point), commit=False)
+            rows = [_row(point, Path(folder)) for point in points]
+            for point, row in zip(points, rows, strict=True):
+                place = self._place(point)
+                self.run.log(row, step=place, commit=False)
+                self._note(point, row, place)
 
     def _place(self, point: Point) -> int:
         """Return wandb's step for a point: the open row's if it is of the same step and has none of the keys, else a new one."""
-        if self._open is not None:
-            step, keys = self._open
-            if step == point.step and keys.isdisjoint(point.values):
-                keys.update(point.values)
-                return self._last
-            self._rows += 1  # the next step commits it
-        self._last = max(self._last + 1, point.step if point.step is not None else 0)
-        self._open = (point.step, set(point.values))
-        return self._last
+        if self._open is not None and self._open[0] == point.step and self._open[1].isdisjoint(point.values):
+            return self._last
+        return max(self._last + 1, point.step if point.step is not None else 0)
+
+    def _note(self, point: Point, row: Mapping[str, Any], place: int) -> None:
+        if self._open is not None and place == self._last:
+            self._open[1].update(point.values)
+        else:
+            self._rows += self._open is not None  # a new step commits the row before it
+            self._open = (point.step, set(point.values))
+        self._last = place
+        self._stamp = {key: row[key] for key in ("_timestamp",) if key in row}
 
     def settle(self) -> None:
         """Commit the open row and wait until wandb's log on disk has every row and every artifact that was sent."""
         if self._open is not None:
-            self.run.log({}, step=self._last, commit=True)
+            self.run.log(self._stamp, step=self._last, commit=True)  # every call sets the row's time, this one too
             self._open = None
             self._rows += 1
         log = self._log
-        if log is not None and not _until(lambda: self._arrived(log), SETTLE_SECONDS):
+        if log is None:
+            return
+        _until(lambda: log.refresh().configs >= self._configs, 2.0)  # it is written with the rest, and said again if not
+        if not _until(lambda: self._arrived(log), SETTLE_SECONDS):
             raise TimeoutError(
                 f"wandb's log {log.path} has {log.rows} of {self._rows} rows after {SETTLE_SECONDS:g} s. Nothing is lost; "
                 "it is looked at again. Look into debug-internal.log beside it if this stays."
@@ -188,7 +194,7 @@ class WandBTracker(Adapter):
         return log.rows >= self._rows and log.artifacts >= self._artifacts
 
     def counts(self) -> dict[str, int]:
-        """Count the rows of each key in the logs of this run's earlier attempts: each has a folder of its own."""
+        """Count the rows of each key in the logs of this run, of every attempt: each has a folder of its own."""
         found: dict[str, int] = {}
         for log in self._logs:
             for key, count in log.refresh().keys.items():
@@ -247,9 +253,10 @@ class WandBTracker(Adapter):
         log = self._log
         if log is not None and not _until(lambda: log.refresh().exit is not None, SETTLE_SECONDS):
             notices.once(
-                "wandb:exit", f"wandb's log {log.path} has no end after {SETTLE_SECONDS:g} s; its last rows may be missing there. "
-                "The journal has them: `fanfold sync` sends what is not in the log.",
-            )  # fmt: skip
+                "wandb:exit",
+                f"wandb's log {log.path} has no end after {SETTLE_SECONDS:g} s. Its rows are there, its final status may not be. "
+                "Look into debug-internal.log beside it.",
+            )
 
 
 def _until(done: Callable[[], bool], seconds: float) -> bool:
@@ -265,6 +272,21 @@ def _until(done: Callable[[], bool], seconds: float) -> bool:
 def _without(text: str, signs: str) -> str:
     """Return text with characters that wandb refuses in an id or a project as dashes."""
     return "".join("-" if sign in signs else sign for sign in text)
+
+
+def _row(point: Point, folder: Path) -> dict[str, Any]:
+    """Return a point as wandb takes it, with our step and the time of the call."""
+    if taken := OWN_KEYS & point.values.keys():
+        raise Refused(f"the key {min(taken)!r} is wandb's own")
+    try:
+        row = {key: _native(value, folder) for key, value in point.values.items()}
+    except (TypeError, ValueError) as error:
+        raise Refused(f"wandb's own classes do not take it: {error}") from error
+    if point.step is not None:
+        row[STEP] = point.step
+    if point.time is not None:
+        row["_timestamp"] = point.time
+    return row
 
 
 def _no_nan(value: Any) -> Any:
@@ -288,10 +310,9 @@ def _native(value: Any, folder: Path) -> Any:
 def _file(value: Any, folder: Path) -> str:
     """Write media as it is encoded; wandb copies the file when it is logged."""
     encoded = value.encode()
-    handle, path = tempfile.mkstemp(dir=folder, suffix=f".{encoded.ext}")
-    with open(handle, "wb") as file:
-        file.write(encoded.data)
-    return path
+    path = folder / f"{uuid.uuid4().hex}.{encoded.ext}"
+    path.write_bytes(encoded.data)
+    return str(path)
 
 
 def _image(value: Any, folder: Path) -> Any:
@@ -348,7 +369,7 @@ def _html(value: Any, folder: Path) -> Any:
     import wandb
 
     del folder
-    return wandb.Html(value.html, inject=False)
+    return wandb.Html(value.html, inject=False, data_is_not_path=True)
 
 
 def _text(value: Any, folder: Path) -> str:

@@ -1,0 +1,203 @@
+"""Deliver runs to trackers: what is left for those they were sent to, or all of it to one that was not there.
+
+Without RUN, every run that has something left. With --to, the whole run goes to that tracker, live or finished; what it
+has already is not sent again. A tracker of your own is named by module:Class.
+
+Each tracker is served from a process of its own. Another relay at work on the same is left alone, and that is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import FanfoldError, SettingError
+from ..journal.directory import run_directories
+from ..relay.cursor import Cursor, cursors, public
+from ..relay.process import OWNED, Relay, cursor_of, learn, remaining
+from ..settings import find_directory
+from ..store import StoredRun, open_run
+from . import choose, output
+from .text import plural
+
+EXAMPLE = """examples:
+  fanfold sync                              everything that is left, of all runs
+  fanfold sync quick-otter-42
+  fanfold sync quick-otter-42 --to mlflow --kwargs '{"tracking_uri": "http://mlflow:5000"}'
+  fanfold sync - --to tensorboard --follow  a live run, until it ends"""
+
+POLL_SECONDS = 0.1
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{choose.RUN_HELP} (default: all runs with something left)")
+    parser.add_argument("--to", action="append", metavar="NAME", help="to this tracker, or module:Class (repeatable)")
+    parser.add_argument(
+        "--kwargs", metavar="JSON", help="the tracker's arguments; @FILE or - (stdin) keeps secrets out of the process list"
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends, and try again for ever")
+    parser.add_argument("--timeout", type=float, metavar="S", help="give up on a tracker after so many seconds")
+
+
+class Job(NamedTuple):
+    """One run to one tracker: its arguments, and whether it can be served at all."""
+
+    run: Path
+    id: str
+    cursor: Cursor
+    kwargs: dict[str, Any]
+    relay: Relay | None
+    error: str | None = None
+
+
+class Done(NamedTuple):
+    """What became of a job."""
+
+    job: Job
+    outcome: str  # delivered | nothing new | behind | owned | failed
+    values: int
+    left: int
+    why: str | None
+
+
+def run(args: argparse.Namespace) -> int:
+    kwargs = read_kwargs(args.kwargs)
+    if args.kwargs and len(args.to or ()) != 1:
+        raise SettingError("--kwargs are the arguments of one tracker. Nothing was sent. Name it with --to.")
+    names = [learn(word) for word in args.to or ()]
+    jobs = [job for folder in _folders(args, names) for job in _jobs(folder, names, kwargs, args.follow)]
+    done = [_deliver(job, args) for job in jobs]
+    _report(args, done)
+    return 1 if any(one.outcome == "failed" for one in done) else 0
+
+
+def read_kwargs(text: str | None) -> dict[str, Any]:
+    """Read a tracker's arguments: JSON as given, from a file, or from stdin."""
+    try:
+        raw = sys.stdin.read() if text == "-" else Path(text[1:]).read_text(encoding="utf-8") if text and text[0] == "@" else text
+        found = json.loads(raw or "{}")
+    except ValueError as error:
+        raise SettingError(f"--kwargs is not JSON: {error}. Nothing was sent.") from error
+    if not isinstance(found, dict):
+        raise SettingError('--kwargs is not a JSON object. Nothing was sent. Write for example \'{"project": "llm"}\'.')
+    return found
+
+
+def _folders(args: argparse.Namespace, names: list[str]) -> list[Path]:
+    """Return the runs to look at: those named, else all that went to a tracker before."""
+    if args.runs:
+        return [run.path for run in choose.several(args, args.runs)]
+    if names:
+        raise SettingError("--to without RUN would send every run there is. Nothing was sent. Name the runs.")
+    return [
+        folder for folder in run_directories(find_directory(args.dir), args.project) if any((folder / "relay").glob("*.cursor"))
+    ]
+
+
+def _jobs(folder: Path, names: list[str], kwargs: Mapping[str, Any], follow: bool) -> list[Job]:
+    known, stored = cursors(folder), open_run(folder)
+    if not names:
+        return [_job(stored, cursor, cursor.kwargs, follow) for cursor in known if not _is_done(stored, cursor)]
+    jobs = []
+    for name in names:
+        wanted = public(kwargs)
+        same = [cursor for cursor in known if cursor.tracker == name and wanted.items() <= cursor.kwargs.items()]
+        for cursor in same or [cursor_of(folder, name, kwargs)]:
+            jobs.append(_job(stored, cursor, {**cursor.kwargs, **kwargs}, follow))  # noqa: PERF401 - reads better so
+    return jobs
+
+
+def _is_done(stored: StoredRun, cursor: Cursor) -> bool:
+    """Tell whether a destination has all and was told how the run ended."""
+    return cursor.closed == stored.status and cursor.error is None and remaining(stored.path, cursor) == 0
+
+
+def _job(stored: StoredRun, cursor: Cursor, kwargs: dict[str, Any], follow: bool) -> Job:
+    fold = dict(stored.info.get("fold") or {})
+    try:
+        relay = Relay(stored.path, cursor.tracker, kwargs, fold, follow=follow)
+    except (FanfoldError, ValueError) as error:
+        hint = f" Name its class: fanfold sync {stored.id} --to module:Class." if not isinstance(error, FanfoldError) else ""
+        return Job(stored.path, stored.id, cursor, kwargs, None, f"{error}.{hint}".replace("..", "."))
+    return Job(stored.path, stored.id, cursor, kwargs, relay)
+
+
+def _deliver(job: Job, args: argparse.Namespace) -> Done:
+    """Serve one job from a process of its own, with a bar while it takes."""
+    before = Cursor.load(job.cursor.path)
+    if job.relay is None:
+        return Done(job, "failed", 0, remaining(job.run, before), job.error)
+    try:
+        job.relay.start()
+        code = _watch(job, job.relay, before, args)
+    finally:
+        job.relay.kill()  # after Ctrl-C or when time is up; what it had settled stays settled
+    after = Cursor.load(job.cursor.path)
+    values, left = after.delivered - before.delivered, remaining(job.run, after)
+    if code == OWNED:
+        return Done(job, "owned", 0, left, "another relay delivers it now; nothing was sent from here")
+    if code != 0:
+        said = "it took longer than --timeout" if code is None else f"see {job.run / 'relay' / job.cursor.tracker}.log"
+        return Done(job, "failed", values, left, after.error or said)
+    return Done(job, "behind" if left else "delivered" if values else "nothing new", values, left, None)
+
+
+def _watch(job: Job, relay: Relay, before: Cursor, args: argparse.Namespace) -> int | None:
+    """Wait for a relay, moving the bar along; None when time is up."""
+    total = remaining(job.run, before)
+    deadline = time.monotonic() + args.timeout if args.timeout else float("inf")
+
+    def positions() -> Iterator[int]:
+        while relay.wait_code(POLL_SECONDS) is None and time.monotonic() < deadline:
+            yield min(Cursor.load(job.cursor.path).delivered - before.delivered, total)
+
+    for _ in output.moving(args, positions(), total, f"{job.cursor.tracker} ← {job.id}"):
+        pass
+    return relay.wait_code(0)
+
+
+def _report(args: argparse.Namespace, done: list[Done]) -> None:
+    if args.json:
+        output.print_json([_as_dict(one) for one in done])
+        return
+    if not done:
+        output.remark(args, "nothing is left to deliver.")
+        return
+    output.table(
+        ["RUN", "TRACKER", "OUTCOME", "VALUES", "LEFT", "WHERE", "WHY"],
+        [
+            [one.job.id, one.job.cursor.tracker, one.outcome, f"{one.values:,}", f"{one.left:,}", _where(one), one.why or ""]
+            for one in done
+        ],
+        right=["VALUES", "LEFT"],
+        whole=["RUN", "TRACKER", "OUTCOME"],
+    )
+    failed = sum(one.outcome == "failed" for one in done)
+    if failed:
+        output.remark(args, f"{plural(failed, 'tracker')} could not be served; nothing is lost. Mend it and run this again.")
+
+
+def _where(one: Done) -> str:
+    return Cursor.load(one.job.cursor.path).remote or ""
+
+
+def _as_dict(one: Done) -> dict[str, Any]:
+    cursor = Cursor.load(one.job.cursor.path)
+    return {
+        "run": one.job.id,
+        "tracker": cursor.tracker or one.job.cursor.tracker,
+        "outcome": one.outcome,
+        "values": one.values,
+        "left": one.left,
+        "delivered": cursor.delivered,
+        "refused": cursor.refused,
+        "partial": cursor.partial,
+        "status": cursor.closed,
+        "remote": cursor.remote,
+        "error": one.why,
+    }

@@ -1,0 +1,14 @@
+"""Frameworks: what we live inside. Each is a module of its own, imported when it is named."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["accelerate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

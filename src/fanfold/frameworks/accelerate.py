@@ -1,0 +1,270 @@
+"""Accelerate: its real Accelerator with our tracking behind the same words, and our run as one of its own trackers.
+
+`Accelerator` writes a fanfold run on every rank and serves the trackers from it. `FanfoldTracker` is for those who keep
+Accelerate's own class: the run is then one tracker among others, on the main process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .._api import init
+from ..errors import RunError, SettingError, logger, missing_extra, notices
+from ..relay.attach import MODES, Silent, handle, silent_twin
+from ..settings import DIRECTORY_NAME, TABLE
+from ..trackers.base import GeneralTracker, is_tracker, on_main_process
+from ..trackers.registry import LOGGER_TYPE_TO_CLASS, filter_trackers
+
+try:
+    accelerate: Any = importlib.import_module("accelerate")
+    tracking: Any = importlib.import_module("accelerate.tracking")
+except ImportError as error:
+    raise missing_extra("accelerate", "accelerate", "fanfold.frameworks.accelerate") from error
+
+CHECKPOINT_FILE = "fanfold.json"
+__all__ = ["Accelerator", "FanfoldTracker", "register"]
+
+
+class FanfoldTracker(tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types
+    """Our run as a tracker of Accelerate's own Accelerator; arguments are those of fanfold.init().
+
+    `trackers=[...]` fans out from here, each tracker in a process of its own.
+    """
+
+    name = "fanfold"
+    requires_logging_directory = False
+
+    def __init__(self, project: str | None = None, **options: Any) -> None:
+        super().__init__()
+        self.project = project
+        self.options = options
+        self.run: Any = None
+
+    @on_main_process
+    def start(self) -> None:
+        if self.run is None or self.run.status != "running":
+            self.run = init(self.project, **self.options)
+
+    @property
+    def tracker(self) -> Any:
+        return self.run
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.run.config.update(values)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.run.log(values, step, **kwargs)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log a list of pictures under each key."""
+        from ..media import Image
+
+        self.run.log({key: [Image(picture) for picture in pictures] for key, pictures in values.items()}, step, **kwargs)
+
+    @on_main_process
+    def finish(self) -> None:
+        if self.run is not None:
+            self.run.finish()
+
+
+def register() -> None:
+    """Make `accelerate.Accelerator(log_with="fanfold")` work."""
+    if tracking.LOGGER_TYPE_TO_CLASS.get(FanfoldTracker.name) is not FanfoldTracker:
+        tracking.register_tracker_class(FanfoldTracker)
+
+
+class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate has no types
+    """Accelerate's Accelerator; what it tracks goes to a fanfold run on every rank, and from there to the trackers.
+
+    All of its arguments, and `relay`: "thread" keeps the trackers in this process, so that get_tracker() hands out live
+    objects; "process" gives each tracker named by its name a process of its own.
+    """
+
+    run: Any
+
+    def __init__(self, *args: Any, relay: str = "thread", **kwargs: Any) -> None:
+        if relay not in MODES:
+            raise SettingError(f"relay={relay!r} is not known. Nothing was started. Known: {', '.join(MODES)}.")
+        given = _SIGNATURE.bind(self, *args, **kwargs)
+        log_with = given.arguments.pop("log_with", None)
+        self.run = None
+        self._relay = relay
+        super().__init__(*given.args[1:], **given.kwargs)
+        self._own, wanted = _take_own(log_with)
+        self.log_with = _filtered(wanted, self.logging_dir)
+        if not self.log_with and log_with is not None and self._own is None:
+            warnings.warn(f"`log_with={log_with}` was passed but no supported trackers are currently installed.", stacklevel=2)
+        self.register_save_state_pre_hook(self._note_run)
+
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Open a run and start the trackers; call it on every rank. A second call only adds to the configuration.
+
+        `init_kwargs` holds arguments by tracker name; those under "fanfold" go to fanfold.init(), and its `resume_from`
+        names a checkpoint folder of save_state() whose run goes on.
+        """
+        if self.run is not None and self.run.status in ("running", "disabled"):
+            self._again(project_name, config)
+            return
+        given = dict(init_kwargs or {})
+        options = {**(self._own.options if self._own else {}), **given.pop("fanfold", {})}
+        resume_from = options.pop("resume_from", None)
+        if resume_from is not None:
+            options["id"] = _run_of(resume_from, project_name)
+        options = {"dir": self._runs_directory(), "relay": self._relay, **options}
+        self.run = init(
+            project_name, config=config, trackers=self.log_with, tracker_kwargs=self._tracker_kwargs(given), **options
+        )
+        self.trackers = [relay.tracker if hasattr(relay, "tracker") else relay for relay in self._relays()]
+
+    def _again(self, project_name: str, config: dict[str, Any] | None) -> None:
+        if config:
+            self.run.config.update(config)
+        if project_name != self.run.project:
+            notices.once(
+                f"init_trackers:{self.run.id}",
+                f"init_trackers({project_name!r}) was called while run {self.run.name} of {self.run.project} is open; it goes "
+                "on, and nothing was started anew. Call end_training() first to begin another run.",
+            )
+
+    def _runs_directory(self) -> Path | None:
+        """Return where the run goes: FANFOLD_DIR, or a folder in project_dir or logging_dir, or what fanfold finds by itself."""
+        if os.environ.get(TABLE["dir"].variable):
+            return None
+        home = self.project_dir if self.project_dir is not None else self.logging_dir
+        return None if home is None else Path(home) / DIRECTORY_NAME
+
+    def _tracker_kwargs(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the arguments of the trackers given by name; Accelerate, too, passes over names that are not used."""
+        kwargs = {}
+        for name in (str(item) for item in self.log_with if not is_tracker(item)):
+            folder = {}
+            if LOGGER_TYPE_TO_CLASS[name].requires_logging_directory and self.logging_dir is not None:
+                folder = {"logging_dir": str(Path(self.logging_dir).absolute())}
+            kwargs[name] = {**folder, **given.get(name, {})}
+        return kwargs
+
+    def _attached(self) -> Any:
+        return getattr(self.run, "_attached", None)
+
+    def _relays(self) -> Sequence[Any]:
+        attached = self._attached()
+        return attached.relays if attached is not None else ()
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
+        """Record values on this rank. The journal keeps every rank; trackers get the main process's. Never waits for them."""
+        if self.run is not None:
+            self.run.log(values, step, log_kwargs=log_kwargs)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Return a tracker by name, or with `unwrap` its library's object.
+
+        On other ranks, and before init_trackers(), it is an object of the same class whose every method does nothing.
+        """
+        if name == FanfoldTracker.name:
+            return self._own_tracker(unwrap)
+        wanted = {str(item.name if is_tracker(item) else item): item for item in self.log_with}
+        if wanted and name not in wanted:
+            raise ValueError(f"{name} is not an available tracker stored inside the `Accelerator`.")
+        if not wanted:  # tracking is off, and a script written with it on goes through all the same
+            return Silent() if unwrap else silent_twin(name, LOGGER_TYPE_TO_CLASS.get(name, GeneralTracker))
+        return handle(name, wanted, self._attached(), unwrap)
+
+    def _own_tracker(self, unwrap: bool) -> Any:
+        if self.run is None:
+            return Silent() if unwrap else silent_twin(FanfoldTracker.name, FanfoldTracker)
+        tracker = FanfoldTracker(self.run.project)
+        tracker.run = self.run
+        return self.run if unwrap else tracker
+
+    def end_training(self, timeout: float = 30.0) -> None:
+        """Finish the run and its trackers, within `timeout` seconds, and leave the process group. A second call does nothing."""
+        if self.run is not None:
+            self.run.finish(timeout)
+        self.state.destroy_process_group()
+
+    # Checkpoints
+
+    def _note_run(self, _models: Any, _weights: Any, output_dir: str | os.PathLike[str]) -> None:
+        """Leave the run's id beside a checkpoint, so that training that goes on from it goes on in the same run."""
+        if self.run is None or self.run.id == "disabled" or not self.is_main_process:
+            return
+        known = {"run": self.run.id, "project": self.run.project, "name": self.run.name, "path": str(self.run.path)}
+        try:
+            (Path(output_dir) / CHECKPOINT_FILE).write_text(json.dumps(known), encoding="utf-8")
+        except OSError as error:
+            logger.warning(
+                "the run's id was not kept in %s: %s. The checkpoint is not touched; resume_from= cannot use it.",
+                output_dir,
+                error,
+            )
+
+
+_SIGNATURE = inspect.signature(accelerate.Accelerator.__init__)
+Accelerator.__signature__ = _SIGNATURE.replace(
+    parameters=[
+        *list(_SIGNATURE.parameters.values())[1:],
+        inspect.Parameter("relay", inspect.Parameter.KEYWORD_ONLY, default="thread", annotation=str),
+    ]
+)
+
+
+def _take_own(log_with: Any) -> tuple[FanfoldTracker | None, Any]:
+    """Take out what names fanfold itself: the run is always there, and is no tracker of its own."""
+    wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+    own = [item for item in wanted if isinstance(item, FanfoldTracker) or (isinstance(item, str) and item == FanfoldTracker.name)]
+    if not own:
+        return None, log_with
+    found = next((item for item in own if isinstance(item, FanfoldTracker)), None)
+    return found or FanfoldTracker(), [item for item in wanted if not any(item is one for one in own)]
+
+
+def _filtered(log_with: Any, logging_dir: Any) -> list[Any]:
+    """Return what can be used, with what was registered through Accelerate, and without what would stop to ask the user."""
+    for name, cls in tracking.LOGGER_TYPE_TO_CLASS.items():
+        if cls.__module__ not in (tracking.__name__, __name__) and not cls.__module__.startswith("fanfold.trackers."):
+            LOGGER_TYPE_TO_CLASS[name] = cls
+    found = filter_trackers(log_with, logging_dir)
+    wanted = log_with if isinstance(log_with, (list, tuple)) else [log_with]
+    if "all" not in [str(item) for item in wanted if not is_tracker(item)]:
+        return found
+    why = {str(item): LOGGER_TYPE_TO_CLASS[str(item)].unusable() for item in found if _can_tell(item)}
+    not_so = [f"{name} ({reason})" for name, reason in why.items() if reason]
+    if not_so:
+        logger.warning("log_with='all' leaves out what cannot start without a word from you: %s.", ", ".join(not_so))
+    return [item for item in found if is_tracker(item) or not why.get(str(item))]
+
+
+def _can_tell(item: Any) -> bool:
+    """Tell whether an entry is a name whose class can say that it is not usable here."""
+    return not is_tracker(item) and hasattr(LOGGER_TYPE_TO_CLASS[str(item)], "unusable")
+
+
+def _run_of(checkpoint: str | os.PathLike[str], project: str) -> str:
+    """Read which run a checkpoint was saved in."""
+    path = Path(checkpoint) / CHECKPOINT_FILE
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        run, of = str(known["run"]), str(known["project"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"resume_from={os.fspath(checkpoint)!r} names no run: {path} cannot be read ({error}). The run was not started. "
+            "Pass a folder that this Accelerator's save_state() made, or leave resume_from out."
+        ) from error
+    if of != project:
+        raise RunError(
+            f"the checkpoint belongs to the project {of!r}, not {project!r}. The run was not started. "
+            f"Call init_trackers({of!r}), or leave resume_from out."
+        )
+    return run

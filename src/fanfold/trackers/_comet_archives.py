@@ -1,0 +1,125 @@
+"""Comet's offline archives: reading them back, and making them of what a killed process left behind."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+MESSAGES = "messages.json"
+TAGS = "tags.json"
+EMPTY = 22  # bytes of an archive without files
+
+
+def says_online(online: bool | None) -> bool:
+    """Tell whether Comet would go online: by argument, else by COMET_START_ONLINE."""
+    if online is not None:
+        return online
+    return os.environ.get("COMET_START_ONLINE", "1").strip().lower() not in ("0", "false", "no", "off")
+
+
+def has_key() -> bool:
+    """Tell whether one of Comet's own files holds an API key."""
+    for place in (os.environ.get("COMET_CONFIG"), "./.comet.config", "~/.comet.config"):
+        parser = configparser.ConfigParser(interpolation=None)
+        try:
+            if place and parser.read(Path(place).expanduser(), encoding="utf-8") and parser.has_option("comet", "api_key"):
+                return bool(parser.get("comet", "api_key").strip())
+        except (configparser.Error, UnicodeDecodeError):
+            continue
+    return False
+
+
+def messages(folder: Path, key: str) -> Iterator[dict[str, Any]]:
+    """Read every message of an experiment's archives."""
+    for path in sorted(folder.glob(f"{key}*.zip")):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                data = archive.read(MESSAGES)
+        except (zipfile.BadZipFile, KeyError):
+            continue  # killed while it was written: seal() has made another of the same messages
+        yield from lines(data)
+
+
+def lines(data: bytes) -> list[dict[str, Any]]:
+    """Read messages, leaving out a line that is still being written."""
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+
+
+def keep_tags(folder: Path, tags: Sequence[str]) -> None:
+    """Note the tags of what is open."""
+    aside = folder / "tags.tmp"
+    aside.write_text(json.dumps(list(tags)), encoding="utf-8")
+    aside.replace(folder / TAGS)
+
+
+def _tags(folder: Path) -> list[str]:
+    path = folder / TAGS
+    return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
+
+
+def key_of(message: dict[str, Any]) -> str | None:
+    """Return the key a message completes a point of: a metric, or the last of the media logged together."""
+    payload = message["payload"]
+    if message["type"] == "metric_msg":
+        return str(payload["metric"]["metricName"])
+    facts = payload.get("metadata") or {}
+    if message["type"] == "file_upload" and "items" in facts and facts["item"] == facts["items"]:
+        return str(facts["key"])
+    return None
+
+
+def seal(folder: Path, target: Path, key: str, *, project: str, workspace: str | None) -> None:
+    """Make archives of what killed processes left in `folder`; each once, however often this is killed itself."""
+    for left in sorted(path for path in folder.iterdir() if path.is_dir()):
+        path = left / MESSAGES
+        if path.exists():
+            _drop_torn_line(path)
+            if path.stat().st_size and zlib.crc32(path.read_bytes()) not in _sums(target, key):
+                _archive(left, target / f"{key}-{left.name}.zip", key, project, workspace)
+        shutil.rmtree(left)
+    for path in target.glob(f"{key}*.zip"):
+        if not zipfile.is_zipfile(path) or path.stat().st_size == EMPTY:  # torn, or the empty one Comet begins with
+            path.unlink()
+
+
+def _drop_torn_line(path: Path) -> None:
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+
+
+def _sums(target: Path, key: str) -> set[int]:
+    """Return the checksums of the messages that are archived: Comet may have been killed between archiving and tidying."""
+    sums = set()
+    for path in target.glob(f"{key}*.zip"):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                sums.add(archive.getinfo(MESSAGES).CRC)
+        except (zipfile.BadZipFile, KeyError):
+            continue
+    return sums
+
+
+def _archive(left: Path, target: Path, key: str, project: str, workspace: str | None) -> None:
+    from comet_ml.offline_utils import write_experiment_meta_file
+
+    began = left.stat().st_ctime
+    write_experiment_meta_file(
+        tempdir=str(left), experiment_key=key, workspace=workspace, project_name=project,
+        start_time=int(began * 1000), stop_time=int((left / MESSAGES).stat().st_mtime * 1000), tags=_tags(left.parent),
+        resume_strategy="get_or_create", user_provided_experiment_key=True, comet_start_sourced=True,
+    )  # fmt: skip
+    aside = target.with_suffix(".tmp")
+    with zipfile.ZipFile(aside, "w", allowZip64=True) as archive:
+        for path in sorted(left.iterdir()):
+            if path.is_file():
+                archive.write(path, path.name)
+    aside.replace(target)

@@ -1,0 +1,127 @@
+"""What MLflow asks of names and files: legal keys that never meet, and one path per logged text, picture or table.
+
+A path is made of key, step, time and content, so that sending the same thing again writes the same file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..process import digest
+
+LONGEST_NAME = 250
+LONGEST_NEW_NAME = 230  # leaves room for the prefix of the tag that tells what the key was
+LONGEST_FILE_NAME = 255  # bytes, as on any disk
+LONGEST_PART = 120  # bytes of a key in the name of a file that says more
+_PARTS_THAT_RESOLVE = ("", ".", "..")
+
+
+def legal(key: str) -> str:
+    """Return a key as MLflow takes it: other characters become `_`, an over-long one is cut and ends in a digest."""
+    name = re.sub(r"[^/\w.\- :]", "_", key)
+    name = "/".join("_" if part in _PARTS_THAT_RESOLVE else part for part in name.split("/"))
+    return name if name == key and len(name) <= LONGEST_NAME else _short(name, key, LONGEST_NEW_NAME)
+
+
+def _short(name: str, key: str, most: int) -> str:
+    """Cut a name to so many bytes; the digest of its key keeps it apart from others that begin alike."""
+    raw = name.encode()
+    return name if len(raw) <= most else f"{raw[: most - 13].decode(errors='ignore')}_{digest(key)}"
+
+
+class Names:
+    """Give every key a name MLflow takes, and no two keys the same.
+
+    `known` are names given before, `stored` those the run has already. With `as_files` a name is a path on disk, where
+    `loss` and `loss/train` cannot both be.
+    """
+
+    def __init__(self, *, as_files: bool, known: Mapping[str, str] | None = None, stored: Iterable[str] = ()) -> None:
+        self.as_files = as_files
+        self.given = dict(known or {})
+        self._owned = set(self.given.values())
+        self._stored = set(stored)
+
+    def __call__(self, key: str) -> str:
+        name = self.given.get(key)
+        if name is None:
+            name = self.given[key] = self._new(key)
+            self._owned.add(name)
+        return name
+
+    def _new(self, key: str) -> str:
+        name = legal(key)
+        taken = name in self._owned or (name != key and name in self._stored)
+        if not taken and not (self.as_files and self._meets(name)):
+            return name
+        return f"{_short(name.replace('/', '.'), key, LONGEST_NEW_NAME - 13)}_{digest(key)}"
+
+    def _meets(self, name: str) -> bool:
+        if any(len(part.encode()) > LONGEST_FILE_NAME for part in name.split("/")):
+            return True
+        return any(other.startswith(f"{name}/") or name.startswith(f"{other}/") for other in self._owned | self._stored)
+
+
+class Kept(NamedTuple):
+    """A file to keep with the run: its path there, and what is in it."""
+
+    path: str
+    data: bytes
+
+
+def files_of(key: str, value: Any, step: int, ms: int) -> Iterator[Kept]:
+    """Yield the files one logged text or media object becomes."""
+    for i, item in enumerate(value if isinstance(value, list) else [value]):
+        kind = "text" if isinstance(item, str) else item.kind
+        if kind == "image":
+            yield from _image(key, item, step, ms, i)
+        else:
+            folder, data, ext = _plain(kind, item)
+            mark = hashlib.blake2b(b"%d %s" % (i, data), digest_size=4).hexdigest()
+            yield Kept(f"{folder}/{_path(key)}/{step}-{ms}-{mark}.{ext}", data)
+
+
+def _plain(kind: str, item: Any) -> tuple[str, bytes, str]:
+    """Return the folder, the bytes and the extension of anything that is one file."""
+    if kind == "text":
+        return "texts", (item if isinstance(item, str) else item.text).encode(), "txt"
+    if kind == "table":
+        return "tables", json.dumps({"columns": item.columns, "data": item.rows}, default=str).encode(), "json"
+    if kind == "histogram":
+        return "histograms", json.dumps(item.encode().meta, default=str).encode(), "json"
+    if kind == "html":
+        return "html", item.html.encode(), "html"
+    if kind == "figure":
+        return ("figures", item.png, "png") if item.png else ("figures", item.html.encode(), "html")
+    encoded = item.encode()
+    return kind, bytes(encoded.data), encoded.ext
+
+
+def _image(key: str, item: Any, step: int, ms: int, i: int) -> Iterator[Kept]:
+    """Yield picture and preview under the names by which MLflow's page finds them."""
+    picture = item.pil()
+    png, small = io.BytesIO(), io.BytesIO()
+    picture.save(png, "PNG")
+    preview = picture.convert("RGB")
+    preview.thumbnail((256, 256))
+    preview.save(small, "WEBP")
+    mark = uuid.uuid5(uuid.NAMESPACE_OID, f"{key}/{step}/{ms}/{i}/{hashlib.blake2b(png.getvalue()).hexdigest()}")
+    word = _short(re.sub(r"[^a-zA-Z0-9_. ~-]", "_", key.replace("/", "~")), key, LONGEST_PART)
+    stem = f"images/{word}+step+{step}+timestamp+{ms}+{mark}"
+    yield Kept(f"{stem}.png", png.getvalue())
+    yield Kept(f"{stem}+compressed.webp", small.getvalue())
+
+
+def _path(key: str) -> str:
+    return "/".join(_short(part, key, LONGEST_PART) for part in legal(key).replace(":", "_").split("/"))
+
+
+def safe_path(name: str) -> str:
+    """Return a file's name as an artifact path: no part that leads elsewhere, no character MLflow refuses."""
+    return _path(re.sub(r"[#%\\]", "_", name))

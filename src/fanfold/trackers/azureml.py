@@ -1,0 +1,157 @@
+"""Azure Machine Learning (SDK v1): metrics of the job this process is in. Outside a job its Run only prints what it is given."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..errors import notices
+from .base import Adapter, Point, flat_config, on_main_process
+
+LONGEST_TAG = 1000
+LONGEST_TABLE = 250  # rows of a table metric; longer ones are files
+
+
+class AzureMLTracker(Adapter):
+    """Log to `azureml_run`, or to the run of the job this is part of. The job's status is the platform's to set."""
+
+    name: ClassVar[str] = "azure_ml"
+    delivery: ClassVar[str] = "at least once"
+    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+
+    def __init__(self, run_name: str, azureml_run: Any = None) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.azureml_run = azureml_run
+
+    @classmethod
+    def unusable(cls) -> str | None:
+        return None if os.environ.get("AZUREML_RUN_ID") else "not inside an Azure Machine Learning job"
+
+    @on_main_process
+    def start(self) -> None:
+        if self.azureml_run is None:
+            from azureml.core.run import Run
+
+            self.azureml_run = Run.get_context()
+        self.run = self.azureml_run
+        self._steps = "step" in inspect.signature(self.run.log).parameters
+        self._offline = not hasattr(self.run, "get_metrics")
+        if self._offline:
+            notices.once(
+                "azure_ml:offline",
+                "This process is not part of an Azure Machine Learning job, so its Run prints what it is given, without steps, "
+                "and keeps nothing. The journal has everything. Run it in a job to log there.",
+            )
+
+    @property
+    def tracker(self) -> Any:
+        return self.run
+
+    @property
+    def remote(self) -> str:
+        return str(self.run.id)
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the configuration as tags: unlike properties they may change, and unlike files they may come twice."""
+        self.run.set_tags({f"config.{key}": _tag(f"config.{key}", value) for key, value in flat_config(values).items()})
+
+    def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
+        words = {"fanfold.name": name, "fanfold.notes": notes, "fanfold.group": group}
+        found = {key: _tag(key, value) for key, value in words.items() if value} | dict.fromkeys(tags, "")
+        if found:
+            self.run.set_tags(found)
+
+    def write(self, points: Sequence[Point]) -> None:
+        for point in points:
+            for key, value in point.values.items():
+                for i, item in enumerate(value if isinstance(value, list) else [value]):
+                    self._add(key, item, point, i)
+
+    def _add(self, key: str, value: Any, point: Point, index: int) -> None:
+        if isinstance(value, (bool, int, float, str)):
+            step = {"step": point.step} if self._steps else {}
+            self.run.log(key, value, **step, **point.kwargs)
+        elif value.kind == "text":
+            self._add(key, value.text, point, index)
+        elif value.kind in ("table", "histogram") and len(columns := _columns(value)) and _fits(columns):
+            self.run.log_table(key, columns)
+        else:
+            self._add_file(key, value, f"{point.step}-{index}" if index else str(point.step))
+
+    def _add_file(self, key: str, value: Any, name: str) -> None:
+        data, ext = _content(value)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{name}.{ext}"
+            path.write_bytes(data)
+            if ext == "png":
+                self.run.log_image(key, path=str(path))
+            else:
+                self._upload(f"logged/{key}/{path.name}", path)
+
+    def _upload(self, name: str, path: Path) -> None:
+        """Upload a file once: the service takes a name one time, and a relay that was killed sends again."""
+        if self._offline or name not in self.run.get_file_names():
+            self.run.upload_file(name, str(path))
+
+    def artifact(self, path: Path, name: str) -> None:
+        self._upload(f"artifacts/{name}", path)
+
+    def settle(self) -> None:
+        """Wait for the service to have all metrics; offline, for the printed lines to be out."""
+        if self._offline:
+            sys.stdout.flush()
+        else:
+            self.run.flush()
+
+    @on_main_process
+    def finish(self) -> None:
+        self.settle()
+
+    def close(self, status: str) -> None:
+        """Note how the run ended as a tag, and leave the job's own status alone: the script may go on after it."""
+        self.run.tag("fanfold.status", status)
+        self.finish()
+
+
+def _tag(key: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    if len(text) > LONGEST_TAG:
+        notices.once(
+            f"azure_ml:tag:{key}",
+            f"Azure Machine Learning has {LONGEST_TAG} characters for a tag, so {key!r} is cut there. The journal has it whole.",
+        )
+    return text[:LONGEST_TAG]
+
+
+def _columns(value: Any) -> dict[str, list[Any]]:
+    """Return a table or histogram as lists by column."""
+    if value.kind == "histogram":
+        return {"from": value.edges[:-1].tolist(), "to": value.edges[1:].tolist(), "count": value.counts.tolist()}
+    return {str(name): [row[i] for row in value.rows] for i, name in enumerate(value.columns)}
+
+
+def _fits(columns: dict[str, list[Any]]) -> bool:
+    """Tell whether a table metric can hold it: few rows, of numbers and texts."""
+    cells = [cell for column in columns.values() for cell in column]
+    plain = all(isinstance(cell, (bool, int, str)) or (isinstance(cell, float) and math.isfinite(cell)) for cell in cells)
+    return plain and all(len(column) <= LONGEST_TABLE for column in columns.values())
+
+
+def _content(value: Any) -> tuple[bytes, str]:
+    if value.kind == "html":
+        return value.html.encode(), "html"
+    if value.kind == "figure":
+        return (value.png, "png") if value.png else (value.html.encode(), "html")
+    if value.kind in ("table", "histogram"):
+        return json.dumps(_columns(value), default=str).encode(), "json"
+    encoded = value.encode()
+    return bytes(encoded.data), str(encoded.ext)

@@ -1,0 +1,172 @@
+"""Trackers for the tests of the relay: plain files to read back, and every kind of trouble. Imported by relay processes."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from fanfold.trackers import Adapter, GeneralTracker, register_tracker_class
+
+WHO = contextvars.ContextVar("WHO", default="nobody")
+
+
+class Lines(GeneralTracker):
+    """One line of JSON for each call, as a user would write a tracker."""
+
+    name = "lines"
+    requires_logging_directory = False
+
+    def __init__(self, run_name: str, path: str = "", **kwargs) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.path = path or os.environ["LINES"]
+
+    @property
+    def tracker(self):
+        return self.file
+
+    def start(self) -> None:
+        self.file = Path(self.path).open("a")  # noqa: SIM115 - closed by finish()
+        self.say(
+            "start", who=WHO.get(), pid=os.getpid(), rank=os.environ.get("RANK"), gpus=os.environ.get("CUDA_VISIBLE_DEVICES")
+        )
+
+    def say(self, event: str, **facts) -> None:
+        self.file.write(json.dumps({"event": event, **facts}) + "\n")
+        self.file.flush()
+
+    def store_init_configuration(self, values) -> None:
+        self.say("config", values=values)
+
+    def log(self, values, step=None, **kwargs) -> None:
+        self.say("log", step=step, values={key: str(value) if not isinstance(value, (int, float)) else value for key, value in values.items()},
+                 who=WHO.get(), kwargs=kwargs)  # fmt: skip
+
+    def finish(self) -> None:
+        self.say("finish")
+        self.file.close()
+
+
+class Readable(Adapter):
+    """A file that can be read back; each write waits a little, so that a kill finds something half sent."""
+
+    name = "readable"
+    delivery = "readable"
+    pause = 0.0005
+
+    def __init__(self, run_name: str, path: str, **kwargs) -> None:
+        super().__init__()
+        self.path = path
+
+    @property
+    def tracker(self):
+        return self.file
+
+    @property
+    def remote(self):
+        return self.path
+
+    def start(self) -> None:
+        self.file = Path(self.path).open("a")  # noqa: SIM115 - closed by finish()
+
+    def write(self, points) -> None:
+        for point in points:
+            self.file.write("".join(json.dumps([key, point.step, value]) + "\n" for key, value in point.values.items()))
+            self.file.flush()
+            time.sleep(self.pause)
+
+    def counts(self):
+        found: dict[str, int] = {}
+        for key, _, _ in map(json.loads, Path(self.path).read_text().splitlines()):
+            found[key] = found.get(key, 0) + 1
+        return found
+
+    def close(self, status: str) -> None:
+        Path(f"{self.path}.status").write_text(status)
+        self.file.close()
+
+
+class Raising(Lines):
+    """Always down, until the file UP is there."""
+
+    name = "raising"
+
+    def log(self, values, step=None, **kwargs) -> None:
+        if not Path(f"{self.path}.up").exists():
+            raise ConnectionError("the server is on holiday")
+        super().log(values, step, **kwargs)
+
+
+class Picky(Lines):
+    """Code with a mistake: it cannot take texts."""
+
+    name = "picky"
+
+    def log(self, values, step=None, **kwargs) -> None:
+        for value in values.values():
+            value + 0
+        super().log(values, step, **kwargs)
+
+
+class Flaky(Lines):
+    """Every third call fails once."""
+
+    name = "flaky"
+    calls = 0
+
+    def log(self, values, step=None, **kwargs) -> None:
+        type(self).calls += 1
+        if self.calls % 3 == 0:
+            raise ConnectionError("try again")
+        super().log(values, step, **kwargs)
+
+
+class Hanging(Lines):
+    name = "hanging"
+
+    def log(self, values, step=None, **kwargs) -> None:
+        time.sleep(10_000)
+
+
+class HangingStart(Lines):
+    name = "hanging_start"
+
+    def start(self) -> None:
+        time.sleep(10_000)
+
+
+class Slow(Lines):
+    name = "slow"
+
+    def log(self, values, step=None, **kwargs) -> None:
+        time.sleep(0.05)
+        super().log(values, step, **kwargs)
+
+
+class Meddler(Lines):
+    """Does to its process what tracker libraries do."""
+
+    name = "meddler"
+
+    def start(self) -> None:
+        super().start()
+        random.seed(1)
+        for name in ("numpy", "torch"):
+            module = sys.modules.get(name)
+            if module is not None:
+                (module.random.seed if name == "numpy" else module.manual_seed)(1)
+        sys.excepthook = lambda *_: None
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as libraries do
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, lambda *_: None)
+
+
+for cls in (Lines, Readable, Raising, Picky, Flaky, Hanging, HangingStart, Slow, Meddler):
+    register_tracker_class(cls)

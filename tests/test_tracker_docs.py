@@ -1,0 +1,46 @@
+"""The table of what each tracker holds is made from the contracts, and every tracker has its page."""
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+from fanfold.testing import TrackerContract, support_table
+from fanfold.trackers.registry import TABLE
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "trackers" / "index.md"
+
+
+def contracts() -> list[type[TrackerContract]]:
+    """Return one contract per tracker: the first of its file, which is the one for the default backend."""
+    found: dict[str, type[TrackerContract]] = {}
+    for file in sorted((ROOT / "tests").glob("test_tracker_*.py")):
+        if file != Path(__file__):
+            spec = importlib.util.spec_from_file_location(file.stem, file)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            for value in vars(module).values():
+                if isinstance(value, type) and issubclass(value, TrackerContract) and value.__name__.startswith("Test"):
+                    found.setdefault(value.name, value)
+    return list(found.values())
+
+
+def test_the_table_in_the_docs_is_what_the_contracts_say():
+    """Run with UPDATE_DOCS=1 to write it."""
+    text = PAGE.read_text()
+    made = re.sub(
+        r"(<!-- support table: begin -->\n).*?(<!-- support table: end -->)",
+        lambda m: m[1] + support_table(contracts()) + "\n" + m[2],
+        text,
+        flags=re.DOTALL,
+    )
+    if os.environ.get("UPDATE_DOCS"):
+        PAGE.write_text(made)
+    assert PAGE.read_text() == made
+
+
+def test_every_tracker_has_a_contract_and_a_page():
+    names = {row.name for row in TABLE}
+    assert {contract.name for contract in contracts()} == names
+    assert [row.name for row in TABLE if not (PAGE.parent / f"{row.name}.md").exists()] == []
