@@ -557,6 +557,24 @@ def test_a_missing_rank_is_waited_for_until_the_deadline_and_counted(play):
     assert play.cursor("lines").partial == 5
 
 
+def test_rank_0_does_not_wait_for_the_others_to_end(play):
+    ready = play.folder / "go on"
+    other = play.start(["lines"], f"while not os.path.exists({str(ready)!r}): time.sleep(0.05)\nrun.finish()",
+                       env={"FANFOLD_RANK": "1", "FANFOLD_WORLD_SIZE": "2"})  # fmt: skip
+    until(lambda: list(play.run.glob("journal/1-*.ffj")))
+    code, out, err = play.play(["lines"], """
+        for i in range(50): run.log({"x": i}, step=i)
+        began = time.monotonic(); run.finish(timeout=50); print(time.monotonic() - began)
+    """, env={"FANFOLD_RANK": "0", "FANFOLD_WORLD_SIZE": "2"})  # fmt: skip
+    assert (code, err) == (0, "")
+    assert float(out) < 30
+    assert [call["step"] for call in play.calls()] == list(range(50))
+    assert play.cursor("lines").closed is None
+    ready.touch()
+    assert other.communicate(timeout=30)[1] == ""
+    until(lambda: play.cursor("lines").closed == "finished")
+
+
 # Settings, secrets, errors
 
 

@@ -12,6 +12,13 @@ from fanfold.trackers.dagshub import DagsHubTracker
 from mlflow_server import MLflowServer
 from test_tracker_mlflow import SETTINGS, SQLContract, read_back
 
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """MLflow puts files it is not told where to put into the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 
 

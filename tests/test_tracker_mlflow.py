@@ -13,6 +13,13 @@ from fanfold.trackers._mlflow import Names, legal
 from fanfold.trackers.base import Identity, Point
 from fanfold.trackers.mlflow import MLflowTracker
 
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """MLflow puts files it is not told where to put into the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow's own affair
 
 MEDIA = frozenset({"image", "histogram", "table", "audio", "video", "html"})

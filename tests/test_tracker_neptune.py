@@ -131,7 +131,7 @@ class TestNeptune(TrackerContract):
                          "i": [fanfold.Image(np.full((4, 4, 3), i, np.uint8))] * 2}, step=i)
             run.finish(timeout=120)
         """
-        done = self.play(tmp_path, textwrap.dedent(body), FANFOLD_TEST_DIE="settle")
+        done = self.play(tmp_path, textwrap.dedent(body), **self.dying_relay(tmp_path))
         assert done.returncode == 0, done.stderr
         done = self.sync(tmp_path)
         assert done.returncode == 0, done.stderr

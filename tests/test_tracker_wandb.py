@@ -116,7 +116,7 @@ class TestWandb(TrackerContract):
 
     def test_rows_carry_the_time_of_the_call_and_not_of_the_delivery(self, tmp_path):
         body = "run.log({'x': 1.0}, step=1)\nprint(time.time())\nrun.finish(timeout=120)"
-        done = self.play(tmp_path, body, FANFOLD_TEST_DIE="settle")
+        done = self.play(tmp_path, body, **self.dying_relay(tmp_path))
         assert done.returncode == 0, done.stderr
         for path in (tmp_path / "runs").rglob("*.wandb"):
             path.unlink()  # so that it is delivered again, seconds later

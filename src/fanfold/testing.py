@@ -127,6 +127,26 @@ class TrackerContract:
             timeout=TIMEOUT, check=False,
         )  # fmt: skip
 
+    @staticmethod
+    def dying_relay(folder: Path) -> dict[str, str]:
+        """Return an environment in which a relay is killed right before its first settle, where a repeat could be made."""
+        place = folder / "dying"
+        place.mkdir(exist_ok=True)
+        (place / "sitecustomize.py").write_text(textwrap.dedent("""
+            import os
+            import fanfold.relay.worker as relay
+
+            settle = relay.Worker._settle
+
+            def die(self):
+                if self._sent:
+                    os._exit(9)
+                settle(self)
+
+            relay.Worker._settle = die
+        """))  # fmt: skip
+        return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), *sys.path, os.environ.get("PYTHONPATH")]))}
+
     def seen(self, folder: Path) -> Seen:
         """Read back in a fresh process."""
         place = (inspect.getfile(type(self)), type(self).__name__, str(folder))
@@ -295,7 +315,7 @@ class TrackerContract:
         from .trackers.registry import find_class
 
         body = "for i in range(100): run.log({'x': float(i), 'y': -float(i)}, step=i)"
-        done = self.play(tmp_path, body + "\nrun.finish(timeout=120)\n", FANFOLD_TEST_DIE="settle")
+        done = self.play(tmp_path, body + "\nrun.finish(timeout=120)\n", **self.dying_relay(tmp_path))
         assert done.returncode == 0, done.stderr
         done = self.sync(tmp_path)
         assert done.returncode == 0, done.stderr

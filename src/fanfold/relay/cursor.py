@@ -26,7 +26,8 @@ from ..settings import resolve
 OWNER_SECONDS = 10.0
 TAKEOVER_SECONDS = 60.0
 FIELDS = (
-    "tracker", "kwargs", "remote", "closed", "delivered", "refused", "error", "partial", "described", "counts", "folds",
+    "tracker", "kwargs", "remote", "closed", "delivered", "refused", "error", "partial", "described", "counts",
+    "folds", "through",
 )  # fmt: skip
 _held: set[Path] = set()  # POSIX locks do not stand between threads of one process; this does
 
@@ -65,6 +66,7 @@ class Cursor:
     folds: dict[str, list[int]] = field(default_factory=dict)
     described: str | None = None
     error: str | None = None
+    through: list[str] = field(default_factory=list)  # rank 0's journals that have ended and are delivered whole
     tracker: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
 

@@ -465,6 +465,10 @@ class Feed:
         mine = [track for track in self.tracks.values() if track.rank == 0 and track.main]
         return bool(mine) and not (self.fold or self.queue or self.artifacts) and all(track.through() for track in mine)
 
+    def through(self) -> list[str]:
+        """Return rank 0's journals that have ended and whose every frame is settled; call after marks()."""
+        return [name for name, track in self.tracks.items() if track.rank == 0 and track.through() and not track.frames]
+
     def _others_gone(self) -> bool:
         """Tell whether the ranks whose journals are not read here are gone, too."""
         if self.fold or len(self.tracks) == len(journal_files(self.run)):

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from .worker import Worker
 NETWORK_HOLD_SECONDS = 90.0
 SYNC_TRIES = 4
 TURN_SECONDS = 1.0
+LOOK_SECONDS = 0.2
 _RANKS = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK MASTER_ADDR MASTER_PORT "
     "FANFOLD_RANK FANFOLD_WORLD_SIZE FANFOLD_RUN_ID".split()
@@ -171,10 +173,21 @@ class Relay:
                 self._process.stdin.close()
 
     def wait(self, timeout: float) -> bool:
-        """Wait for it to deliver everything and leave; tell whether it has."""
-        code = self.wait_code(timeout)
+        """Wait until everything of rank 0 is delivered; tell whether it is. The relay stays for ranks that go on."""
+        deadline = time.monotonic() + timeout
+        while self.wait_code(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))) is None:
+            if self._all_delivered():
+                return True
+            if time.monotonic() >= deadline:
+                return False
         cursor = self.cursor()
-        return code == 0 and cursor.closed is not None and cursor.error is None
+        return self.wait_code(0) == 0 and cursor.closed is not None and cursor.error is None
+
+    def _all_delivered(self) -> bool:
+        """Tell whether the relay has nothing left to do but to wait for other ranks and close."""
+        own = [path.stem for path in journal_files(self.run) if path.name.startswith("0-")]
+        alone = len(own) == len(journal_files(self.run))
+        return not alone and set(own) <= set(self.cursor().through)
 
     def wait_code(self, timeout: float) -> int | None:
         """Return how the process ended, or None if it has not."""

@@ -156,7 +156,10 @@ class Adapter(GeneralTracker):
         """
 
     def write(self, points: Sequence[Point]) -> None:
-        """Send points, oldest first. Values are clean. Raise Refused for what will never be taken, anything else to retry."""
+        """Send points, oldest first. Values are clean. Raise Refused for what will never be taken, anything else to retry.
+
+        Refused must be raised before anything of the batch is sent: the points are then sent one by one.
+        """
         raise NotImplementedError
 
     def settle(self) -> None:
@@ -190,7 +193,16 @@ class Adapter(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.write([Point(clean(values), step, None, kwargs)])
+        """Record values at once. What the system will never take is said once; the rest of the call is recorded."""
+        point = Point(clean(values), step, None, kwargs)
+        try:
+            self.write([point])
+        except Refused:
+            for key, value in point.values.items():
+                try:
+                    self.write([point._replace(values={key: value})])
+                except Refused as refusal:
+                    notices.once(f"{self.name}:refused:{key}", f"{self.name} does not take {key!r}: {refusal}. It is not there.")
 
     def _cannot(self, what: str, key: str, value: Any) -> None:
         """Say once what this system cannot hold."""
