@@ -134,9 +134,12 @@ print("well")
     def test_by_hand_keys_become_the_titles_and_series_accelerate_makes(self, tmp_path: Path) -> None:
         script = """
 import numpy as np
+import torch
 from fanfold.trackers.clearml import ClearMLTracker
 tracker = ClearMLTracker("by-hand", auto_connect_frameworks=False, auto_connect_streams=False, auto_resource_monitoring=False)
+before = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 tracker.start()
+assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 tracker.log({"eval_loss": 1.0, "test_acc": 2.0, "train_loss": 3.0, "lr": 4.0}, step=7)
 tracker.log({"best": 5.0})
 tracker.log_images({"eval_picture": np.zeros((4, 4, 3), np.uint8)}, step=7)
@@ -170,7 +173,9 @@ assert Task.current_task() is task
 task.close()
 print("well")
 """
-        assert "well" in self._run(tmp_path, script, CLEARML_CACHE_DIR=str(tmp_path / "cache")).stdout
+        (tmp_path / "clearml.conf").write_text("sdk { development { report_use_subprocess: false } }")
+        where = {"CLEARML_CACHE_DIR": str(tmp_path / "cache"), "CLEARML_CONFIG_FILE": str(tmp_path / "clearml.conf")}
+        assert "well" in self._run(tmp_path, script, **where).stdout
 
 
 def _about(task: dict) -> Seen:

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 from .base import Adapter, Identity, Point, Refused, clean, clean_config, flat_config, on_main_process
 
 SETTLE_SECONDS = 60.0
+DEFAULT_SEED = 1337  # ClearML's
 SECTION = "config"  # of the hyperparameters
 STATUS = "fanfold_status"
 METRICS = "metrics.jsonl"
@@ -98,6 +99,9 @@ class ClearMLTracker(Adapter):
             self.task = current
             self._sent = self._arrived()
             return
+        if Task.get_random_seed() == DEFAULT_SEED:
+            Task.set_random_seed(None)  # or Task.init seeds Python, numpy and torch with it
+        Task._report_subprocess_enabled = False  # noqa: SLF001 - no other switch without a file; the reporter's fork can hang
         arguments = {**self.init_kwargs}
         project, name = os.environ.get("CLEARML_PROJECT"), os.environ.get("CLEARML_TASK")
         arguments.setdefault("project_name", project or self.user_provided_run_name)
@@ -110,8 +114,6 @@ class ClearMLTracker(Adapter):
 
     def _open(self, task: Any, arguments: dict[str, Any]) -> None:
         assert self._identity is not None
-        task.set_random_seed(None)  # or Task.init seeds Python, numpy and torch
-        task._report_subprocess_enabled = False  # noqa: SLF001 - no other switch without a file; the reporter's fork can hang
         known = _prepared(self._resumed or _derived(self._identity), arguments) if task.is_offline() else self._resumed
         known = known or self._find(task, arguments)
         if known is not None:
