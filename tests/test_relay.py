@@ -53,7 +53,7 @@ class Play:
     def start(self, trackers: Any, body: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", self.script(trackers, body, **options)], env={**self.env, **(env or {})}, cwd=self.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def play(self, trackers: Any, body: str, env: dict[str, str] | None = None, **options: Any) -> tuple[int, str, str]:
@@ -250,13 +250,11 @@ def test_a_run_killed_before_its_relay_began_is_known_to_sync(play):
 
 
 def test_a_relay_whose_run_is_deleted_ends(play):
-    training = play.start(["lines"], "run.log({'x': 1}, step=0)\nsys.stdin.read()")
-    pid = until(lambda: play.run.exists() and cursors(play.run) and play.cursor("lines").owner)["pid"]
-    until(play.lines.exists)
-    training.kill()
-    training.communicate()
-    subprocess.run(["rm", "-rf", str(play.run)], check=True)
-    until(lambda: not Path(f"/proc/{pid}").exists(), 30)
+    code, _, err = play.play(["raising"], "run.log({'x': 1}, step=0)\nrun.finish(timeout=0.1)")
+    assert (code, "1 values are not delivered yet" in err) == (0, True)
+    pid = until(lambda: play.cursor("raising").error and play.cursor("raising").owner)["pid"]
+    play.run.rename(play.folder / "deleted")
+    until(lambda: not Path(f"/proc/{pid}").exists())
     assert not play.run.exists()
 
 

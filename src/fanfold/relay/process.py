@@ -219,7 +219,6 @@ def clean_environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",  # it computes nothing; pools of threads would only take cores from training
         **kept,
         "CUDA_VISIBLE_DEVICES": "",
-        "FANFOLD_RELAY": "1",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),  # noqa: PTH109 - a text is wanted
         "PYTHONSAFEPATH": "1",  # `-m` would put the working directory first, with whatever is called `wandb` there
     }

@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 from .base import Adapter, Identity, Point, Refused, clean, clean_config, flat_config, on_main_process
 
 SETTLE_SECONDS = 60.0
-DEFAULT_SEED = 1337  # ClearML's
 SECTION = "config"  # of the hyperparameters
 STATUS = "fanfold_status"
 METRICS = "metrics.jsonl"
@@ -99,8 +98,7 @@ class ClearMLTracker(Adapter):
             self.task = current
             self._sent = self._arrived()
             return
-        if Task.get_random_seed() == DEFAULT_SEED:
-            Task.set_random_seed(None)  # or Task.init seeds Python, numpy and torch with it
+        Task.set_random_seed(None)  # or Task.init seeds Python, numpy and torch
         Task._report_subprocess_enabled = False  # noqa: SLF001 - no other switch without a file; the reporter's fork can hang
         arguments = {**self.init_kwargs}
         project, name = os.environ.get("CLEARML_PROJECT"), os.environ.get("CLEARML_TASK")
