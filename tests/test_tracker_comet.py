@@ -28,6 +28,7 @@ class TestComet(TrackerContract):
             "audio",
             "video",
             "html",
+            "figure",
             "artifact",
             "tags",
             "status",
@@ -51,7 +52,7 @@ class TestComet(TrackerContract):
         seen.runs, seen.tags = len(keys), sorted(tags)
         return seen
 
-    def test_tags_notes_and_group_arrive(self, tmp_path: Path) -> None:
+    def test_tags_arrive(self, tmp_path: Path) -> None:
         body = "run.tags = ['a', 'b']\nrun.log({'x': 1.0}, step=0)"
         assert self.delivered(tmp_path, body).tags == ["a", "b"]
 
@@ -69,6 +70,31 @@ class TestComet(TrackerContract):
             held = [archive.read(name) for name in archive.namelist()]
         assert held.count((tmp_path / "sound").read_bytes()) == 1
         assert held.count((tmp_path / "picture").read_bytes()) == 3
+
+    def test_figures_of_both_kinds_arrive(self, tmp_path: Path) -> None:
+        body = """
+            import matplotlib, plotly.graph_objects
+            matplotlib.use("agg")
+            from matplotlib import pyplot
+            pyplot.plot([1, 2])
+            run.log({"drawn": pyplot.gcf(), "plotly": plotly.graph_objects.Figure(plotly.graph_objects.Bar(y=[1, 2]))}, step=0)
+        """
+        assert self.delivered(tmp_path, body).media == {"drawn": 1, "plotly": 1}
+
+    def test_it_works_in_the_training_process_too(self, tmp_path: Path) -> None:
+        script = f"""
+import fanfold
+run = fanfold.init(
+    "contract", id="contract-1", dir={str(tmp_path / "runs")!r}, system=False, quiet=True,
+    trackers=[{self.name!r}], relay="thread",
+)
+for i in range(500):
+    run.log({{"x": float(i)}}, step=i)
+run.finish(timeout=60)
+"""
+        done = self._run(tmp_path, script)
+        assert done.returncode == 0, done.stderr
+        assert self._same(self.seen(tmp_path).scalars["x"], [(i, float(i)) for i in range(500)])
 
     def test_a_relay_killed_after_many_settles_loses_and_repeats_nothing(self, tmp_path: Path) -> None:
         """The archive Comet leaves then is empty; the messages it had written become one."""
