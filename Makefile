@@ -17,7 +17,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 FRAMEWORKS := accelerate transformers lightning keras jax ray tensorboardx
 
 # Tests that need nothing but the base package: they also run on every other Python found on this machine.
-UNIT := $(wildcard tests/test_facts.py tests/test_mask.py tests/test_probe_system.py)
+UNIT := $(wildcard tests/test_facts.py tests/test_fold.py tests/test_journal_*.py tests/test_mask.py tests/test_probe_system.py tests/test_process.py tests/test_settings.py)
 OTHER_PYTHONS := 3.10 3.12 3.13
 
 # An environment is current as long as what it was made from is: the stamp's name says so.
