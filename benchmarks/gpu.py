@@ -34,7 +34,8 @@ DEVICE = "cuda"
 KINDS = {
     "MLP 24x256 (host-bound)": ("mlp", 24, 256, 64, 0, 40),
     "transformer 6x512 (balanced)": ("transformer", 6, 512, 64, 256, 25),
-    "transformer 12x768 (device-bound)": ("transformer", 12, 768, 32, 512, 12),
+    "transformer 12x768, batch 16 (device-bound)": ("transformer", 12, 768, 16, 512, 24),
+    "transformer 12x768, batch 32 (device-bound)": ("transformer", 12, 768, 32, 512, 12),
 }
 
 
@@ -106,7 +107,7 @@ def bench(kind: str, repeats: int, run) -> dict:
         rows[variant] = {"ms": statistics.median(times[variant]) * 1e3, "ratio": middle, "quartiles": [low, high]}
         rows[variant]["of_medians"] = statistics.median(times[variant]) / statistics.median(times["nothing"])
         print(
-            f"{kind:34s} {variant:8s} {rows[variant]['ms']:8.3f} ms/step  x{middle:.3f} [{low:.3f}, {high:.3f}]  of medians x{rows[variant]['of_medians']:.3f}",
+            f"{kind:44s} {variant:8s} {rows[variant]['ms']:8.3f} ms/step  x{middle:.3f} [{low:.3f}, {high:.3f}]  of medians x{rows[variant]['of_medians']:.3f}",
             flush=True,
         )
     return rows
@@ -285,12 +286,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json")
+    parser.add_argument("--repeats", type=int, default=80, help="blocks of each variant")
     parser.add_argument("--child")
     args = parser.parse_args()
     if args.child:
         child(args.child)
         return
-    repeats = 12 if args.quick else 80
+    repeats = 12 if args.quick else args.repeats
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FANFOLD_CACHE_DIR"] = folder + "/cache"
         print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, Python {sys.version.split()[0]}", flush=True)

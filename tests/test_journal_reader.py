@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import tempfile
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from fanfold.errors import JournalError
 from fanfold.journal import Journal, Kind, Writer, index
 from fanfold.journal import format as fmt
-from fanfold.journal.format import HEAD, HEAD_SIZE, Layout
+from fanfold.journal.format import HEAD, HEAD_SIZE, MAGIC_BYTES, Layout
 from fanfold.journal.writer import Sheet
 
 HEADER = {"format": [fmt.MAJOR, fmt.MINOR], "rank": 0, "role": "main", "attempt": "a", "run": "r"}
@@ -498,8 +499,10 @@ def test_damage_never_raises_and_never_invents_a_value(history, breaks):
 # The index
 
 
-def large_journal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def large_journal(folder: Path, monkeypatch: pytest.MonkeyPatch, *, kept: int = 0) -> Path:
     monkeypatch.setattr(index, "WORTH_BYTES", 1000)
+    monkeypatch.setattr(index, "KEPT", kept)
+    monkeypatch.setattr(index, "_kept", {})
     out = Writer(folder / "journal", HEADER)
     for step in range(500):
         out.row({"a": step / 3, "b": step}, "dq", time_ns=step, step=step)
@@ -578,3 +581,67 @@ def test_a_cache_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
     path = large_journal(tmp_path, monkeypatch)
     (tmp_path / "cache").write_text("a file, not a folder")
     assert everything(index.open_indexed(path, tmp_path / "cache")) == everything(read(path))
+
+
+# Journals kept open
+
+
+def test_a_large_journal_read_lately_is_not_opened_again_and_reads_on(tmp_path, monkeypatch):
+    path, cache = large_journal(tmp_path, monkeypatch, kept=2), tmp_path / "cache"
+    data = path.read_bytes()
+    whole = everything(read(path))
+    cut = data.index(MAGIC_BYTES, len(data) // 2)
+    renewed(path, data[:cut])
+    first = index.open_indexed(path, cache)
+    with path.open("ab") as file:
+        file.write(data[cut:])
+    again = index.open_indexed(path, cache)
+    assert again is first
+    assert everything(again) == whole
+
+
+def test_a_kept_journal_is_let_go_when_its_file_was_replaced_changed_in_place_or_deleted(tmp_path, monkeypatch):
+    path, cache = large_journal(tmp_path, monkeypatch, kept=2), tmp_path / "cache"
+    first = index.open_indexed(path, cache)
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(1, 1))
+    changed = index.open_indexed(path, cache)
+    assert changed is not first
+    assert everything(changed) == everything(read(path))
+    renewed(path, bytes(data))
+    assert index.open_indexed(path, cache) is not changed
+    path.unlink()
+    assert index._open(path) is None
+    assert index._kept == {}
+
+
+def test_only_so_many_journals_are_kept_open(tmp_path, monkeypatch):
+    paths = [large_journal(tmp_path / str(n), monkeypatch, kept=2) for n in range(3)]
+    for path in (*paths, paths[1]):
+        index.open_indexed(path, tmp_path / "cache")
+    assert [path for _, path in index._kept] == [paths[2], paths[1]]
+
+
+def test_threads_that_share_a_growing_journal_count_every_row_once(tmp_path, monkeypatch):
+    path, cache = large_journal(tmp_path, monkeypatch, kept=2), tmp_path / "cache"
+    data = path.read_bytes()
+    whole = everything(read(path))
+    renewed(path, data[: len(data) // 3])
+    index.open_indexed(path, cache)
+    with path.open("ab") as file:
+        file.write(data[len(data) // 3 :])
+    go = threading.Barrier(8)
+
+    def look() -> None:
+        go.wait()
+        index.open_indexed(path, cache)
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert everything(index.open_indexed(path, cache)) == whole

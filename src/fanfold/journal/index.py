@@ -60,10 +60,40 @@ def save(journal: Journal, cache: Path, known: int) -> None:
         aside.replace(path)
 
 
+KEPT = 8
+_kept: dict[tuple[int, Path], tuple[os.stat_result, Journal]] = {}  # by process too: a forked child starts anew
+
+
+def _open(path: Path) -> Journal | None:
+    """Return a large journal read lately in this process: mapping its file anew costs as much as gathering a column.
+
+    One whose file is gone, replaced or changed other than by growing is let go, and its space on disk with it.
+    """
+    for key, (then, _) in list(_kept.items()):
+        with contextlib.suppress(OSError):
+            now = key[1].stat()
+            grown = now.st_size > then.st_size or (now.st_size, now.st_mtime_ns) == (then.st_size, then.st_mtime_ns)
+            if key[0] == os.getpid() and now.st_ino == then.st_ino and grown:
+                continue
+        _kept.pop(key, None)
+    found = _kept.get((os.getpid(), path))
+    return found[1] if found else None
+
+
+def _keep(path: Path, journal: Journal) -> None:
+    with contextlib.suppress(OSError):
+        _kept.pop((os.getpid(), path), None)  # the one used last stands last
+        _kept[os.getpid(), path] = (path.stat(), journal)
+    for key in list(_kept)[: max(0, len(_kept) - KEPT)]:
+        _kept.pop(key, None)
+
+
 def open_indexed(path: Path, cache: Path) -> Journal:
-    """Open a journal and read it as far as it goes, through the cache where that helps."""
-    journal = load(path, cache) or Journal(path)
+    """Open a journal and read it as far as it goes, through what this process or an earlier one knows of it."""
+    journal = _open(path) or load(path, cache) or Journal(path)
     known = journal.verified
     journal.refresh()
     save(journal, cache, known)
+    if journal.verified >= WORTH_BYTES:
+        _keep(path, journal)
     return journal

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,16 +112,18 @@ class Journal:
         self.damaged = 0
         self.size = 0
         self._map: mmap.mmap | None = None
+        self._reading = threading.Lock()  # two readers of one process may share a journal
 
     def refresh(self) -> bool:
         """Read what was added since the last time; tell whether there was anything."""
-        size = self._remap()
-        before = self.verified
-        if size > self.verified and self._map is not None:
-            with memoryview(self._map) as view:
-                self._scan(view, size)
-        if self.verified and not self.header:
-            self.header = self._salvaged_header()
+        with self._reading:
+            before = self.verified
+            size = self._remap()
+            if size > self.verified and self._map is not None:
+                with memoryview(self._map) as view:
+                    self._scan(view, size)
+            if self.verified and not self.header:
+                self.header = self._salvaged_header()
         return self.verified > before
 
     def _salvaged_header(self) -> dict[str, Any]:
