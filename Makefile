@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup check test unit faults bench demo clean
+.PHONY: help setup web check test unit faults bench demo clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -14,7 +14,7 @@ CODE := $(wildcard src tests benchmarks examples)
 EXTRAS := .[all,dev]
 TORCH := $(shell grep '^torch==' constraints.txt)
 # What the tests and benchmarks run beside fanfold but fanfold itself never asks for.
-FRAMEWORKS := accelerate transformers lightning keras jax ray tensorboardx
+FRAMEWORKS := accelerate transformers lightning keras jax optuna ray tensorboardx
 
 # Tests that need nothing but the base package: they also run on every other Python found on this machine.
 UNIT := $(wildcard tests/test_facts.py tests/test_fold.py tests/test_journal_*.py tests/test_mask.py tests/test_probe_system.py tests/test_process.py tests/test_settings.py)
@@ -50,12 +50,20 @@ $(STAMP):
 	$(call step,packages,Installing everything else (a few minutes),$(BIN)/pip install -c constraints.txt -e '$(EXTRAS)' $(FRAMEWORKS))
 	@rm -f .venv/.stamp-*; touch $@
 
+# The page is committed as built, so that neither users nor their installs need Node; tests/test_web.py rebuilds and compares.
+web: web/node_modules/.stamp  ## build the dashboard's page (needs Node 20)
+	cd web && npm run -s check && npm run -s test && npm run -s build
+
+web/node_modules/.stamp: web/package-lock.json
+	$(call step,npm,Installing the tools of the page,npm ci --prefix web --no-audit --no-fund)
+	@touch $@
+
 check: $(STAMP)  ## lint, formatting and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-test: $(STAMP)  ## the tests, on .venv and (the unit tests) on every other Python found
+test: $(STAMP) web/node_modules/.stamp  ## the tests, on .venv and (the unit tests) on every other Python found
 	$(BIN)/pytest -n 2 --dist loadfile -m "not faults" $(ARGS)
 	@$(MAKE) -s unit
 
@@ -73,8 +81,10 @@ unit-%:
 faults: $(STAMP)  ## the long fault and soak runs
 	$(BIN)/pytest -m faults $(ARGS)
 
-bench: $(STAMP)  ## measure fanfold beside its peers (ARGS="--quick", "--only log,kill")
+bench: $(STAMP)  ## measure fanfold beside its peers, then relay and callbacks (ARGS="--quick", "--only log,kill": peers alone)
 	$(BIN)/python benchmarks/run.py $(ARGS)
+	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/relay.py $(filter --quick,$(ARGS)))
+	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/callbacks.py $(filter --quick,$(ARGS)))
 
 # The full environment serves when it is there; a newcomer gets a small one, without any tracker.
 demo: $(if $(wildcard .venv/.stamp-*),,.venvs/demo/$(SMALL))  ## a short tour in the terminal

@@ -63,14 +63,16 @@ def version(package: str) -> str:
         return "(source tree)"
 
 
-def write_page(page: Path, facts: list[str], sheets: list[Sheet]) -> None:
+def write_page(page: Path, facts: list[str], sheets: list[Sheet], *, marks: tuple[str, str] = (START, END)) -> None:
     """Put the tables between the two markers of the page; a page without them gets them at its end."""
+    start, end = marks
     body = "\n".join(["\n".join(f"- {fact}" for fact in facts), "", *(sheet.markdown() for sheet in sheets)])
-    block = f"{START}\n\n{body}\n{END}\n"
+    block = f"{start}\n\n{body}\n{end}\n"
     text = page.read_text() if page.exists() else ""
-    if START in text and END in text:
-        before, rest = text.split(START, 1)
-        text = before + block + rest.split(END, 1)[1].lstrip("\n")
+    if start in text and end in text:
+        before, rest = text.split(start, 1)
+        after = rest.split(end, 1)[1].lstrip("\n")
+        text = before + block + ("\n" + after if after else "")
     else:
         text = text + ("\n" if text else "") + block
     page.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,6 @@ from rich.console import Console
 
 from harness import Bench, await_calls, seconds_of, size
 from peers import PEERS
-from relay import measure_relay
 from report import Sheet, machine, ms, ratio, us, write_page
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -224,7 +223,6 @@ SECTIONS: dict[str, Callable[[Bench], list[Sheet]]] = {
     "read": measure_read,
     "start": measure_start,
     "memory": measure_memory,
-    "relay": measure_relay,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import contextvars
 import json
@@ -93,6 +94,91 @@ class Readable(Adapter):
         self.file.close()
 
 
+class LateFlush(Readable):
+    """Keeps what it is given until its process exits, as long as its barrier fails: in the first process that starts it."""
+
+    name = "late_flush"
+
+    def start(self) -> None:
+        super().start()
+        self.held: list[str] = []
+        first = Path(f"{self.path}.first")
+        if not first.exists():
+            first.write_text(str(os.getpid()))
+        self.down = first.read_text() == str(os.getpid())
+        atexit.register(self.flush, 2.0)
+
+    def write(self, points) -> None:
+        self.held += [json.dumps([key, point.step, value]) + "\n" for point in points for key, value in point.values.items()]
+        Path(f"{self.path}.held").touch()
+
+    def settle(self) -> None:
+        if self.down:
+            raise ConnectionError("the server does not answer")
+        self.flush()
+
+    def flush(self, pause: float = 0.0) -> None:
+        time.sleep(pause)
+        with Path(self.path).open("a") as file:
+            file.write("".join(self.held))
+        self.held = []
+
+
+class Clumsy(Readable):
+    """An adapter with mistakes in it: texts, files, configurations and the end are too much for it."""
+
+    name = "clumsy"
+    broken = ("text",)
+
+    def write(self, points) -> None:
+        for point in points:
+            for key, value in point.values.items():
+                if key in self.broken:
+                    value.nonsense  # noqa: B018 - the mistake
+                super().write([point._replace(values={key: value})])
+
+    def store_init_configuration(self, values) -> None:
+        values + 0  # the mistake
+
+    def artifact(self, path, name) -> None:
+        raise NotImplementedError("later")
+
+    def close(self, status: str) -> None:
+        super().close(status)
+        raise KeyError(status)
+
+
+class Sequences(Readable):
+    """Keeps each picture of a list by itself; killed in the middle of its fifth, once."""
+
+    name = "sequences"
+    counts_each = True
+
+    def write(self, points) -> None:
+        for point in points:
+            for key, pictures in point.values.items():
+                for picture in pictures:
+                    if sum(self.counts().values()) == 4 and not Path(f"{self.path}.killed").exists():
+                        Path(f"{self.path}.killed").touch()
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    self.file.write(json.dumps([key, point.step, int(picture.array().max())]) + "\n")
+                    self.file.flush()
+
+
+class Stuck(Readable):
+    """An adapter whose start hangs, and shrugs off the first interruption."""
+
+    name = "stuck"
+
+    def __init__(self, run_name: str, **kwargs) -> None:
+        super().__init__(run_name, os.devnull)
+
+    def start(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            time.sleep(10_000)
+        time.sleep(10_000)
+
+
 class Raising(Lines):
     """Always down, until the file UP is there."""
 
@@ -168,5 +254,5 @@ class Meddler(Lines):
             signal.signal(signal.SIGTERM, lambda *_: None)
 
 
-for cls in (Lines, Readable, Raising, Picky, Flaky, Hanging, HangingStart, Slow, Meddler):
+for cls in (Lines, Readable, LateFlush, Clumsy, Sequences, Stuck, Raising, Picky, Flaky, Hanging, HangingStart, Slow, Meddler):
     register_tracker_class(cls)

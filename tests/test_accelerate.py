@@ -14,21 +14,19 @@ import time
 import warnings
 from pathlib import Path
 
+import accelerate
+import accelerate.tracking as theirs
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import LoggerType as TheirLoggerType
+from accelerate.utils import ProjectConfiguration
 
-accelerate = pytest.importorskip("accelerate")
-
-import accelerate.tracking as theirs  # noqa: E402
-from accelerate.state import AcceleratorState, PartialState  # noqa: E402
-from accelerate.utils import LoggerType as TheirLoggerType  # noqa: E402
-from accelerate.utils import ProjectConfiguration  # noqa: E402
-
-import fanfold  # noqa: E402
-import fanfold.trackers as ours  # noqa: E402
-from fanfold.frameworks.accelerate import Accelerator, FanfoldTracker, register  # noqa: E402
-from fanfold.trackers import LoggerType  # noqa: E402
+import fanfold
+import fanfold.trackers as ours
+from fanfold.frameworks.accelerate import Accelerator, FanfoldTracker, register
+from fanfold.trackers import LoggerType
 
 BOTH = pytest.mark.parametrize("module", [theirs, ours], ids=["accelerate.tracking", "fanfold.trackers"])
 
@@ -816,9 +814,131 @@ def test_the_guides_script_runs_with_one_import_changed(tmp_path, runs_dir):
     assert (run.status, len(run.series("training_loss").values)) == ("finished", 4)
 
 
+WANDB = """
+    import wandb
+    from accelerate.tracking import GeneralTracker, on_main_process
+    from fanfold.frameworks.accelerate import Accelerator
+    from typing import Optional
+
+    class MyCustomTracker(GeneralTracker):
+        name = "wandb"
+        requires_logging_directory = False
+
+        @on_main_process
+        def __init__(self, run_name: str):
+            self.run_name = run_name
+            run = wandb.init(self.run_name)
+
+        @property
+        def tracker(self):
+            return self.run.run
+
+        @on_main_process
+        def store_init_configuration(self, values: dict):
+            wandb.config(values)
+
+        @on_main_process
+        def log(self, values: dict, step: Optional[int] = None):
+            wandb.log(values, step=step)
+
+    from accelerate import PartialState
+    PartialState(cpu=True)
+    tracker = MyCustomTracker("some_run_name")
+    accelerator = Accelerator(log_with=tracker, cpu=True)
+    hps = {"num_iterations": 5, "learning_rate": 1e-2}
+    accelerator.init_trackers("my_project", config=hps)
+    accelerator.log({"train_loss": 1.12, "valid_loss": 0.8}, step=1)
+    accelerator.end_training()
+
+    accelerator = Accelerator(log_with="wandb", cpu=True)
+    accelerator.init_trackers("second", config=hps)
+    accelerator.log({"train_loss": 1.5}, step=1)
+    some_artifact_to_log = wandb.Artifact("rows", type="data")
+    wandb_tracker = accelerator.get_tracker("wandb")
+    wandb_tracker.run.log_artifact(some_artifact_to_log)
+    wandb_tracker = accelerator.get_tracker("wandb", unwrap=True)
+    with accelerator.on_main_process:
+        wandb_tracker.log_artifact(some_artifact_to_log)
+    @accelerator.on_main_process
+    def here():
+        return True
+    assert here() is (True if accelerator.is_main_process else None)
+    accelerator.end_training()
+"""
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_guides_wandb_examples_run_as_they_stand(ranks, tmp_path, runs_dir):
+    """Even its custom tracker, whose configuration fails in wandb (`wandb.config(values)`): that is said, and values arrive."""
+    from fanfold.trackers._wandb_log import WandbLog
+
+    done = child(WANDB, tmp_path, launcher=LAUNCHERS["torchrun"] if ranks == 2 else (), **OFFLINE, HOME=str(tmp_path))
+    assert done.stderr.count("cannot leave out its block") == ranks - 1
+    assert "wandb does not take 'the configuration': TypeError" in done.stderr
+    logs = [WandbLog(path).refresh() for path in (*tmp_path.rglob("*.wandb"), *runs_dir.rglob("*.wandb"))]
+    logs = {log.path: log for log in logs}.values()
+    assert sorted((log.keys["train_loss"], log.keys["valid_loss"], log.artifacts) for log in logs) == [(1, 0, 2), (1, 1, 0)]
+    assert sorted((run.project, run.ranks) for run in fanfold.runs(dir=runs_dir)) == [
+        ("my_project", list(range(ranks))),
+        ("second", list(range(ranks))),
+    ]
+
+
+def test_objects_of_a_trackers_library_go_to_that_tracker_as_they_are_and_to_no_other(tmp_path, runs_dir):
+    from fanfold.trackers._wandb_log import WandbLog, put
+
+    settings = {**OFFLINE, "HOME": str(tmp_path), "TRACKIO_DIR": str(tmp_path / "trackio"), "SWANLAB_MODE": "offline"}
+    done = child(
+        """
+        import aim, numpy as np, swanlab, trackio, wandb
+        from fanfold.frameworks.accelerate import Accelerator
+        from fanfold.trackers import GeneralTracker, native
+        class Mine(GeneralTracker):
+            name, requires_logging_directory, tracker, got = "mine", False, None, []
+            def log(self, values, step=None):
+                self.got.append(values)
+        mine = Mine()
+        accelerator = Accelerator(cpu=True, log_with=["wandb", "trackio", "swanlab", "aim", "tensorboard", mine], project_dir=".")
+        accelerator.init_trackers("proj", init_kwargs={"fanfold": {"id": "r"}})
+        pixels = np.zeros((4, 4, 3), np.uint8)
+        picture = wandb.Image(pixels)
+        accelerator.log({"x": 1, "w": {"image": picture}, "many": [picture, picture], "table": wandb.Table(["a"], [[1]]),
+                         "s": swanlab.Text("hi"), "a": aim.Text("hi"), "k": trackio.Table(columns=["a"], data=[[1]])}, step=3)
+        accelerator.log({"x": 2}, step=4)
+        accelerator.end_training(timeout=60)
+        assert mine.got[0]["w/image"] is picture and mine.got[0]["many"] == [picture, picture]
+        assert not native._waiting, "kept after delivery"
+        run = aim.Repo(".").get_run(next(aim.Repo(".").iter_runs()).hash)
+        assert [text.data for text in run.get_text_sequence("a", aim.sdk.run.Context({})).values.values_list()] == ["hi"]
+        """,
+        tmp_path,
+        **settings,
+    )
+    assert done.stderr.count("wandb.Image and what else is of that library go to its own tracker and to no other") == 1
+    assert "failed" not in done.stderr and "does not take" not in done.stderr, done.stderr
+    (log,) = (WandbLog(path) for path in runs_dir.rglob("*.wandb"))
+    rows = []
+    for record in log.records():
+        if record.WhichOneof("record_type") == "history":
+            rows.append({})
+            for item in record.history.item:
+                put(rows[-1], item)
+    first, second = rows
+    assert (first["w/image"]["_type"], first["many"]["count"], first["table"]["_type"]) == ("image-file", 2, "table-file")
+    assert (first["_step"], first["x"], second["x"]) == (3, 1, 2)
+    assert {"s", "a", "k"}.isdisjoint(first)
+    (database,) = (tmp_path / "trackio").glob("proj*.db")
+    with sqlite3.connect(database) as connection:
+        stored = [json.loads(metrics) for (metrics,) in connection.execute("select metrics from metrics")]
+    connection.close()
+    assert [row["k"]["_type"] for row in stored if "k" in row] == ["trackio.table"]
+    assert [sorted(points) for points in scalars(tmp_path / "proj").values()] == [[(3, 1.0), (4, 2.0)]]
+    (run,) = fanfold.runs(dir=runs_dir)
+    assert run.media("w/image")[0].load().text == "wandb.Image, which only its own library can show"
+
+
 def test_tensors_reach_mlflow_and_trackio_which_accelerate_leaves_out(tmp_path):
-    pytest.importorskip("mlflow")
-    pytest.importorskip("trackio")
     settings = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db", "MLFLOW_DISABLE_TELEMETRY": "true",
                 "TRACKIO_DIR": str(tmp_path / "trackio"), "HOME": str(tmp_path)}  # fmt: skip
     done = child(

@@ -23,7 +23,6 @@ def demo(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_demo_trains_two_ranks_and_shows_the_run(runs_dir: Path) -> None:
-    pytest.importorskip("torch")
     done = demo("--steps", "30", FANFOLD_MODE="disabled", FANFOLD_RUN_ID="taken")
     assert done.returncode == 0, done.stderr
     (run,) = fanfold.runs("demo")
@@ -40,7 +39,6 @@ def test_demo_trains_two_ranks_and_shows_the_run(runs_dir: Path) -> None:
 
 
 def test_demo_speaks_json(runs_dir: Path) -> None:
-    pytest.importorskip("torch")
     done = demo("--steps", "4", "--ranks", "1", "--json", "--project", "try/it")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

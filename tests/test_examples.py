@@ -13,21 +13,25 @@ import fanfold
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-NEEDS = {"accelerate_tracking": "accelerate", "train_ddp": "torch", "tensors": "torch", "media": "numpy"}
 SAYS = {
     "accelerate_tracking": "text: 20 lines; run: 20 points, 1 rank(s)",
+    "by_hand": "by hand: 20 points, the last 0.05",
+    "custom_callback": "stopped early: True",
+    "early_stopping": "of 50; the best loss was",
     "hello": "",
+    "keras_fit": "sum-of-two: 3 points by batch, 3 by epoch\n33 parameters, Adam",
+    "lightning_trainer": "line: 2 attempts, 16 steps, lr 0.1",
     "media": "picture: (32, 32, 3)",
     "read_back": "best of 3: lr-0.1",
     "resume": "after the restart: finished, 2 attempts, 60 steps, of which 30 are the second attempt's",
     "tensors": "keys: loss, grad/norm, grad/largest, epoch, warm, time",
     "train_ddp": "2 ranks; slowest at the last step: rank ",
+    "transformers_trainer": "finished after 2 attempts, 8 steps",
 }
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs_and_leaves_a_finished_run(example: Path, tmp_path: Path) -> None:
-    pytest.importorskip(NEEDS.get(example.stem, "fanfold"))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if example.stem == "train_ddp" else []
     done = subprocess.run(
         [sys.executable, *launcher, str(example)],

@@ -339,7 +339,8 @@ def test_packages_from_every_kind_of_folder_name(tmp_path: pathlib.Path) -> None
 
 
 def test_node_python_user_and_zone_are_told(tmp_path: pathlib.Path) -> None:
-    psutil = pytest.importorskip("psutil")
+    import psutil
+
     found = facts.gather(argv=["python"], cwd=tmp_path)
     node, python = found["node"], found["python"]
     assert isinstance(node, dict)
@@ -383,7 +384,7 @@ def test_a_real_process_tells_its_command_and_imports_no_torch(tmp_path: pathlib
 
 
 def test_torch_is_told_where_it_is_imported_and_cuda_stays_untouched(tmp_path: pathlib.Path) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")  # the other Pythons, where this file runs too, are set up without it
     answer = run_python(
         "import torch; f = facts.gather(); f['touched'] = torch.cuda.is_initialized(); print(json.dumps(f))", cwd=tmp_path
     )

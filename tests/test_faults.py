@@ -488,7 +488,6 @@ def test_a_forked_child_sees_whether_its_parent_lives(runs_dir):
 
 
 def test_dataloader_workers_log_too(runs_dir):
-    pytest.importorskip("torch")
     run_child(
         """
         import torch
@@ -1045,7 +1044,8 @@ def test_numpy_scalars_of_every_type_are_exact(runs_dir):
 
 
 def test_torch_scalars_of_every_type_are_exact(runs_dir):
-    torch = pytest.importorskip("torch")
+    import torch
+
     floats = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
     whole = ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool"]
     values = {name: torch.tensor(1.25).to(getattr(torch, name)) for name in floats}

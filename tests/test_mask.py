@@ -231,8 +231,9 @@ def test_objects_with_named_parts_become_dicts() -> None:
 
 
 def test_numpy_and_torch_values_are_put_into_plain_words() -> None:
-    np = pytest.importorskip("numpy")
-    torch = pytest.importorskip("torch")
+    import numpy as np
+
+    torch = pytest.importorskip("torch")  # the other Pythons, where this file runs too, are set up without it
     masked = mask({"n": np.int64(3), "f": np.float32(0.5), "a": np.zeros((2, 3)), "t": torch.zeros(4), "d": torch.float16})
     assert masked == {"n": 3, "f": 0.5, "a": "<ndarray [2, 3]>", "t": "<Tensor [4]>", "d": "torch.float16"}
 

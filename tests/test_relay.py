@@ -121,7 +121,7 @@ def test_trackers_that_raise_hang_or_crawl_touch_neither_the_loop_nor_each_other
     assert code == 0, err
     median, finish = map(float, out.split())
     assert median < 0.001
-    assert finish < 16.5
+    assert finish < 15.5  # of 15: the rest is for a busy machine
     assert tensorboard(play.run)["loss"] == [(i, i / 2) for i in range(2000)]
     assert "raising: 2,000 values are not delivered yet (ConnectionError: the server is on holiday)" in err
     assert "fanfold sync r --to relay_trackers:Raising" in err
@@ -161,10 +161,10 @@ def test_what_a_trackers_code_cannot_take_is_left_out_and_the_rest_goes_on(play)
 
 def test_a_start_that_hangs_does_not_delay_the_first_step(play):
     began = time.monotonic()
-    code, _, err = play.play(["hanging_start"], "run.log({'x': 1.0}, step=0)\nrun.finish(timeout=0.5)")
+    code, _, err = play.play(["hanging_start"], "run.log({'x': 1.0}, step=0)\nrun.finish(timeout=2)")
     assert code == 0, err
     assert time.monotonic() - began < 20
-    assert "hanging_start: 1 values are not delivered yet" in err
+    assert "hanging_start: 1 value is not delivered yet" in err
 
 
 def test_finish_is_prompt_when_the_tracker_is(play):
@@ -250,8 +250,8 @@ def test_a_run_killed_before_its_relay_began_is_known_to_sync(play):
 
 
 def test_a_relay_whose_run_is_deleted_ends(play):
-    code, _, err = play.play(["raising"], "run.log({'x': 1}, step=0)\nrun.finish(timeout=0.1)")
-    assert (code, "1 values are not delivered yet" in err) == (0, True)
+    code, _, err = play.play(["raising"], "run.log({'x': 1}, step=0)\nrun.finish(timeout=2)")
+    assert (code, "1 value is not delivered yet" in err) == (0, True)
     pid = until(lambda: play.cursor("raising").error and play.cursor("raising").owner)["pid"]
     play.run.rename(play.folder / "deleted")
     until(lambda: not Path(f"/proc/{pid}").exists())
@@ -693,7 +693,7 @@ def test_a_hanging_tracker_object_holds_up_neither_the_loop_nor_finish(play):
     code, out, err = play.play(None, """
         other = fanfold.init("p", id="s", trackers=[relay_trackers.Hanging("x")])
         for i in range(1000): other.log({"x": i}, step=i)
-        began = time.monotonic(); other.finish(timeout=1); print(time.monotonic() - began)
+        began = time.monotonic(); other.finish(timeout=2); print(time.monotonic() - began)
     """)  # fmt: skip
     assert code == 0, err
     assert float(out) < 3

@@ -11,17 +11,12 @@ import textwrap
 import time
 from pathlib import Path
 
-from fanfold.testing import Seen, TrackerContract
+from fanfold.testing import ALL, Seen, TrackerContract
 
 
 class TestAim(TrackerContract):
     name = "aim"
-    holds = frozenset(
-        {
-            "nan", "inf", "late", "text", "config", "image", "histogram", "table", "audio", "video", "figure", "html",
-            "artifact", "tags", "status", "resume",
-        }
-    )  # fmt: skip
+    holds = ALL - {"repeat"}
 
     @staticmethod
     def read(folder: Path) -> Seen:
@@ -47,11 +42,32 @@ class TestAim(TrackerContract):
                         seen.texts[sequence.name] = [text.data for text in values]
         return seen
 
+    def open(self, folder: Path, body: str, where: str = "", before: str = "") -> subprocess.CompletedProcess:
+        """Run a script in which `tracker` is started as the relay starts it, in a repository of the user's."""
+        head = "from aim.storage.context import Context\n"
+        return self.started(folder, head + textwrap.dedent(body), "p", where or str(folder / "repo"), before=before)
+
+    def given(self, folder: Path, body: str) -> dict:
+        """Run such a script to its end and return name → [[steps, values, times] of each context]."""
+        tail = f"""
+            tracker.close('finished')
+            from aim import Repo
+            import json
+            found = {{}}
+            for metric in Repo({str(folder / "repo")!r}).get_run(tracker.init_kwargs['run_hash']).metrics():
+                steps, (values, _, times) = metric.data.numpy()
+                found.setdefault(metric.name, []).append([steps.tolist(), values.tolist(), times.tolist()])
+            print(json.dumps(found))
+        """
+        done = self.open(folder, textwrap.dedent(body) + textwrap.dedent(tail))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
     def test_a_finished_run_is_found_by_queries_at_once(self, tmp_path: Path) -> None:
         done = self.play(tmp_path, "for i in range(5): run.log({'x': float(i)}, step=i)\nrun.finish(timeout=120)\n")
         assert done.returncode == 0, done.stderr
         where = next(tmp_path.rglob(".aim")).parent
-        found = self._run(tmp_path, f"""
+        found = self.script(tmp_path, f"""
 from aim import Repo
 for metrics in Repo({str(where)!r}).query_metrics("metric.name == 'x'", report_mode=0).iter_runs():
     for metric in metrics:
@@ -60,25 +76,25 @@ for metrics in Repo({str(where)!r}).query_metrics("metric.name == 'x'", report_m
         assert found.stdout.strip() == "contract run contract False [0.0, 1.0, 2.0, 3.0, 4.0]", found.stderr
 
     def test_points_keep_the_time_they_were_logged_at(self, tmp_path: Path) -> None:
-        seen = given(tmp_path, "tracker.write([Point({'x': 1.5}, 3, 1234.25)])")
+        seen = self.given(tmp_path, "tracker.write([Point({'x': 1.5}, 3, 1234.25)])")
         assert seen["x"] == [[[3], [1.5], [1234.25]]]
 
     def test_an_empty_name_does_not_break_the_run(self, tmp_path: Path) -> None:
-        seen = given(tmp_path, """
+        seen = self.given(tmp_path, """
             tracker.write([Point({'': 1.0, 'x': 2.0}, 0, 1.0)])
             tracker.store_init_configuration({'': {'': 1}, 'big': 2**64 - 1})
         """)  # fmt: skip
         assert seen == {"(empty)": [[[0], [1.0], [1.0]]], "x": [[[0], [2.0], [1.0]]]}
 
     def test_a_name_with_numbers_and_texts_keeps_both(self, tmp_path: Path) -> None:
-        seen = given(tmp_path, """
+        seen = self.given(tmp_path, """
             tracker.write([Point({'x': 1.0}, 0, 1.0), Point({'x': 'word'}, 1, 2.0), Point({'x': 3.0}, 2, 3.0)])
             assert tracker.writer.get_text_sequence('x', Context({'kind': 'text'})).values.values_list()[0].data == 'word'
         """)  # fmt: skip
         assert seen["x"] == [[[0, 2], [1.0, 3.0], [1.0, 3.0]]]
 
     def test_a_second_value_of_a_step_is_said_and_the_same_again_is_not(self, tmp_path: Path) -> None:
-        given(tmp_path, """
+        self.given(tmp_path, """
             points = [Point({'x': float(i)}, i, 1.0) for i in range(3)]
             tracker.write(points)
             tracker.write(points)
@@ -89,15 +105,15 @@ for metrics in Repo({str(where)!r}).query_metrics("metric.name == 'x'", report_m
 
     def test_what_was_written_survives_a_kill_and_the_lock_it_leaves(self, tmp_path: Path) -> None:
         body = "tracker.write([Point({'x': float(i)}, i, 1.0) for i in range(100)]); tracker.settle()\n"
-        done = script(tmp_path, body + "import os; os.kill(os.getpid(), 9)")
+        done = self.open(tmp_path, body + "import os; os.kill(os.getpid(), 9)")
         assert done.returncode == -9, done.stderr
         lock = next(tmp_path.rglob("*.softlock"))
         lock.write_text("1\nelsewhere\n")  # killed before Aim wrote its own words into it: Aim alone would fail on it for ever
-        seen = given(tmp_path, "tracker.write([Point({'x': 100.0}, 100, 1.0)])")
+        seen = self.given(tmp_path, "tracker.write([Point({'x': 100.0}, 100, 1.0)])")
         assert seen["x"][0][0] == list(range(101))
 
     def test_media_are_what_was_logged(self, tmp_path: Path) -> None:
-        given(tmp_path, """
+        self.given(tmp_path, """
             import numpy as np, fanfold, plotly.graph_objects as go, matplotlib
             matplotlib.use('agg')
             import matplotlib.pyplot as plt
@@ -130,7 +146,7 @@ for metrics in Repo({str(where)!r}).query_metrics("metric.name == 'x'", report_m
     def test_a_server_gets_the_same_and_is_gone_on_with(self, tmp_path: Path) -> None:
         (tmp_path / "repo").mkdir()
         with server(tmp_path) as address:
-            first = script(
+            first = self.open(
                 tmp_path,
                 "tracker.write([Point({'x': float(i)}, i, 1.0) for i in range(50)]); tracker.settle(); print(tracker.remote)",
                 address,
@@ -138,14 +154,14 @@ for metrics in Repo({str(where)!r}).query_metrics("metric.name == 'x'", report_m
             assert first.returncode == 0, first.stderr
             remote = first.stdout.splitlines()[-1]
             body = "tracker.write([Point({'x': float(i)}, i, 1.0) for i in range(40, 60)]); tracker.close('failed')"
-            second = script(tmp_path, body, address, before=f"tracker.resume({remote!r})")
+            second = self.open(tmp_path, body, address, before=f"tracker.resume({remote!r})")
             assert second.returncode == 0, second.stderr
         seen = self.seen(tmp_path)
         assert (seen.runs, seen.status) == (1, "failed")
         assert seen.scalars["x"] == [[i, float(i)] for i in range(60)]
 
     def test_accelerates_image_method_takes_captions_and_arguments(self, tmp_path: Path) -> None:
-        given(tmp_path, """
+        self.given(tmp_path, """
             import numpy as np
             tracker.log_images({'a': (np.zeros((4, 5, 3), np.uint8), 'black')}, 2, {'aim_image': {'format': 'jpeg'}, 'track': {'context': {'s': 1}}})
             image = tracker.writer.get_image_sequence('a', Context({'s': 1})).values.values_list()[0]
@@ -180,41 +196,6 @@ def server(folder: Path):
 def listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def script(folder: Path, body: str, where: str = "", before: str = "") -> subprocess.CompletedProcess:
-    """Run a script in which `tracker` is started as the relay starts it."""
-    head = f"""
-        import pathlib
-        from aim.storage.context import Context
-        from fanfold.errors import notices
-        from fanfold.trackers.aim import AimTracker
-        from fanfold.trackers.base import Identity, Point
-        tracker = AimTracker('p', {where or str(folder / "repo")!r})
-        tracker.adopt(Identity('r1', 'name', 'p', None, pathlib.Path({str(folder)!r})))
-        {before}
-        tracker.start()
-    """
-    code = textwrap.dedent(head) + textwrap.dedent(body)
-    env = {"HOME": str(folder), "PYTHONPATH": ":".join(filter(None, sys.path))}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
-
-
-def given(folder: Path, body: str) -> dict:
-    """Run such a script to its end and return name → [[steps, values, times] of each context]."""
-    tail = f"""
-        tracker.close('finished')
-        from aim import Repo
-        import json
-        found = {{}}
-        for metric in Repo({str(folder / "repo")!r}).get_run(tracker.init_kwargs['run_hash']).metrics():
-            steps, (values, _, times) = metric.data.numpy()
-            found.setdefault(metric.name, []).append([steps.tolist(), values.tolist(), times.tolist()])
-        print(json.dumps(found))
-    """
-    done = script(folder, textwrap.dedent(body) + textwrap.dedent(tail))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def flat(values: dict, prefix: str = "") -> dict:

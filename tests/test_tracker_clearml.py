@@ -6,34 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fanfold.testing import Seen, TrackerContract
+from fanfold.testing import ALL, Seen, TrackerContract
 from fanfold.trackers.base import Identity
 from fanfold.trackers.clearml import ClearMLTracker
+from tracker_lives import three_lives
 
 
 class TestClearML(TrackerContract):
     name = "clearml"
-    holds = frozenset(
-        {
-            "nan",
-            "inf",
-            "late",
-            "repeat",
-            "text",
-            "config",
-            "image",
-            "histogram",
-            "table",
-            "audio",
-            "video",
-            "html",
-            "figure",
-            "artifact",
-            "tags",
-            "status",
-            "resume",
-        }
-    )
+    holds = ALL
 
     def environment(self, folder: Path) -> dict[str, str]:
         return {"CLEARML_OFFLINE_MODE": "1"}
@@ -76,59 +57,16 @@ class TestClearML(TrackerContract):
             pictures = {archive.read(name) for name in archive.namelist() if name.endswith(".png")}
         assert len(pictures) == 14
 
-    def test_figures_of_both_kinds_arrive(self, tmp_path: Path) -> None:
-        body = """
-            import matplotlib, plotly.graph_objects
-            matplotlib.use("agg")
-            from matplotlib import pyplot
-            pyplot.plot([1, 2])
-            run.log({"drawn": pyplot.gcf(), "plotly": plotly.graph_objects.Figure(plotly.graph_objects.Bar(y=[1, 2]))}, step=0)
-        """
-        assert self.delivered(tmp_path, body).media == {"drawn": 1, "plotly": 1}
-
     def test_it_works_in_the_training_process_too(self, tmp_path: Path) -> None:
-        script = f"""
-import fanfold
-run = fanfold.init(
-    "contract", id="contract-1", dir={str(tmp_path / "runs")!r}, system=False, quiet=True,
-    trackers=[{self.name!r}], relay="thread",
-)
-for i in range(500):
-    run.log({{"x": float(i)}}, step=i)
-run.finish(timeout=60)
-"""
-        done = self._run(tmp_path, script)
+        done = self.play(
+            tmp_path, "for i in range(500): run.log({'x': float(i)}, step=i)\nrun.finish(timeout=60)", relay="thread"
+        )
         assert done.returncode == 0, done.stderr
         assert self._same(self.seen(tmp_path).scalars["x"], [(i, float(i)) for i in range(500)])
 
     def test_a_relay_killed_after_many_settles_loses_and_repeats_nothing(self, tmp_path: Path) -> None:
-        script = f"""
-import os, signal, sys
-from pathlib import Path
-from fanfold.trackers.base import Identity, Point
-from fanfold.trackers.clearml import ClearMLTracker
-where = Path({str(tmp_path / "runs" / "trackers" / "clearml")!r})
-for path in where.rglob("metrics.jsonl"):
-    with path.open("a") as file:
-        file.write('[{{"torn')
-tracker = ClearMLTracker("p")
-tracker.adopt(Identity("run-1", "name", "p", None, where))
-tracker.start()
-begin = (tracker.counts() or {{}}).get("val/x", 0)
-for i in range(begin, begin + 1000):
-    tracker.write([Point({{"val/x": float(i)}}, i)])
-    if i % 100 == 99:
-        tracker.settle()
-print("\\n", begin)
-sys.stdout.flush()
-if begin < 2000:
-    os.kill(os.getpid(), signal.SIGKILL)
-tracker.close("finished")
-"""
-        first, second, third = (self._run(tmp_path, script) for _ in range(3))
-        assert (first.returncode, second.returncode, third.returncode) == (-9, -9, 0), third.stderr
-        assert [int(done.stdout.splitlines()[-1].split()[0]) for done in (first, second)] == [0, 1000]
-        seen = self.seen(tmp_path)
+        torn = """[path.open("a").write('[{"torn') for path in Path("runs").rglob("metrics.jsonl")]"""
+        seen = three_lives(self, tmp_path, "val/x", before=torn)
         assert self._same(seen.scalars["val/x"], [(i, float(i)) for i in range(3000)])
         assert (seen.runs, seen.status) == (1, "finished")
 
@@ -154,7 +92,7 @@ assert after == hooks
 tracker.finish()
 print("well")
 """
-        done = self._run(tmp_path, script)
+        done = self.script(tmp_path, script)
         assert "well" in done.stdout, done.stderr
 
     def test_by_hand_keys_become_the_titles_and_series_accelerate_makes(self, tmp_path: Path) -> None:
@@ -172,7 +110,7 @@ tracker.log_images({"eval_picture": np.zeros((4, 4, 3), np.uint8)}, step=7)
 tracker.log_table("test_table", columns=["a"], data=[[1]], step=7)
 tracker.finish()
 """
-        done = self._run(tmp_path, script, CLEARML_CACHE_DIR=str(tmp_path / "cache"))
+        done = self.script(tmp_path, script, CLEARML_CACHE_DIR=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         lines = next((tmp_path / "cache").rglob("metrics.jsonl")).read_text().splitlines()
         got = {(e["metric"], e["variant"], e["iter"], e.get("value")) for line in lines for e in json.loads(line)}
@@ -201,7 +139,7 @@ print("well")
 """
         (tmp_path / "clearml.conf").write_text("sdk { development { report_use_subprocess: false } }")
         where = {"CLEARML_CACHE_DIR": str(tmp_path / "cache"), "CLEARML_CONFIG_FILE": str(tmp_path / "clearml.conf")}
-        assert "well" in self._run(tmp_path, script, **where).stdout
+        assert "well" in self.script(tmp_path, script, **where).stdout
 
 
 def _about(task: dict) -> Seen:

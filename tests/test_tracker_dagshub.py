@@ -61,15 +61,8 @@ class TestHosted(SQLContract):
     """What shows that the address and the arguments reach MLflow; MLflow itself is tested in its own file."""
 
     name = "dagshub"
-    test_tensors_arrays_and_nested_dicts_are_numbers_too = None
-    test_nan_and_infinity_are_kept_or_said = None
-    test_late_and_repeated_steps_are_kept_or_said = None
-    test_any_config_arrives_and_none_stops_anything = None
-    test_files_arrive_or_are_said = None
-    test_a_failed_run_ends_as_failed = None
     test_a_killed_process_is_delivered_whole_and_ends_as_killed = None
-    test_syncing_again_adds_nothing = None
-    test_a_second_attempt_goes_on_in_the_same_remote_run = None
+    test_syncing_adds_nothing_and_a_second_attempt_goes_on_in_the_same_remote_run_and_fails = None
 
     @pytest.fixture(autouse=True)
     def address(self, server: MLflowServer) -> None:

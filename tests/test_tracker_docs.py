@@ -5,8 +5,10 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
 from fanfold.testing import TrackerContract, support_table
-from fanfold.trackers.registry import TABLE
+from fanfold.trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trackers" / "index.md"
@@ -38,6 +40,14 @@ def test_the_table_in_the_docs_is_what_the_contracts_say():
     if os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(made)
     assert PAGE.read_text() == made
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_a_page_says_how_repeats_are_avoided_as_the_class_does(row):
+    page = (PAGE.parent / f"{row.name}.md").read_text()
+    said = set(re.findall(r"\*(\w[\w ]*)\*", page.split("**Repeats:**")[1].split("\n\n")[0].replace("\n", " ")))
+    tracker = LOGGER_TYPE_TO_CLASS[row.name]
+    assert {tracker.delivery, tracker.delivery_online or tracker.delivery} <= said
 
 
 def test_every_tracker_has_a_contract_and_a_page():

@@ -3,23 +3,26 @@
 import csv
 import json
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
-from fanfold.testing import Seen, TrackerContract
+from fanfold.testing import ALL, Seen, TrackerContract
 
 OFFLINE = {"DVC_NO_ANALYTICS": "1", "DVC_STUDIO_OFFLINE": "true"}
 
 
 class TestDVCLive(TrackerContract):
     name = "dvclive"
-    holds = frozenset(
-        {"nan", "inf", "late", "repeat", "text", "config", "image", "histogram", "table", "video", "artifact", "resume"}
-    )
+    holds = ALL - {"audio", "plotly", "html", "tags", "status"}
 
     def environment(self, folder: Path) -> dict[str, str]:
         return OFFLINE
+
+    def own(self, folder: Path) -> Path:
+        return folder / "runs" / "trackers" / self.name
+
+    def given(self, folder: Path, body: str, run: str = "r1", where: str = "", before: str = "") -> subprocess.CompletedProcess:
+        """Run a script with a tracker as the relay starts it, in a folder of the user's where one is named."""
+        return self.started(folder, body, run=run, before=before, **({"dir": str(folder / where)} if where else {}))
 
     @staticmethod
     def read(folder: Path) -> Seen:
@@ -45,7 +48,7 @@ class TestDVCLive(TrackerContract):
         """)  # fmt: skip
         live = next(tmp_path.rglob("metrics.json")).parent
         assert json.loads((live / "metrics.json").read_text()) == {"loss": 1 / 20, "val": {"acc": 19}, "step": 38}
-        found = self._run(tmp_path, f"""
+        found = self.script(tmp_path, f"""
 from dvclive import Live
 from dvclive.utils import parse_metrics
 live = Live(dir={str(live)!r}, resume=True, save_dvc_exp=False, dvcyaml=None)
@@ -70,16 +73,16 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
 
     def test_names_cannot_lead_out_of_the_folder(self, tmp_path: Path) -> None:
         keys = ["../../out", "/" + str(tmp_path / "out"), "a//b", "", "100%", "%2E", "%_", "é\n", "step", "step_", "train/step"]
-        done = given(tmp_path, f"""
+        done = self.given(tmp_path, f"""
             keys = {keys!r}
             tracker.write([Point({{key: 1.0 for key in keys}}, 0, 1.0)])
             assert tracker.counts() == dict.fromkeys(keys, 1), tracker.counts()
         """)  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert len(list(tmp_path.rglob("*.tsv"))) == len(list((tmp_path / "own").rglob("*.tsv"))) == len(keys)
+        assert len(list(tmp_path.rglob("*.tsv"))) == len(list((self.own(tmp_path)).rglob("*.tsv"))) == len(keys)
 
     def test_what_no_file_can_hold_is_refused_for_good(self, tmp_path: Path) -> None:
-        done = given(tmp_path, """
+        done = self.given(tmp_path, """
             for values in ({"x" * 300: 1.0}, {"long": "y" * 200_000}, {"nul": "a\\0b"}):
                 try:
                     tracker.write([Point(values, 0, 1.0)])
@@ -90,7 +93,7 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
             tracker.close("finished")
         """)  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert tables(tmp_path / "own") == {"fine": [["0", "1.0"]]}
+        assert tables(self.own(tmp_path)) == {"fine": [["0", "1.0"]]}
 
     def test_it_goes_on_from_files_a_kill_has_torn(self, tmp_path: Path) -> None:
         body = """
@@ -98,13 +101,13 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
             tracker.write([Point({"x": float(i), "note": 'say "hi"\\nthere'}, i, 1.0) for i in range(3)])
             tracker.settle()
         """
-        assert given(tmp_path, body).returncode == 0
-        own = tmp_path / "own"
+        assert self.given(tmp_path, body).returncode == 0
+        own = self.own(tmp_path)
         for name, torn in (("params.yaml", b""), ("metrics.json", b'{"x": 2.0, "st')):
             (own / name).write_bytes(torn)
         with (own / "plots/metrics/note.tsv").open("ab") as file:
             file.write(b'3\t"half a\ntext\n')
-        again = given(tmp_path, """
+        again = self.given(tmp_path, """
             assert tracker.counts() == {"x": 3, "note": 3}, tracker.counts()
             tracker.store_init_configuration({"lr": 2})
             tracker.write([Point({"x": 3.0}, 3, 1.0)])
@@ -117,7 +120,7 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
 
     def test_a_folder_of_the_users_starts_afresh_for_each_run_and_is_never_taken_back(self, tmp_path: Path) -> None:
         def run(name: str, value: float, *, before: str = "") -> str:
-            done = given(
+            done = self.given(
                 tmp_path, f"tracker.write([Point({{'x': {value}}}, 0, 1.0)]); print(tracker.remote)", name, "shared", before
             )
             assert done.returncode == 0, done.stderr
@@ -128,20 +131,19 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
         assert tables(tmp_path / "shared")["x"] == [["0", "1.0"], ["0", "2.0"]]
         run("second", 3.0)
         assert tables(tmp_path / "shared")["x"] == [["0", "3.0"]]
-        assert run("first", 4.0, before=f"tracker.resume({place!r})") == str(tmp_path / "own")
+        assert run("first", 4.0, before=f"tracker.resume({place!r})") == str(self.own(tmp_path))
         assert tables(tmp_path / "shared")["x"] == [["0", "3.0"]]
 
     def test_rows_that_were_there_before_are_not_counted_as_ours(self, tmp_path: Path) -> None:
         body = "tracker.write([Point({'x': 1.0}, 0, 1.0)]); tracker.settle(); assert tracker.counts() == {'x': 1}"
         for name in ("first", "second"):
-            done = given(tmp_path, body, name, "shared", "tracker.init_kwargs['resume'] = True")
+            done = self.given(tmp_path, body, name, "shared", "tracker.init_kwargs['resume'] = True")
             assert done.returncode == 0, done.stderr
         assert len(tables(tmp_path / "shared")["x"]) == 2
 
     def test_media_are_what_was_logged_and_the_rest_is_said(self, tmp_path: Path) -> None:
-        done = given(tmp_path, """
+        done = self.given(tmp_path, """
             import numpy as np, fanfold, plotly.graph_objects as go, matplotlib, PIL.Image, json
-            from fanfold.errors import notices
             matplotlib.use('agg')
             import matplotlib.pyplot as plt
             rng = np.random.default_rng(0)
@@ -153,7 +155,7 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
                 'bins': fanfold.Histogram(np_histogram=([1, 2], [0.0, 1.0, 5.0])),
                 'table': fanfold.Table(columns=['a', 'b'], data=[[1, 'x'], [2, None]]),
             }, 4, 1.0)])
-            plots = pathlib.Path(tracker.live.plots_dir)
+            plots = Path(tracker.live.plots_dir)
             assert (np.asarray(PIL.Image.open(plots / 'images/image/4.png')) == pixels).all()
             assert len(list((plots / 'images/images').iterdir())) == 2
             assert PIL.Image.open(plots / 'images/film/4.gif').n_frames == 3
@@ -168,7 +170,7 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
         assert done.returncode == 0, done.stderr
 
     def test_many_steps_take_time_in_proportion(self, tmp_path: Path) -> None:
-        done = given(tmp_path, """
+        done = self.given(tmp_path, """
             import time
             def seconds(first):
                 begin = time.process_time()
@@ -180,23 +182,6 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
             assert spent[3] < 2 * spent[0] + 0.2, spent
         """)  # fmt: skip
         assert done.returncode == 0, done.stderr
-
-
-def given(folder: Path, body: str, run: str = "r1", where: str = "", before: str = "") -> subprocess.CompletedProcess:
-    """Run a script in which `tracker` is started as the relay starts it."""
-    chosen = f", dir={str(folder / where)!r}" if where else ""
-    head = f"""
-        import pathlib
-        from fanfold.trackers.base import Identity, Point, Refused
-        from fanfold.trackers.dvclive import DVCLiveTracker
-        tracker = DVCLiveTracker('p'{chosen})
-        tracker.adopt(Identity({run!r}, 'name', 'p', None, pathlib.Path({str(folder / "own")!r})))
-        {before}
-        tracker.start()
-    """
-    env = {"HOME": str(folder), "PYTHONPATH": ":".join(filter(None, sys.path)), **OFFLINE}
-    code = textwrap.dedent(head) + textwrap.dedent(body)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=folder, timeout=120)
 
 
 def tables(live: Path) -> dict:

@@ -33,11 +33,6 @@ def server(tmp_path_factory):
 class TestServer(SQLContract):
     """What goes over the wire; the rest takes the same way as to a database."""
 
-    test_tensors_arrays_and_nested_dicts_are_numbers_too = None
-    test_late_and_repeated_steps_are_kept_or_said = None
-    test_a_failed_run_ends_as_failed = None
-    test_syncing_again_adds_nothing = None
-
     @pytest.fixture(autouse=True)
     def address(self, server: MLflowServer, tmp_path: Path) -> None:
         self.url = server.url

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         init,
         log,
         run,
+        stamp,
         summary,
     )
     from ._run import Run
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
     )
     from .media import Audio, Figure, Histogram, Html, Image, Table, Text, Video
     from .process import is_main_process, on_main_process
+    from .provenance import inspect
     from .store import StoredRun, open, runs
+    from .train import Loop, Trainer, TrainingArguments
 
 _HOMES = {
-    "_api": ("alert", "artifact", "config", "define_metric", "finish", "flush", "init", "log", "run", "summary"),
+    "_api": ("alert", "artifact", "config", "define_metric", "finish", "flush", "init", "log", "run", "stamp", "summary"),
     "_run": ("Run",),
     "errors": (
         "FanfoldError",
@@ -52,9 +55,12 @@ _HOMES = {
     ),
     "media": ("Audio", "Figure", "Histogram", "Html", "Image", "Table", "Text", "Video"),
     "process": ("is_main_process", "on_main_process"),
+    "provenance": ("inspect",),
     "store": ("StoredRun", "open", "runs"),
+    "train": ("Loop", "Trainer", "TrainingArguments"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_ROOMS = frozenset({"callbacks"})  # modules reached by name, without importing them first
 _CURRENT = frozenset({"config", "run", "summary"})  # of the current run: looked up anew each time
 
 __all__ = [
@@ -65,6 +71,7 @@ __all__ = [
     "Html",
     "Image",
     "JournalError",
+    "Loop",
     "MissingExtra",
     "Run",
     "RunError",
@@ -73,6 +80,8 @@ __all__ = [
     "StoredRun",
     "Table",
     "Text",
+    "Trainer",
+    "TrainingArguments",
     "ValueRefused",
     "Video",
     "__version__",
@@ -83,17 +92,21 @@ __all__ = [
     "finish",
     "flush",
     "init",
+    "inspect",
     "is_main_process",
     "log",
     "on_main_process",
     "open",
     "run",
     "runs",
+    "stamp",
     "summary",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f".{name}", __name__)
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'fanfold' has no attribute {name!r}")

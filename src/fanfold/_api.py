@@ -45,6 +45,8 @@ def init(
     durability: str | None = None,
     console: bool | None = None,
     system: bool | None = None,
+    energy: bool | None = None,
+    stamp: bool | None = None,
     strict: bool | None = None,
     quiet: bool | None = None,
     **wandb_style: Any,
@@ -72,7 +74,7 @@ def init(
         tags = (tags,)
     options = options_for(
         project, file=read_file(root), root=root, name=name, config=config, id=id, resume=resume, group=group, tags=tags,
-        notes=notes, durability=durability, console=console, system=system, strict=strict, quiet=quiet,
+        notes=notes, durability=durability, console=console, system=system, energy=energy, stamp=stamp, strict=strict, quiet=quiet,
         trackers=trackers, tracker_kwargs=tracker_kwargs, fold=fold, relay=relay,
     )  # fmt: skip
     _current = start(options)
@@ -124,6 +126,18 @@ def artifact(path: str | os.PathLike[str], name: str | None = None, *, kind: str
 def define_metric(key: str, x: str | None = None, *, summary: str | None = None, step_metric: str | None = None) -> None:
     """Say what a key is drawn over and comes down to; see Run.define_metric."""
     _needed().define_metric(key, x, summary=summary, step_metric=step_metric)
+
+
+def stamp(path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:
+    """Write into a model file, or every model file of a checkpoint directory, which run it comes from; return what was written.
+
+    `step=` and `data=` (an identifier of the data it was trained on) have places of their own; anything else goes under
+    `extra`. Secrets are masked. No weight is touched, and every loader reads the file as before. A format without room for
+    a stamp gets a file beside it. Without a run, the stamp tells of code, command and environment alone.
+    """
+    from . import provenance
+
+    return provenance.stamp(path, _current, extra)
 
 
 _LIVE: dict[str, Callable[[], Any]] = {

@@ -295,6 +295,7 @@ class Summary(dict[str, Any]):
 
 def start(options: Mapping[str, Any]) -> Run:
     """Open a run for this process and start what looks after it."""
+    energy = _energy_arguments(options)
     chosen = _chosen_trackers(options)  # first: an unknown name or a missing library stops here, before anything is written
     place = find_place(options)
     try:
@@ -307,6 +308,12 @@ def start(options: Mapping[str, Any]) -> Run:
     lifecycle.enter(run)
     run._keeper.start()  # noqa: SLF001 - the other half of Run
     _start_probes(run, options)
+    if energy is not None and place.me.local_main:
+        _start_energy(run, energy)
+    if options["stamp"]:
+        from .provenance import automatic
+
+        run._stoppers.append(automatic.start(run))  # noqa: SLF001 - the other half of Run
     if chosen:
         run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
     if place.me.main and not run.quiet:
@@ -347,6 +354,32 @@ def _start_probes(run: Run, options: Mapping[str, Any]) -> None:
         run._stoppers.append(lambda timeout: probe.stop(min(timeout, 0.5)))  # noqa: SLF001 - the other half of Run
 
 
+def _energy_arguments(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return CodeCarbon's arguments if energy is to be measured: by its own option, or named among the trackers."""
+    if not options["energy"] and not options["trackers"]:
+        return None
+    from .probes import energy
+
+    if not (options["energy"] or energy.named(options["trackers"])):
+        return None
+    arguments = dict((options["tracker_kwargs"] or {}).get(energy.NAME, {}))
+    energy.check(arguments)
+    return arguments
+
+
+def _start_energy(run: Run, arguments: Mapping[str, Any]) -> None:
+    from .probes.energy import STOP_SECONDS, EnergyProbe
+
+    def write(values: Mapping[str, float]) -> None:
+        # Under the step the run is at: trackers draw it beside the loss.
+        step = max(run._high, 0)  # noqa: SLF001 - the other half of Run
+        run._writer.row(values, "d" * len(values), time_ns=time_ns(), step=step, origin="energy")  # noqa: SLF001 - as above
+
+    probe = EnergyProbe(write, arguments=arguments, log=run.path / "probes" / f"energy-{run.rank}.log")
+    probe.start()
+    run._stoppers.append(lambda timeout: probe.stop(min(timeout, STOP_SECONDS)))  # noqa: SLF001 - the other half of Run
+
+
 def _gather(run: Run) -> None:
     """Collect what the run knows of itself, off the training thread: git, packages, hardware."""
     # Media too, though nothing here needs them: a signal handler that logs must not meet a half-imported module later.
@@ -371,6 +404,8 @@ def options_for(project: str | None, *, file: Mapping[str, Any], **given: Any) -
         "tags",
         "console",
         "system",
+        "energy",
+        "stamp",
         "durability",
         "strict",
         "resume",

@@ -6,7 +6,8 @@ FanfoldError
 │   └── RunNotFound   no run of that id or path                            (also LookupError)
 ├── JournalError      a journal this version cannot read
 ├── ValueRefused      a value that cannot be logged, under strict=True     (also TypeError)
-└── MissingExtra      an optional library that is not installed            (also ImportError)
+├── MissingExtra      an optional library that is not installed            (also ImportError)
+└── CallbackError     a callback that raised; see callbacks/failure.py     (also what it raised)
 
 FanfoldWarning        everything fanfold has to say while training goes on
 """

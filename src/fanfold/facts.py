@@ -42,27 +42,47 @@ def gather(*, argv: Sequence[str] | None = None, cwd: str | os.PathLike[str] | N
     repository of the script, else the one of the working folder. The patch is not in here: see `git.patch`.
     """
     words = list(sys.orig_argv if argv is None else argv)
-    readers: dict[str, Callable[[], object]] = {
-        "command": lambda: mask_argv(words),
-        "script": lambda: mask(_script(words)),
-        "cwd": lambda: mask(os.fspath(cwd or Path.cwd())),
-        "git": lambda: git.describe(_code_folders(words, cwd)),
-        "python": _python,
-        "packages": lambda: packages(sys.path),
-        "node": _node,
-        "gpus": _gpus,
-        "torch": _torch,
-        "launcher": lambda: process.detect().launcher,
-        "environment": lambda: _environment(_variables()),
-        "user": lambda: mask(_user()),
-        "time_zone": _time_zone,
-    }
+    facts = _read(
+        {
+            "command": lambda: mask_argv(words),
+            "script": lambda: mask(_script(words)),
+            "cwd": lambda: mask(os.fspath(cwd or Path.cwd())),
+            "git": lambda: git.describe(_code_folders(words, cwd)),
+            "python": _python,
+            "packages": lambda: packages(sys.path),
+            "node": _node,
+            "gpus": _gpus,
+            "torch": _torch,
+            "launcher": lambda: process.detect().launcher,
+            "environment": lambda: _environment(_variables()),
+            "user": lambda: mask(_user()),
+            "time_zone": _time_zone,
+        }
+    )
+    if facts.get("torch") is None:
+        facts.pop("torch", None)
+    return facts
+
+
+def environment() -> dict[str, object]:
+    """Read what a model file may tell of where it was made: repository, packages, node and devices."""
+    return _read(
+        {
+            "git": lambda: git.describe(_code_folders(sys.orig_argv, None)),
+            "command": lambda: mask_argv(list(sys.orig_argv)),
+            "python": _python,
+            "packages": lambda: packages(sys.path),
+            "node": _node,
+            "gpus": _gpus,
+        }
+    )
+
+
+def _read(readers: Mapping[str, Callable[[], object]]) -> dict[str, object]:
     facts: dict[str, object] = {}
     for name, read in readers.items():
         with guard(f"read the {name} of this process"):
             facts[name] = read()
-    if facts.get("torch") is None:
-        facts.pop("torch", None)
     return facts
 
 

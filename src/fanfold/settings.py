@@ -62,6 +62,7 @@ _ROWS = (
     Setting("dir", str, None, "Where runs live. Default: .fanfold, found upward like git, created when missing."),
     Setting("durability", _choice("process", "power"), "process", "What log() survives before it returns: "
             "the death of the process, or also a power cut (each write waits for the disk)."),
+    Setting("energy", _boolean, False, "Record energy, emissions and power of each node, with CodeCarbon."),
     Setting("group", str, None, "A name that several runs share, such as a sweep."),
     Setting("hold", float, None, "How many seconds a step waits for device values, media and slow ranks before it goes to "
             "trackers. Default: 10, or 90 on a network filesystem."),
@@ -78,9 +79,11 @@ _ROWS = (
     Setting("spool", _choice("auto", "always", "never"), "auto", "Write journals to a node-local spool first: "
             "on network filesystems, always, or never."),
     Setting("spool_dir", str, None, "The node-local spool. Default: a folder of the user's in the system's temporary directory."),
+    Setting("stamp", _boolean, False, "Write into every model file saved while the run is active which run it comes from."),
     Setting("strict", _boolean, False, "Raise instead of warning when a value cannot be logged."),
     Setting("system", _boolean, True, "Record CPU, memory, disk, network and GPU figures every 10 s."),
     Setting("tags", _names, (), "Comma-separated tags."),
+    Setting("token", str, None, "What `fanfold ui` asks for when it listens beyond this machine. Default: made up at each start."),
     Setting("world_size", int, None, "How many processes the run has, where no launcher says it."),
 )  # fmt: skip
 TABLE: Mapping[str, Setting] = {row.name: row for row in _ROWS}

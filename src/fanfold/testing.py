@@ -37,6 +37,14 @@ class Seen:
     runs: int = 1
 
 
+@dataclass
+class Life:
+    """A run that was played, and what was seen of it at the destination."""
+
+    folder: Path
+    seen: Seen
+
+
 # What a system can hold, beyond numbers with steps. A contract's `holds` names those that apply; the docs' table is made of them.
 CAPABILITIES = {
     "nan": "NaN as itself",
@@ -50,13 +58,15 @@ CAPABILITIES = {
     "table": "tables",
     "audio": "audio",
     "video": "video",
-    "figure": "figures",
+    "figure": "figures drawn with matplotlib",
+    "plotly": "plotly figures",
     "html": "HTML",
     "artifact": "files",
     "tags": "tags",
     "status": "final status",
     "resume": "going on in the same remote run",
 }
+ALL = frozenset(CAPABILITIES)
 
 _CONFIG = {
     "lr": 1e-3, "layers": 4, "name": "größer", "flag": True, "none": None, "empty": {}, "nested": {"a": {"b": [1, 2, {"c": 3}]}},
@@ -64,8 +74,43 @@ _CONFIG = {
 }  # fmt: skip
 
 
+# One run of everything that can be logged: each promise looks at its part of it, so that the library starts once for all.
+_EVERYTHING = """
+    import matplotlib.figure, numpy as np, plotly.graph_objects, torch
+    run.config.update({config})
+    run.tags = {tags}
+    for i in range(200):
+        run.log({{"loss": 1 / (i + 1), "val/acc": i * 0.1, "n": i, "ok": i % 2 == 0}}, step=i * 3)
+    for i in range(10):
+        run.log({{"x": float(i)}}, step=i)
+    bf16 = torch.tensor(1.5, dtype=torch.bfloat16)
+    run.log({{"bf16": bf16, "f32": np.float32(0.25), "deep": {{"er": np.int64(7)}}}}, step=1)
+    run.log({{"nan": float("nan"), "up": float("inf"), "down": -float("inf"), "fine": 1.0}}, step=0)
+    for step, value in {back}:
+        run.log({{"back": value}}, step=step)
+    rng, drawn = np.random.default_rng(0), matplotlib.figure.Figure()
+    drawn.subplots().plot([1, 2])
+    run.log({{"note": "hello\\nworld",
+             "image": fanfold.Image(rng.integers(0, 255, (8, 9, 3), dtype=np.uint8), caption="c"),
+             "histogram": fanfold.Histogram(rng.normal(size=100)),
+             "table": fanfold.Table(columns=["a", "b"], data=[[1, "x"], [2, None]]),
+             "audio": fanfold.Audio(np.sin(np.arange(800) / 9).astype(np.float32), sample_rate=8000),
+             "video": fanfold.Video(rng.integers(0, 255, (3, 8, 8, 3), dtype=np.uint8), fps=4),
+             "figure": drawn, "plotly": plotly.graph_objects.Figure(plotly.graph_objects.Bar(y=[1, 2])),
+             "html": fanfold.Html("<b>bold</b>"), "beside": 1.0}}, step=2)
+    with open("model.bin", "wb") as file:
+        file.write(b"weights")
+    run.artifact("model.bin", name="model")
+"""
+_TAGS = ["one", "two words"]
+_BACK = [(5, 1.0), (3, 2.0), (5, 3.0), (6, 4.0)]
+
+
 class TrackerContract:
-    """The tests every adapter passes. Names of the tests say what is promised."""
+    """The tests every adapter passes. Names of the tests say what is promised.
+
+    The runs they play log figures, so matplotlib and plotly are needed beside the tracker's own library.
+    """
 
     name: ClassVar[str]
     holds: ClassVar[frozenset[str]] = frozenset()
@@ -95,17 +140,17 @@ class TrackerContract:
 
     # How the tests work
 
-    def play(self, folder: Path, body: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def play(self, folder: Path, body: str, *, relay: str = "process", **env: str) -> subprocess.CompletedProcess[str]:
         """Run a script in which `run` is a run that goes to this tracker."""
         script = f"""
             import fanfold, json, os, signal, sys, time
             kwargs = json.loads({json.dumps(self.kwargs(folder))!r})
             run = fanfold.init(
                 "contract", id="contract-1", name="contract run", dir={str(folder / "runs")!r}, system=False, quiet=True,
-                trackers=[{self.name!r}], tracker_kwargs={{{self.name!r}: kwargs}},
+                trackers=[{self.name!r}], tracker_kwargs={{{self.name!r}: kwargs}}, relay={relay!r},
             )
         """
-        return self._run(folder, textwrap.dedent(script) + textwrap.dedent(body), **env)
+        return self.script(folder, textwrap.dedent(script) + textwrap.dedent(body), **env)
 
     def sync(self, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
         """Deliver what is left, as `fanfold sync` does."""
@@ -117,14 +162,34 @@ class TrackerContract:
             cursor = serve(run, {self.name!r}, kwargs, {{}}, follow=False)
             print(json.dumps({{"delivered": cursor.delivered, "closed": cursor.closed, "error": cursor.error}}))
         """
-        return self._run(folder, textwrap.dedent(script), **env)
+        return self.script(folder, script, **env)
 
-    def _run(self, folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def started(
+        self, folder: Path, body: str, *arguments: Any, before: str = "", run: str = "r1", **kwargs: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a script in which `tracker` is started as a relay starts it, for the run `run`; `before` comes before that."""
+        place = folder / "runs" / "trackers" / self.name
+        script = f"""
+            import json, os, sys
+            from pathlib import Path
+            from fanfold.errors import notices
+            from fanfold.trackers.base import Identity, Point, Refused
+            from fanfold.trackers.registry import find_class
+            kwargs = json.loads({json.dumps(kwargs)!r})
+            tracker = find_class({self.name!r})(*{arguments or ("p",)!r}, **kwargs)
+            tracker.adopt(Identity({run!r}, "name", "p", None, Path({str(place)!r})))
+            {before}
+            tracker.start()
+        """
+        return self.script(folder, textwrap.dedent(script) + textwrap.dedent(body))
+
+    def script(self, folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a script in the contract's environment, in `folder`."""
         settings = {"FANFOLD_CACHE_DIR": str(folder / "cache"), "HOME": str(folder / "home"), **self.environment(folder), **env}
         (folder / "home").mkdir(exist_ok=True)
         return subprocess.run(
-            [sys.executable, "-c", script], env={**os.environ, **settings}, cwd=folder, capture_output=True, text=True,
-            timeout=TIMEOUT, check=False,
+            [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, **settings}, cwd=folder,
+            capture_output=True, text=True, timeout=TIMEOUT, check=False,
         )  # fmt: skip
 
     @staticmethod
@@ -150,7 +215,7 @@ class TrackerContract:
     def seen(self, folder: Path) -> Seen:
         """Read back in a fresh process."""
         place = (inspect.getfile(type(self)), type(self).__name__, str(folder))
-        done = self._run(folder, f"from fanfold.testing import _read_for; _read_for(*{place!r})")
+        done = self.script(folder, f"from fanfold.testing import _read_for; _read_for(*{place!r})")
         assert done.returncode == 0, done.stderr
         return Seen(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -170,15 +235,25 @@ class TrackerContract:
         theirs = [(step, _bits(float(value))) for step, value in got]
         return sorted(mine, key=lambda p: p[0]) == sorted(theirs, key=lambda p: p[0])
 
+    def everything(self, folder: Path) -> Life:
+        """Play the run of everything and read it back: once per class, in the folder of the first test that asks."""
+        known: dict[type, Life] = TrackerContract._lives
+        if type(self) not in known:
+            config = repr(_CONFIG).replace("nan,", "float('nan'),").replace("inf,", "float('inf'),")
+            body = _EVERYTHING.format(config=config, tags=_TAGS, back=_BACK)
+            known[type(self)] = Life(folder, self.delivered(folder, body))
+        return known[type(self)]
+
+    _lives: ClassVar[dict[type, Life]] = {}
+
     # The promises
 
     def test_numbers_arrive_exactly_with_their_steps(self, tmp_path: Path) -> None:
-        seen = self.delivered(tmp_path, """
-            for i in range(200):
-                run.log({"loss": 1 / (i + 1), "val/acc": i * 0.1, "n": i, "ok": i % 2 == 0}, step=i * 3)
-        """)  # fmt: skip
-        if not self.reads:
-            return
+        seen = self.everything(tmp_path).seen
+        if self.reads:
+            self._check_numbers(seen)
+
+    def _check_numbers(self, seen: Seen) -> None:
         assert self._same(seen.scalars["loss"], [(i * 3, 1 / (i + 1)) for i in range(200)])
         assert self._same(seen.scalars["val/acc"], [(i * 3, i * 0.1) for i in range(200)])
         assert self._same(seen.scalars["n"], [(i * 3, float(i)) for i in range(200)])
@@ -186,19 +261,13 @@ class TrackerContract:
         assert seen.runs == 1
 
     def test_tensors_arrays_and_nested_dicts_are_numbers_too(self, tmp_path: Path) -> None:
-        seen = self.delivered(tmp_path, """
-            import numpy as np, torch
-            bf16 = torch.tensor(1.5, dtype=torch.bfloat16)
-            run.log({"bf16": bf16, "f32": np.float32(0.25), "deep": {"er": np.int64(7)}}, step=1)
-        """)  # fmt: skip
+        seen = self.everything(tmp_path).seen
         if self.reads:
             for key, value in (("bf16", 1.5), ("f32", 0.25), ("deep/er", 7.0)):
                 assert self._same(seen.scalars[key], [(1, value)])
 
     def test_nan_and_infinity_are_kept_or_said(self, tmp_path: Path) -> None:
-        seen = self.delivered(tmp_path, """
-            run.log({"nan": float("nan"), "up": float("inf"), "down": -float("inf"), "fine": 1.0}, step=0)
-        """)  # fmt: skip
+        seen = self.everything(tmp_path).seen
         if not self.reads:
             return
         assert self._same(seen.scalars["fine"], [(0, 1.0)])
@@ -211,25 +280,18 @@ class TrackerContract:
                 assert _bits(value) == _bits(wanted), f"{key} arrived as {value}: neither kept nor left out"
 
     def test_late_and_repeated_steps_are_kept_or_said(self, tmp_path: Path) -> None:
-        seen = self.delivered(tmp_path, """
-            for step, value in [(5, 1.0), (3, 2.0), (5, 3.0), (6, 4.0)]:
-                run.log({"x": value}, step=step)
-        """)  # fmt: skip
+        seen = self.everything(tmp_path).seen
         if not self.reads:
             return
-        got = sorted((step, value) for step, value in seen.scalars["x"])
-        wanted = {(5, 1.0), (3, 2.0), (5, 3.0), (6, 4.0)}
+        got = sorted((step, value) for step, value in seen.scalars["back"])
         if "late" in self.holds and "repeat" in self.holds:
-            assert got == sorted(wanted)
+            assert got == sorted(_BACK)
         assert (6, 4.0) in got
-        assert set(got) <= wanted
+        assert set(got) <= set(_BACK)
         assert ("late" not in self.holds) or (3, 2.0) in got
 
     def test_any_config_arrives_and_none_stops_anything(self, tmp_path: Path) -> None:
-        config = repr(_CONFIG).replace("nan,", "float('nan'),").replace("inf,", "float('inf'),")
-        seen = self.delivered(tmp_path, f"run.config.update({config})\nrun.log({{'x': 1.0}}, step=0)")
-        if self.reads:
-            assert self._same(seen.scalars["x"], [(0, 1.0)])
+        seen = self.everything(tmp_path).seen
         if "config" in self.holds and self.reads:
             assert seen.config is not None
             assert float(seen.config["lr"]) == 1e-3
@@ -238,42 +300,40 @@ class TrackerContract:
             assert "nested/a/b" in seen.config or any(key.startswith("nested") for key in seen.config)
 
     def test_texts_and_media_arrive_or_are_said(self, tmp_path: Path) -> None:
-        seen = self.delivered(tmp_path, """
-            import numpy as np
-            rng = np.random.default_rng(0)
-            run.log({"note": "hello\\nworld",
-                     "image": fanfold.Image(rng.integers(0, 255, (8, 9, 3), dtype=np.uint8), caption="c"),
-                     "histogram": fanfold.Histogram(rng.normal(size=100)),
-                     "table": fanfold.Table(columns=["a", "b"], data=[[1, "x"], [2, None]]),
-                     "audio": fanfold.Audio(np.sin(np.arange(800) / 9).astype(np.float32), sample_rate=8000),
-                     "video": fanfold.Video(rng.integers(0, 255, (3, 8, 8, 3), dtype=np.uint8), fps=4),
-                     "html": fanfold.Html("<b>bold</b>"), "x": 1.0}, step=2)
-            run.log({"x": 2.0}, step=3)
-        """)  # fmt: skip
+        seen = self.everything(tmp_path).seen
         if not self.reads:
             return
-        assert self._same(seen.scalars["x"], [(2, 1.0), (3, 2.0)])
+        assert self._same(seen.scalars["beside"], [(2, 1.0)])
         if "text" in self.holds:
             assert [text.replace("\r", "") for text in seen.texts["note"]] == ["hello\nworld"]
-        for kind in ("image", "histogram", "table", "audio", "video", "html"):
+        for kind in ("image", "histogram", "table", "audio", "video", "figure", "plotly", "html"):
             if kind in self.holds:
                 assert seen.media.get(kind) == 1, f"{kind}: {seen.media}"
 
-    def test_files_arrive_or_are_said(self, tmp_path: Path) -> None:
-        (tmp_path / "model.bin").write_bytes(b"weights")
-        seen = self.delivered(
-            tmp_path, f"run.log({{'x': 1.0}}, step=0)\nrun.artifact({str(tmp_path / 'model.bin')!r}, name='model')"
-        )
+    def test_tags_and_files_arrive_or_are_said(self, tmp_path: Path) -> None:
+        seen = self.everything(tmp_path).seen
+        if "tags" in self.holds and self.reads:
+            assert seen.tags is not None
+            assert sorted(seen.tags) == _TAGS
         if "artifact" in self.holds and self.reads:
             assert seen.artifacts is not None
             assert any("model" in name for name in seen.artifacts)
 
-    def test_a_failed_run_ends_as_failed(self, tmp_path: Path) -> None:
-        done = self.play(tmp_path, "run.log({'x': 1.0}, step=0)\nraise ValueError('ill')\n")
-        assert done.returncode == 1
-        self._drained(tmp_path)
-        if self.reads and "status" in self.holds:
-            assert self.seen(tmp_path).status == "failed"
+    def test_syncing_adds_nothing_and_a_second_attempt_goes_on_in_the_same_remote_run_and_fails(self, tmp_path: Path) -> None:
+        folder = self.everything(tmp_path).folder
+        done = self.sync(folder)
+        assert done.returncode == 0, done.stderr
+        done = self.play(folder, "for i in range(10, 20): run.log({'x': float(i)}, step=i)\nraise ValueError('ill')\n")
+        assert done.returncode == 1, done.stderr
+        self._drained(folder, "failed")
+        if not self.reads:
+            return
+        seen = self.seen(folder)
+        if "resume" in self.holds:
+            assert self._same(seen.scalars["x"], [(i, float(i)) for i in range(20)])
+            self._check_numbers(seen)
+        if "status" in self.holds:
+            assert seen.status == "failed"
 
     def test_a_killed_process_is_delivered_whole_and_ends_as_killed(self, tmp_path: Path) -> None:
         done = self.play(tmp_path, """
@@ -282,7 +342,7 @@ class TrackerContract:
             os.kill(os.getpid(), signal.SIGKILL)
         """)  # fmt: skip
         assert done.returncode == -9
-        self._drained(tmp_path)
+        self._drained(tmp_path, "killed")
         if not self.reads:
             return
         seen = self.seen(tmp_path)
@@ -290,25 +350,18 @@ class TrackerContract:
         if "status" in self.holds:
             assert seen.status == "killed"
 
-    def _drained(self, folder: Path) -> None:
-        """Wait for the relay that outlived its run, then sync: whatever it left is delivered now."""
+    def _drained(self, folder: Path, status: str) -> None:
+        """Wait until the relay that outlived its run has closed the remote run as what it was."""
         import time
 
         folder_of = folder / "runs" / "contract" / "contract-1" / "relay"
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             found = [json.loads(path.read_text()) for path in folder_of.glob("*.cursor")]
-            if found and found[0]["closed"] and found[0]["owner"] is None:
+            if found and found[0]["closed"] == status and found[0]["owner"] is None:
                 return
             time.sleep(0.2)
         raise AssertionError(f"the relay did not end: {found}\n{[path.read_text()[-2000:] for path in folder_of.glob('*.log')]}")
-
-    def test_syncing_again_adds_nothing(self, tmp_path: Path) -> None:
-        first = self.delivered(tmp_path, "for i in range(50): run.log({'x': float(i)}, step=i)")
-        done = self.sync(tmp_path)
-        assert done.returncode == 0, done.stderr
-        if self.reads:
-            assert self.seen(tmp_path).scalars == first.scalars
 
     def test_a_relay_killed_between_send_and_settle_repeats_nothing(self, tmp_path: Path) -> None:
         """Unless the adapter says that its system can only be served at least once."""
@@ -330,13 +383,6 @@ class TrackerContract:
             assert self._same(seen.scalars["y"], [(i, -float(i)) for i in range(100)])
         assert seen.runs == 1 or find_class(self.name).delivery == "at least once"
 
-    def test_a_second_attempt_goes_on_in_the_same_remote_run(self, tmp_path: Path) -> None:
-        self.delivered(tmp_path, "for i in range(10): run.log({'x': float(i)}, step=i)")
-        seen = self.delivered(tmp_path, "for i in range(10, 20): run.log({'x': float(i)}, step=i)")
-        if self.reads and "resume" in self.holds:
-            assert self._same(seen.scalars["x"], [(i, float(i)) for i in range(20)])
-            assert seen.runs == 1
-
     def test_it_works_by_hand_as_accelerate_uses_it(self, tmp_path: Path) -> None:
         script = f"""
             import json
@@ -353,7 +399,7 @@ class TrackerContract:
             tracker.finish()
             print("well")
         """
-        done = self._run(tmp_path, textwrap.dedent(script))
+        done = self.script(tmp_path, script)
         assert done.stdout.strip().endswith("well"), done.stderr
 
 
@@ -362,11 +408,13 @@ def support_table(contracts: list[type[TrackerContract]]) -> str:
     from .trackers.registry import LOGGER_TYPE_TO_CLASS
 
     rows = sorted(contracts, key=lambda contract: contract.name)
-    head = ["tracker", *CAPABILITIES, "repeats after a crash"]
+    head = ["tracker", *CAPABILITIES, "repeats, local or offline", "repeats, online"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for contract in rows:
         marks = ["yes" if capability in contract.holds else "no" for capability in CAPABILITIES]
-        lines.append("| " + " | ".join([f"`{contract.name}`", *marks, LOGGER_TYPE_TO_CLASS[contract.name].delivery]) + " |")
+        tracker = LOGGER_TYPE_TO_CLASS[contract.name]
+        deliveries = [tracker.delivery, tracker.delivery_online or "–"]  # noqa: RUF001 - a dash for "there is no such thing"
+        lines.append("| " + " | ".join([f"`{contract.name}`", *marks, *deliveries]) + " |")
     return "\n".join(lines)
 
 
@@ -376,6 +424,7 @@ def _bits(value: float) -> Any:
 
 def _read_for(file: str, name: str, folder: str) -> None:
     """Run a contract's `read` in this process and print what it saw."""
+    sys.path.insert(0, str(Path(file).parent))  # as pytest does: a contract's file may import helpers beside it
     spec = importlib.util.spec_from_file_location("contract_under_test", file)
     assert spec is not None
     assert spec.loader is not None

@@ -11,12 +11,17 @@ from collections.abc import Sequence
 # name: the file it lives in, and what it does. In the order a newcomer meets them; this is what `fanfold --help` shows.
 COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("ls", "list the runs, newest first"),
+    "ui": ("ui", "open the dashboard in the browser"),
     "show": ("show", "show one run: how it stands, its figures and charts"),
     "tail": ("tail", "print a run's last figures, and follow it live with -f"),
     "export": ("export", "write runs as CSV, JSON lines or Parquet"),
+    "query": ("query", "ask anything of the runs in SQL"),
     "sync": ("sync", "deliver runs to trackers: what is left, or all of it to a new one"),
+    "inspect": ("inspect", "say which run a model file comes from"),
     "rm": ("rm", "delete runs"),
     "prune": ("prune", "delete leftovers that hold no data"),
+    "merge": ("merge", "make finished and long journals quicker to read"),
+    "reindex": ("reindex", "make the catalogue of runs anew"),
     "doctor": ("doctor", "check this machine: directory, disk, ranks, libraries, GPUs"),
     "demo": ("demo", "train a small model on two processes and look at it"),
     "version": ("version", "print the version"),

@@ -6,12 +6,12 @@ import argparse
 import fnmatch
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ..errors import FanfoldError, SettingError
-from ..store import StoredRun, runs
+from ..store import StoredRun, catalogue, runs
 from ..store import open as open_stored
-from .output import progress
+from ..store.filter import FIELDS, Filter, same
+from .output import progress, remark
 from .text import STATUS, flat
 
 RUN_HELP = "an id, the beginning of one, a name, a run's directory, or - for the newest run"
@@ -38,6 +38,8 @@ def everything(args: argparse.Namespace) -> list[StoredRun]:
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--filter", default="", metavar="F",
+                        help="only runs it fits: 'lr<1e-3 and tag:baseline and loss.min<0.2' (see docs/query.md)")  # fmt: skip
     parser.add_argument("--status", action="append", metavar="S", help=f"only runs that are {', '.join(STATUS)} (repeatable)")
     parser.add_argument("--tag", action="append", metavar="T", help="only runs with this tag (repeatable: all of them)")
     parser.add_argument("--name", metavar="GLOB", help="only runs whose name matches, such as 'base-*'")
@@ -51,7 +53,19 @@ def matching(args: argparse.Namespace, found: list[StoredRun]) -> list[StoredRun
         if status not in STATUS:
             raise SettingError(f"--status {status} is not known. Nothing was listed. Known: {', '.join(STATUS)}.")
     wanted = dict(_pair(word) for word in args.config or ())
-    return [run for run in found if _passes(run, args, wanted)]
+    fits = Filter(args.filter)
+    kept = [run for run in found if _passes(run, args, wanted)]
+    if not args.filter:
+        return kept
+    rows = [catalogue.as_row(run) for run in kept]
+    chosen = [run for run, row in zip(kept, rows, strict=True) if fits.matches(row, stats=catalogue.statistics)]
+    unknown = [] if chosen else fits.unknown(rows)
+    if rows and unknown:
+        remark(
+            args,
+            f"no run has {', '.join(unknown)}. Nothing fits the filter. Fields: {', '.join(FIELDS)}, config and metric names.",
+        )
+    return chosen
 
 
 def _passes(run: StoredRun, args: argparse.Namespace, wanted: dict[str, str]) -> bool:
@@ -70,18 +84,6 @@ def _pair(word: str) -> tuple[str, str]:
     if not equals or not name:
         raise SettingError(f"--config {word!r} is not KEY=VALUE. Nothing was listed. Write for example --config lr=0.001.")
     return name, text
-
-
-def same(value: Any, text: str) -> bool:
-    """Tell whether a setting is what was typed: numbers by value, so that 1e-3 finds 0.001; the rest by its text."""
-    if isinstance(value, bool) or value is None:
-        return text.lower() in ({"true", "1"} if value else {"false", "0"} if value is False else {"none", "null"})
-    if isinstance(value, (int, float)):
-        try:
-            return float(value) == float(text)
-        except ValueError:
-            return False
-    return str(value) == text
 
 
 def keys_of(run: StoredRun, patterns: Iterable[str], *, system: bool = True) -> list[str]:

@@ -18,6 +18,7 @@ from .text import age, duration, flat, number, plural, short
 
 EXAMPLE = """examples:
   fanfold ls --status running
+  fanfold ls --filter 'lr<1e-3 and tag:baseline and loss.min<0.2'
   fanfold ls --config lr=0.001 --sort summary.loss --columns name,config.lr,summary.loss
   fanfold ls --json | jq '.[0].id'"""
 
@@ -71,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         output.print_json([_facts(one, columns if args.columns else None) for one in chosen])
     elif chosen:
         _print(args, columns, chosen, len(found))
-    if not found:
+    if not found and args.filter:
+        output.remark(args, "no run fits the filter.")
+    elif not found:
         where = f"project {args.project} in " if args.project else ""
         output.remark(args, f"no runs found in {where}{find_directory(args.dir)}. "
                             "Start one with fanfold.init(), or look elsewhere with --dir.")  # fmt: skip

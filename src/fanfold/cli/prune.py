@@ -1,7 +1,7 @@
 """Delete leftovers that hold no data: empty journals, files of dead processes, half-deleted runs.
 
 A journal that holds a single point, text, image or fact is never deleted. That will be possible only once its data is
-merged into segments and every tracker has settled it; the command says which of these is missing.
+merged into segments and every tracker the run was sent to has settled it; the command says which of these is missing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from ..errors import JournalError, SettingError
 from ..journal import Journal, Kind, directory
 from ..journal.format import SUFFIX
 from ..journal.liveness import LOST_SECONDS, is_locked, status_of
+from ..relay.cursor import settled
 from ..settings import find_directory
+from ..store import open_run
+from ..store.delete import ASIDE, weight
 from . import output
-from .rm import ASIDE, weight
 from .text import plural, size
 
 EXAMPLE = """examples:
@@ -75,7 +77,7 @@ def _silent_since(folder: Path) -> float:
 
 
 # Journals. Each condition says why a journal has to stay, or None; one reason is enough. What is added here later
-# (a segment that holds all of it, cursors that are past it) relaxes `holds_data`, and nothing else.
+# (a segment that holds all of it) relaxes `holds_data`, and nothing else.
 
 
 def being_written(journal: Journal) -> str | None:
@@ -96,13 +98,25 @@ def holds_damage(journal: Journal) -> str | None:
 
 
 def holds_data(journal: Journal) -> str | None:
-    """Keep everything that anybody logged. No merged segments and no tracker cursors exist yet that could hold it instead."""
+    """Keep everything that anybody logged. No merged segments exist yet that could hold it instead."""
     empty = {Kind.HEADER, Kind.SHAPE, Kind.BEAT, Kind.END}
     has = any(len(rows) for rows in journal.rows.values()) or any(kind not in empty for kind, _, _ in journal.frames)
-    return "holds data that is not in a merged segment and not settled by its trackers" if has else None
+    return "holds data that is not in a merged segment" if has else None
 
 
-KEEP: tuple[Callable[[Journal], str | None], ...] = (holds_data, being_written, has_no_end, ended_badly, holds_damage)
+def not_delivered(journal: Journal) -> str | None:
+    """Keep what a tracker has not confirmed; ranks other than 0 go to trackers only where the run folds keys over ranks."""
+    run = journal.path.parent.parent
+    destinations = settled(run)
+    if not destinations or not (journal.path.name.startswith("0-") or open_run(run).info.get("fold")):
+        return None
+    behind = [name for name, marks in destinations.items() if marks.get(journal.path.stem, 0) < journal.verified]
+    return f"is not delivered to {', '.join(behind)} yet (fanfold sync)" if behind else None
+
+
+KEEP: tuple[Callable[[Journal], str | None], ...] = (
+    not_delivered, holds_data, being_written, has_no_end, ended_badly, holds_damage,
+)  # fmt: skip
 
 
 def reason_to_keep(journal: Journal) -> str | None:

@@ -245,6 +245,9 @@ class Report:
             total = sum(file["size"] for file in files if isinstance(file.get("size"), int))
             name, kind = short(str(one.get("name")), 60), short(str(one.get("kind")), 20)
             self.fact("artifact", (name, "bold"), f"  {kind}, {plural(len(files), 'file')}, {size(total)}")
+        for one in self._cut(self.run.files[::-1], LINES):
+            step = f", step {one['s']}" if isinstance(one.get("s"), int) else ""
+            self.fact("saved", (short(str(one.get("path")), 80), "bold"), f"  {size(_count(one.get('size')))}{step}")
 
     def _listed(self, name: str, words: list[str]) -> None:
         shown = list(self._cut(words, 8))
@@ -333,3 +336,7 @@ def _level(blocks: list[list[tuple[str, str]]]) -> list[list[tuple[str, str]]]:
     """Make blocks that stand side by side equally tall."""
     tall = max(map(len, blocks))
     return [block + [("", "")] * (tall - len(block)) for block in blocks]
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -60,6 +60,7 @@ def facts(run: StoredRun, keys: list[str] | None = None, rank: int | None = None
         "metrics": run.metrics,
         "alerts": run.alerts,
         "artifacts": run.artifacts,
+        "files": run.files,
         "dropped": run.dropped,
         "damaged": run.damaged,
         "lost": run.lost_values,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["accelerate"]
+__all__ = ["accelerate", "keras", "lightning", "transformers"]
 
 
 def __getattr__(name: str) -> Any:

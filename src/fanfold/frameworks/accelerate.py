@@ -17,8 +17,9 @@ from typing import Any
 
 from .._api import init
 from ..errors import RunError, SettingError, logger, missing_extra, notices
-from ..relay.attach import MODES, Silent, handle, silent_twin
+from ..relay.attach import MODES, Silent, ThreadRelay, handle, silent_twin
 from ..settings import DIRECTORY_NAME, TABLE
+from ..trackers import native
 from ..trackers.base import GeneralTracker, is_tracker, on_main_process
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, filter_trackers
 
@@ -163,9 +164,25 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
         return attached.relays if attached is not None else ()
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Record values on this rank. The journal keeps every rank; trackers get the main process's. Never waits for them."""
+        """Record values on this rank. The journal keeps every rank; trackers get the main process's. Never waits for them.
+
+        An object of a tracker's own library (`wandb.Image`) goes to that tracker as it is; the journal has a note of it.
+        """
         if self.run is not None:
-            self.run.log(values, step, log_kwargs=log_kwargs)
+            self.run.log(self._noted(values), step, log_kwargs=log_kwargs)
+
+    def _noted(self, values: dict[str, Any]) -> Any:
+        """Wrap what only one library understands, where that library lives in this process."""
+        if not isinstance(values, Mapping) or self._relay == "process":
+            return values
+        trackers = [relay.tracker for relay in self._relays() if isinstance(relay, ThreadRelay)]
+        elsewhere = [] if self._attached() is not None else [str(item) for item in self.log_with if not is_tracker(item)]
+        return native.wrapped(values, trackers, elsewhere)
+
+    @property
+    def on_main_process(self) -> _OnMainProcess:
+        """Accelerate's decorator; also `with accelerator.on_main_process:`, as its guide writes it."""
+        return _OnMainProcess(self)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return a tracker by name, or with `unwrap` its library's object.
@@ -209,6 +226,27 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
                 output_dir,
                 error,
             )
+
+
+class _OnMainProcess:
+    """Accelerate's decorator, which its guide uses in a with statement: there trackers act on the main process only."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def __call__(self, function: Any = None) -> Any:
+        return super(Accelerator, self._accelerator).on_main_process(function)
+
+    def __enter__(self) -> None:
+        if not self._accelerator.is_main_process:
+            notices.once(
+                "with on_main_process",
+                "`with accelerator.on_main_process:` cannot leave out its block, which runs on this rank too; trackers do "
+                "nothing here, anything else does. Write `if accelerator.is_main_process:`.",
+            )
+
+    def __exit__(self, *_error: object) -> None:
+        """Let errors through."""
 
 
 _SIGNATURE = inspect.signature(accelerate.Accelerator.__init__)

@@ -76,13 +76,14 @@ class Rows:
     def __len__(self) -> int:
         return sum(count for _, count in self.runs)
 
-    def since(self, offset: int) -> list[list[int]]:
-        """Return the runs at or after a byte of the file, the first one cut to fit."""
+    def since(self, offset: int, until: int | None = None) -> list[list[int]]:
+        """Return the runs at or after one byte of the file and before another, the first and the last cut to fit."""
         found = []
         for start, count in self.runs:
             skip = max(0, -(-(offset - start) // self.stride))
-            if skip < count:
-                found.append([start + skip * self.stride, count - skip])
+            stop = count if until is None else min(count, -(-(until - start) // self.stride))
+            if skip < stop:
+                found.append([start + skip * self.stride, stop - skip])
         return found
 
     @property
@@ -361,11 +362,11 @@ class Journal:
                         found[key] = (at, step, when, value)
         return {key: point[1:] for key, point in found.items()}
 
-    def column(self, key: str, *, since: int = 0) -> Columns:
-        """Gather one key's points that stand at or after byte `since`, in the order they were written."""
+    def column(self, key: str, *, since: int = 0, until: int | None = None) -> Columns:
+        """Gather one key's points that stand at or after byte `since` (and before `until`), in the order they were written."""
         import numpy as np
 
-        places = [(rows, index, runs) for rows, index in self.by_key.get(key, ()) if (runs := rows.since(since))]
+        places = [(rows, index, runs) for rows, index in self.by_key.get(key, ()) if (runs := rows.since(since, until))]
         if not places:
             return Columns(np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.float64))
         parts = [self._gather(rows, index, runs) for rows, index, runs in places]

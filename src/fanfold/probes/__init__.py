@@ -1,3 +1,3 @@
 """Probes: what produces records by itself, next to what the user logs."""
 
-__all__ = ["system"]
+__all__ = ["energy", "system"]

@@ -20,14 +20,17 @@ from typing import Any
 from ..errors import SettingError, guard, logger, notices, outcome
 from ..fold import check as check_fold
 from ..journal.directory import decode_name
+from ..probes import energy
 from ..trackers.base import Adapter, is_tracker
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed
+from .deadline import can_limit
 from .process import Relay, address_of, check_arguments, cursor_of, hold_seconds, left_line, make
 from .worker import Worker
 
 MODES = ("process", "thread")
 START_SECONDS = 60.0
 GRACE_SECONDS = 3.0
+COUNT_SECONDS = 0.5  # of finish()'s time, what is kept to count what is left
 
 
 def check_folds(fold: Any) -> dict[str, str]:
@@ -44,6 +47,8 @@ def resolve(trackers: Any) -> list[Any]:
     wanted = [] if trackers is None else list(trackers) if isinstance(trackers, (list, tuple, set)) else [trackers]
     chosen: list[Any] = []
     for item in wanted:
+        if energy.named(item):
+            continue  # a probe, whose figures go to all the others
         found = [item] if is_tracker(item) else _all() if str(item) == "all" else [_named(item)]
         chosen += [one for one in found if one not in chosen]
     return chosen
@@ -77,7 +82,7 @@ def check(chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Any,
     """Raise for whatever cannot work, before anything of the run is written."""
     if mode not in MODES:
         raise SettingError(f"relay={mode!r} is not known. The run was not started. Known: {', '.join(MODES)}.")
-    unknown = set(kwargs) - {item if isinstance(item, str) else item.name for item in chosen}
+    unknown = set(kwargs) - {item if isinstance(item, str) else item.name for item in chosen} - {energy.NAME}
     if unknown:
         raise SettingError(
             f"tracker_kwargs names {', '.join(sorted(unknown))}, which trackers= does not. The run was not started."
@@ -111,9 +116,25 @@ class Attached:
     def wait(self, timeout: float) -> list[str]:
         """Wait for all of them together; return a line for each that is not through."""
         deadline = time.monotonic() + timeout
+        enough = deadline - min(COUNT_SECONDS, timeout / 4)
         for relay in self.relays:
             relay.hurry()
-        return [relay.left() for relay in self.relays if not relay.wait(max(0.0, deadline - time.monotonic()))]
+        return self._lines([relay for relay in self.relays if not relay.wait(max(0.0, enough - time.monotonic()))], deadline)
+
+    def _lines(self, late: list[Relay | ThreadRelay], deadline: float) -> list[str]:
+        """Say what is left, counted as far as time allows: a long journal takes its time to count."""
+        lines = [relay.left(counted=False) for relay in late]
+
+        def count() -> None:
+            with guard("count what is left for the trackers"):
+                for at, relay in enumerate(late):
+                    lines[at] = relay.left()
+
+        if late:
+            counter = threading.Thread(target=count, name="fanfold-count", daemon=True)
+            counter.start()
+            counter.join(max(0.0, deadline - time.monotonic()))
+        return list(lines)
 
     def get(self, name: str) -> Any:
         return next((relay for relay in self.relays if relay.name == name), None)
@@ -141,7 +162,8 @@ class ThreadRelay:
 
         A built-in one starts here: its library may tie the current run to this thread or context, and the user calls it
         from here. One of the user's own lives in the relay's thread from start to finish, so that what it opens (SQLite,
-        say) is used where it was opened, and one that hangs holds nobody up for long.
+        say) is used where it was opened. One that hangs holds nobody up for longer than START_SECONDS, either way: where a
+        hanging library could not be interrupted here, it starts in the relay's thread, too.
         """
         with undisturbed():
             with guard(f"take up the tracker {self.name}"):
@@ -149,20 +171,24 @@ class ThreadRelay:
                 self._worker = Worker(
                     self.run, self.tracker, self._cursor, **self._options, stop=self._stop, hurry=self._hurry, grace=GRACE_SECONDS
                 )
-                if isinstance(self.tracker, Adapter):
-                    self._try_start(self._worker)
+                if isinstance(self.tracker, Adapter) and can_limit(START_SECONDS):
+                    self._try_start(self._worker, START_SECONDS)
             context = contextvars.copy_context()
             name = f"fanfold-relay-{self.name}"
             threading.Thread(target=context.run, args=(self._serve,), name=name, daemon=True).start()
             if not self._first_try.wait(START_SECONDS):
-                logger.warning(
-                    "the tracker %s has not started within %g s. Training goes on and nothing is lost: it gets everything "
-                    "when it is there, or with `fanfold sync`.", self.name, START_SECONDS,
-                )  # fmt: skip
+                self._say_slow()
 
-    def _try_start(self, worker: Worker) -> None:
+    def _say_slow(self) -> None:
+        logger.warning(
+            "the tracker %s has not started within %g s. Training goes on and nothing is lost: it gets everything "
+            "when it is there, or with `fanfold sync`.", self.name, START_SECONDS,
+        )  # fmt: skip
+
+    def _try_start(self, worker: Worker, limit: float | None = None) -> None:
         """Start it for the first time; when that fails, the worker tries again, says why, and delivers everything later."""
-        worker.begin()
+        if isinstance(worker.begin(limit=limit), TimeoutError) and limit is not None:
+            self._say_slow()
         self._first_try.set()
 
     def _serve(self) -> None:
@@ -198,8 +224,8 @@ class ThreadRelay:
             self._stop.set()
         return done
 
-    def left(self) -> str:
-        return left_line(self.run, self._cursor, self._address)
+    def left(self, *, counted: bool = True) -> str:
+        return left_line(self.run, self._cursor, self._address, counted=counted)
 
 
 class undisturbed:  # noqa: N801 - reads as a statement

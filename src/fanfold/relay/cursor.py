@@ -174,6 +174,15 @@ def _me() -> dict[str, Any]:
     return {"node": _node(), "boot": boot_id(), "pid": os.getpid(), "beat": time.time()}
 
 
+def settled(run: Path) -> dict[str, dict[str, int]]:
+    """Return how far each journal of a run is confirmed by every destination it was ever sent to.
+
+    By destination (the cursor's name) and journal (its file's stem): the offset before which nothing is left to deliver. A
+    journal that a destination was not served from is not there.
+    """
+    return {cursor.path.stem: {name: mark for name, (mark, _) in cursor.settled.items()} for cursor in cursors(run)}
+
+
 def cursors(run: Path) -> list[Cursor]:
     """Return what is known of every tracker this run was ever sent to."""
     return [Cursor.load(path) for path in sorted((run / "relay").glob("*.cursor"))]

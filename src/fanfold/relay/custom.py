@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..trackers.base import Adapter, Point, Refused
-
-# Mistakes of a tracker's own code, which trying again does not cure; anything else may be an outage and is tried again.
-_ITS_OWN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)
+from ..trackers.base import Adapter, Point
 
 
 class Custom(Adapter):
@@ -24,16 +21,11 @@ class Custom(Adapter):
         self.inner.start()
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        if values:
-            self.inner.store_init_configuration(values)
+        self.inner.store_init_configuration(values)
 
     def write(self, points: Sequence[Point]) -> None:
-        """Hand over points; a call its code cannot take is passed over, as trying again would hold up all calls after it."""
         for point in points:
-            try:
-                self.inner.log(point.values, step=point.step, **point.kwargs)
-            except _ITS_OWN as error:
-                raise Refused(f"its log() raised {type(error).__name__}: {error}") from error
+            self.inner.log(point.values, step=point.step, **point.kwargs)
 
     def finish(self) -> None:
         self.inner.finish()

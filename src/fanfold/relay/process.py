@@ -6,6 +6,7 @@ no secret is ever in an argument or on disk. It ends when the run has ended and 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import inspect
@@ -30,6 +31,7 @@ from ..journal.spool import is_network
 from ..settings import cache_directory, find_directory, read_file, resolve
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, ROWS, find_class
 from .cursor import Cursor, Owned, cursor_name, public
+from .track import SENT
 from .worker import Worker
 
 NETWORK_HOLD_SECONDS = 90.0
@@ -104,7 +106,7 @@ def remaining(run: Path, cursor: Cursor) -> int:
         mark, ahead = cursor.settled.get(path.stem, (0, ()))
         journal = open_indexed(path, cache_directory())
         for rows in journal.rows.values():
-            if not rows.shape.origin:
+            if rows.shape.origin in SENT:
                 left = sum(count for _, count in rows.since(mark))
                 gone = sum(start <= at < start + count * rows.stride for start, count in rows.since(mark) for at in ahead)
                 total += (left - gone) * len(rows.shape.keys)
@@ -113,14 +115,16 @@ def remaining(run: Path, cursor: Cursor) -> int:
     return total
 
 
-def left_line(run: Path, cursor: Cursor, address: str) -> str:
-    """Say what a tracker has not got yet, why, and the command that delivers it."""
+def left_line(run: Path, cursor: Cursor, address: str, *, counted: bool = True) -> str:
+    """Say what a tracker has not got yet, why, and the command that delivers it; uncounted, where there is no time to count."""
     home = find_directory() == run.parent.parent
     word = decode_name(run.name) if home else str(run)
     why = f" ({cursor.error})" if cursor.error else ""
-    left = remaining(run, cursor)
-    what = f"{left:,} values are not delivered yet" if left else "its run there is not closed yet"
-    return f"{cursor.tracker}: {what}{why}. Deliver them with: fanfold sync {shlex.quote(word)} --to {address}"
+    left = remaining(run, cursor) if counted else 2
+    what = "1 value is" if left == 1 else f"{left:,} values are" if counted else "some values are"
+    what, verb = (f"{what} not delivered yet", "Deliver") if left else ("its run there is not closed yet", "Close")
+    it = "them" if left > 1 else "it"
+    return f"{cursor.tracker}: {what}{why}. {verb} {it} with: fanfold sync {shlex.quote(word)} --to {address}"
 
 
 class Relay:
@@ -201,9 +205,9 @@ class Relay:
     def cursor(self) -> Cursor:
         return cursor_of(self.run, self.name, self.kwargs)
 
-    def left(self) -> str:
+    def left(self, *, counted: bool = True) -> str:
         """Say what is not delivered yet."""
-        return left_line(self.run, self.cursor(), self.address)
+        return left_line(self.run, self.cursor(), self.address, counted=counted)
 
     def kill(self) -> None:
         """End the process at once; what it had settled stays settled."""
@@ -234,12 +238,15 @@ def hold_seconds(run: Path) -> float:
 
 def serve(
     run: Path, name: str, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, follow: bool,
-    hurry: threading.Event | None = None,
+    hurry: threading.Event | None = None, last: contextlib.ExitStack | None = None,
 ) -> Cursor:  # fmt: skip
     """Deliver one run to one tracker from this process; raise Owned when another does it already.
 
     With `follow` it goes on until the run ends, waits its turn, and never gives up; else it delivers what is there.
+    The cursor is kept until `last` closes, at the end of this process: a library may flush what it holds in an exit
+    handler, and a relay that took over before that would ask the destination too early, and send it again.
     """
+    last = last or at_exit()
     arguments = dict(kwargs)
     probes = bool(arguments.pop("probes", False))
     cursor = cursor_of(run, name, kwargs)
@@ -247,18 +254,23 @@ def serve(
     with stopped_by_signals(hurry) as stop:
         if not _take_turn(cursor, stop, wait=follow):
             return cursor
-        try:
-            tracker, error = outcome(lambda: make(name, arguments, run))
-            if error is not None:  # wrong arguments, a missing library: trying again does not help
-                cursor.error = f"{type(error).__name__}: {error}"[:500]
-                return cursor
-            tries = None if follow else SYNC_TRIES
-            Worker(
-                run, tracker, cursor, fold=fold, probes=probes, hold=hold_seconds(run), stop=stop, hurry=hurry, tries=tries
-            ).serve(follow=follow)
-        finally:
-            cursor.release()
+        last.callback(cursor.release)
+        tracker, error = outcome(lambda: make(name, arguments, run))
+        if error is not None:  # wrong arguments, a missing library: trying again does not help
+            cursor.error = f"{type(error).__name__}: {error}"[:500]
+            return cursor
+        tries = None if follow else SYNC_TRIES
+        Worker(run, tracker, cursor, fold=fold, probes=probes, hold=hold_seconds(run), stop=stop, hurry=hurry, tries=tries).serve(
+            follow=follow
+        )
     return cursor
+
+
+def at_exit() -> contextlib.ExitStack:
+    """Return what closes after every exit handler that is registered later."""
+    last = contextlib.ExitStack()
+    atexit.register(last.close)
+    return last
 
 
 def _take_turn(cursor: Cursor, stop: threading.Event, *, wait: bool) -> bool:
@@ -312,12 +324,14 @@ def make(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
 def main() -> int:
     """Run as the relay process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    last = at_exit()  # before any tracker library is imported: handlers run in reverse
     setup = json.loads(sys.stdin.buffer.readline())
     hurry = threading.Event()
     threading.Thread(target=_await_end, args=(hurry,), name="fanfold-stdin", daemon=True).start()
     name = learn(setup["tracker"])
     try:
-        cursor = serve(Path(setup["run"]), name, setup["kwargs"], setup["fold"], follow=setup["follow"], hurry=hurry)
+        run = Path(setup["run"])
+        cursor = serve(run, name, setup["kwargs"], setup["fold"], follow=setup["follow"], hurry=hurry, last=last)
     except Owned as owned:
         logging.getLogger("fanfold").info("%s", owned)
         return OWNED

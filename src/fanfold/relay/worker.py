@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import logger, notices, outcome
-from ..journal import blobs
 from ..journal.directory import decode_name
 from ..process import digest
-from ..trackers.base import Adapter, Identity, Point, Refused
+from ..trackers.base import Adapter, Identity
 from .cursor import Cursor
 from .custom import Custom
-from .feed import HOLD_SECONDS, Feed, Frame, Outgoing
+from .deadline import within
+from .feed import HOLD_SECONDS, Feed
+from .sender import Sender
+from .track import Frame
 
-BATCH = 1000
 SETTLE_SECONDS = 5.0
 IDLE_SECONDS = (0.25, 1.0)
 HURRY_SECONDS = (0.05, 30.0)  # how often to look, and for how long, once the run is about to end
@@ -50,43 +51,39 @@ class Worker:
         )
         self.gave_up = False
         self.closed = False
-        self._sent: list[Frame] = []
-        self._skip: dict[str, int] = {}
-        self._doubt = False  # a batch failed half-way: ask the destination what it has before sending it again
-        self._counts = dict(cursor.counts)  # with what is sent; the cursor's are settled
-        self._delivered = cursor.delivered
-        self._partial: dict[str, set[int]] = {key: set(steps) for key, steps in cursor.folds.items()}
-        self._partials = cursor.partial
-        self._out: list[Outgoing] = []
+        self.sender = Sender(run, self.tracker, cursor)
         self._described = cursor.described
         self._quiet_since: float | None = None
         self._settled_at = self._well_at = self._hurried_at = clock()
         self._started = False
 
-    def begin(self) -> None:
-        """Start the tracker on this thread, once; when that fails, serve() tries again, says why, and delivers everything."""
-        self._out = self.feed.poll()
-        _, error = outcome(self.open)
+    @property
+    def _sent(self) -> list[Frame]:
+        return self.sender.sent
+
+    def begin(self, *, limit: float | None = None) -> Exception | None:
+        """Start the tracker on this thread, once, within `limit` seconds where one is given; return why it did not.
+
+        When it did not, serve() tries again, says why, and delivers everything.
+        """
+        self.sender.out = self.feed.poll()
+        _, error = outcome(self.open if limit is None else lambda: within(limit, self.open))
         self.started_elsewhere = error is None
         self._described = None  # a live object here knows nothing of what another one was told
+        return error
 
     def serve(self, *, follow: bool) -> None:
         """Deliver until nothing is left. With `follow`, wait for a live run to end."""
         pause = IDLE_SECONDS[0]
         while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
             moved = self._tolerantly(self.turn)
-            if not self._out and (self.feed.finished() or self._alone()):
+            if not self.sender.out and (self.feed.finished() or self._alone()):
                 self._tolerantly(self._close)
                 return
             if not (moved or self.feed.behind() or follow):
                 break
-            if (
-                not moved
-                and self._started
-                and self.feed.rank_zero_through()
-                and set(self.feed.through()) - set(self.cursor.through)
-            ):
-                self._tolerantly(self._settle)  # rank 0 need not wait for the others to end
+            if not moved and self._rank_zero_is_new():
+                self._tolerantly(self._settle)
             pause = IDLE_SECONDS[0] if moved else min(pause * 1.5, IDLE_SECONDS[1])
             if not self.feed.behind():
                 self._wait(pause)
@@ -116,7 +113,7 @@ class Worker:
     def _tolerantly(self, action: Callable[[], Any]) -> Any:
         """Run one step; when the tracker fails, wait with backoff and jitter and try again."""
         pause, longest = RETRY_SECONDS
-        tried = 0
+        tried, delivered = 0, self.sender.delivered
         while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
             result, error = outcome(action)
             if error is None:
@@ -124,6 +121,8 @@ class Worker:
                 self._well_at = self.clock()
                 return result
             self._say(error)
+            if self.sender.delivered > delivered:  # it failed further on: something else
+                tried, delivered, pause = 0, self.sender.delivered, RETRY_SECONDS[0]
             tried += 1
             self.gave_up = tried == self.tries or self._out_of_patience()
             if not self.gave_up:
@@ -148,28 +147,27 @@ class Worker:
 
     def turn(self) -> bool:
         """Read, start the tracker when there is something to say, send, and settle now and then; tell whether anything moved."""
-        if not self._out:
-            self._out = self.feed.poll()
+        sender = self.sender
+        if not sender.out:
+            sender.out = self.feed.poll()
         if not self._started and self._has_news():
             self._start()
         if not self._started:
             return False
         self._describe()
-        moved = bool(self._out or self.feed.artifacts)
+        moved = bool(sender.out or self.feed.artifacts)
         self._send_artifacts()
-        while self._out and not self.stop.is_set():
-            size = 1 if isinstance(self.tracker, Custom) else BATCH
-            self._send(self._out[:size])
-            del self._out[:size]
+        while sender.out and not self.stop.is_set():
+            sender.send()
             if self.clock() - self._settled_at > SETTLE_SECONDS:
                 self._settle()
-        if self._sent and (not moved or self.clock() - self._settled_at > SETTLE_SECONDS):
+        if sender.sent and (not moved or self.clock() - self._settled_at > SETTLE_SECONDS):
             self._settle()
         return moved
 
     def _has_news(self) -> bool:
         """Tell whether the destination is to hear of anything: one that was served and closed is left alone."""
-        if self._out or self.feed.artifacts:
+        if self.sender.out or self.feed.artifacts:
             return True
         return bool(self.feed.info) and (self.cursor.closed is None or self._words()[0] != self._described)
 
@@ -177,7 +175,7 @@ class Worker:
         if not self.started_elsewhere:
             self.open()
         self.cursor.remote = self.tracker.remote
-        self._look(self.cursor.counts)
+        self.sender.look(self.cursor.counts)
         self.cursor.closed = None
         self.cursor.save()
         self._started = True
@@ -188,11 +186,6 @@ class Worker:
         if self.cursor.remote:
             self.tracker.resume(self.cursor.remote)
         self.tracker.start()
-
-    def _look(self, known: Mapping[str, int]) -> None:
-        """Find out what the destination has beyond what we know: it was sent before a crash, and is not sent again."""
-        have = self.tracker.counts() or {}
-        self._skip = {key: n - known.get(key, 0) for key, n in have.items() if n > known.get(key, 0)}
 
     def identity(self) -> Identity:
         header = next(iter(track.journal.header for track in self.feed.tracks.values() if track.journal.header), {})
@@ -213,9 +206,10 @@ class Worker:
         known, config, (name, tags, notes, group) = self._words()
         if known == self._described:
             return
-        if config is not None:
-            self.tracker.store_init_configuration(dict(config))
-        self.tracker.describe(name=name, tags=tags, notes=notes, group=group)
+        if config:  # an empty one would be an entry of its own in some systems
+            self.sender.attempt("the configuration", lambda: self.tracker.store_init_configuration(dict(config)))
+        words = {"name": name, "tags": tags, "notes": notes, "group": group}
+        self.sender.attempt("name, tags and notes", lambda: self.tracker.describe(**words))
         self._described = known
 
     def _send_artifacts(self) -> None:
@@ -223,98 +217,22 @@ class Worker:
             event, frame = self.feed.artifacts[0]
             for file in event["files"]:
                 name = f"{event['name']}/{file['path']}" if len(event["files"]) > 1 else event["name"]
-                self.tracker.artifact(blobs.path_of(self.run, file["blob"]), name)
+                self.sender.send_file(name, file["blob"])
             self.feed.artifacts.popleft()
-            self._sent.append(frame)
-
-    # Sending
-
-    def _send(self, items: list[Outgoing]) -> None:
-        """Send a batch and remember it; one that holds what the system refuses is sent point by point, value by value."""
-        if self._doubt:
-            if self.tracker.delivery == "readable":
-                self.tracker.settle()
-                self._look(self._counts)
-            self._doubt = False
-        skip = dict(self._skip)
-        points = [self._ready(item.point, skip) for item in items]
-        try:
-            self._doubt = True
-            self.tracker.write([point for point in points if point.values])
-            self._doubt = False
-        except Refused as refusal:
-            self._send_apart(items, refusal)
-            return
-        self._skip = skip
-        for item in items:
-            self._note(item)
-
-    def _note(self, item: Outgoing) -> None:
-        for key, value in item.point.values.items():
-            self._counts[key] = self._counts.get(key, 0) + self._weight(value)
-        self._delivered += len(item.point.values)
-        self._sent += item.frames
-        if item.partial:
-            key, step = item.partial
-            self._partial.setdefault(key, set()).add(step)
-            self._partials += 1
-
-    def _weight(self, value: Any) -> int:
-        """Return how many entries of `counts()` a value makes: a list of media may be one, or one for each of them."""
-        return len(value) if isinstance(value, list) and self.tracker.counts_each else 1
-
-    def _send_apart(self, items: list[Outgoing], refusal: Refused) -> None:
-        if len(items) > 1:
-            for item in items:
-                self._send([item])
-            return
-        (item,) = items
-        if len(item.point.values) > 1:
-            for key, value in item.point.values.items():
-                self._send([Outgoing(item.point._replace(values={key: value}), [])])
-        else:
-            self._refuse(next(iter(item.point.values)), refusal)
-        self._note(Outgoing(item.point._replace(values={}), item.frames, item.partial))
-
-    def _refuse(self, key: str, refusal: Refused) -> None:
-        self._doubt = False
-        self.cursor.refused += 1
-        notices.once(
-            f"{self.tracker.name}:refused:{key}",
-            f"{self.tracker.name} does not take {key!r}: {refusal}. It is kept in the journal; later cases are counted.",
-        )
-
-    def _ready(self, point: Point, skip: dict[str, int]) -> Point:
-        """Load media from their blobs, and leave out what the destination has already."""
-        values: dict[str, Any] = {}
-        for key, value in point.values.items():
-            if skip.get(key, 0) > 0:
-                skip[key] -= self._weight(value)  # it arrived before the relay was killed
-            elif isinstance(value, dict):
-                values[key] = self._load(value)
-            elif isinstance(value, list):
-                values[key] = [self._load(item) for item in value]
-            else:
-                values[key] = value
-        return point._replace(values=values)
-
-    def _load(self, entry: Mapping[str, Any]) -> Any:
-        from ..media import decode
-
-        name = entry.get("blob")
-        return decode(str(entry["type"]), dict(entry), blobs.get(self.run, name) if name else b"")
+            self.sender.sent.append(frame)
 
     def _settle(self) -> None:
         if self._started:
             self.tracker.settle()
-        for frame in self._sent:
+        sender = self.sender
+        for frame in sender.sent:
             frame.left -= 1
-        self._sent = []
+        sender.sent = []
         cursor, awaited = self.cursor, self.feed.still_partial()
         cursor.settled = {**cursor.settled, **self.feed.marks()}
-        cursor.counts, cursor.delivered, cursor.partial = dict(self._counts), self._delivered, self._partials
-        self._partial = {key: steps & awaited[key] for key, steps in self._partial.items() if key in awaited}
-        cursor.folds = {key: sorted(steps) for key, steps in self._partial.items() if steps}
+        cursor.counts, cursor.delivered, cursor.partial = dict(sender.counts), sender.delivered, sender.partials
+        sender.partial = {key: steps & awaited[key] for key, steps in sender.partial.items() if key in awaited}
+        cursor.folds = {key: sorted(steps) for key, steps in sender.partial.items() if steps}
         cursor.described, cursor.error, cursor.through = self._described, None, self.feed.through()
         cursor.save()
         self._settled_at = self.clock()
@@ -331,7 +249,7 @@ class Worker:
             self._describe()
         self._settle()
         if self._started:  # else it was delivered and closed before, and nothing is new
-            self.tracker.close(status)
+            self.sender.attempt("the end of the run", lambda: self.tracker.close(status))
             self.cursor.closed = status
             self.cursor.save()
         self.closed = True

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +19,80 @@ from ..errors import JournalError, RunError, notices
 from ..journal import directory
 from ..journal import format as fmt
 from ..settings import cache_directory, find_directory
+from . import segments
 from .attempts import UNFINISHED
+from .filter import Filter
+from .points import holders, points
 from .run import StoredRun, not_found
 
-VERSION = 1
-_SCHEMA = "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, signature TEXT NOT NULL, row BLOB NOT NULL) WITHOUT ROWID"
+VERSION = 1  # of the file's name; a change that older readers cannot live with opens a new file
+LIVE = frozenset({"running", "lost"})  # these two can change without a byte being written
+
+
+def _runs_table(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, signature TEXT NOT NULL, row BLOB NOT NULL) WITHOUT ROWID"
+    )
+
+
+def _latest_values(connection: sqlite3.Connection) -> None:
+    connection.execute("DELETE FROM runs")  # rows without latest values are made again
+
+
+def _statistics_table(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "CREATE TABLE stats (path TEXT, key TEXT, signature TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (path, key)) "
+        "WITHOUT ROWID"
+    )
+
+
+# In order, each run once per file. They only add, so that an older fanfold can share the file.
+MIGRATIONS = (_runs_table, _latest_values, _statistics_table)
+
+
+def _migrate(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """Bring the tables to this version, in one transaction: two processes may start at once."""
+    if connection.execute("PRAGMA user_version").fetchone()[0] >= len(MIGRATIONS):
+        return connection
+    connection.execute("BEGIN IMMEDIATE")
+    done = connection.execute("PRAGMA user_version").fetchone()[0]
+    for migration in MIGRATIONS[done:]:
+        migration(connection)
+    connection.execute(f"PRAGMA user_version = {max(done, len(MIGRATIONS))}")
+    connection.execute("COMMIT")
+    return connection
+
+
+def _file() -> Path:
+    return cache_directory() / f"catalogue-{VERSION}.db"
 
 
 def _connect() -> sqlite3.Connection:
     """Open the catalogue; where that cannot be (no cache folder, a damaged file), work with one in memory."""
-    folder = cache_directory()
+    path = _file()
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / f"catalogue-{VERSION}.db"
-        connection = sqlite3.connect(path, timeout=5.0, isolation_level=None)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=OFF")
-            connection.execute(_SCHEMA)
+            return _opened(path)
+        except sqlite3.OperationalError:
+            raise  # locked, or a disk that is full: no reason to throw it away
         except sqlite3.DatabaseError:
-            connection.close()
-            path.unlink(missing_ok=True)  # derived: made anew
-            connection = sqlite3.connect(path, timeout=5.0, isolation_level=None)
-            connection.execute(_SCHEMA)
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)  # derived: made anew
+            return _opened(path)
     except (OSError, sqlite3.Error):
-        connection = sqlite3.connect(":memory:", isolation_level=None)
-        connection.execute(_SCHEMA)
-    return connection
+        return _migrate(sqlite3.connect(":memory:", isolation_level=None))
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=5.0, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=OFF")
+        return _migrate(connection)
+    except sqlite3.Error:
+        connection.close()
+        raise
 
 
 def signature(run: Path) -> str:
@@ -54,59 +103,179 @@ def signature(run: Path) -> str:
     return "\n".join(parts)
 
 
+@dataclass
+class Shelf:
+    """What a reader that stays keeps between two listings: rows with their signatures, and the runs it has open."""
+
+    rows: dict[Path, tuple[str, StoredRun]] = field(default_factory=dict)
+    opened: dict[Path, StoredRun] = field(default_factory=dict)
+
+    def run(self, folder: Path) -> StoredRun:
+        """Return an open run, read on to its end. The longest unused are closed when there are many files."""
+        run = self.opened.pop(folder, None) or StoredRun(folder)
+        self.opened[folder] = run.refresh()
+        room = _room_for_files() - len(run.journals)
+        for other in list(self.opened)[-2::-1]:
+            room -= len(self.opened[other].journals)
+            if room < 0:
+                del self.opened[other]
+        return run
+
+
+def _room_for_files() -> int:
+    """Return how many journals may be open at once: each holds a descriptor of the process."""
+    try:
+        import resource
+
+        return max(64, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 16384))
+    except (ImportError, OSError, ValueError):
+        return 256
+
+
 def runs(
     project: str | None = None,
     *,
+    filter: str = "",
     dir: str | os.PathLike[str] | None = None,
     progress: Callable[[Iterable[Path], int], Iterable[Path]] | None = None,
 ) -> list[StoredRun]:
-    """Return the stored runs, newest first: of one project, or of all."""
-    root = find_directory(dir)
+    """Return the stored runs, newest first: of one project, or of all; `filter` keeps those it fits (see docs/query.md)."""
+    wanted = Filter(filter)
+    found = listed(find_directory(dir), project, progress=progress)
+    return [run for run in found if wanted.matches(as_row(run), stats=statistics)] if filter else found
+
+
+def listed(
+    root: Path,
+    project: str | None = None,
+    *,
+    shelf: Shelf | None = None,
+    progress: Callable[[Iterable[Path], int], Iterable[Path]] | None = None,
+) -> list[StoredRun]:
+    """Return all runs below a directory, newest first, from their rows as far as those hold."""
     folders = list(directory.run_directories(root, project))
+    shelf = Shelf() if shelf is None else shelf
     with contextlib.closing(_connect()) as connection:
-        known = _known(connection, folders)
+        if not all(folder in shelf.rows for folder in folders):
+            shelf.rows.update({f: kept for f, kept in _known(connection, folders).items() if f not in shelf.rows})
         found = [run for folder in (progress(folders, len(folders)) if progress else folders)
-                 if (run := _entry(connection, folder, known.get(str(folder)))) is not None]  # fmt: skip
+                 if (run := _entry(connection, folder, shelf)) is not None]  # fmt: skip
     return sorted(found, key=lambda run: run.started, reverse=True)
 
 
-def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[str, tuple[str, bytes]]:
-    if not folders:
-        return {}
-    roots = {str(folder.parent.parent) for folder in folders}
-    rows: dict[str, tuple[str, bytes]] = {}
-    for root in roots:
+def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[Path, tuple[str, StoredRun]]:
+    rows: dict[Path, tuple[str, StoredRun]] = {}
+    for root in {str(folder.parent.parent) for folder in folders}:
         query = "SELECT path, signature, row FROM runs WHERE path >= ? AND path < ?"
-        rows.update({path: (sign, row) for path, sign, row in connection.execute(query, (root + "/", root + "0"))})
+        for path, sign, row in connection.execute(query, (root + "/", root + "0")):
+            rows[Path(path)] = (sign, StoredRun.from_row(Path(path), fmt.unpack(row)))
     return rows
 
 
-def _entry(connection: sqlite3.Connection, folder: Path, known: tuple[str, bytes] | None) -> StoredRun | None:
+def _entry(connection: sqlite3.Connection, folder: Path, shelf: Shelf) -> StoredRun | None:
     """Return a run from its row while that holds; else read the run and renew the row."""
     now = signature(folder)
     if not now:
         return None
-    if known is not None and known[0] == now:
-        row = fmt.unpack(known[1])
-        if row["verdict"]["status"] not in ("running", "lost"):  # those two can change without a byte being written
-            return StoredRun.from_row(folder, row)
+    kept = shelf.rows.get(folder)
+    same = kept is not None and kept[0] == now
+    if kept is not None and same and kept[1].status not in LIVE:
+        return kept[1]
+    row = _read(folder, shelf)
+    if row is None:
+        return None
+    run = StoredRun.from_row(folder, row)
+    if not same or kept is None or kept[1].verdict != row["verdict"]:
+        with contextlib.suppress(sqlite3.Error):
+            query = "INSERT OR REPLACE INTO runs (path, signature, row) VALUES (?, ?, ?)"
+            connection.execute(query, (str(folder), now, fmt.pack(row)))
+    shelf.rows[folder] = (now, run)
+    return run
+
+
+def _read(folder: Path, shelf: Shelf) -> dict[str, Any] | None:
     try:
-        run = StoredRun(folder)
-        row = run.row()
+        kept = folder in shelf.opened
+        run = shelf.run(folder)
+        if run.status not in LIVE and not kept:
+            del shelf.opened[folder]  # its row is all that is asked of it
+        return {**run.row(), "latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))}
     except JournalError as error:  # of a newer format, say: the others are still listed
         notices.once(f"unreadable:{folder}", f"{folder} cannot be listed: {error}")
         return None
     except OSError:  # deleted while we looked
         return None
-    with contextlib.suppress(sqlite3.Error):
-        connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", (str(folder), now, fmt.pack(row)))
-    return StoredRun.from_row(folder, row)
+
+
+def as_row(run: StoredRun) -> dict[str, Any]:
+    """Return a listed run's facts as one row, as filters and pages know them."""
+    row = run.row()
+    status = row["verdict"]["status"]
+    until = time.time() if status == "running" else row["seen"]
+    same = ("id", "project", "name", "group", "notes", "tags", "config", "seen", "summary")
+    return {
+        **{name: row[name] for name in same},
+        "status": status,
+        "error": row["verdict"].get("error"),
+        "created": row["started"],
+        "duration": max(0.0, until - row["started"]),
+        "ranks": len(row["ranks"]),
+        "attempts": len(row["attempts"]),
+        "latest": row.get("latest") or {},
+        "media": row.get("media") or [],
+        "archived": bool(row.get("archived")),
+        "path": str(run.path),
+    }
+
+
+def statistics(row: Mapping[str, Any], key: str, *, run: StoredRun | None = None) -> dict[str, Any] | None:
+    """Return min, max, mean, first, last and count of a run's key; kept until the run grows."""
+    folder = Path(row["path"])
+    now = signature(folder)
+    with contextlib.closing(_connect()) as connection:
+        query = "SELECT row FROM stats WHERE path = ? AND key = ? AND signature = ?"
+        kept = connection.execute(query, (str(folder), key, now)).fetchone()
+        if kept is not None:
+            found: dict[str, Any] = fmt.unpack(kept[0])
+            return found
+        run = run or StoredRun(folder).refresh()
+        ranks = holders(run, key)
+        if not ranks:
+            return None
+        found = points(run, key, ranks[0]).statistics()
+        with contextlib.suppress(sqlite3.Error):
+            query = "INSERT OR REPLACE INTO stats (path, key, signature, row) VALUES (?, ?, ?, ?)"
+            connection.execute(query, (str(folder), key, now, fmt.pack(found)))
+    return found
 
 
 def forget(folder: Path) -> None:
-    """Drop a deleted run's row."""
+    """Drop what was derived from a deleted run."""
     with contextlib.closing(_connect()) as connection, contextlib.suppress(sqlite3.Error):
-        connection.execute("DELETE FROM runs WHERE path = ?", (str(folder),))
+        for (sign,) in connection.execute("SELECT signature FROM runs WHERE path = ?", (str(folder),)).fetchall():
+            for journal in _journals(sign):
+                segments.discard(cache_directory(), journal)
+        for table in ("runs", "stats"):
+            connection.execute(f"DELETE FROM {table} WHERE path = ?", (str(folder),))  # noqa: S608 - the two names above
+
+
+def _journals(sign: str) -> Iterator[str]:
+    """Yield the ids of the journals a signature speaks of."""
+    for line in sign.splitlines():
+        yield line.rpartition(":")[0].removesuffix(fmt.SUFFIX).rpartition("-")[2]
+
+
+def reindex(root: Path, *, progress: Callable[[Iterable[Path], int], Iterable[Path]] | None = None) -> tuple[int, int]:
+    """Make every row below a directory anew, and drop what belongs to runs that are gone; return both counts."""
+    with contextlib.closing(_connect()) as connection:
+        rows = connection.execute("SELECT path, signature FROM runs").fetchall()
+        gone = [path for path, _ in rows if not (Path(path) / "journal").is_dir()]
+        for path in gone:
+            forget(Path(path))
+        for table in ("runs", "stats"):
+            span = (f"{root}/", f"{root}0")
+            connection.execute(f"DELETE FROM {table} WHERE path >= ? AND path < ?", span)  # noqa: S608 - the two names above
+    return len(listed(root, progress=progress)), len(gone)
 
 
 def open_run(path: Path) -> StoredRun:

@@ -16,6 +16,7 @@ from ..journal.index import open_indexed
 from ..journal.reader import NO_STEP
 from ..settings import cache_directory
 from .attempts import Attempt, group
+from .points import holders, points
 
 if TYPE_CHECKING:
     import numpy as np
@@ -246,8 +247,8 @@ class StoredRun:
         if kind not in ("number", "text", "media", "system"):
             raise FanfoldError(f"keys({kind!r}) is not known. Known: number, text, media, system.")
         if kind in ("number", "system"):
-            origin = "" if kind == "number" else "system"
-            return list(dict.fromkeys(key for journal in self.journals for key in journal.keys(origin)))
+            origins = ("",) if kind == "number" else ("system", "energy")
+            return list(dict.fromkeys(key for origin in origins for journal in self.journals for key in journal.keys(origin)))
         wanted = str if kind == "text" else (dict, list)
         return list(
             dict.fromkeys(key for _, data in self._values() for key, value in data["v"].items() if isinstance(value, wanted))
@@ -277,38 +278,21 @@ class StoredRun:
         )
 
     def _rank_of(self, key: str) -> int | None:
-        ranks = {int(j.header.get("rank", 0)) for j in self.journals if key in j.by_key and j.count(key)}
-        return min(ranks) if ranks else None
+        return next(iter(holders(self, key)), None)
 
     def _of_rank(self, key: str, rank: int, raw: bool) -> tuple[Any, Any, Any]:
-        """Gather a rank's points over its attempts; each attempt hides what it logged again."""
-        import numpy as np
-
-        parts: list[list[Any]] = []
-        for attempt in self.attempts:
-            columns = [j.column(key) for j in attempt.journals if j.header.get("rank") == rank and key in j.by_key]
-            columns = [column for column in columns if len(column.steps)]
-            if not columns:
-                continue
-            first = columns[0].steps[0]
-            if first != NO_STEP and not raw:
-                parts = [[array[part[0] < first] for array in part] for part in parts]
-            parts += [[column.steps, column.times, column.values] for column in columns]
-        if not parts:
+        found = points(self, key, rank, raw=raw)
+        if not found.chunks:
             self._nothing(key)
-        steps, times, values = parts[0] if len(parts) == 1 else [np.concatenate([part[i] for part in parts]) for i in range(3)]
-        if len(steps) > 1 and np.any(steps[1:] < steps[:-1]) and not raw:
-            order = np.argsort(steps, kind="stable")
-            steps, times, values = steps[order], times[order], values[order]
-        return steps, times, values
+        return found.columns()
 
     def _folded(self, key: str, how: str, raw: bool) -> Series:
         import numpy as np
 
-        holders = sorted({int(j.header.get("rank", 0)) for j in self.journals if key in j.by_key and j.count(key)})
-        if not holders:
+        ranks_with = holders(self, key)
+        if not ranks_with:
             self._nothing(key)
-        parts = [(rank, *self._of_rank(key, rank, raw)) for rank in holders]
+        parts = [(rank, *self._of_rank(key, rank, raw)) for rank in ranks_with]
         ranks = np.concatenate([np.full(len(part[1]), part[0], np.int64) for part in parts])
         done = folding.fold(how, ranks, *(np.concatenate([part[i] for part in parts]) for i in (1, 2, 3)))
         return Series(key, done.steps, done.times, done.values, done.min, done.max, done.min_rank, done.max_rank, done.count)
@@ -397,6 +381,11 @@ class StoredRun:
     @property
     def artifacts(self) -> list[dict[str, Any]]:
         return list(self._events("artifact"))
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """The model files this run saved and stamped: path, size, step, time."""
+        return list(self._events("saved"))
 
     def artifact_file(self, blob: str) -> Path:
         """Return where an artifact's content lies."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..process import digest
+from .tools import content_of
 
 LONGEST_NAME = 250
 LONGEST_NEW_NAME = 230  # leaves room for the prefix of the tag that tells what the key was
@@ -95,12 +96,7 @@ def _plain(kind: str, item: Any) -> tuple[str, bytes, str]:
         return "tables", json.dumps({"columns": item.columns, "data": item.rows}, default=str).encode(), "json"
     if kind == "histogram":
         return "histograms", json.dumps(item.encode().meta, default=str).encode(), "json"
-    if kind == "html":
-        return "html", item.html.encode(), "html"
-    if kind == "figure":
-        return ("figures", item.png, "png") if item.png else ("figures", item.html.encode(), "html")
-    encoded = item.encode()
-    return kind, bytes(encoded.data), encoded.ext
+    return {"figure": "figures"}.get(kind, kind), *content_of(item)
 
 
 def _image(key: str, item: Any, step: int, ms: int, i: int) -> Iterator[Kept]:

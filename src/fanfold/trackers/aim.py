@@ -15,7 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from ..errors import FanfoldError, notices
+from ..media import Media
 from .base import Adapter, Identity, Point, Refused, clean_config, on_main_process
+from .tools import mapped, markdown
 
 EMPTY = "(empty)"  # an empty name or key makes the whole run unreadable for Aim
 _QUIET = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
@@ -27,7 +29,7 @@ class AimTracker(Adapter):
     name: ClassVar[str] = "aim"
     requires_logging_directory: ClassVar[bool] = True
     delivery: ClassVar[str] = "idempotent"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+    delivery_online: ClassVar[str | None] = "idempotent"
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class AimTracker(Adapter):
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the configuration as `run["hparams"]`."""
-        self.writer["hparams"] = _storable(clean_config(values))
+        self.writer["hparams"] = mapped(clean_config(values), _storable, key=lambda name: name or EMPTY)
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         if name and self._renames:
@@ -162,7 +164,7 @@ class AimTracker(Adapter):
         if isinstance(value, list):
             return [made for item in value if (made := self._converted(key, item)) is not None] or None
         try:
-            made = _text(value) if isinstance(value, str) else _MEDIA[value.kind](value)
+            made = _text(value) if isinstance(value, str) else _MEDIA[value.kind](value) if isinstance(value, Media) else value
         except (FanfoldError, TypeError, ValueError) as error:
             raise Refused(str(error)) from error
         if made is None:
@@ -244,11 +246,7 @@ def _index(repo: Any, run_hash: str) -> None:
 
 
 def _storable(value: Any) -> Any:
-    """Return a clean configuration without what Aim refuses (integers beyond 64 bits) or breaks on (empty keys)."""
-    if isinstance(value, dict):
-        return {key or EMPTY: _storable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_storable(item) for item in value]
+    """Return a value without what Aim refuses: integers beyond 64 bits."""
     return str(value) if type(value) is int and not -(1 << 63) <= value < 1 << 63 else value
 
 
@@ -315,11 +313,6 @@ def _histogram(value: Any) -> Any:
     return aim.Distribution(hist=np.asarray(value.counts), bin_range=(float(edges[0]), float(edges[-1])))
 
 
-def _table(value: Any) -> Any:
-    rows = [value.columns, ["---"] * len(value.columns), *value.rows]
-    return _text("\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows))
-
-
 def _figure(value: Any) -> Any:
     import aim
 
@@ -339,7 +332,7 @@ _MEDIA: dict[str, Callable[[Any], Any]] = {
     "audio": _audio,
     "video": _video,
     "histogram": _histogram,
-    "table": _table,
+    "table": lambda value: _text(markdown(value)),
     "figure": _figure,
     "html": lambda value: _text(value.html),
     "text": lambda value: _text(value.text),

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from ..errors import notices
 from .base import Adapter, Point, flat_config, on_main_process
+from .tools import content_of
 
 LONGEST_TAG = 1000
 LONGEST_TABLE = 250  # rows of a table metric; longer ones are files
@@ -24,7 +25,7 @@ class AzureMLTracker(Adapter):
 
     name: ClassVar[str] = "azure_ml"
     delivery: ClassVar[str] = "at least once"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+    delivery_online: ClassVar[str | None] = "at least once"
 
     def __init__(self, run_name: str, azureml_run: Any = None) -> None:
         super().__init__()
@@ -147,11 +148,6 @@ def _fits(columns: dict[str, list[Any]]) -> bool:
 
 
 def _content(value: Any) -> tuple[bytes, str]:
-    if value.kind == "html":
-        return value.html.encode(), "html"
-    if value.kind == "figure":
-        return (value.png, "png") if value.png else (value.html.encode(), "html")
     if value.kind in ("table", "histogram"):
         return json.dumps(_columns(value), default=str).encode(), "json"
-    encoded = value.encode()
-    return bytes(encoded.data), str(encoded.ext)
+    return content_of(value)

@@ -134,13 +134,14 @@ class Adapter(GeneralTracker):
       idempotent      the same point sent again is the same point
       readable        `counts()` says how many points of each key have arrived; the relay skips those
       at least once   neither; a crash between send and settle may repeat points
+    The contract suite proves it for what is written on this disk. `delivery_online` says it for a service.
     """
 
     name: ClassVar[str]
     requires_logging_directory: ClassVar[bool] = False
     delivery: ClassVar[str] = "at least once"
+    delivery_online: ClassVar[str | None] = None  # the same where a service takes the points; None: there is no such thing
     counts_each: ClassVar[bool] = False  # whether a list of media under one key makes as many entries in counts()
-    media: ClassVar[frozenset[str]] = frozenset()  # of image audio video histogram table figure html text
 
     # What an adapter writes
 

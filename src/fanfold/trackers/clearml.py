@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .base import Adapter, Identity, Point, Refused, clean, clean_config, flat_config, on_main_process
+from .tools import content_of, replace, until
 
 SETTLE_SECONDS = 60.0
 SECTION = "config"  # of the hyperparameters
@@ -49,7 +50,7 @@ class ClearMLTracker(Adapter):
 
     name: ClassVar[str] = "clearml"
     delivery: ClassVar[str] = "readable"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+    delivery_online: ClassVar[str | None] = "at least once"
     task: Any
 
     def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
@@ -256,13 +257,12 @@ class ClearMLTracker(Adapter):
 
     def settle(self) -> None:
         """Return when everything is sent; offline, when the session's file has as many events as were made."""
-        deadline = time.monotonic() + SETTLE_SECONDS
+        if not until(self._flushed, SETTLE_SECONDS, pause=0.01):
+            raise TimeoutError(f"ClearML did not write its events within {SETTLE_SECONDS:.0f} s")
+
+    def _flushed(self) -> bool:
         self.task.flush(wait_for_uploads=True)
-        while self._offline and self._identity is not None and self._arrived() < self._sent:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"ClearML did not write its events within {SETTLE_SECONDS:.0f} s")
-            time.sleep(0.01)
-            self.task.flush(wait_for_uploads=True)
+        return not self._offline or self._identity is None or self._arrived() >= self._sent
 
     def _arrived(self) -> int:
         """Return how many events the offline session holds."""
@@ -335,8 +335,7 @@ def _prepared(number: str, arguments: dict[str, Any]) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         about: dict[str, Any] = {"id": number, "type": "training", "output": {}, "execution": {"parameters": {}, "artifacts": []}}
         about |= {"name": arguments["task_name"], "project_name": arguments["project_name"]}
-        (folder / "task.tmp").write_text(json.dumps(about), encoding="utf-8")
-        (folder / "task.tmp").replace(folder / "task.json")
+        replace(folder / "task.json", json.dumps(about))
     if (folder / METRICS).exists():
         data = (folder / METRICS).read_bytes()
         os.truncate(folder / METRICS, data.rfind(b"\n") + 1)  # a line torn by a kill would spoil the next one, too
@@ -367,16 +366,11 @@ def _file(logger: Any, data: bytes, ext: str, *, title: str, series: str, iterat
 
 
 def _text(logger: Any, item: Any, **where: Any) -> None:
-    _file(logger, (item if isinstance(item, str) else item.text).encode(), "txt", **where)
+    _file(logger, item.encode(), "txt", **where)
 
 
-def _html(logger: Any, item: Any, **where: Any) -> None:
-    _file(logger, item.html.encode(), "html", **where)
-
-
-def _encoded(logger: Any, item: Any, **where: Any) -> None:
-    encoded = item.encode()
-    _file(logger, encoded.data, encoded.ext, **where)
+def _content(logger: Any, item: Any, **where: Any) -> None:
+    _file(logger, *content_of(item), **where)
 
 
 def _histogram(logger: Any, item: Any, **where: Any) -> None:
@@ -395,18 +389,14 @@ def _cell(cell: Any) -> str:
 
 def _figure(logger: Any, item: Any, **where: Any) -> None:
     if item.png:
-        _file(logger, item.png, "png", **where)
+        _content(logger, item, **where)
     else:
         logger.report_plotly(figure=json.loads(item.json), **where)
 
 
 _MEDIA: dict[str, Callable[..., None]] = {
-    "image": _encoded,
-    "audio": _encoded,
-    "video": _encoded,
+    **dict.fromkeys(("image", "audio", "video", "text", "html"), _content),
     "histogram": _histogram,
-    "text": _text,
-    "html": _html,
     "table": _table,
     "figure": _figure,
 }

@@ -7,7 +7,6 @@ the run's own, so the next relay makes the archive of it. Offline nothing is los
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import io
 import os
@@ -23,6 +22,7 @@ from ..journal.writer import try_lock
 from ..process import digest
 from . import _comet_archives as archives
 from .base import Adapter, Identity, Point, clean, clean_config, on_main_process
+from .tools import content_of
 
 SETTLE_SECONDS = 60.0
 MAX_NAME = 100  # Comet cuts longer names, so two keys could become one
@@ -43,7 +43,7 @@ class CometMLTracker(Adapter):
 
     name: ClassVar[str] = "comet_ml"
     delivery: ClassVar[str] = "readable"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+    delivery_online: ClassVar[str | None] = "at least once"
     writer: Any
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
@@ -325,9 +325,7 @@ def _video(tracker: CometMLTracker, item: Any, *, name: str, step: int | None, m
 
 
 def _table(tracker: CometMLTracker, item: Any, *, name: str, step: int | None, metadata: dict[str, Any]) -> None:
-    out = io.StringIO()
-    csv.writer(out).writerows([item.columns, *item.rows])
-    _asset(tracker, out.getvalue().encode(), f"{name}.csv", step, metadata)
+    _asset(tracker, content_of(item)[0], f"{name}.csv", step, metadata)
 
 
 def _html(tracker: CometMLTracker, item: Any, *, name: str, step: int | None, metadata: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ class DagsHubTracker(Adapter):
 
     name: ClassVar[str] = "dagshub"
     delivery: ClassVar[str] = "readable"
-    media: ClassVar[frozenset[str]] = MLflowTracker.media
+    delivery_online: ClassVar[str | None] = "idempotent"
 
     def __init__(
         self,

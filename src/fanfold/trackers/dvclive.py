@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from ..errors import FanfoldError, notices
 from .base import Adapter, Identity, Point, Refused, clean, clean_config, on_main_process
+from .tools import replace
 
 MARKER = ".fanfold.json"  # which run a folder belongs to, and what was in it before
 ITSELF = "_"  # metrics.json: the metric `a` beside a group `a/…`
@@ -33,7 +34,6 @@ class DVCLiveTracker(Adapter):
     name: ClassVar[str] = "dvclive"
     requires_logging_directory: ClassVar[bool] = False
     delivery: ClassVar[str] = "readable"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "video", "histogram", "table", "figure", "text"})
 
     def __init__(self, run_name: str | None = None, live: Any = None, **kwargs: Any) -> None:
         super().__init__()
@@ -347,10 +347,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _replace_json(path: Path, content: Any, **options: Any) -> None:
-    """Write a file whole, so that a kill leaves the old one or the new one."""
-    aside = path.with_name(f"{path.name}.new")
-    aside.write_text(json.dumps(content, indent=4, **options) + "\n", encoding="utf-8")
-    aside.replace(path)
+    replace(path, json.dumps(content, indent=4, **options) + "\n")
 
 
 # Media: each writes one file and tells whether it could

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from ..errors import notices
 from .base import Adapter, Identity, Point, flat_config, on_main_process
+from .tools import replace
 
 ROWS = 10_000
 SHARE = 0.05  # of the time may go into drawing the page again
@@ -29,7 +30,6 @@ class FlyteTracker(Adapter):
 
     name: ClassVar[str] = "flyte"
     delivery: ClassVar[str] = "idempotent"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
 
     def __init__(
         self, run_name: str, *, deck: str = "Log History", directory: str | os.PathLike[str] | None = None, rows: int = ROWS
@@ -105,7 +105,7 @@ class FlyteTracker(Adapter):
         """Keep what describes the run: a later start is told of changes only."""
         text = json.dumps(self._facts)
         if text != self._facts_saved:
-            _replace(directory / "facts.json", text)
+            replace(directory / "facts.json", text)
             self._facts_saved = text
 
     def publish(self) -> None:
@@ -115,7 +115,7 @@ class FlyteTracker(Adapter):
             self._context.run(_publish)
         elif self.directory is not None:
             head = f'<!doctype html><meta charset="utf-8"><title>{escape(self.run_name)}</title>'
-            _replace(self.directory / "deck.html", head + self.html)
+            replace(self.directory / "deck.html", head + self.html)
         self._drawn_at = time.monotonic()
         self._draw_seconds = self._drawn_at - began
 
@@ -216,12 +216,6 @@ def _new_deck(tracker: FlyteTracker) -> Any:
             return tracker.html
 
     return HistoryDeck(tracker.deck_name)
-
-
-def _replace(path: Path, text: str) -> None:
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def _read_facts(path: Path) -> dict[str, dict[str, Any]]:

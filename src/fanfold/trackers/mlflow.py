@@ -31,7 +31,7 @@ class MLflowTracker(Adapter):
 
     name: ClassVar[str] = "mlflow"
     delivery: ClassVar[str] = "idempotent"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+    delivery_online: ClassVar[str | None] = "idempotent"
 
     def __init__(
         self,

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
-import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +16,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import notices
+from ..media import Media
 from .base import Adapter, Identity, Point, clean, flat_config, on_main_process
+from .tools import content_of, copied
 
 LONGEST_TEXT = 1000  # of a string series; the client cuts the rest off
 LONGEST_PARAMETER = 16384
@@ -41,7 +41,7 @@ class NeptuneTracker(Adapter):
 
     name: ClassVar[str] = "neptune"
     delivery: ClassVar[str] = "readable"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+    delivery_online: ClassVar[str | None] = "at least once"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
@@ -138,6 +138,8 @@ class NeptuneTracker(Adapter):
             elif isinstance(text, str):
                 self._say_beside(key, "long", f"Neptune cuts texts at {LONGEST_TEXT} characters; longer ones are files")
                 self._upload(key, "long", text, "txt", point, i)
+            elif not isinstance(item, Media):  # an object of Neptune's own
+                self._append(self._path(key, "image"), item, point)
             else:
                 self._add_media(key, item, point, f"{i + 1} of {len(items)}" if len(items) > 1 else None, i)
 
@@ -234,10 +236,7 @@ class NeptuneTracker(Adapter):
     def artifact(self, path: Path, name: str) -> None:
         """Upload a copy: Neptune notes the path only, and the file must live until it is sent."""
         home = (self._directory or Path.cwd() / ".neptune") / "artifacts"
-        target = home / re.sub(r"(^|/)\.\.?(?=/|$)", "_", name).strip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-        self.run[self._path(f"artifacts/{name}", "parameter")].upload(str(target.absolute()))
+        self.run[self._path(f"artifacts/{name}", "parameter")].upload(str(copied(path, home, name).absolute()))
 
     @on_main_process
     def finish(self) -> None:
@@ -331,24 +330,8 @@ def _parameter(value: Any) -> bool | int | float | str:
     return text
 
 
-def _content(value: Any) -> tuple[Any, str]:
+def _content(value: Any) -> tuple[bytes, str]:
     """Return media as the content of a file, and its extension."""
-    if value.kind == "html":
-        return value.html, "html"
-    if value.kind == "figure":
-        return (value.png, "png") if value.png else (value.html, "html")
     if value.kind == "histogram":
-        return json.dumps({"edges": value.edges.tolist(), "counts": value.counts.tolist()}), "json"
-    if value.kind == "table":
-        return _csv(value), "csv"
-    encoded = value.encode()
-    return bytes(encoded.data), str(encoded.ext)
-
-
-def _csv(table: Any) -> str:
-    import csv
-    import io
-
-    out = io.StringIO()
-    csv.writer(out).writerows([table.columns, *table.rows])
-    return out.getvalue()
+        return json.dumps({"edges": value.edges.tolist(), "counts": value.counts.tolist()}).encode(), "json"
+    return content_of(value)

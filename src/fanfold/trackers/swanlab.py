@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
@@ -15,6 +17,7 @@ from typing import Any, ClassVar
 
 from ..errors import notices
 from .base import Adapter, Identity, Point, Refused, clean, clean_config, on_main_process
+from .tools import copied, mapped
 
 MAX_STEP = 1 << 48  # SwanLab's own limit
 LONGEST_KEY = 512
@@ -28,7 +31,7 @@ class SwanLabTracker(Adapter):
     name: ClassVar[str] = "swanlab"
     main_process_only = False
     delivery: ClassVar[str] = "readable"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+    delivery_online: ClassVar[str | None] = "at least once"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class SwanLabTracker(Adapter):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.run.config.update(_config(clean_config(values)))
+        self.run.config.update(mapped(clean_config(values), _config))
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         """Keep tags and notes in the config: SwanLab takes them at init only, and ours may come later."""
@@ -220,21 +223,21 @@ class SwanLabTracker(Adapter):
 
     def artifact(self, path: Path, name: str) -> None:
         """Keep a copy beside the run: SwanLab notes a link, and the file must be there when it syncs."""
-        import shutil
-
         home = Path(self.run.dir).parent / "artifacts"
-        target = home / re.sub(r"(^|/)\.\.?(?=/|$)", "_", name).strip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-        self.run.save(_literal(target), base_path=str(home), policy="now")
+        self.run.save(glob.escape(str(copied(path, home, name))), base_path=str(home), policy="now")
 
     @on_main_process
     def finish(self) -> None:
-        self.run.finish()
+        self._end()
 
     def close(self, status: str) -> None:
         state = _STATES.get(status, "aborted")
-        self.run.finish(state=state, error=None if state == "success" else f"the run was {status}")
+        self._end(state=state, error=None if state == "success" else f"the run was {status}")
+
+    def _end(self, **words: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.run._is_main_thread = False  # noqa: SLF001 - or it puts a signal handler back, which only the main thread can
+        self.run.finish(**words)
 
 
 def records(file: Path) -> Iterator[Any]:
@@ -317,19 +320,9 @@ def _is_native(value: Any) -> bool:
 
 def _config(value: Any) -> Any:
     """Spell out what SwanLab changes: it makes {} of None, and drops the sign of infinity."""
-    if isinstance(value, dict):
-        return {key: _config(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_config(item) for item in value]
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value
-
-
-def _literal(path: Path) -> str:
-    import glob
-
-    return glob.escape(str(path))
 
 
 def _same(_swanlab: Any, value: Any) -> Any:

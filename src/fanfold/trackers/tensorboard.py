@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..journal.directory import encode_name
-from .base import Adapter, Identity, Point, clean, flat_config, on_main_process
+from .base import Adapter, Identity, Point, clean, clean_config, flat_config, on_main_process
+from .tools import markdown
 
 
 class TensorBoardTracker(Adapter):
@@ -19,7 +20,6 @@ class TensorBoardTracker(Adapter):
     requires_logging_directory: ClassVar[bool] = True
     delivery: ClassVar[str] = "readable"
     counts_each: ClassVar[bool] = True
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__()
@@ -64,8 +64,6 @@ class TensorBoardTracker(Adapter):
         self.writer.flush()
         folder = Path(self.writer.log_dir if hasattr(self.writer, "log_dir") else self.writer.logdir) / str(time.time())
         folder.mkdir(parents=True, exist_ok=True)
-        from .base import clean_config
-
         (folder / "hparams.yml").write_text(yaml.safe_dump(clean_config(values)), encoding="utf-8")
 
     def write(self, points: Sequence[Point]) -> None:
@@ -144,8 +142,7 @@ def _as_text(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
 
 
 def _table(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
-    rows = [value.columns, ["---"] * len(value.columns), *value.rows]
-    writer.add_text(key, "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows[:1002]), **common)
+    writer.add_text(key, markdown(value, most=1000), **common)
 
 
 def _figure(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:

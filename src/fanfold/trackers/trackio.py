@@ -13,7 +13,6 @@ import json
 import os
 import sqlite3
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -22,6 +21,7 @@ from typing import Any, ClassVar
 
 from ..media import Media
 from .base import Adapter, Identity, Point, Refused, clean, clean_config, on_main_process
+from .tools import file_of, mapped, plain_name, until
 
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
 SETTLE_SECONDS = 60.0
@@ -34,7 +34,7 @@ class TrackioTracker(Adapter):
     name: ClassVar[str] = "trackio"
     main_process_only = False
     delivery: ClassVar[str] = "readable"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+    delivery_online: ClassVar[str | None] = "at least once"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
@@ -168,14 +168,11 @@ class TrackioTracker(Adapter):
     def settle(self) -> None:
         """Wait until trackio's sender has written everything: rows of media are in the database, a server has all."""
         self._flush_config()
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while not self._written():
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"trackio has not written all rows of {self.run.name!r} within {SETTLE_SECONDS:g} s. Nothing is lost; it is "
-                    "looked at again. Check that its folder can be written to, or that its server answers."
-                )
-            time.sleep(0.05)
+        if not until(self._written, SETTLE_SECONDS, pause=0.05):
+            raise TimeoutError(
+                f"trackio has not written all rows of {self.run.name!r} within {SETTLE_SECONDS:g} s. Nothing is lost; it is "
+                "looked at again. Check that its folder can be written to, or that its server answers."
+            )
 
     def _written(self) -> bool:
         if self.database is not None:
@@ -204,8 +201,7 @@ class TrackioTracker(Adapter):
     def artifact(self, path: Path, name: str) -> None:
         from trackio import Artifact
 
-        safe = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "_.-") else "-" for sign in name)
-        found = Artifact(safe, type="file")
+        found = Artifact(plain_name(name), type="file")
         found.add_file(str(path), name=Path(name).name)
         self.run.log_artifact(found)
 
@@ -265,14 +261,10 @@ def _time(seconds: float | None) -> str:
 
 def _writable(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration without keys that trackio uses itself and without integers its JSON cannot hold."""
-    return {f"config{key}" if key.startswith("_") else key: _small(value) for key, value in config.items()}
+    return {f"config{key}" if key.startswith("_") else key: mapped(value, _small) for key, value in config.items()}
 
 
 def _small(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _small(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_small(item) for item in value]
     big = isinstance(value, int) and not -MAX_INTEGER <= value < 2 * MAX_INTEGER
     return str(value) if big else value
 
@@ -286,7 +278,7 @@ def _plain(point: Point) -> dict[str, Any]:
 
 def _media(point: Point, folder: Path) -> dict[str, Any]:
     """Return a point's media as trackio's objects."""
-    found = {key: value for key, value in point.values.items() if isinstance(value, (Media, list))}
+    found = {key: value for key, value in point.values.items() if not isinstance(value, (bool, int, float, str))}
     try:
         return {key: _one(key, value, folder) for key, value in found.items()}
     except (TypeError, ValueError) as error:
@@ -294,28 +286,22 @@ def _media(point: Point, folder: Path) -> dict[str, Any]:
 
 
 def _one(key: str, value: Any, folder: Path) -> Any:
-    return _native(value, folder) if isinstance(value, Media) else _listed(key, value, folder)
+    if isinstance(value, Media):
+        return _native(value, folder)
+    return _listed(key, value, folder) if isinstance(value, list) else value
 
 
 def _listed(key: str, values: list[Any], folder: Path) -> Any:
     """Return several media of one key as a table of one column: a row holds one value of a key."""
     import trackio
 
-    if any(value.kind not in ("image", "audio", "video") for value in values):
+    if any(isinstance(value, Media) and value.kind not in ("image", "audio", "video") for value in values):
         raise Refused("trackio takes lists of images, sounds and videos only")
-    return trackio.Table(columns=[key], data=[[_native(value, folder)] for value in values])
+    return trackio.Table(columns=[key], data=[[_one(key, value, folder)] for value in values])
 
 
 def _native(value: Any, folder: Path) -> Any:
     return _MEDIA[value.kind](value, folder)
-
-
-def _file(value: Any, folder: Path) -> str:
-    """Write media as it is encoded; trackio copies the file when it is logged."""
-    encoded = value.encode()
-    path = folder / f"{uuid.uuid4().hex}.{encoded.ext}"
-    path.write_bytes(encoded.data)
-    return str(path)
 
 
 def _image(value: Any, folder: Path) -> Any:
@@ -328,7 +314,7 @@ def _image(value: Any, folder: Path) -> Any:
 def _audio(value: Any, folder: Path) -> Any:
     import trackio
 
-    path = _file(value, folder)
+    path = file_of(value, folder)
     if not path.endswith((".wav", ".mp3")):
         raise Refused(f"trackio takes WAV and MP3, not {Path(path).suffix}")
     return trackio.Audio(path, caption=value.caption)
@@ -337,7 +323,7 @@ def _audio(value: Any, folder: Path) -> Any:
 def _video(value: Any, folder: Path) -> Any:
     import trackio
 
-    return trackio.Video(_file(value, folder), caption=value.caption)
+    return trackio.Video(file_of(value, folder), caption=value.caption)
 
 
 def _histogram(value: Any, folder: Path) -> Any:

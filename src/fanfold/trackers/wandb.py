@@ -10,7 +10,6 @@ import netrc
 import os
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from ..errors import notices
 from ..media import Media
 from ._wandb_log import WandbLog, logs_of
 from .base import Adapter, Identity, Point, Refused, clean_config, on_main_process
+from .tools import file_of, mapped, plain_name, until
 
 STEP = "fanfold/step"
 OWN_KEYS = frozenset({"_step", "_runtime", "_timestamp", STEP})
@@ -41,7 +41,7 @@ class WandBTracker(Adapter):
     name: ClassVar[str] = "wandb"
     main_process_only = False
     delivery: ClassVar[str] = "readable"
-    media: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "histogram", "table", "figure", "html", "text"})
+    delivery_online: ClassVar[str | None] = "at least once"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class WandBTracker(Adapter):
         """Wait until nobody writes an unfinished log of this run: what a killed process left behind is then all there."""
         for log in logs_of(folder, str(self.init_kwargs.get("id"))):
             if log.refresh().exit is None:
-                _until(lambda path=log.path: time.time() - path.stat().st_mtime > QUIET_SECONDS, 30.0)  # type: ignore[misc]
+                until(lambda path=log.path: time.time() - path.stat().st_mtime > QUIET_SECONDS, 30.0)  # type: ignore[misc]
 
     @property
     def tracker(self) -> Any:
@@ -132,7 +132,7 @@ class WandBTracker(Adapter):
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the configuration; a value may change later. NaN becomes a text, which wandb would make null."""
-        self.run.config.update(_no_nan(clean_config(values)), allow_val_change=True)
+        self.run.config.update(mapped(clean_config(values), _no_nan), allow_val_change=True)
         self._configs += 1
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
@@ -182,8 +182,8 @@ class WandBTracker(Adapter):
         log = self._log
         if log is None:
             return
-        _until(lambda: log.refresh().configs >= self._configs, 2.0)  # it is written with the rest, and said again if not
-        if not _until(lambda: self._arrived(log), SETTLE_SECONDS):
+        until(lambda: log.refresh().configs >= self._configs, 2.0)  # it is written with the rest, and said again if not
+        if not until(lambda: self._arrived(log), SETTLE_SECONDS):
             raise TimeoutError(
                 f"wandb's log {log.path} has {log.rows} of {self._rows} rows after {SETTLE_SECONDS:g} s. Nothing is lost; "
                 "it is looked at again. Look into debug-internal.log beside it if this stays."
@@ -193,8 +193,13 @@ class WandBTracker(Adapter):
         log.refresh()
         return log.rows >= self._rows and log.artifacts >= self._artifacts
 
-    def counts(self) -> dict[str, int]:
-        """Count the rows of each key in the logs of this run, of every attempt: each has a folder of its own."""
+    def counts(self) -> dict[str, int] | None:
+        """Count the rows of each key in the logs of this run, of every attempt: each has a folder of its own.
+
+        None online: what is in the log may not have been uploaded when the process that did it was killed.
+        """
+        if not self.run.offline:
+            return None
         found: dict[str, int] = {}
         for log in self._logs:
             for key, count in log.refresh().keys.items():
@@ -204,8 +209,7 @@ class WandBTracker(Adapter):
     def artifact(self, path: Path, name: str) -> None:
         import wandb
 
-        safe = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "_.-") else "-" for sign in name)[:128]
-        found = wandb.Artifact(safe, type="file")
+        found = wandb.Artifact(plain_name(name)[:128], type="file")
         found.add_file(str(path), name=Path(name).name, policy="immutable", skip_cache=True)  # blobs never change: no copy
         self.run.log_artifact(found)
         self._artifacts += 1
@@ -251,22 +255,12 @@ class WandBTracker(Adapter):
         """Finish, and wait for the exit record: offline, finish() comes back before the log is whole."""
         self.run.finish(**kwargs)
         log = self._log
-        if log is not None and not _until(lambda: log.refresh().exit is not None, SETTLE_SECONDS):
+        if log is not None and not until(lambda: log.refresh().exit is not None, SETTLE_SECONDS):
             notices.once(
                 "wandb:exit",
                 f"wandb's log {log.path} has no end after {SETTLE_SECONDS:g} s. Its rows are there, its final status may not be. "
                 "Look into debug-internal.log beside it.",
             )
-
-
-def _until(done: Callable[[], bool], seconds: float) -> bool:
-    """Wait for something another process does; tell whether it happened in time."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def _without(text: str, signs: str) -> str:
@@ -290,10 +284,6 @@ def _row(point: Point, folder: Path) -> dict[str, Any]:
 
 
 def _no_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _no_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_no_nan(item) for item in value]
     return "nan" if isinstance(value, float) and value != value else value  # noqa: PLR0124 - NaN is what differs from itself
 
 
@@ -307,14 +297,6 @@ def _native(value: Any, folder: Path) -> Any:
     return _MEDIA[value.kind](value, folder) if isinstance(value, Media) else value
 
 
-def _file(value: Any, folder: Path) -> str:
-    """Write media as it is encoded; wandb copies the file when it is logged."""
-    encoded = value.encode()
-    path = folder / f"{uuid.uuid4().hex}.{encoded.ext}"
-    path.write_bytes(encoded.data)
-    return str(path)
-
-
 def _image(value: Any, folder: Path) -> Any:
     import wandb
 
@@ -325,13 +307,13 @@ def _image(value: Any, folder: Path) -> Any:
 def _audio(value: Any, folder: Path) -> Any:
     import wandb
 
-    return wandb.Audio(_file(value, folder), sample_rate=value.sample_rate, caption=value.caption)
+    return wandb.Audio(file_of(value, folder), sample_rate=value.sample_rate, caption=value.caption)
 
 
 def _video(value: Any, folder: Path) -> Any:
     import wandb
 
-    path = _file(value, folder)
+    path = file_of(value, folder)
     return wandb.Video(path, caption=value.caption, format=path.rpartition(".")[2])
 
 

@@ -1,0 +1,126 @@
+"""NonFiniteCallback: find a NaN or infinity and say its step, parameter and rank, without waiting for the device."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..deferred import Deferred
+from ..errors import SettingError, notices
+from ..process import detect
+from ._common import check_every, current_run, norms_of, tensors_of, together
+from .control import TrainerControl
+from .events import TrainerCallback, logger
+from .state import TrainerState
+
+ACTIONS = ("warn", "stop", "raise")
+KEPT = 100
+LAST_SECONDS = 5.0
+
+
+class Finding(NamedTuple):
+    """Where something was not finite: `names` are parameters, or the keys of what was logged."""
+
+    step: int
+    rank: int
+    what: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
+        return f"{self.what} of {', '.join(self.names[:3])}{more} at step {self.step} on rank {self.rank}"
+
+
+class _Look(NamedTuple):
+    """Flags on their way from the device."""
+
+    step: int
+    names: list[str]
+    ready: Callable[[], bool]
+    read: Callable[[], Any]
+
+
+class NonFiniteCallback(TrainerCallback):
+    """Look each `every` steps at all gradients, and at every logged number; `found` holds what was not finite.
+
+    The look is launched on the device before the optimizer steps and read when it has landed, some steps later: the
+    step it names is the one it was launched at. `action`: "warn" says the first finding, "stop" also ends training,
+    "raise" raises a FloatingPointError. Loss scaling in float16 meets infinities by design; use "warn" there.
+    """
+
+    def __init__(self, every: int = 1, *, action: str = "warn", run: Any = None) -> None:
+        if action not in ACTIONS:
+            raise SettingError(f"action={action!r} is not known. The callback was not made. Known: {', '.join(ACTIONS)}.")
+        self.every = check_every(every, self)
+        self.action = action
+        self.run = run
+        self.found: list[Finding] = []
+        self.count = 0
+        self._looks: deque[_Look] = deque()
+        self._rings = Deferred(lambda _: None, lambda *_: None)
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        step = state.global_step + 1
+        if step % self.every:
+            return
+        names, tensors = tensors_of(model, gradients=True)
+        if not tensors:
+            return
+        # The largest absolute value is finite only if all are; a sum of squares could overflow by itself.
+        launched = self._rings.launch_array(together(norms_of(tensors, math.inf)))
+        if isinstance(launched, str):
+            notices.once("nonfinite:launch", f"NonFiniteCallback could not look at step {step}: {launched}. Training goes on.")
+        else:
+            self._looks.append(_Look(step, names, *launched))
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        while self._looks and self._looks[0].ready():
+            self._judge(control)
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        odd = tuple(key for key, value in (logs or {}).items() if isinstance(value, float) and not math.isfinite(value))
+        if odd:
+            self._report(Finding(state.global_step, detect().rank, "value", odd), control)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._looks and time.monotonic() < deadline:
+            if self._looks[0].ready():
+                self._judge(control)
+            else:
+                time.sleep(0.001)
+        self._looks.clear()
+
+    def _judge(self, control: TrainerControl) -> None:
+        look = self._looks.popleft()
+        odd = tuple(name for name, value in zip(look.names, look.read().tolist(), strict=True) if not math.isfinite(value))
+        if odd:
+            self._report(Finding(look.step, detect().rank, "gradient", odd), control)
+
+    def _report(self, finding: Finding, control: TrainerControl) -> None:
+        self.count += 1
+        if len(self.found) < KEPT:
+            self.found.append(finding)
+        if self.action != "warn":
+            control.should_training_stop = True
+        if self.count == 1:
+            self._say(finding)
+        if self.action == "raise":
+            raise FloatingPointError(f"not finite: {finding}")
+
+    def _say(self, finding: Finding) -> None:
+        after = {"warn": "goes on", "stop": "stops after this step", "raise": "stops here"}[self.action]
+        logger.warning(
+            f"not finite: {finding}. Training {after}; later ones are counted and not said. "
+            "Look at the batch of that step, lower the learning rate, or clip the gradients."
+        )
+        run = current_run(self.run, self)
+        if run is not None:
+            run.alert("not finite", str(finding), level="error")

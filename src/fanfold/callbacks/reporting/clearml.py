@@ -1,0 +1,151 @@
+"""ClearML's reporting callback: titles train, eval and test with a series per key; several trainings of a task get a number."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...errors import notices, outcome
+from ...trackers.base import flat_config
+from ...trackers.clearml import ClearMLTracker
+from ..subjects import SUMMARY, TRUE, arguments_of, checkpoint_of, model_config, rewrite_logs, staged, unstage
+from ..tracking import TrackingCallback
+
+PROJECT, TASK = "HuggingFace Transformers", "Trainer"
+SECTION, MODEL_SECTION = "Transformers", "Model Configuration"
+KEEP_ARGS, KEEP_CONFIG = "_ignore_hparams_ui_overrides_", "_ignore_model_config_ui_overrides_"
+NOTE = "Whether a remote run of this task keeps {} as the script has it, whatever was changed on the server."
+_trainings: Counter[str] = Counter()  # of each task in this process
+
+
+class _Titled(ClearMLTracker):
+    """Put `eval/loss` as series `loss` under the title `eval`, as Transformers does."""
+
+    def place(self, key: str) -> tuple[str, str]:
+        title, _, series = key.partition("/")
+        return (title, series) if series else ("train", key)
+
+
+class ClearMLCallback(TrackingCallback):
+    """Log to the open ClearML task, or to a new one named by `CLEARML_PROJECT` and `CLEARML_TASK`, which ends with training.
+
+    `CLEARML_LOG_MODEL` uploads checkpoints: by default those of a task the callback made.
+    """
+
+    system: ClassVar[str] = "clearml"
+
+    def __init__(self) -> None:
+        super().__init__()
+        import clearml
+
+        self._clearml = clearml
+        self._log_model = False
+        self._suffix = ""
+        self._checkpoints: deque[Any] = deque()
+
+    @property
+    def _clearml_task(self) -> Any:
+        return getattr(self.tracker, "task", None)
+
+    def open(self, args: Any, state: Any) -> None:
+        task = self._clearml.Task
+        self._owns = task.running_locally() and task.current_task() is None
+        super().open(args, state)
+        _trainings[self._clearml_task.id] += 1
+        number = _trainings[self._clearml_task.id]
+        self._suffix = f"_{number}" if number > 1 else ""
+        self._log_model = os.environ.get("CLEARML_LOG_MODEL", str(self._owns)).upper() in TRUE
+        self._checkpoints.clear()
+
+    def make(self, args: Any, state: Any) -> Any:
+        del args, state
+        return _Titled(
+            project_name=os.environ.get("CLEARML_PROJECT", PROJECT),
+            task_name=os.environ.get("CLEARML_TASK", TASK),
+            auto_connect_frameworks={"tensorboard": False, "pytorch": False},
+            output_uri=True,
+        )
+
+    def current(self) -> Any:
+        """Return a tracker around the task of a setup() of the user's own."""
+        if self._clearml.Task.current_task() is None:
+            return None
+        found = _Titled()
+        found.start()
+        return found
+
+    def reopen(self) -> None:
+        """Go on in the same task, which ClearML closed."""
+        self.tracker.init_kwargs |= {"reuse_last_task_id": self._clearml_task.id, "continue_last_task": 0}
+        self.tracker.start()
+
+    # Configuration: when the task runs remotely, the server's may go before the script's
+
+    def keep(self, args: Any, state: Any, model: Any) -> None:
+        del state
+        task, section = self._clearml_task, f"{SECTION}{self._suffix}"
+        if self._script_decides(f"{section}/{KEEP_ARGS}", "the training arguments"):
+            task.update_parameters({f"{section}/{key}": value for key, value in flat_config(arguments_of(args)).items()})
+        else:
+            task.connect(args, section)
+        config, name = model_config(model), f"{MODEL_SECTION}{self._suffix}"
+        if config is None:
+            return
+        if self._script_decides(f"{section}/{KEEP_CONFIG}", "the model's configuration"):
+            task.set_configuration_object(name=name, config_dict=config, description=f"Model of training {self._suffix or '_1'}")
+        else:
+            model.config = model.config.from_dict(task.get_configuration_object_as_dict(name))
+
+    def _script_decides(self, parameter: str, what: str) -> bool:
+        if not self._clearml.Task.running_locally():
+            return bool(self._clearml_task.get_parameter(parameter, default=True, cast=True))
+        self._clearml_task.set_parameter(name=parameter, value=True, value_type=bool, description=NOTE.format(what))
+        return True
+
+    # Values
+
+    def rewrite(self, logs: Any, state: Any) -> dict[str, Any]:
+        del state
+        once = {key: value for key, value in logs.items() if key in SUMMARY or key == "epoch"}
+        curves = rewrite_logs({key: value for key, value in logs.items() if key not in once})
+        titled = {f"{key.partition('/')[0]}{self._suffix}/{key.partition('/')[2]}": value for key, value in curves.items()}
+        return {**{f"{key}{self._suffix}": value for key, value in once.items()}, **titled}
+
+    def deliver(self, values: dict[str, Any], step: int, epoch: float | None) -> None:
+        del epoch
+        self.tracker.log({key: value for key, value in values.items() if "/" not in key})  # without a step: one value
+        self.tracker.log({key: value for key, value in values.items() if "/" in key}, step=step)
+
+    # Checkpoints
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del control, kwargs
+        if self._log_model and self._clearml_task is not None and state.is_world_process_zero:
+            self._later(self._upload, staged(checkpoint_of(args, state)), state.global_step, args.save_total_limit)
+
+    def _upload(self, folder: Path, step: int, most: int | None) -> None:
+        name = f"{folder.name}{self._suffix}"
+        if self._clearml_task.is_offline():  # there are no models without a server, but there are files
+            self._clearml_task.upload_artifact(name, artifact_object=str(folder), wait_on_upload=True)
+            unstage(folder)
+            return
+        model = self._clearml.OutputModel(task=self._clearml_task, name=name)
+        model.connect(task=self._clearml_task, name=name)
+        model.update_weights_package(
+            weights_path=str(folder), target_filename=folder.name, iteration=step, auto_delete_file=False
+        )
+        unstage(folder)
+        self._checkpoints.append(model)
+        while most and len(self._checkpoints) > most:
+            self._remove(self._checkpoints.popleft())
+
+    def _remove(self, model: Any) -> None:
+        remove = self._clearml.model.Model.remove
+        _, error = outcome(lambda: remove(model, delete_weights_file=True, force=True, raise_on_errors=True))
+        if error is not None:
+            notices.once(
+                "clearml:remove",
+                f"ClearML did not remove the checkpoint {model.name}, one more than save_total_limit: {error}. It stays there.",
+            )

@@ -1,0 +1,82 @@
+"""Comet's reporting callback."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any, ClassVar
+
+from ...errors import notices
+from ...trackers.comet import CometMLTracker
+from ..subjects import arguments_of, model_config
+from ..tracking import TrackingCallback
+
+MODES = ("get_or_create", "create", "get")
+
+
+class CometCallback(TrackingCallback):
+    """Log to a Comet experiment; it stays open after training, for evaluations, and ends with the process.
+
+    `COMET_MODE` (get_or_create, create, get), `COMET_START_ONLINE` and `COMET_PROJECT_NAME` say which, `COMET_LOG_ASSETS`
+    uploads `output_dir` at the end.
+    """
+
+    system: ClassVar[str] = "comet_ml"
+    ends_with_training: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.environ.setdefault("COMET_DISABLE_AUTO_LOGGING", "1")  # or Comet mirrors every MLflow run as a second experiment
+        self._log_assets = os.environ.get("COMET_LOG_ASSETS", "FALSE").upper() in ("TRUE", "1")
+
+    @property
+    def _experiment(self) -> Any:
+        return getattr(self.tracker, "writer", None)
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        mode = os.environ.get("COMET_MODE", "").lower()
+        if mode and mode not in MODES:
+            notices.once(
+                "comet_ml:mode",
+                f"COMET_MODE={mode!r} is not known, so nothing goes to Comet. Set it to one of {', '.join(MODES)}, or unset it.",
+            )
+            return
+        super().setup(args, state, model, **kwargs)
+
+    def make(self, args: Any, state: Any) -> Any:
+        import comet_ml
+
+        mode = "create" if state.is_hyper_param_search else os.environ.get("COMET_MODE", "").lower() or None
+        config = comet_ml.ExperimentConfig(name=getattr(args, "run_name", None))
+        return CometMLTracker(os.environ.get("COMET_PROJECT_NAME", ""), mode=mode, experiment_config=config)
+
+    def current(self) -> Any:
+        """Return a tracker around the experiment of a setup() of the user's own."""
+        import comet_ml
+
+        running = comet_ml.get_running_experiment()
+        if running is None:
+            return None
+        found = CometMLTracker("")
+        found.writer = running
+        return found
+
+    def keep(self, args: Any, state: Any, model: Any) -> None:
+        found = {"args": arguments_of(args), "config": model_config(model), "peft_config": getattr(model, "peft_config", None)}
+        self.tracker.store_init_configuration({key: value for key, value in found.items() if value is not None})
+        if hasattr(self._experiment, "set_model_graph"):
+            self._experiment.set_model_graph(str(model))
+        if state.is_hyper_param_search:
+            self._experiment.log_optimization(optimization_id=state.trial_name, parameters=getattr(state, "trial_params", None))
+
+    def deliver(self, values: dict[str, Any], step: int, epoch: float | None) -> None:
+        self.tracker.log(values, step=step, epoch=epoch)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._training and self._log_assets and self._experiment is not None and state.is_world_process_zero:
+            self._later(
+                partial(
+                    self._experiment.log_asset_folder, args.output_dir, recursive=True, log_file_name=True, step=state.global_step
+                )
+            )
+        super().on_train_end(args, state, control, **kwargs)

@@ -1,0 +1,70 @@
+"""DVCLive's reporting callback: tables by `global_step`, names split at `train_` and `eval_` only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...errors import SettingError
+from ...trackers.dvclive import DVCLiveTracker
+from ..subjects import arguments_of, save_model, truth
+from ..tracking import TrackingCallback
+
+
+class DVCLiveCallback(TrackingCallback):
+    """Log to `live`, or to a `dvclive.Live` made of the other arguments.
+
+    `log_model` (`HF_DVCLIVE_LOG_MODEL`): True keeps the final model, "all" the whole `output_dir` at each checkpoint.
+    """
+
+    system: ClassVar[str] = "dvclive"
+
+    def __init__(self, live: Any = None, log_model: bool | str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        from dvclive import Live
+
+        if live is not None and not isinstance(live, Live):
+            raise SettingError(f"Found class {live.__class__} for live, expected dvclive.Live. Nothing was started.")
+        self._given = live
+        self._log_model: bool | str | None = log_model
+        if log_model is None and os.environ.get("HF_DVCLIVE_LOG_MODEL", "").lower() == "all":
+            self._log_model = "all"
+        elif log_model is None:
+            self._log_model = truth("HF_DVCLIVE_LOG_MODEL")
+
+    @property
+    def live(self) -> Any:
+        """The Live object, once there is one."""
+        return getattr(self.tracker, "live", None) or self._given
+
+    def make(self, args: Any, state: Any) -> Any:
+        del args, state
+        return DVCLiveTracker(live=self._given, **self._kwargs)
+
+    def keep(self, args: Any, state: Any, model: Any) -> None:
+        del state, model
+        self.tracker.store_init_configuration(arguments_of(args))
+
+    def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
+        del state
+        return {key.replace("train_", "train/").replace("eval_", "eval/"): value for key, value in logs.items()}
+
+    def reopen(self) -> None:
+        """Do nothing: a Live goes on writing its files after end()."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del control, kwargs
+        if self._log_model == "all" and self.live is not None and state.is_world_process_zero:
+            self._later(self.live.log_artifact, args.output_dir)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._training and self._log_model is True and self.live is not None and state.is_world_process_zero:
+            name = "best" if args.load_best_model_at_end else "last"
+            save_model(kwargs.get("model"), kwargs.get("processing_class"), folder := Path(args.output_dir) / name)
+            self._later(self._keep_model, folder, name)
+        super().on_train_end(args, state, control, **kwargs)
+
+    def _keep_model(self, folder: Path, name: str) -> None:
+        self.live.log_artifact(str(folder), name=name, type="model", copy=True)

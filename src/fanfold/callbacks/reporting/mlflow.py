@@ -1,0 +1,176 @@
+"""MLflow's reporting callback, and DagsHub's, which is the same at a repository's address.
+
+MLflow's active run belongs to the Trainer's thread; what is logged names the run, so it can come from any.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...errors import SettingError
+from ...trackers.base import Identity
+from ...trackers.dagshub import DagsHubTracker
+from ...trackers.mlflow import MLflowTracker
+from ...values import flatten
+from ..subjects import checkpoint_of, configuration, staged, truth, unstage
+from ..tracking import TrackingCallback
+
+_STATUS = {"finished": "FINISHED", "failed": "FAILED"}
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+
+
+class MLflowCallback(TrackingCallback):
+    """Log to the active MLflow run, or to a new one that ends with training; evaluations after it still go there.
+
+    `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`, `MLFLOW_TAGS`, `MLFLOW_NESTED_RUN` and `MLFLOW_RUN_ID` say which run,
+    `MLFLOW_FLATTEN_PARAMS` and `MLFLOW_MAX_LOG_PARAMS` which params, `HF_MLFLOW_LOG_ARTIFACTS` keeps checkpoints.
+    """
+
+    system: ClassVar[str] = "mlflow"
+
+    def __init__(self) -> None:
+        super().__init__()
+        import mlflow
+
+        self._ml_flow = mlflow
+        self._log_artifacts = truth("HF_MLFLOW_LOG_ARTIFACTS")
+
+    def open(self, args: Any, state: Any) -> None:
+        self._log_artifacts = truth("HF_MLFLOW_LOG_ARTIFACTS")
+        with _impatient():
+            if (uri := os.environ.get("MLFLOW_TRACKING_URI")) and not self._ml_flow.is_tracking_uri_set():
+                self._ml_flow.set_tracking_uri(uri)
+            self._start_run(args)
+            self.tracker = self.current()
+            self._tag()
+
+    def _start_run(self, args: Any) -> None:
+        nested, wanted = truth("MLFLOW_NESTED_RUN"), os.environ.get("MLFLOW_RUN_ID")
+        active = self._ml_flow.active_run()
+        self._owns = active is None or nested or (wanted is not None and active.info.run_id != wanted)
+        if not self._owns:
+            return
+        if name := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
+            self._ml_flow.set_experiment(name)
+        self._ml_flow.start_run(run_name=getattr(args, "run_name", None), nested=nested)
+
+    def current(self) -> Any:
+        run = self._ml_flow.active_run()
+        return None if run is None else self.around(run)
+
+    def around(self, run: Any) -> Any:
+        """Return a tracker that writes to a run by its id."""
+        found = MLflowTracker(tracking_uri=self._ml_flow.get_tracking_uri())
+        return self._adopted(found, run)
+
+    def _adopted(self, found: Any, run: Any) -> Any:
+        known = run.info
+        found.adopt(Identity(known.run_id, known.run_name or known.run_id, self.name, None, Path()))
+        found.resume(f'{{"run_id": "{known.run_id}"}}')
+        found.start()
+        return found
+
+    def _tag(self) -> None:
+        import json
+
+        if tags := os.environ.get("MLFLOW_TAGS"):
+            client = self._ml_flow.MlflowClient()
+            for key, value in json.loads(tags).items():
+                client.set_tag(self.tracker.tracker.info.run_id, key, value)
+
+    def keep(self, args: Any, state: Any, model: Any) -> None:
+        del state
+        self.tracker.store_init_configuration(_params(configuration(args, model, peft=False)))
+
+    def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
+        del state
+        return dict(logs)
+
+    def release(self, status: str) -> None:
+        """Take the run from MLflow's stack of active runs, where it is the latest."""
+        active = self._ml_flow.active_run()
+        if active is not None and active.info.run_id == self.tracker.tracker.info.run_id:
+            self._ml_flow.end_run(_STATUS[status])
+
+    def reopen(self) -> None:
+        """Do nothing: a run that has ended takes what names it."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del control, kwargs
+        if self._log_artifacts and self._initialized and state.is_world_process_zero:
+            self._later(self._keep_checkpoint, staged(checkpoint_of(args, state)))
+
+    def _keep_checkpoint(self, folder: Path) -> None:
+        """Keep a checkpoint as a pyfunc model of its name; saved first and then sent, because that needs no active run."""
+        with tempfile.TemporaryDirectory() as place:
+            self._ml_flow.pyfunc.save_model(
+                f"{place}/model",
+                artifacts={"model_path": str(folder)},
+                python_model=self._ml_flow.pyfunc.PythonModel(),
+                pip_requirements=[],
+            )
+            client = self._ml_flow.MlflowClient()
+            client.log_artifacts(self.tracker.tracker.info.run_id, f"{place}/model", artifact_path=folder.name)
+        unstage(folder)
+
+
+class DagsHubCallback(MLflowCallback):
+    """Log to the MLflow server of a DagsHub repository, named by `MLFLOW_TRACKING_URI` (`dagshub.init()` sets it).
+
+    `HF_DAGSHUB_LOG_ARTIFACTS` uploads `output_dir` at the end, to the folder `artifacts` of the branch `BRANCH` ("main").
+    """
+
+    system: ClassVar[str] = "dagshub"
+
+    def open(self, args: Any, state: Any) -> None:
+        self.log_artifacts = truth("HF_DAGSHUB_LOG_ARTIFACTS")
+        self.remote = os.environ.get("MLFLOW_TRACKING_URI")
+        if not self.remote:
+            raise SettingError(
+                "DagsHubCallback requires the `MLFLOW_TRACKING_URI` environment variable to be set, so nothing goes to DagsHub. "
+                "Did you run `dagshub.init()`?"
+            )
+        super().open(args, state)
+
+    def around(self, run: Any) -> Any:
+        return self._adopted(DagsHubTracker(tracking_uri=self.remote), run)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._training and self.tracker is not None and self.log_artifacts and state.is_world_process_zero:
+            self._later(self._upload, Path(args.output_dir))
+        super().on_train_end(args, state, control, **kwargs)
+
+    def _upload(self, folder: Path) -> None:
+        from dagshub.upload import Repo
+
+        assert self.remote is not None
+        *_, owner, name = self.remote.rstrip("/").split("/")
+        repository = Repo(owner, name.removesuffix(".mlflow"), branch=os.environ.get("BRANCH") or "main")
+        repository.directory("artifacts").add_dir(str(folder))
+
+
+def _params(config: dict[str, Any]) -> dict[str, Any]:
+    """Return params as the environment wants them: nested ones as texts or taken apart, and so many of them."""
+    if truth("MLFLOW_FLATTEN_PARAMS"):
+        found = {key.replace("/", "."): value for key, value in flatten(config)}
+    else:
+        found = {key: str(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    most = os.environ.get("MLFLOW_MAX_LOG_PARAMS", "")
+    return dict(list(found.items())[: int(most)]) if most.isdigit() else found
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Wait for a server at the start for seconds, where MLflow would for four minutes: training waits, too."""
+    mine = {key: value for key, value in _PATIENCE.items() if key not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for key in mine:
+            os.environ.pop(key, None)

@@ -1,0 +1,135 @@
+"""Neptune's reporting callback: everything below one namespace of a run."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...errors import SettingError
+from ...trackers.neptune import NeptuneTracker
+from ..subjects import arguments_of, checkpoint_of, model_config, rewrite_logs, staged, unstage
+from ..tracking import TrackingCallback
+
+CHECKPOINTS = (None, "same", "last", "best")
+FLAT = frozenset({"train/epoch"})  # one value, not a series
+
+
+class NeptuneCallback(TrackingCallback):
+    """Log to a Neptune run below `base_namespace`; other arguments go to `neptune.init_run`.
+
+    `log_checkpoints` uploads each ("same"), the latest ("last") or the best ("best") checkpoint. `run` is one of your own.
+    """
+
+    system: ClassVar[str] = "neptune"
+
+    def __init__(
+        self,
+        *,
+        api_token: str | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        base_namespace: str = "finetuning",
+        run: Any = None,
+        log_parameters: bool = True,
+        log_checkpoints: str | None = None,
+        **neptune_run_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if log_checkpoints not in CHECKPOINTS:
+            known = ", ".join(repr(item) for item in CHECKPOINTS)
+            raise SettingError(f"log_checkpoints={log_checkpoints!r} is not known, so nothing was started. Known: {known}.")
+        self._arguments = {"api_token": api_token, "project": project, "name": name, **neptune_run_kwargs}
+        self._given = run
+        self._base = base_namespace
+        self._log_parameters = log_parameters
+        self._log_checkpoints = log_checkpoints
+        self._better = True
+        self._uploaded: str | None = None
+
+    @property
+    def run(self) -> Any:
+        """The Neptune run, once there is one."""
+        return getattr(self.tracker, "run", self._given)
+
+    @classmethod
+    def get_run(cls, trainer: Any) -> Any:
+        """Return the run of a Trainer's Neptune callback."""
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, cls):
+                return callback.run
+        raise SettingError("The trainer doesn't have a NeptuneCallback configured. Pass one in callbacks=[…].")
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del state, control, kwargs
+        if self._log_checkpoints == "best" and not args.load_best_model_at_end:
+            raise SettingError("To save the best model checkpoint, the load_best_model_at_end argument must be enabled.")
+
+    def open(self, args: Any, state: Any) -> None:
+        del args, state
+        own = {} if "with_id" in self._arguments else {"custom_run_id": str(uuid.uuid4())}  # by which it can be opened again
+        self.tracker = NeptuneTracker("", **{**own, **self._arguments})
+        if self._given is None:
+            self.tracker.start()
+        else:
+            self.tracker.run, self._owns = self._given, False
+
+    def reopen(self) -> None:
+        """Go on in the same run: by its id on the server, offline by the custom id, which makes one run at `neptune sync`."""
+        self.tracker.start()
+
+    def keep(self, args: Any, state: Any, model: Any) -> None:
+        if self._log_parameters:
+            self._assign("trainer_parameters", arguments_of(args))
+            if (found := model_config(model)) is not None:
+                self._assign("model_parameters", found)
+        if state.is_hyper_param_search:
+            self.run[f"{self._base}/trial"] = str(state.trial_name)
+            if state.trial_params is not None:
+                self._assign("trial_params", state.trial_params)
+
+    def _assign(self, name: str, values: dict[str, Any]) -> None:
+        from neptune.utils import stringify_unsupported
+
+        self.run[f"{self._base}/{name}"] = stringify_unsupported(values)
+
+    def rewrite(self, logs: Any, state: Any) -> dict[str, Any]:
+        del state
+        return {f"{self._base}/{key}": value for key, value in rewrite_logs(logs).items()}
+
+    def deliver(self, values: dict[str, Any], step: int, epoch: float | None) -> None:
+        del epoch
+        for key in FLAT:
+            if (place := f"{self._base}/{key}") in values:
+                self.run[place] = values.pop(place)
+        self.tracker.log(values, step=step)
+
+    # Checkpoints
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        del control, kwargs
+        if self._log_checkpoints != "best":
+            return
+        name = str(args.metric_for_best_model)
+        value = (metrics or {}).get(name if name.startswith("eval_") else f"eval_{name}")
+        best = state.best_metric
+        self._better = value is not None and (best is None or (value > best if args.greater_is_better else value < best))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del control, kwargs
+        wanted = self._log_checkpoints is not None and (self._log_checkpoints != "best" or self._better)
+        if wanted and self._initialized and state.is_world_process_zero:
+            self._later(self._upload, staged(checkpoint_of(args, state)))
+
+    def _upload(self, folder: Path) -> None:
+        """Upload a checkpoint, and remove the one it stands for now. Neptune reads the files later, so they stay till then."""
+        single = self._log_checkpoints in ("last", "best")
+        place = self.run[f"{self._base}/checkpoints" + (f"/{self._log_checkpoints}" if single else "")]
+        here = Path.cwd()
+        place.upload_files(os.path.relpath(folder, here), wait=True)
+        if single and self._uploaded is not None:
+            place.delete_files(self._uploaded)
+        self._uploaded = os.path.relpath(folder, here)
+        if self.tracker.init_kwargs.get("mode", os.environ.get("NEPTUNE_MODE")) != "offline":
+            unstage(folder)

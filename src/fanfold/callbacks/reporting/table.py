@@ -1,0 +1,107 @@
+"""Which reporting callbacks there are, and what `report_to` means: all, none, a name, or several."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from ...errors import SettingError, logger
+from ...trackers.registry import LOGGER_TYPE_TO_CLASS, installed
+from ..subjects import TRUE
+
+_HOMES = {
+    "aim": ("aim", "AimCallback"),
+    "azure_ml": ("azureml", "AzureMLCallback"),
+    "clearml": ("clearml", "ClearMLCallback"),
+    "codecarbon": ("codecarbon", "CodeCarbonCallback"),
+    "comet_ml": ("comet", "CometCallback"),
+    "dagshub": ("mlflow", "DagsHubCallback"),
+    "dvclive": ("dvclive", "DVCLiveCallback"),
+    "flyte": ("flyte", "FlyteCallback"),
+    "mlflow": ("mlflow", "MLflowCallback"),
+    "neptune": ("neptune", "NeptuneCallback"),
+    "swanlab": ("swanlab", "SwanLabCallback"),
+    "tensorboard": ("tensorboard", "TensorBoardCallback"),
+    "trackio": ("trackio", "TrackioCallback"),
+    "wandb": ("wandb", "WandbCallback"),
+}
+HOME_OF = {name: module for module, name in _HOMES.values()}
+# The order in which "all" reports. A Deck belongs to a task, so Flyte is used only where it is named.
+_ORDER = (
+    "azure_ml", "comet_ml", "dagshub", "dvclive", "mlflow", "neptune", "tensorboard", "wandb", "codecarbon", "clearml",
+    "swanlab", "trackio", "aim",
+)  # fmt: skip
+
+
+class _Integrations(dict[str, Any]):
+    """name → callback class, imported when it is asked for; anything may be put in or replaced."""
+
+    def __missing__(self, name: str) -> Any:
+        if name not in _HOMES:
+            raise KeyError(name)
+        module, cls = _HOMES[name]
+        self[name] = found = getattr(importlib.import_module(f".{module}", __package__), cls)
+        return found
+
+    def names(self) -> list[str]:
+        """Return all names there are."""
+        return sorted({*_HOMES, *self})
+
+
+INTEGRATION_TO_CALLBACK = _Integrations()
+
+
+def get_available_reporting_integrations() -> list[str]:
+    """Return the names whose library is installed, in the order "all" has."""
+    return [name for name in _ORDER if _installed(name)]
+
+
+def _installed(name: str) -> bool:
+    if name == "codecarbon":
+        return importlib.util.find_spec("codecarbon") is not None
+    if name == "mlflow" and os.environ.get("DISABLE_MLFLOW_INTEGRATION", "").upper() in TRUE:
+        return False
+    if name == "azure_ml" and _installed("mlflow"):
+        return False  # MLflow is how Azure itself wants to be logged to
+    return installed(name)
+
+
+def get_reporting_integration_callbacks(report_to: Any) -> list[Any]:
+    """Return the callback classes for "all", "none", None, a name or several; an unknown name raises and lists the known."""
+    names: list[str] = []
+    for item in _listed(report_to):
+        found = [] if item in (None, "none") else _usable() if str(item) == "all" else [_known(str(item))]
+        names += [name for name in found if name not in names]
+    return [INTEGRATION_TO_CALLBACK[name] for name in names]
+
+
+def _listed(report_to: Any) -> Iterable[Any]:
+    return report_to if isinstance(report_to, (list, tuple, set, frozenset)) else [report_to]
+
+
+def _known(name: str) -> str:
+    if name not in INTEGRATION_TO_CALLBACK.names():
+        known = ", ".join(INTEGRATION_TO_CALLBACK.names())
+        raise SettingError(f"{name} is not supported, only {known} are supported. Nothing was started; correct report_to.")
+    return name
+
+
+def _usable() -> list[str]:
+    """Return what is installed and can work without asking anybody; say in one line what cannot."""
+    why = {name: _unusable(name) for name in get_available_reporting_integrations()}
+    if left_out := [f"{name} ({reason})" for name, reason in why.items() if reason]:
+        logger.warning("report_to='all' leaves out what cannot start without a word from you: %s.", ", ".join(left_out))
+    found = [name for name, reason in why.items() if not reason]
+    return [name for name in found if not (name == "mlflow" and "dagshub" in found)]  # the same server, twice
+
+
+def _unusable(name: str) -> str | None:
+    if name == "codecarbon":
+        return None
+    if name == "dagshub" and not os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/").endswith(".mlflow"):
+        return "MLFLOW_TRACKING_URI names no repository: run `dagshub.init()`"
+    reason: str | None = LOGGER_TYPE_TO_CLASS[name].unusable()
+    return reason

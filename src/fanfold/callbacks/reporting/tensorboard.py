@@ -1,0 +1,54 @@
+"""TensorBoard's reporting callback."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...trackers.tensorboard import TensorBoardTracker
+from ..subjects import arguments_of, model_config
+from ..tracking import TrackingCallback
+
+
+class TensorBoardCallback(TrackingCallback):
+    """Write event files to `TENSORBOARD_LOGGING_DIR`, else to a folder below `output_dir/runs`; or to `tb_writer`."""
+
+    system: ClassVar[str] = "tensorboard"
+
+    def __init__(self, tb_writer: Any = None) -> None:
+        super().__init__()
+        self._given = tb_writer
+        self.logging_dir = os.environ.get("TENSORBOARD_LOGGING_DIR")
+        if self.logging_dir is not None:
+            self.logging_dir = str(Path(self.logging_dir).expanduser())
+
+    @property
+    def tb_writer(self) -> Any:
+        """The SummaryWriter, once there is one."""
+        return getattr(self.tracker, "writer", self._given)
+
+    def open(self, args: Any, state: Any) -> None:
+        trial = state.trial_name if state.is_hyper_param_search else None
+        stamp = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
+        if self.logging_dir is None or trial is not None:
+            self.logging_dir = str(Path(args.output_dir, "runs", stamp, *([trial] if trial else [])))
+        self.tracker = TensorBoardTracker("", self.logging_dir)
+        if self._given is None:
+            self.tracker.start()
+        else:
+            self.tracker.writer, self._owns = self._given, False
+
+    def keep(self, args: Any, state: Any, model: Any) -> None:
+        del state
+        for title, found in (("args", arguments_of(args)), ("model_config", model_config(model))):
+            if found is not None:
+                self.tb_writer.add_text(title, json.dumps(found, indent=2, sort_keys=True, default=str))
+
+    def _forget(self) -> None:
+        super()._forget()
+        if "TENSORBOARD_LOGGING_DIR" not in os.environ:
+            self.logging_dir = None  # the next run gets a folder of its own

@@ -1,0 +1,114 @@
+"""Trackio's reporting callback: rows by `global_step`, the summary of training with them, and Spaces for what is pushed."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any, ClassVar
+
+from ...errors import guard
+from ...trackers.trackio import TrackioTracker
+from ..subjects import parameter_count, rewrite_logs
+from ..tracking import PROJECT, TrackingCallback
+from .model_card import add_to_model_card
+
+AXIS = "train/global_step"
+SPACE = "https://huggingface.co/spaces/{}"
+
+
+class TrackioCallback(TrackingCallback):
+    """Log to the Trackio project `project` of the training arguments.
+
+    `trackio_space_id`, `trackio_bucket_id`, `trackio_static_space_id` and `hub_private_repo` say where it is shown.
+    """
+
+    system: ClassVar[str] = "trackio"
+
+    def __init__(self) -> None:
+        super().__init__()
+        import trackio
+
+        self._trackio = trackio
+        self._space_id: str | None = None
+        self._static_space_id: str | None = None
+
+    def make(self, args: Any, state: Any) -> Any:
+        del state
+        known = {"name": "run_name", "space_id": "trackio_space_id", "private": "hub_private_repo"}
+        found = {key: getattr(args, name, None) for key, name in {**known, "bucket_id": "trackio_bucket_id"}.items()}
+        return TrackioTracker(getattr(args, "project", None) or PROJECT, resume="allow", **found)
+
+    def open(self, args: Any, state: Any) -> None:
+        super().open(args, state)
+        self._space_id = self._trackio.context_vars.current_space_id.get()
+
+    def current(self) -> Any:
+        """Return a tracker around the run of a setup() of the user's own."""
+        run = self._trackio.context_vars.current_run.get()
+        if run is None:
+            return None
+        found = TrackioTracker(run.project)
+        found.run = run
+        return found
+
+    def keep(self, args: Any, state: Any, model: Any) -> None:
+        super().keep(args, state, model)
+        if (count := parameter_count(model)) is not None:
+            self.tracker.run.config["model/num_parameters"] = count
+
+    def rewrite(self, logs: Any, state: Any) -> dict[str, Any]:
+        return {**rewrite_logs(logs), AXIS: state.global_step}
+
+    def release(self, status: str) -> None:
+        del status
+        if self._trackio.context_vars.current_run.get() is self.tracker.run:
+            self._trackio.context_vars.current_run.set(None)
+
+    # Spaces
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trained = self._training and state.is_world_process_zero
+        super().on_train_end(args, state, control, **kwargs)
+        if trained and self._space_id and getattr(args, "trackio_static_space_id", None) is not False:
+            with guard("freeze the Trackio Space after training"):
+                self._static_space_id = self._trackio.freeze(
+                    space_id=self._space_id,
+                    project=args.project,
+                    new_space_id=self._static_name(args),
+                    private=args.hub_private_repo,
+                )
+                self._show_on_model(kwargs.get("model"))
+
+    def on_push_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        del control, kwargs
+        if not state.is_world_process_zero or self.tracker is None:
+            return
+        if self._space_id or getattr(args, "trackio_static_space_id", None) is False:
+            return  # a live Space is frozen when training ends
+        self._wait()
+        with guard("copy the Trackio project to a static Space"):
+            self._static_space_id = self._trackio.sync(
+                project=self.tracker.run_name,
+                sdk="static",
+                space_id=self._static_name(args),
+                private=args.hub_private_repo,
+                bucket_id=getattr(args, "trackio_bucket_id", None),
+                force=True,
+            )
+            self._show_on_model(model)
+
+    def _static_name(self, args: Any) -> str:
+        return self._static_space_id or getattr(args, "trackio_static_space_id", None) or space_name(args.project)
+
+    def _show_on_model(self, model: Any) -> None:
+        """Tag the model and link its card to where the metrics are."""
+        space = SPACE.format(self._static_space_id or self._space_id)
+        kept = [tag for tag in getattr(model, "model_tags", None) or [] if not str(tag).startswith("trackio")]
+        model.model_tags = [*kept, "trackio", f"trackio:{space}"]
+        add_to_model_card(f"[Trackio]({space})")
+
+
+def space_name(project: str) -> str:
+    """Return a name for a Space of a project that the Hub takes and that is not in use."""
+    plain = re.sub(r"[^a-z0-9._]+", "-", project.lower()).strip("-_.")[:80] or "trackio-project"
+    return f"{plain}-static-{secrets.token_hex(3)}"

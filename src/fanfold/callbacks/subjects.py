@@ -1,0 +1,122 @@
+"""What a Trainer knows and a tracker wants: the configuration, the checkpoint folder, the finished model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import notices
+from ..mask import mask
+
+# What training says once, at its end: one value of the whole run rather than a point of a curve.
+SUMMARY = frozenset({"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"})
+TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+
+
+def truth(variable: str, default: str = "FALSE") -> bool:
+    """Read a yes or no from the environment, as Transformers does."""
+    return os.environ.get(variable, default).upper() in TRUE
+
+
+def rewrite_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return logs under the names of Transformers' reports: `eval_x` is `eval/x`, `test_x` is `test/x`, all else `train/…`."""
+    return {_place(key): value for key, value in logs.items()}
+
+
+def _place(key: str) -> str:
+    for part in ("eval", "test"):
+        if key.startswith(f"{part}_"):
+            return f"{part}/{key[len(part) + 1 :]}"
+    return f"train/{key}"
+
+
+def arguments_of(args: Any) -> dict[str, Any]:
+    """Return training arguments as a dict without secrets."""
+    found = args.to_dict() if hasattr(args, "to_dict") else dict(vars(args))
+    return dict(mask(found))  # type: ignore[call-overload, no-any-return]
+
+
+def model_config(model: Any) -> dict[str, Any] | None:
+    """Return a model's own configuration, or None where it has none."""
+    config = getattr(model, "config", None)
+    if config is None:
+        return None
+    if isinstance(config, Mapping):
+        return dict(config)
+    return dict(config.to_dict()) if hasattr(config, "to_dict") else dict(vars(config))
+
+
+def configuration(args: Any, model: Any, *, peft: bool = True) -> dict[str, Any]:
+    """Return model and training configuration as one dict; where both have a key, training's counts."""
+    found = {**(model_config(model) or {}), **arguments_of(args)}
+    if peft and getattr(model, "peft_config", None) is not None:
+        found = {"peft_config": model.peft_config, **found}
+    return found
+
+
+def parameter_count(model: Any) -> int | None:
+    """Return how many parameters a model has, or None if it cannot tell."""
+    if hasattr(model, "num_parameters"):
+        return int(model.num_parameters())
+    if hasattr(model, "parameters"):
+        return sum(int(parameter.numel()) for parameter in model.parameters() if hasattr(parameter, "numel"))
+    return None
+
+
+def checkpoint_of(args: Any, state: Any) -> Path:
+    """Return the folder of the checkpoint that was saved just now."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def staged(folder: Path) -> Path:
+    """Return a copy of a checkpoint made of hard links: the Trainer may remove the checkpoint before it is uploaded."""
+    target = Path(tempfile.mkdtemp(prefix=".fanfold-upload-", dir=folder.parent)) / folder.name
+    shutil.copytree(folder, target, copy_function=_link)
+    return target
+
+
+def unstage(folder: Path) -> None:
+    """Remove what staged() made."""
+    shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # no hard links here
+        shutil.copy2(source, target)
+
+
+@contextlib.contextmanager
+def saved_model(args: Any, model: Any, processing_class: Any) -> Iterator[Path | None]:
+    """Give a folder with the model as its `save_pretrained` leaves it; None where this process does not hold all of it."""
+    if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
+        notices.once(
+            "report:sharded model",
+            "the model is spread over processes, so the final model is not uploaded from this one. Training is not touched. "
+            "Upload checkpoints instead, or the folder trainer.save_model() writes.",
+        )
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(model, processing_class, Path(folder))
+        (Path(folder) / "model_architecture.txt").write_text(f"{model}\n", encoding="utf-8")
+        yield Path(folder)
+
+
+def save_model(model: Any, processing_class: Any, folder: Path) -> None:
+    """Save a model, and what prepares its inputs, to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+    else:
+        import torch
+
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    if hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(folder)

@@ -1,0 +1,91 @@
+"""Say where a model file comes from: its stamp, its format and its run; no weight is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import FanfoldError, RunNotFound
+from . import output
+from .text import clean, size
+
+EXAMPLE = """examples:
+  fanfold inspect model.safetensors
+  fanfold inspect checkpoint-500/ --json"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="FILE", help="a model file or a checkpoint directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..provenance import inspect
+
+    found = inspect(args.path)
+    found["run"] = _run(args, found["stamp"])
+    if args.json:
+        output.print_json(found)
+    else:
+        print("\n".join(_lines(found)))
+    return 0 if found["stamp"] else 1
+
+
+def _run(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Find the run a stamp names, where it is on this machine."""
+    named = (stamp or {}).get("run")
+    if not isinstance(named, Mapping) or not isinstance(named.get("id"), str):
+        return None
+    from ..store import open as open_run
+
+    try:
+        run = open_run(named["id"], dir=args.dir)
+    except (RunNotFound, FanfoldError, OSError):
+        return None
+    return {"id": run.id, "name": run.name, "project": run.project, "status": run.status, "path": str(run.path)}
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{clean(found['path'])}  {found['format']}, {size(found['size'])}"
+    yield from _facts(found["facts"])
+    stamp = found["stamp"]
+    if not stamp:
+        yield "  no stamp: nothing says which run made it. Save with fanfold.init(stamp=True), or call fanfold.stamp(path)."
+        return
+    yield from (f"  {name:<9} {clean(value)}" for name, value in _told(stamp) if value)
+    if found["run"]:
+        run = found["run"]
+        yield f"  here      {clean(run['name'])}, {run['status']} · fanfold show {clean(run['id'])}"
+    for entry in found.get("files", [])[:20]:
+        yield f"    {clean(entry['path'])}  {entry['format']}, {size(entry['size'])}"
+
+
+def _facts(facts: Mapping[str, Any]) -> Iterator[str]:
+    if "parameters" in facts:
+        kinds = ", ".join(f"{clean(name)} x {count}" for name, count in facts["dtypes"].items())
+        yield f"  holds     {facts['parameters']:,} parameters in {facts['tensors']} tensors ({kinds})"
+    if facts.get("producer"):
+        yield f"  exporter  {clean(facts['producer'])} {clean(facts.get('producer_version', ''))}"
+
+
+def _told(stamp: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Say a stamp's fields in words; any of them may be missing or odd, since a file is anybody's."""
+    run, code = _table(stamp, "run"), _table(stamp, "git")
+    step = f", step {run['step']}" if run.get("step") is not None else ""
+    yield "run", f"{run.get('name') or run.get('id')} ({run.get('id')}) of {run.get('project')}{step}" if run.get("id") else ""
+    yield "saved", f"{stamp.get('time', '')} by {stamp.get('producer', '')}"
+    changed = " with uncommitted changes" if code.get("dirty") else ""
+    yield "code", f"{str(code.get('commit'))[:12]}{changed}, {code.get('remote') or 'no remote'}" if code.get("commit") else ""
+    command = stamp.get("command")
+    yield "command", " ".join(map(str, command)) if isinstance(command, list) else ""
+    yield "config", str(run.get("config") or "")
+    yield "data", str(stamp.get("data") or "")
+    yield "packages", ", ".join(f"{name} {version}" for name, version in _table(stamp, "packages").items())
+    node = _table(stamp, "node")
+    yield "node", ", ".join(str(part) for part in [node.get("cpu"), node.get("os"), *(node.get("gpus") or [])] if part)
+    yield "extra", ", ".join(f"{name}={value}" for name, value in _table(stamp, "extra").items())
+
+
+def _table(stamp: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = stamp.get(name)
+    return found if isinstance(found, Mapping) else {}

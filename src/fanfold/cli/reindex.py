@@ -1,0 +1,32 @@
+"""Make the catalogue of runs anew from their journals, and drop what it holds of runs that are gone.
+
+The catalogue and the segments are a cache: this is never needed for right answers, and harmless at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..settings import find_directory
+from ..store import catalogue
+from . import output
+from .text import plural
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Take nothing of its own."""
+
+
+def run(args: argparse.Namespace) -> int:
+    def watch(folders: Iterable[Path], total: int) -> Iterable[Path]:
+        return output.progress(args, folders, total, "Reading runs")
+
+    root = find_directory(args.dir)
+    found, gone = catalogue.reindex(root, progress=watch)
+    if args.json:
+        output.print_json({"dir": str(root), "runs": found, "gone": gone})
+    else:
+        output.remark(args, f"{plural(found, 'run')} in {root}; {plural(gone, 'run')} gone.")
+    return 0

@@ -1,0 +1,93 @@
+"""Open the dashboard: every run, live, in the browser.
+
+It listens on this machine only and changes nothing, unless told otherwise. On any other address a token is needed: it
+is made up for the occasion (or taken from FANFOLD_TOKEN) and is part of the address that is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import socket
+import sys
+import threading
+import webbrowser
+from typing import Any
+
+from ..errors import FanfoldError, missing_extra
+from ..settings import find_directory, resolve
+from . import output
+
+EXAMPLE = """examples:
+  fanfold ui
+  fanfold ui --dir /data/runs --port 8080
+  fanfold ui --host 0.0.0.0          then open the address with its token from another machine
+  ssh -L 8642:localhost:8642 node    then `fanfold ui` there, and http://localhost:8642/ here"""
+
+PORT = 8642
+TRIES = 20
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, metavar="N", help=f"the port (default: {PORT}, or the next that is free)")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: this machine only)")
+    parser.add_argument("--open", action="store_true", help="open the browser")
+    parser.add_argument("--write", action="store_true", help="allow renaming, tags, notes, archiving and deleting")
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME",
+                        help="also answer to this name, such as a proxy's (repeatable)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        import uvicorn
+
+        from ..server import app
+    except ImportError as error:
+        raise missing_extra("starlette and uvicorn", "all", "the dashboard") from error
+    local = args.host in LOOPBACK
+    token = None if local else resolve("token") or secrets.token_urlsafe(24)
+    served = app(find_directory(args.dir), write=args.write, token=token, hosts=args.allow_host if local else None)
+    listener = _listen(args.host, args.port)
+    address = _address(args, listener.getsockname()[1], token)
+    _say(args, address)
+    server = uvicorn.Server(uvicorn.Config(served, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
+    if args.open:
+        threading.Timer(0.3, webbrowser.open, [address]).start()
+    server.run(sockets=[listener])
+    return 0
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """Bind the port asked for, or the first free one from the usual on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reason: OSError | None = None
+    for number in [port] if port is not None else range(PORT, PORT + TRIES):
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, number))
+        except (OSError, OverflowError) as error:
+            listener.close()
+            reason = error if isinstance(error, OSError) else OSError(str(error))
+        else:
+            return listener
+    which = f"port {port}" if port is not None else f"any port from {PORT} to {PORT + TRIES - 1}"
+    raise FanfoldError(f"cannot listen on {host}, {which}: {reason}. The dashboard was not started. Try another --port.")
+
+
+def _address(args: argparse.Namespace, port: int, token: str | None) -> str:
+    name = "localhost" if args.host in LOOPBACK else socket.getfqdn() if args.host in ("0.0.0.0", "::") else args.host  # noqa: S104 - compared, not bound
+    shown = f"[{name}]" if ":" in name else name
+    query = f"?token={token}" if token else ""
+    project: Any = f"#p={args.project}" if args.project else ""
+    return f"http://{shown}:{port}/{query}{project}"
+
+
+def _say(args: argparse.Namespace, address: str) -> None:
+    if args.json:
+        output.print_json({"address": address})
+    else:
+        print(address)
+        output.remark(args, "Ctrl-C stops it." + ("" if args.write else " It only reads; --write allows changes."))
+    sys.stdout.flush()

@@ -1,0 +1,189 @@
+"""What the frameworks share: one run over training, evaluation and restarts, and the end of a training that raised."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .. import _api
+from ..errors import notices
+from ..settings import resolve
+
+LIVE = ("running", "disabled")
+_opened: weakref.WeakSet[Any] = weakref.WeakSet()  # runs made here: only those are ours to end
+_training: weakref.WeakSet[Any] = weakref.WeakSet()  # and those of them whose training has not ended
+_calls = threading.local()
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+class Session:
+    """The run of one callback or logger. Opened when first needed, and left open for what comes after training.
+
+    A run the user made (`run=`, or the current one) is written to and never ended here. `options` go to fanfold.init().
+    """
+
+    def __init__(self, project: str | None = None, run: Any = None, **options: Any) -> None:
+        self.options: dict[str, Any] = {"project": project, **options}
+        self.run = run
+        self.owner: Any = None  # whose watched method the training runs in
+        self.settle: Callable[[], None] = _nothing  # waits for what the framework still logs from other threads
+        self._given = run is not None
+        self._trials = 0
+
+    @property
+    def ours(self) -> bool:
+        return self.run is not None and self.run in _opened
+
+    def begin(self, note: Any = None, *, apart: bool = False, again: bool = False, **facts: Any) -> Any:
+        """Open the run of a training that begins: the user's, or the one a checkpoint's note names, or a new one.
+
+        `apart` asks for a run of its own even where the user has one open, as each trial of a search does; `again` goes on
+        in the run of the last training.
+        """
+        finish_ended(but=self.run if again else None)
+        if again and self.run is not None:
+            self.live()
+        elif not self._given and (apart or not self._join_current()):
+            self._open(self._trial_id() if apart else None, **{**facts, **self._from_note(note)})
+        elif facts.get("config"):
+            self.run.config.update(facts["config"])
+        if self.ours:
+            _training.add(self.run)
+        calls = getattr(_calls, "stack", None)
+        if calls:
+            calls[-1].sessions.append(self)
+            self.owner = calls[-1].owner
+        return self.run
+
+    def end(self) -> None:
+        """Say that the training is over; the run stays open."""
+        if self.run is not None:
+            _training.discard(self.run)
+        self.owner = None
+
+    def live(self, facts: Callable[[], Mapping[str, Any]] = dict) -> Any:
+        """Return an open run to log to, also outside training: the last one, as a new attempt if it ended, else a new one."""
+        if self._given or (self.run is not None and self.run.status in LIVE):
+            return self.run
+        if self.run is not None:
+            self._open(project=self.run.project, again={"id": self.run.id, "dir": self.run.path.parents[1], "resume": "allow"})
+        elif not self._join_current():
+            self._open(**facts())
+        return self.run
+
+    def fail(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the run of a training that an exception has left; a pruned trial is no failure."""
+        self.end()
+        self.settle()
+        if not self.ours:
+            return
+        if kind is not None and kind.__name__ == "TrialPruned":
+            self.run.tags = (*self.run.tags, "pruned")
+            self.run.finish()
+        else:
+            self.run.__exit__(kind, error, trace)
+
+    def note(self) -> dict[str, str]:
+        """Return what a checkpoint keeps, so that training that goes on from it goes on in the same run."""
+        if self.run is None or self.run.id == "disabled":
+            return {}
+        return {"run": self.run.id, "project": self.run.project, "name": self.run.name, "path": str(self.run.path)}
+
+    def _join_current(self) -> bool:
+        current = _api.run
+        if current is None or current in _opened or current.status not in LIVE:
+            return False
+        self.run = current
+        return True
+
+    def _open(self, again: Mapping[str, Any] | None = None, **facts: Any) -> None:
+        """Start a run with what the framework knows, then what the user said, then what must be for a run to go on."""
+        given = {name: value for name, value in self.options.items() if value is not None}
+        self.run = _api.init(**{**facts, **given, **(again or {})})
+        _opened.add(self.run)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **self.__dict__,
+            "run": None,
+            "owner": None,
+            "settle": _nothing,
+            "_given": False,
+        }  # a run is written from one process only
+
+    def _trial_id(self) -> dict[str, str]:
+        """Return an id of its own for a trial where the user has named one for all."""
+        self._trials += 1
+        base = self.options.get("id") or resolve("run_id")
+        return {"id": f"{base}-{self._trials}"} if base else {}
+
+    def _from_note(self, note: Any) -> dict[str, Any]:
+        """Return the arguments that open the run a checkpoint names; what the user says counts more."""
+        if not isinstance(note, Mapping) or not note.get("run") or self.options.get("id") or resolve("run_id"):
+            return {}
+        if self.options.get("resume") in ("never", False):
+            return {}
+        project, path = self.options.get("project"), Path(str(note.get("path")))
+        if project is not None and project != note.get("project"):
+            notices.once(
+                f"other project:{note['run']}",
+                f"the checkpoint belongs to run {note.get('name')} of project {note.get('project')!r}, not of {project!r}; "
+                "a new run is started. Leave project out to go on with that run.",
+            )
+            return {}
+        found = {"id": str(note["run"]), "project": note.get("project")}
+        # A run that was given no directory may have been started from another working directory.
+        return {**found, "dir": path.parents[1]} if resolve("dir") is None and path.is_dir() else found
+
+
+def finish_ended(but: Any = None) -> None:
+    """Finish the runs whose training is over: another training begins, and nobody else will end them before the process does."""
+    for run in list(_opened):
+        if run is not but and run not in _training and run.status == "running":
+            run.finish()
+
+
+class _Call:
+    """One call of a watched method: which sessions began to train in it."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.sessions: list[Session] = []
+
+    def __enter__(self) -> _Call:
+        if not hasattr(_calls, "stack"):
+            _calls.stack = []
+        _calls.stack.append(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _calls.stack.remove(self)
+        for session in self.sessions:
+            session.fail(kind, error, trace) if error is not None else session.end()
+
+
+def watch(owner: type, method: str) -> None:
+    """Wrap a framework's method that trains, once, so that an exception which leaves it ends the runs it was training.
+
+    For frameworks that tell their callbacks nothing of exceptions. A script that catches the exception, or a notebook, lives
+    on, so the end of the process is too late to say so.
+    """
+    original = getattr(owner, method)
+    if getattr(original, "_fanfold", False):
+        return
+
+    @functools.wraps(original)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _Call(self):
+            return original(self, *args, **kwargs)
+
+    watched._fanfold = True  # type: ignore[attr-defined]  # noqa: SLF001 - a mark on our own function
+    setattr(owner, method, watched)

@@ -1,0 +1,154 @@
+"""Keras 3: a callback for fit(), evaluate() and predict() that writes a run, whatever backend Keras computes with."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import guard, missing_extra, outcome
+from ._session import Session, watch
+
+try:
+    keras: Any = importlib.import_module("keras")
+except ImportError as error:
+    if error.name not in (None, "keras"):
+        raise  # Keras is here, and its backend is not: its own message says so
+    raise missing_extra("keras", "keras", "fanfold.frameworks.keras") from error
+
+SETTLE_SECONDS = 2.0
+__all__ = ["FanfoldCallback"]
+
+
+class FanfoldCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Record training in a run. Arguments are those of fanfold.init(), or `run`, a run of yours.
+
+    Metrics of an epoch are under `train/` and `val/`, those of evaluate() under `test/`, and Keras' running means within an
+    epoch under `batch/`, each `every` batches (0: never). Steps are the optimizer's. fit() of the same model goes on in the
+    same run; it stays open until the process ends, another model is trained, or fanfold.finish() is called.
+    """
+
+    # Keras may call us from threads of its own, where it turns metrics into numbers: without this, one
+    # callback that looks at batches makes it wait for the device on the training thread.
+    async_safe = True
+
+    def __init__(self, project: str | None = None, *, run: Any = None, every: int = 1, **options: Any) -> None:
+        super().__init__()
+        self._session = Session(project, run, **options)
+        self._session.settle = self._await_batches
+        self._every = every
+        self._fitted: Any = lambda: None
+        self._fitting = False
+        self._base = self._begun = self._done = self._predicted = 0
+        self._started = 0.0
+        self._changed = threading.Condition()
+        watch(keras.Model, "fit")
+
+    @property
+    def run(self) -> Any:
+        """The run, once it is open."""
+        return self._session.run
+
+    # Training
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' signature
+        again = self._fitted() is self.model
+        self._fitted, self._fitting = weakref.ref(self.model), True
+        config = {} if again else self._config()
+        run = self._session.begin(again=again, config=config)
+        self._base = self._iterations()
+        if not again and run.is_main_process:
+            self._describe()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - as above
+        self._base, self._begun, self._done = self._iterations(), 0, 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - as above
+        self._begun += 1
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if self._every and (batch + 1) % self._every == 0:
+            self._log({f"batch/{name}": value for name, value in (logs or {}).items()}, self._base + batch + 1)
+        with self._changed:
+            self._done += 1
+            self._changed.notify_all()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._base = self._iterations(self._base + self._begun)
+        values = {_epoch_name(name): value for name, value in (logs or {}).items()}
+        rate = self._learning_rate()
+        self._log({"train/epoch": epoch, **values, **({} if rate is None else {"train/learning_rate": rate})}, self._base)
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - as above
+        self._fitting = False
+        self._session.end()
+
+    def _await_batches(self) -> None:
+        """Give Keras' threads a moment to hand over the batches that ended before an exception."""
+        self._fitting = False
+        with self._changed:
+            self._changed.wait_for(lambda: self._done >= self._begun - 1, SETTLE_SECONDS)
+
+    # Evaluation and prediction
+
+    def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        if not self._fitting:  # within fit() its metrics come with the epoch's
+            self._log({f"test/{name}": value for name, value in (logs or {}).items()}, self._at())
+
+    def on_predict_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - as above
+        self._predicted, self._started = 0, time.perf_counter()
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - as above
+        self._predicted += 1
+
+    def on_predict_end(self, logs: Any = None) -> None:  # noqa: ARG002 - as above
+        seconds = time.perf_counter() - self._started
+        self._log({"predict/batches": self._predicted, "predict/seconds": seconds}, self._at())
+
+    # What is known of the model
+
+    def _log(self, values: Mapping[str, Any], step: int) -> None:
+        if values:
+            self._session.live(lambda: {"config": self._config()}).log(values, step)
+
+    def _at(self) -> int:
+        """Return the step of what is logged outside training."""
+        return self._iterations(self._base)
+
+    def _iterations(self, otherwise: int | None = None) -> int:
+        """Return how many batches the optimizer has seen; asked once an epoch, because the number may be on a device."""
+        steps = getattr(getattr(self.model, "optimizer", None), "iterations", None)
+        if steps is not None:
+            return int(steps)
+        return self._base if otherwise is None else otherwise
+
+    def _learning_rate(self) -> float | None:
+        rate = getattr(getattr(self.model, "optimizer", None), "learning_rate", None)
+        return None if rate is None else float(rate)
+
+    def _config(self) -> dict[str, Any]:
+        model: Any = self.model
+        facts: dict[str, Any] = {"backend": keras.backend.backend(), "model": {"class": type(model).__name__, "name": model.name}}
+        facts |= {name: self.params[name] for name in ("epochs", "steps") if self._fitting and name in (self.params or {})}
+        with guard("read the model's configuration"):
+            facts["compile"] = model.get_compile_config()
+            if model.built:
+                facts["model"]["parameters"] = model.count_params()
+        return facts
+
+    def _describe(self) -> None:
+        """Record the model's layers, and its graph where Keras can write it down."""
+        lines: list[str] = []
+        with guard("describe the model"):
+            self.model.summary(print_fn=lambda text, **_style: lines.append(text))
+            self._log({"model/summary": "\n".join(lines)}, self._base)
+        graph, error = outcome(self.model.to_json)
+        if error is None:  # a model that is code has none
+            self._log({"model/graph": graph}, self._base)
+
+
+def _epoch_name(name: str) -> str:
+    return f"val/{name[4:]}" if name.startswith("val_") else f"train/{name}"

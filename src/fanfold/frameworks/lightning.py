@@ -1,0 +1,228 @@
+"""Lightning: a logger for its real Trainer that writes a run on every rank and goes on in it after a restart.
+
+Lightning calls its loggers on every rank and leaves it to them to speak on one alone. Ours speaks on all: each rank has its
+own series in the run, and trackers get rank 0's, or a fold.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickletools
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import guard, missing_extra, notices, outcome
+from ._session import Session
+
+
+def _library() -> Any:
+    """Import Lightning under the name the user has; `lightning` and `pytorch_lightning` are the same code twice."""
+    names = ("lightning.pytorch", "pytorch_lightning")
+    for name in sorted(names, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            reason = error
+    raise missing_extra("lightning", "lightning", "fanfold.frameworks.lightning") from reason
+
+
+library: Any = _library()
+KEY = "fanfold"
+MARK = "fanfold run: "
+MAX_PICKLE = 1 << 28
+__all__ = ["FanfoldLogger"]
+
+
+class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lightning's types depend on which of its names is used
+    """Record what a Trainer logs in a run, on every rank. Arguments are those of fanfold.init(), or `run`, a run of yours.
+
+    A logger is one run: fit(), validate() and test() land in it, and it stays open until the process ends or
+    fanfold.finish() is called. `save_dir` is where checkpoints go (below it, `<project>/<run id>/checkpoints`);
+    `log_checkpoints` keeps a copy of each checkpoint with the run.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        run: Any = None,
+        save_dir: str | os.PathLike[str] | None = None,
+        log_checkpoints: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._session = Session(project, run, **options)
+        self._save_dir = None if save_dir is None else os.fspath(save_dir)
+        self._log_checkpoints = log_checkpoints
+        self._stored: dict[str, float] = {}
+        self._step = 0
+
+    @property
+    def experiment(self) -> Any:
+        """The run; opened by the Trainer when it sets up, once every process has its rank."""
+        if self._session.run is None:
+            trainer, checkpoint = _calling_trainer()
+            self._session.begin(_note_in(checkpoint) if checkpoint is not None else None)
+            if trainer is not None:
+                trainer.callbacks.insert(0, CheckpointNote(self._session))  # those that save stay last
+        return self._session.run
+
+    def _live(self) -> Any:
+        """Return the run to write to: open, as a new attempt where it had ended."""
+        return self._session.live() if self._session.run is not None else self.experiment
+
+    @property
+    def name(self) -> str:
+        return str(self.experiment.project)
+
+    @property
+    def version(self) -> str:
+        return str(self.experiment.id)
+
+    @property
+    def save_dir(self) -> str | None:
+        return self._save_dir
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        self._step = self._step if step is None else step
+        self._live().log(metrics, step)
+
+    def log_hyperparams(self, params: Any, *_args: Any, **_kwargs: Any) -> None:
+        self._live().config.update(params)
+
+    def log_graph(self, model: Any, input_array: Any = None) -> None:  # noqa: ARG002 - Lightning's signature
+        run = self._live()
+        if not run.is_main_process or "model" in run.config:
+            return
+        with guard("describe the model"):
+            sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+            trainable = sum(size for size, grad in sizes if grad)
+            facts = {
+                "class": type(model).__name__,
+                "parameters": sum(size for size, _ in sizes),
+                "trainable_parameters": trainable,
+            }
+            run.config.update({"model": facts})
+            self.log_text("model/graph", str(model))
+
+    # Media, in the words of other loggers
+
+    def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **each: Sequence[Any]) -> None:
+        """Log a list of pictures; further arguments (`caption`) are lists, too, with one item for each."""
+        self._log_media("Image", key, images, step, each)
+
+    def log_audio(self, key: str, audios: Sequence[Any], step: int | None = None, **each: Sequence[Any]) -> None:
+        """Log a list of sounds; further arguments (`sample_rate`, `caption`) are lists, too, with one item for each."""
+        self._log_media("Audio", key, audios, step, each)
+
+    def log_video(self, key: str, videos: Sequence[Any], step: int | None = None, **each: Sequence[Any]) -> None:
+        """Log a list of films; further arguments (`fps`, `caption`) are lists, too, with one item for each."""
+        self._log_media("Video", key, videos, step, each)
+
+    def log_table(
+        self, key: str, columns: Sequence[str] | None = None, data: Any = None, dataframe: Any = None, step: int | None = None
+    ) -> None:
+        """Log a table, from columns and rows or from a DataFrame."""
+        from .. import media
+
+        self._log_at(key, media.Table(columns, data, dataframe=dataframe), step)
+
+    def log_text(
+        self, key: str, text: Any = None, data: Any = None, dataframe: Any = None, step: int | None = None, columns: Any = None
+    ) -> None:
+        """Log a text; with `columns` and `data`, or a DataFrame, a table of texts as other loggers do."""
+        from .. import media
+
+        if isinstance(text, str):
+            self._log_at(key, media.Text(text), step)
+        else:
+            self.log_table(key, text if columns is None else columns, data, dataframe, step)
+
+    def _log_media(self, kind: str, key: str, items: Any, step: int | None, each: Mapping[str, Sequence[Any]]) -> None:
+        from .. import media
+
+        if not isinstance(items, list):
+            raise TypeError(
+                f"{key!r} was given a {type(items).__name__}. Nothing was logged. Pass a list with one item for each."
+            )
+        uneven = [name for name, values in each.items() if len(values) != len(items)]
+        if uneven:
+            raise ValueError(f"{', '.join(uneven)} of {key!r}: not {len(items)} items, one for each. Nothing was logged.")
+        of_each = [{name: values[i] for name, values in each.items()} for i in range(len(items))]
+        self._log_at(key, [getattr(media, kind)(item, **more) for item, more in zip(items, of_each, strict=True)], step)
+
+    def _log_at(self, key: str, value: Any, step: int | None) -> None:
+        self._live().log({key: value}, self._step if step is None else step)
+
+    # Checkpoints and the end
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Keep a copy of new checkpoints with the run, if asked to."""
+        found = {checkpoint_callback.last_model_path, checkpoint_callback.best_model_path, *checkpoint_callback.best_k_models}
+        for path in sorted(filter(os.path.exists, found if self._log_checkpoints else ())):
+            changed = os.path.getmtime(path)  # noqa: PTH204 - Lightning's paths are texts
+            if self._stored.get(path) != changed:
+                self._stored[path] = changed
+                score = checkpoint_callback.best_k_models.get(path)
+                facts = {} if score is None else {"score": float(score)}
+                self._live().artifact(path, kind="checkpoint", **facts)
+
+    def finalize(self, status: str) -> None:
+        """Mark the run failed where an exception ends it; after a success it stays open for what comes next."""
+        if status == "failed" and self._session.run is not None:
+            self._session.fail(*sys.exc_info())
+        else:
+            self._session.end()
+
+
+class CheckpointNote(library.Callback):  # type: ignore[misc]  # as above
+    """Write into every checkpoint which run it belongs to."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002 - Lightning's
+        checkpoint[KEY] = MARK + json.dumps(self._session.note())
+
+
+def _calling_trainer() -> tuple[Any, Any]:
+    """Return the Trainer that is setting up, and the checkpoint it will fit from, if any.
+
+    Lightning hands neither to a logger, yet opens its run before it reads the checkpoint: they stand in the calling frames.
+    """
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the calling frames are what is asked for
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if "ckpt_path" in frame.f_locals and hasattr(caller, "loggers") and hasattr(caller, "callbacks"):
+            return caller, frame.f_locals["ckpt_path"] if caller.state.fn == "fit" else None
+        frame = frame.f_back
+    return None, None
+
+
+def _note_in(checkpoint: Any) -> Any:
+    """Return which run a checkpoint belongs to; None where it does not say."""
+    note, error = outcome(lambda: _read_note(os.fspath(checkpoint)))
+    if error is not None:
+        notices.once(
+            f"checkpoint:{checkpoint}",
+            f"{checkpoint} does not tell which run it belongs to ({error}). Training goes on from it, in a new run. "
+            "Pass FanfoldLogger(id=…) to go on in the run you mean.",
+        )
+    return note
+
+
+def _read_note(path: str) -> Any:
+    """Read the note without loading the checkpoint: it is a text in its pickle, which is looked through and never run."""
+    fsspec = importlib.import_module("fsspec")  # Lightning's own way to files, here or far away
+    if os.path.isdir(path):  # noqa: PTH112 - a path or an address; a sharded checkpoint has a file for all but the weights
+        path = os.path.join(path, "meta.pt")  # noqa: PTH118 - as above
+    with fsspec.open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        entry = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+        with archive.open(entry) as pickled:
+            texts = (text for _, text, _ in pickletools.genops(pickled.read(MAX_PICKLE)) if isinstance(text, str))
+            note = next((text for text in texts if text.startswith(MARK)), MARK + "{}")
+    return json.loads(note.removeprefix(MARK))

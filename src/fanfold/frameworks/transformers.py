@@ -1,0 +1,214 @@
+"""Transformers: a callback for its real Trainer that writes a run on every rank and goes on in it after a restart.
+
+Importing this module makes `TrainingArguments(report_to="fanfold")` work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import guard, missing_extra
+from ._session import Session, watch
+
+try:
+    transformers: Any = importlib.import_module("transformers")
+    integrations: Any = importlib.import_module("transformers.integrations")
+except ImportError as error:
+    raise missing_extra("transformers", "transformers", "fanfold.frameworks.transformers") from error
+
+NAME = "fanfold"
+# What each rank measures of itself, and the one number trackers get of it.
+FOLD = {
+    "rank/loss": "mean",
+    "rank/step_seconds": "max",
+    "rank/data_seconds": "max",
+    "rank/samples_per_second": "sum",
+    "rank/memory_bytes": "max",
+}
+__all__ = ["FanfoldCallback", "register"]
+
+
+class FanfoldCallback(transformers.TrainerCallback):  # type: ignore[misc]  # Transformers is untyped here
+    """Record a Trainer's training in a run, on every rank. Arguments are those of fanfold.init(), or `run`, a run of yours.
+
+    The run stays open after train(), so that evaluate() and predict() land in it; it ends with the process, with
+    fanfold.finish(), or when another training begins. A run the user has open is used, and left open.
+    """
+
+    def __init__(self, project: str | None = None, *, run: Any = None, fold: Any = None, **options: Any) -> None:
+        policy = {**FOLD, **(fold or {})} if fold is None or isinstance(fold, Mapping) else fold
+        self._session = Session(project, run, fold=policy, **options)
+        self._pace = Pace()
+        self._epoch_at = -1
+        watch(transformers.Trainer, "train")
+
+    @property
+    def run(self) -> Any:
+        """The run, once it is open."""
+        return self._session.run
+
+    # Training
+
+    def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_more: Any) -> None:
+        trial = bool(state.is_hyper_param_search)
+        facts = _facts(args, model)
+        if trial:
+            facts |= {"name": state.trial_name, "group": args.run_name or args.output_dir}
+            facts["config"]["trial"] = state.trial_params
+        self._session.begin(state.stateful_callbacks.get(NAME), apart=trial, **facts)
+        state.stateful_callbacks[NAME] = self._session.note()  # every checkpoint's trainer_state.json takes it along
+        self._epoch_at = -1
+        self._pace.start(state.global_step)
+
+    def on_epoch_begin(self, *_event: Any, **_more: Any) -> None:
+        self._pace.rest()
+
+    def on_step_begin(self, *_event: Any, **_more: Any) -> None:
+        self._pace.batch_came()
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_more: Any) -> None:
+        self._pace.step_ended()
+        if control.should_log:
+            self._log_own_loss(state)
+
+    def on_epoch_end(self, _args: Any, state: Any, control: Any, **_more: Any) -> None:
+        if control.should_log:
+            self._log_own_loss(state)
+
+    def on_save(self, *_event: Any, **_more: Any) -> None:
+        self._pace.rest()
+
+    def on_train_end(self, _args: Any, state: Any, _control: Any, **_more: Any) -> None:
+        self._log_own_loss(state)  # of the steps after the last full interval, which the Trainer itself never logs
+        self._session.end()
+
+    def _log_own_loss(self, state: Any) -> None:
+        """Log this rank's loss before the Trainer averages it over the ranks; it stays on the device until it lands."""
+        trainer = self._session.owner
+        total = getattr(trainer, "_tr_loss", None)
+        steps = state.global_step - getattr(trainer, "_globalstep_last_logged", state.global_step)
+        if steps > 0 and total is not None:
+            self._session.live().log({"rank/loss": total / steps}, state.global_step)
+
+    # What is logged
+
+    def on_log(
+        self, args: Any, state: Any, _control: Any, logs: Mapping[str, Any] | None = None, model: Any = None, **_more: Any
+    ) -> None:
+        values = dict(logs or {})
+        if state.global_step == self._epoch_at:
+            values.pop("epoch", None)  # an evaluation says it again
+        elif "epoch" in values:
+            self._epoch_at = state.global_step
+        named = integrations.rewrite_logs(values)
+        if "loss" in values and self._session.owner is not None:
+            batch = (state.train_batch_size or args.train_batch_size) * args.gradient_accumulation_steps
+            named |= self._pace.take(state.global_step, batch)
+        self._log(named, args, state, model)
+
+    def on_evaluate(self, *_event: Any, **_more: Any) -> None:
+        self._pace.rest()  # its metrics came through on_log
+
+    def on_predict(
+        self, args: Any, state: Any, _control: Any, metrics: Mapping[str, Any] | None = None, model: Any = None, **_more: Any
+    ) -> None:
+        self._log(integrations.rewrite_logs(dict(metrics or {})), args, state, model)
+
+    def _log(self, values: dict[str, Any], args: Any, state: Any, model: Any) -> None:
+        if values:
+            self._session.live(lambda: _facts(args, model)).log(values, state.global_step)
+
+
+class Pace:
+    """How fast this rank goes, by the host's clock alone.
+
+    Seconds are exact over an interval although steps run ahead on a device: the Trainer itself waits for it before it logs.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        self._step = step
+        self._total = self._data = 0.0
+        self.rest()
+
+    def rest(self) -> None:
+        """Leave out the time since the last event: evaluation, saving, set-up."""
+        self._mark = self._clock()
+
+    def batch_came(self) -> None:
+        """Count the time since the last event as waiting for data."""
+        self._data += self._passed()
+
+    def step_ended(self) -> None:
+        self._total += self._passed()
+
+    def _passed(self) -> float:
+        now = self._clock()
+        passed, self._mark = now - self._mark, now
+        return passed
+
+    def take(self, step: int, samples: int) -> dict[str, float]:
+        """Return the figures since the last time, `samples` to a step, and begin anew."""
+        steps, seconds, data = step - self._step, self._total + self._data + self._passed(), self._data
+        self.start(step)
+        if steps <= 0:
+            return {}
+        return {
+            "rank/step_seconds": seconds / steps,
+            "rank/data_seconds": data / steps,
+            "rank/samples_per_second": samples * steps / max(seconds, 1e-9),
+            "rank/memory_bytes": _memory_bytes(),
+        }
+
+
+def _memory_bytes() -> int:
+    """Return the most this process has had allocated on its device, or where it has none, what it holds of the memory."""
+    import torch
+
+    for device in (torch.cuda, torch.xpu):
+        if device.is_available() and device.is_initialized():
+            return int(device.max_memory_allocated())
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _facts(args: Any, model: Any) -> dict[str, Any]:
+    """Return what a Trainer's arguments and model say of a run."""
+    facts: dict[str, Any] = {"config": dict(args.to_dict())}
+    default = next((field.default for field in args.__dataclass_fields__.values() if field.name == "project"), None)
+    if getattr(args, "project", default) != default:
+        facts["project"] = args.project
+    if args.run_name and args.run_name != args.output_dir:
+        facts["name"] = args.run_name
+    with guard("read the model's configuration"):
+        facts["config"] |= _model_facts(model)
+    return facts
+
+
+def _model_facts(model: Any) -> dict[str, Any]:
+    count: Any = importlib.import_module("transformers.trainer_pt_utils").get_model_param_count
+    facts: dict[str, Any] = {}
+    config = getattr(model, "config", None)
+    if config is not None:
+        facts["model"] = config.to_dict() if hasattr(config, "to_dict") else config
+    if getattr(model, "peft_config", None):
+        facts["peft"] = {name: adapter.to_dict() for name, adapter in model.peft_config.items()}
+    if model is not None:
+        facts["parameters"] = count(model)
+        facts["trainable_parameters"] = count(model, trainable_only=True)
+    return facts
+
+
+def register() -> None:
+    """Make `TrainingArguments(report_to="fanfold")` work."""
+    integrations.integration_utils.INTEGRATION_TO_CALLBACK[NAME] = FanfoldCallback
+
+
+register()

@@ -1,0 +1,116 @@
+"""What a stamp says: which run, code, command, data and environment a model file comes from. Never a secret."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from .. import facts
+from .._config import plain
+from .._version import __version__
+from ..mask import mask
+
+NAME = "producer_info.json"  # the name PyTorch's own guide gives to such a file inside a model
+FORMAT = 1
+MAX_BYTES = 1 << 20
+
+_PACKAGES = frozenset(
+    "torch numpy safetensors transformers accelerate peft diffusers tokenizers datasets lightning pytorch-lightning keras jax "
+    "flax onnx onnxruntime onnxscript torchvision torchaudio timm deepspeed bitsandbytes triton".split()
+)
+
+
+def make(run: Any, extra: Mapping[str, Any], *, parent: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Make the stamp of a file saved now; `run` is the current run, or None. `step` and `data` have places of their own.
+
+    `parent` is the stamp of the file that this one was made from, where it carries one.
+    """
+    given: dict[str, Any] = dict(mask(plain(dict(extra))))  # type: ignore[call-overload]
+    step = given.pop("step", None)
+    stamp = {
+        "stamp": FORMAT,
+        "producer": f"fanfold {__version__}",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "run": _of_run(run, step),
+        "data": given.pop("data", None),
+        "parent": _origin(parent),
+        **_of_process(),
+        "extra": given or None,
+    }
+    return {name: value for name, value in stamp.items() if value is not None}
+
+
+def encode(stamp: Mapping[str, Any]) -> bytes:
+    """Return a stamp as the bytes that go into a file."""
+    return json.dumps(stamp, ensure_ascii=True, sort_keys=True, default=str).encode()
+
+
+def decode(data: bytes) -> dict[str, Any] | None:
+    """Read a stamp back; None if these bytes are none (a file of that name may be anybody's)."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _of_run(run: Any, step: Any) -> dict[str, Any] | None:
+    if run is None or not getattr(run, "id", None):
+        return None if step is None else {"step": step}
+    config = json.dumps(mask(plain(run.config)), sort_keys=True, default=str).encode()
+    high = getattr(run, "_high", -1)
+    return {
+        "id": run.id,
+        "project": run.project,
+        "name": run.name,
+        "attempt": getattr(run, "attempt", 1),
+        "rank": getattr(run, "rank", 0),
+        "step": step if step is not None else (high if high >= 0 else None),
+        "config": "sha256:" + hashlib.sha256(config).hexdigest(),
+    }
+
+
+def _origin(parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Keep of a parent's stamp what finds its run again."""
+    run = (parent or {}).get("run")
+    if not isinstance(run, Mapping):
+        return None
+    return {name: run.get(name) for name in ("id", "project", "name", "step")} | {"time": (parent or {}).get("time")}
+
+
+_known: dict[int, dict[str, Any]] = {}
+
+
+def _of_process() -> dict[str, Any]:
+    """Return what does not change while a process lives; read once, since every checkpoint asks for it."""
+    if os.getpid() not in _known:
+        _known.clear()
+        _known[os.getpid()] = _read_process()
+    return _known[os.getpid()]
+
+
+def _read_process() -> dict[str, Any]:
+    found: dict[str, Any] = facts.environment()
+    node, packages = found.get("node") or {}, found.get("packages") or {}
+    return {
+        "git": _code(found.get("git")),
+        "command": found.get("command"),
+        "packages": {
+            "python": (found.get("python") or {}).get("version"),
+            **{name: version for name, version in packages.items() if name in _PACKAGES},
+        },
+        "node": {
+            **{name: node.get(name) for name in ("machine", "cpu", "os")},
+            "gpus": [gpu["name"] for gpu in found.get("gpus") or []],
+        },
+    }
+
+
+def _code(found: Any) -> dict[str, Any] | None:
+    if not isinstance(found, Mapping):
+        return None
+    return {name: found.get(name) for name in ("commit", "branch", "remote", "dirty")}

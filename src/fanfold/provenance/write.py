@@ -1,0 +1,70 @@
+"""stamp(): write where a model comes from into the model file itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import FanfoldError, notices
+from . import onnx, safetensors, zips
+from .look import model_files, reader_of, sidecar
+from .record import encode, make
+
+_WRITERS: dict[Any, Callable[[Path, bytes], None]] = {
+    zips.read: zips.write,
+    safetensors.read: safetensors.write,
+    onnx.read: onnx.write,
+}
+
+
+def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a run's stamp into a model file, or into every model file of a checkpoint directory; return what was written."""
+    target = Path(path)
+    if not target.exists():
+        raise FanfoldError(f"{target} does not exist. Nothing was stamped. Save the model first, then stamp it.")
+    told = make(run, extra)
+    data = encode(told)
+    for file in model_files(target) if target.is_dir() else [target]:
+        write(file, data)
+    if target.is_dir():
+        write_beside(target, data)
+    note(run, target, told)
+    return told
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a stamp's bytes into a file, or beside it where its format has no room."""
+    try:
+        with path.open("rb") as file:
+            reader = reader_of(file.read(16), path, os.fstat(file.fileno()).st_size)
+        if (writer := _WRITERS.get(reader)) is not None:
+            writer(path, data)
+            return
+        write_beside(path, data)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FanfoldError(f"{path} could not be stamped: {reason}. Make it writable, or stamp a copy.") from error
+    notices.once(
+        f"sidecar:{path.suffix}",
+        f"{path.name} is of a format that has no room for a stamp; it lies beside the file, in {sidecar(path).name}. "
+        "Copy both together, or save as safetensors or with torch.save.",
+    )
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a stamp as a file of its own, whole or not at all."""
+    place = sidecar(path)
+    aside = place.with_name(f".{place.name}.{os.getpid()}")
+    aside.write_bytes(data)
+    aside.replace(place)
+
+
+def note(run: Any, path: Path, told: dict[str, Any]) -> None:
+    """List a saved file on its run."""
+    event = getattr(run, "_event", None)
+    if event is None:
+        return
+    size = path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+    event("saved", {"path": str(path.absolute()), "size": size, "s": (told.get("run") or {}).get("step")})

@@ -1,0 +1,42 @@
+"""A time limit for code that must run on the caller's thread: a tracker library may tie its run to it, and may hang there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+AGAIN_SECONDS = 1.0  # a library that swallows the interruption is interrupted again
+_SOON = 0.001
+
+
+def can_limit(seconds: float) -> bool:
+    """Tell whether within() can be used: on the main thread, and where nobody's alarm is due before."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        return False
+    due, _ = signal.getitimer(signal.ITIMER_REAL)
+    return signal.getsignal(signal.SIGALRM) is not None and not 0 < due <= seconds
+
+
+def within(seconds: float, action: Callable[[], T]) -> T:
+    """Run something on this thread; raise TimeoutError in it when it takes too long. Somebody's later alarm stays set."""
+    armed = True
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        if armed:
+            raise TimeoutError(f"it took longer than {seconds:g} s")
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    due, every = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
+    began = time.monotonic()
+    try:
+        return action()
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if due:
+            signal.setitimer(signal.ITIMER_REAL, max(due - (time.monotonic() - began), _SOON), every)

@@ -1,0 +1,226 @@
+"""The sender: hands points to one tracker, remembers what went out, and finds the value that holds up all others.
+
+A tracker that cannot be reached is tried again for ever. A value that its code cannot take would be tried for ever, too,
+and everything after it would wait: such a value is told from an outage by others going through, and passed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import JournalError, notices, outcome
+from ..journal import blobs
+from ..trackers.base import Adapter, Point, Refused
+from .cursor import Cursor
+from .custom import Custom
+from .feed import Outgoing
+from .track import Frame
+
+BATCH = 1000
+ROUNDS = 3  # how often a mistake is met before it counts as one that stays
+_LEFT_OUT = object()
+
+# Mistakes in code or data, which trying again seldom cures. Anything else, and every OSError, may be an outage.
+MISTAKES = (
+    Refused, JournalError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError,
+    NotImplementedError,
+)  # fmt: skip
+
+
+def is_mistake(error: Exception) -> bool:
+    """Tell a mistake from an outage; a server that answers with rubbish (both in some libraries) is an outage."""
+    return isinstance(error, MISTAKES) and not isinstance(error, OSError)
+
+
+class Sender:
+    """What is on its way to one tracker."""
+
+    def __init__(self, run: Path, tracker: Adapter, cursor: Cursor) -> None:
+        self.run = run
+        self.tracker = tracker
+        self.cursor = cursor
+        self.out: list[Outgoing] = []
+        self.sent: list[Frame] = []  # since the last settle
+        self.counts = dict(cursor.counts)  # with what is sent; the cursor's are settled
+        self.delivered = cursor.delivered
+        self.partial: dict[str, set[int]] = {key: set(steps) for key, steps in cursor.folds.items()}
+        self.partials = cursor.partial
+        self._skip: dict[str, int] = {}
+        self._doubt = False  # a batch failed half-way: ask the destination what it has before sending it again
+        self._rounds = 0
+        self._met: Counter[str] = Counter()
+
+    def look(self, known: Mapping[str, int]) -> None:
+        """Find out what the destination has beyond what we know: it was sent before a crash, and is not sent again."""
+        have = self.tracker.counts() or {}
+        self._skip = {key: n - known.get(key, 0) for key, n in have.items() if n > known.get(key, 0)}
+
+    def attempt(self, what: str, action: Callable[[], Any], *, rounds: int = ROUNDS) -> Any:
+        """Do something for the tracker; a mistake that stays is passed over, as it would hold up all that comes after."""
+        result, error = outcome(action)
+        if error is None:
+            self._met.pop(what, None)
+            return result
+        self._met[what] += 1
+        if not is_mistake(error) or (self._met[what] < rounds and not isinstance(error, (Refused, JournalError))):
+            raise error
+        self.refuse(what, error)
+        return _LEFT_OUT
+
+    def refuse(self, what: str, error: Exception) -> None:
+        """Pass something over: say it once, count it."""
+        self.cursor.refused += 1
+        why = str(error) if isinstance(error, (Refused, JournalError)) else f"{type(error).__name__}: {error}"
+        notices.once(
+            f"{self.tracker.name}:refused:{what}",
+            f"{self.tracker.name} does not take {what!r}: {why}. It is left out there and kept in the journal; "
+            "the rest goes on. Later cases are counted.",
+        )
+
+    def send_file(self, name: str, blob: str) -> None:
+        """Hand over one file of an artifact."""
+
+        def hand_over() -> None:
+            path = blobs.path_of(self.run, blob)
+            if not path.is_file():
+                raise JournalError(f"{path} is missing")
+            self.tracker.artifact(path, name)
+
+        self.attempt(name, hand_over)
+
+    def send(self) -> None:
+        """Send the next points; where that fails for a mistake, find the values it is about."""
+        items = self.out[: 1 if isinstance(self.tracker, Custom) else BATCH]
+        try:
+            self._write([(item, tuple(item.point.values)) for item in items])
+        except MISTAKES as error:
+            if not is_mistake(error):
+                raise
+            self._send_apart()
+            return
+        del self.out[: len(items)]
+        self._rounds = 0
+        for item in items:
+            self._note(item)
+
+    def _note(self, item: Outgoing) -> None:
+        self._count(item.point.values)
+        self.sent += item.frames
+        if item.partial:
+            key, step = item.partial
+            self.partial.setdefault(key, set()).add(step)
+            self.partials += 1
+
+    def _count(self, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            self.counts[key] = self.counts.get(key, 0) + self._weight(value)
+        self.delivered += len(values)
+
+    def _weight(self, value: Any) -> int:
+        """Return how many entries of `counts()` a value makes: a list of media may be one, or one for each of them."""
+        return len(value) if isinstance(value, list) and self.tracker.counts_each else 1
+
+    def _write(self, wanted: Sequence[tuple[Outgoing, Sequence[str]]]) -> None:
+        if self._doubt and self.tracker.delivery == "readable":
+            self.tracker.settle()
+            self.look(self.counts)
+        self._doubt = False
+        skip = dict(self._skip)
+        points = [self._ready(item, keys, skip) for item, keys in wanted]
+        self._doubt = True
+        try:
+            self.tracker.write([point for point in points if point.values])
+        except Refused:
+            self._doubt = False  # by its promise, nothing of the batch was sent
+            raise
+        self._doubt = False
+        self._skip = skip
+
+    def _ready(self, item: Outgoing, keys: Sequence[str], skip: dict[str, int]) -> Point:
+        """Load media from their blobs, and leave out what the destination has already: it arrived before a kill."""
+        values: dict[str, Any] = {}
+        for key in keys:
+            value, there = item.point.values[key], skip.get(key, 0)
+            if there:
+                skip[key] = max(0, there - self._weight(value))
+                if there >= self._weight(value):
+                    continue
+                value = value[there:]  # of a list, the first ones arrived
+            values[key] = self._loaded(key, value)
+            if values[key] is _LEFT_OUT:
+                del values[key], item.point.values[key]
+        return item.point._replace(values=values)
+
+    def _loaded(self, key: str, value: Any) -> Any:
+        """Return a value as trackers take it; what is damaged stays so, and is passed over at once."""
+        if isinstance(value, list):
+            return self.attempt(key, lambda: [self._load(entry) for entry in value], rounds=1)
+        return self.attempt(key, lambda: self._load(value), rounds=1) if isinstance(value, dict) else value
+
+    def _load(self, entry: dict[str, Any]) -> Any:
+        from ..media import decode
+        from ..trackers import native
+
+        if "native" in entry:
+            return native.take(entry, self.tracker, _LEFT_OUT)
+        name = entry.get("blob")
+        try:
+            data = blobs.get(self.run, name) if name else b""
+        except FileNotFoundError as error:
+            raise JournalError(f"{error.filename} is missing") from error
+        return decode(str(entry["type"]), dict(entry), data)
+
+    # Point by point, value by value
+
+    def _send_apart(self) -> None:
+        """Send points one by one, and values one by one where a point fails; what goes through is taken out of `out`."""
+        failed: list[tuple[Outgoing, str, Exception]] = []
+        through = False
+        for item in self.out[:BATCH]:
+            values = item.point.values
+            if len(values) > 1 and self._take(item, tuple(values)) is None:
+                through = True
+            for key in tuple(values):
+                error = self._take(item, (key,))
+                if isinstance(error, Refused):
+                    self.refuse(key, error)
+                    del values[key]
+                elif error is not None:
+                    failed.append((item, key, error))
+                else:
+                    through = True
+        self._judge(failed, through)
+
+    def _take(self, item: Outgoing, keys: Sequence[str]) -> Exception | None:
+        """Send some values of a point; return why they cannot be taken, or take them out of the point."""
+        try:
+            self._write([(item, keys)])
+        except MISTAKES as error:
+            if not is_mistake(error):
+                raise
+            return error
+        through = {key: item.point.values.pop(key) for key in keys if key in item.point.values}
+        self._count(through)
+        return None
+
+    def _judge(self, failed: Sequence[tuple[Outgoing, str, Exception]], through: bool) -> None:
+        """Pass over what failed while others went through.
+
+        Where nothing did, it may be an outage in disguise: it is tried again, and after some rounds one value at a time is
+        given up, with the longest pauses in between. Little is lost if it was one, and no value blocks for ever.
+        """
+        self._rounds += 1
+        doomed = failed if through else failed[:1] if self._rounds >= ROUNDS else []
+        for item, key, error in doomed:
+            self.refuse(key, error)
+            del item.point.values[key]
+        done = [item for item in self.out[:BATCH] if not item.point.values]
+        self.out[:BATCH] = [item for item in self.out[:BATCH] if item.point.values]
+        for item in done:
+            self._note(item)
+        if len(doomed) < len(failed):
+            raise failed[-1][2]
+        self._rounds = 0

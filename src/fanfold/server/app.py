@@ -1,0 +1,121 @@
+"""The dashboard as an ASGI app: the built page, the endpoints it asks, live notices and media.
+
+Every address is relative to where the app is mounted, so that it works inside another app and behind a proxy's path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from ..errors import FanfoldError, RunNotFound, SettingError
+from ..store.query import LocalStore, Store
+from . import endpoints, media
+from .guard import Guard
+from .live import INTERVAL, Notices
+
+STATIC = Path(__file__).parent / "static"
+
+
+def app(
+    dir: str | os.PathLike[str] | None = None,
+    *,
+    store: Store | None = None,
+    write: bool = False,
+    token: str | None = None,
+    hosts: Iterable[str] | None = (),
+    embed: bool = False,
+    interval: float = INTERVAL,
+) -> ASGIApp:
+    """Make the dashboard over the runs in `dir`, ready to serve or to mount in another ASGI app.
+
+    write: allow renaming, tagging, notes, archiving and deleting. token: what a request must bring. hosts: names it
+    answers to beside this machine's own; None: any name, which only a token makes safe. embed: let pages of other
+    servers on this machine, such as notebooks, show it in a frame. interval: seconds between looks for news.
+    """
+    if hosts is None and token is None:
+        raise SettingError(
+            "app(hosts=None) answers to any name, and no token is asked for. The server was not started: any web page could "
+            "read the runs. Pass token=…, or name the hosts."
+        )
+    if not (STATIC / "index.html").is_file():
+        raise FanfoldError("the dashboard's page is not built. The server was not started. In a checkout, run `make web`.")
+    served = Starlette(
+        routes=[*_routes(), Mount("/", _Page(directory=STATIC, html=True))],
+        middleware=[Middleware(Guard, hosts=hosts, token=token, embed=embed)],
+        exception_handlers={FanfoldError: _said},
+    )
+    reader = store or LocalStore(dir)
+
+    async def changed(since: int | None) -> tuple[int, list[Any]]:
+        return await run_in_threadpool(reader.changed, since or 0)
+
+    served.state.store = reader
+    served.state.write = write
+    served.state.notices = Notices(changed, interval)
+    return served
+
+
+class _Page(StaticFiles):
+    """The built files. Names carry no hash, so browsers ask each time whether theirs is still right."""
+
+    async def get_response(self, path: str, scope: Any) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
+def _routes() -> list[Route]:
+    listed = [Route(f"/{one.path}", _asked(one), methods=[one.method]) for one in endpoints.ALL]
+    return [
+        *listed,
+        Route("/api/live", _live),
+        Route("/api/openapi.json", _openapi),
+        Route("/media", media.blob),
+        Route("/html", media.html),
+    ]
+
+
+def _asked(one: endpoints.Endpoint) -> Callable[[Request], Any]:
+    """Wrap an endpoint's function: read its arguments, run it off the event loop, answer in its form."""
+
+    async def answer(request: Request) -> Response:
+        state = request.app.state
+        if one.writes and not state.write:
+            raise SettingError("this dashboard only reads. Nothing was changed. Start it with `fanfold ui --write`.")
+        given = one.arguments(request.query_params, await request.body())
+        result = await run_in_threadpool(one.function, state.store, **given)
+        if isinstance(result, bytes):
+            return Response(result, media_type="application/octet-stream")
+        extra = {"write": state.write} if one.path == "api/projects" else {}
+        return Response(msgspec.json.encode({**result, **extra} if extra else result), media_type="application/json")
+
+    return answer
+
+
+async def _live(request: Request) -> Response:
+    stream = request.app.state.notices.stream()
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+async def _openapi(request: Request) -> Response:  # noqa: ARG001 - the interface
+    return Response(msgspec.json.encode(endpoints.openapi()), media_type="application/json")
+
+
+async def _said(request: Request, error: Exception) -> Response:
+    code = 404 if isinstance(error, RunNotFound) else 400
+    if request.url.path.endswith(("/media", "/html")):
+        return PlainTextResponse(f"{error}\n", code)
+    return Response(msgspec.json.encode({"error": str(error)}), code, media_type="application/json")

@@ -1,0 +1,275 @@
+"""What the page asks of the store, as plain data: runs, one run, columns of a table, alerts, console, media, profile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import FanfoldError, JournalError, RunNotFound, SettingError
+from ..journal import Kind, directory
+from ..media import Table
+from ..store.query import Store
+from ..store.run import MediaPoint, StoredRun
+from . import wire
+
+MOST_SERIES = 50_000  # in one answer; a page shows fewer
+MOST_BUCKETS = 20_000
+MOST_MEDIA = 400  # of one key and run; the newest
+MOST_ALERTS = 500
+MOST_ROWS = 1_000
+CONSOLE_BYTES = 256 << 10
+BASICS = ("id", "name", "status", "created", "seen", "duration", "tags", "notes", "group", "ranks", "attempts")
+
+
+class SeriesQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Which series, over which x, in which range, in how many buckets."""
+
+    project: str
+    runs: list[str]
+    keys: list[str]
+    n: int = 330
+    x: str = "step"
+    fold: str | None = None
+    rank: int | None = None
+    lo: float | None = None
+    hi: float | None = None
+
+
+class ColumnQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Which columns of the run table: `config:lr`, `metric:loss`."""
+
+    project: str
+    names: list[str]
+
+
+def open_run(store: Store, project: str, id: str) -> StoredRun:
+    """Open a run by its exact names; a folder reached through a link is no run."""
+    run = store.run(project, id)
+    if run.path.is_symlink() or run.path.parent.is_symlink():
+        raise RunNotFound(f"{directory.encode_name(id)} is a link, not a run. Nothing was read. Copy the run instead.")
+    return run
+
+
+def safe(value: Any) -> Any:
+    """Return plain data that JSON can hold: NaN and infinities become their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(name): safe(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [safe(item) for item in value]
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def flat(config: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield a nested config as paths: model.dim."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
+    """Return a project's runs, each with what the list shows, and which columns and keys there are."""
+    rows = store.runs(project, filter, sort)
+    listed = [{**{name: row.get(name) for name in BASICS}, "archived": bool(row.get("archived"))} for row in rows]
+    keys: dict[str, bool] = {}
+    columns: dict[str, None] = {}
+    seen: dict[str, None] = {}
+    for row in rows:
+        seen.update(dict.fromkeys(row.get("media") or ()))
+        columns.update(dict.fromkeys(f"config:{path}" for path, _ in flat(row["config"])))
+        for key, value in values_of(row).items():
+            keys[key] = keys.get(key, False) or not isinstance(value, str)
+    numeric = [key for key, number in keys.items() if number]
+    texts = [key for key, number in keys.items() if not number]
+    figures = [f"metric:{key}" for key in keys]
+    return {"runs": safe(listed), "keys": numeric, "media": [*seen, *texts], "columns": [*columns, *figures]}
+
+
+def values_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's figures: the latest of each key, and what the user's summary says instead."""
+    return {**(row.get("latest") or {}), **(row.get("summary") or {})}
+
+
+def columns(store: Store, query: ColumnQuery) -> bytes:
+    """Return columns of the run table, one number or text per run; `runs` says whose."""
+    import numpy as np
+
+    rows = store.runs(query.project)
+    items = []
+    for name in query.names:
+        cells = [_cell(row, name) for row in rows]
+        if all(cell is None or _is_number(cell) for cell in cells):
+            numbers = np.array([math.nan if cell is None else float(cell) for cell in cells], np.float64)
+            missing = [i for i, cell in enumerate(cells) if cell is None]
+            items.append(({"name": name, "missing": missing}, {"values": numbers}))
+        else:
+            items.append(({"name": name, "texts": [_text(cell) for cell in cells]}, {}))
+    return wire.encode({"runs": [row["id"] for row in rows]}, items)
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, (int, float)) and not isinstance(cell, bool)
+
+
+def _text(cell: Any) -> str | None:
+    if cell is None or isinstance(cell, str):
+        return cell
+    return msgspec.json.encode(safe(cell)).decode()
+
+
+def _cell(row: Mapping[str, Any], name: str) -> Any:
+    origin, _, path = name.partition(":")
+    if origin == "metric":
+        return values_of(row).get(path)
+    return dict(flat(row["config"])).get(path)
+
+
+def series(store: Store, query: SeriesQuery) -> bytes:
+    """Return series of many runs and keys, thinned to the pixels that will show them. Runs that are gone are left out."""
+    if len(query.runs) * len(query.keys) > MOST_SERIES:
+        raise SettingError(f"that is more than {MOST_SERIES} series. None was read. Ask for fewer runs or keys at a time.")
+    opened = [(id, run) for id in query.runs if (run := _there(store, query.project, id)) is not None]
+    asked = [(run, key) for key in query.keys for _, run in opened]
+    found = store.series_many(asked, buckets=max(1, min(query.n, MOST_BUCKETS)), x=query.x, rank=query.rank, fold=query.fold,
+                              lo=query.lo, hi=query.hi)  # fmt: skip
+    ids = [id for _ in query.keys for id, _ in opened]
+    items = [_packed(id, one) for id, one in zip(ids, found, strict=True) if one is not None]
+    return wire.encode({"axis": query.x}, items)
+
+
+def _there(store: Store, project: str, id: str) -> StoredRun | None:
+    try:
+        return open_run(store, project, id)
+    except RunNotFound:
+        return None
+
+
+def _packed(id: str, one: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    import numpy as np
+
+    facts = {"run": id, "key": one.key, "total": one.total, "raw": one.raw, "axis": one.axis,
+             "marks": one.marks, "marked": one.marked, "restarts": one.restarts}  # fmt: skip
+    ends = [[end] if end is not None else [] for end in (one.before, one.after)]
+
+    def reached(column: Any, place: int) -> Any:  # the neighbours just outside, so that lines run to the edge
+        return np.concatenate([[end[place] for end in ends[0]], column, [end[place] for end in ends[1]]])
+
+    found = {"x": reached(one.x, 0), "y": wire.small(reached(one.last, 1))}
+    if not one.raw:
+        found |= {"lo": wire.small(reached(one.min, 1)), "hi": wire.small(reached(one.max, 1))}
+    if one.low is not None:
+        edge = [np.full(len(end), -1) for end in ends]
+        found |= {"low": wire.small(reached(one.low, 1)), "high": wire.small(reached(one.high, 1))}
+        found |= {name: np.concatenate([edge[0], ranks, edge[1]]).astype(np.int32)
+                  for name, ranks in (("lowRank", one.low_rank), ("highRank", one.high_rank))}  # fmt: skip
+    return facts, found
+
+
+def run(store: Store, project: str, id: str) -> dict[str, Any]:
+    """Return everything about one run but its points."""
+    one = open_run(store, project, id)
+    attempts = [{"key": a.key, "started": a.started / 1e9, **a.verdict()} for a in one.attempts]
+    return safe({  # type: ignore[no-any-return]
+        "id": one.id, "project": one.project, "name": one.name, "status": one.status, "verdict": one.verdict,
+        "created": one.started, "seen": one.seen, "tags": one.tags, "notes": one.notes, "group": one.group,
+        "archived": bool(one.info.get("archived")), "config": dict(flat(one.config)), "values": one.latest,
+        "summary": one.summary, "facts": one.facts, "attempts": attempts, "ranks": one.ranks, "dropped": one.dropped,
+        "damaged": one.damaged, "artifacts": one.artifacts, "files": one.files, "alerts": one.alerts, "path": str(one.path),
+        "keys": {kind: one.keys(kind) for kind in ("number", "system", "text", "media")},
+        "console": any(True for j in one.journals for _ in j.records(Kind.CONSOLE)),
+    })  # fmt: skip
+
+
+def alerts(store: Store, project: str) -> list[dict[str, Any]]:
+    """Return what fired in a project, newest first, with the run it fired in."""
+    found = []
+    for row in store.runs(project):
+        one = _there(store, project, row["id"])
+        found += [{**alert, "run": row["id"], "name": row["name"]} for alert in (one.alerts if one else ())]
+        if row["status"] in ("failed", "killed", "lost"):
+            found.append(_ending(row))
+    return safe(sorted(found, key=lambda alert: -alert["t"])[:MOST_ALERTS])  # type: ignore[no-any-return]
+
+
+def _ending(row: Mapping[str, Any]) -> dict[str, Any]:
+    last = (row.get("error") or "").strip().splitlines()[-1:]
+    return {"t": int(row["seen"] * 1e9), "level": "error", "title": f"run {row['status']}", "text": "".join(last),
+            "run": row["id"], "name": row["name"], "event": "end"}  # fmt: skip
+
+
+def console(store: Store, project: str, id: str, before: int | None) -> dict[str, Any]:
+    """Return the last of what a run's processes printed, or the last before a time (ns)."""
+    one = open_run(store, project, id)
+    chunks = [{**record.data, "rank": j.header.get("rank")} for j in one.journals for record in j.records(Kind.CONSOLE)]
+    chunks = sorted((chunk for chunk in chunks if before is None or chunk["t"] < before), key=lambda chunk: chunk["t"])
+    size = kept = 0
+    for chunk in reversed(chunks):
+        if size >= CONSOLE_BYTES:
+            break
+        size += len(chunk["b"])
+        kept += 1
+    shown = chunks[len(chunks) - kept :]
+    listed = [
+        {"t": c["t"], "stream": c.get("stream"), "rank": c["rank"], "text": c["b"].decode("utf-8", "replace")} for c in shown
+    ]
+    return {"chunks": listed, "more": kept < len(chunks)}
+
+
+def media(store: Store, project: str, ids: Sequence[str], key: str) -> list[dict[str, Any]]:
+    """Return the media or texts logged under a key, by run; contents are fetched by their blob's name."""
+    found = []
+    for id in ids:
+        one = _there(store, project, id)
+        if one is None:
+            continue
+        points: list[dict[str, Any]] = [
+            *({"n": n, "step": p.step, "time": p.time, "rank": p.rank, "kind": p.kind, "entry": p.entry}
+              for n, p in enumerate(one.media(key))),
+            *({"step": t.step, "time": t.time, "rank": t.rank, "kind": "text", "entry": {"text": t.text}}
+              for t in one.texts(key)),
+        ]  # fmt: skip
+        shown = sorted(points, key=lambda point: point["step"])[-MOST_MEDIA:]
+        found.append({"run": id, "points": safe(shown), "total": len(points)})
+    return found
+
+
+def media_point(store: Store, project: str, id: str, key: str, n: int) -> MediaPoint:
+    """Return one logged medium by its place among those of its key."""
+    points = open_run(store, project, id).media(key)
+    if not 0 <= n < len(points):
+        raise RunNotFound(f"there is no medium {n} under {key!r}. Nothing was read. The run has {len(points)} there.")
+    return points[n]
+
+
+def table(store: Store, project: str, id: str, key: str, n: int, start: int, count: int) -> dict[str, Any]:
+    """Return some rows of a logged table."""
+    point = media_point(store, project, id, key, n)
+    loaded = point.load()
+    if not isinstance(loaded, Table):
+        raise FanfoldError(f"{point.key!r} is a {point.kind}, not a table. Nothing was read.")
+    rows = loaded.rows
+    cells = [[_shown(cell) for cell in row] for row in rows[max(0, start) : max(0, start) + min(count, MOST_ROWS)]]
+    return {"columns": loaded.columns, "rows": cells, "total": len(rows)}
+
+
+def _shown(cell: Any) -> Any:
+    kind = getattr(cell, "kind", None)
+    return f"({kind})" if isinstance(kind, str) else safe(cell)
+
+
+def profile(store: Store, project: str, id: str) -> list[dict[str, Any]]:
+    """Return a run's operator profile; empty where none was recorded."""
+    one = open_run(store, project, id)
+    ops = getattr(one, "ops", None)  # a run that recorded none has nothing to give
+    try:
+        return safe(list(ops())) if ops is not None else []
+    except (FanfoldError, JournalError):
+        return []

@@ -1,0 +1,136 @@
+"""The table of endpoints: address, function, arguments, and what each means. The OpenAPI document is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from .._version import __version__
+from ..errors import SettingError
+from ..store.query import Store
+from . import data, edit
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument in the address."""
+
+    name: str
+    type: str = "string"
+    default: Any = None
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One address of the API. `body` is the form of a POST's JSON; `binary`: the answer is columns (docs/dashboard.md)."""
+
+    path: str
+    function: Callable[..., Any]
+    meaning: str
+    query: tuple[Argument, ...] = ()
+    body: type[msgspec.Struct] | None = None
+    binary: bool = False
+    writes: bool = False
+
+    @property
+    def method(self) -> str:
+        return "GET" if self.body is None else "POST"
+
+    def arguments(self, query: Any, body: bytes) -> dict[str, Any]:
+        """Read the arguments of a request; what does not fit is an error that names it."""
+        if self.body is None:
+            return {one.name: _read(one, query) for one in self.query}
+        try:
+            return {"query": msgspec.json.decode(body, type=self.body)}
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise SettingError(f"the request cannot be understood: {error}. Nothing was done. See api/openapi.json.") from error
+
+
+def _read(one: Argument, query: Any) -> Any:
+    if one.many:
+        return query.getlist(one.name)
+    text = query.get(one.name)
+    if text is None:
+        if one.default is None and one.type == "string":
+            raise SettingError(f"the request lacks {one.name}=. Nothing was read. See api/openapi.json.")
+        return one.default
+    if one.type != "integer":
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise SettingError(f"{one.name}={text[:40]!r} is not a whole number. Nothing was read.") from error
+
+
+def _projects(store: Store) -> dict[str, Any]:
+    return {"projects": store.projects(), "version": __version__}
+
+
+PROJECT = Argument("project")
+RUN = (PROJECT, Argument("id"))
+ROWS = Argument("count", "integer", 100)
+ALL = (
+    Endpoint("api/projects", _projects, "The projects, the one with the newest sign of life first."),
+    Endpoint("api/runs", data.runs, "A project's runs that pass a filter, and which keys and columns there are.",
+             (PROJECT, Argument("filter", default=""), Argument("sort", default=""))),
+    Endpoint("api/run", data.run, "Everything about one run but its points.", RUN),
+    Endpoint("api/columns", data.columns, "Columns of the run table.", body=data.ColumnQuery, binary=True),
+    Endpoint("api/series", data.series, "Series of many runs and keys, thinned exactly.", body=data.SeriesQuery, binary=True),
+    Endpoint("api/alerts", data.alerts, "What fired in a project, newest first.", (PROJECT,)),
+    Endpoint("api/console", data.console, "What a run's processes printed.", (*RUN, Argument("before", "integer"))),
+    Endpoint("api/media", data.media, "Media and texts logged under a key.",
+             (PROJECT, Argument("ids", many=True), Argument("key"))),
+    Endpoint("api/table", data.table, "Rows of a logged table.",
+             (*RUN, Argument("key"), Argument("n", "integer", 0), Argument("start", "integer", 0), ROWS)),
+    Endpoint("api/profile", data.profile, "A run's operator profile.", RUN),
+    Endpoint("api/views", edit.views, "A project's saved views.", (PROJECT,)),
+    Endpoint("api/edit", edit.edit, "Rename, tag, note or archive runs.", body=edit.Edit, writes=True),
+    Endpoint("api/delete", edit.delete, "Delete runs that are no longer written.", body=edit.Delete, writes=True),
+    Endpoint("api/view", edit.save_view, "Save or drop a named view.", body=edit.SaveView, writes=True),
+)  # fmt: skip
+
+
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI document of the endpoints."""
+    schemas: dict[str, Any] = {}
+    paths = {f"/{one.path}": {one.method.lower(): _operation(one, schemas)} for one in ALL}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "fanfold dashboard", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _operation(one: Endpoint, schemas: dict[str, Any]) -> Mapping[str, Any]:
+    kind = "application/octet-stream" if one.binary else "application/json"
+    operation: dict[str, Any] = {
+        "operationId": one.path.removeprefix("api/"),
+        "summary": one.meaning,
+        "responses": {
+            "200": {"description": "the answer", "content": {kind: {"schema": {}}}},
+            "400": {"description": "the request cannot be understood, or is not allowed"},
+            "404": {"description": "there is no such run"},
+        },
+    }
+    if one.query:
+        operation["parameters"] = [_parameter(argument) for argument in one.query]
+    if one.body is not None:
+        (schema,), found = msgspec.json.schema_components([one.body], ref_template="#/components/schemas/{name}")
+        schemas.update(found)
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+def _parameter(one: Argument) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": one.type}
+    if one.many:
+        schema = {"type": "array", "items": schema}
+    elif one.default is not None:
+        schema["default"] = one.default
+    needed = one.default is None and one.type == "string" and not one.many
+    return {"name": one.name, "in": "query", "required": needed, "schema": schema}

@@ -1,0 +1,116 @@
+"""Who may ask, and what an answer allows: hosts, origins, the token, and the headers every answer carries.
+
+Any web page can send requests to an address on this machine, and a name it owns can be made to point here. So a request
+must name a host we serve, a browser's request must come from our own page, and past this machine a token is needed.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+COOKIE = "fanfold"
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; "
+    "connect-src 'self'; worker-src 'self'; frame-src 'self'; font-src 'self'; manifest-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors {ancestors}"
+)
+# For what users logged: no script of ours or theirs, no access to this origin, nothing fetched from anywhere.
+MEDIA_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; frame-ancestors 'self'"
+LOCAL_PAGES = "'self' http://localhost:* http://127.0.0.1:*"
+
+
+def host_of(netloc: str) -> str:
+    """Return the name in `name:port`, brackets off; empty when it is not one."""
+    try:
+        return (urlsplit(f"//{netloc}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+class Guard:
+    """Stand before the app. `hosts` are the names it answers to (None: any, which only a token makes safe)."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] | None, token: str | None, embed: bool) -> None:
+        self.app = app
+        self.hosts = None if hosts is None else LOOPBACK | {name.lower() for name in hosts}
+        self.extra = frozenset(name.lower() for name in hosts or ()) - LOOPBACK
+        self.token = token
+        self.policy = PAGE_POLICY.format(ancestors=LOCAL_PAGES if embed else "'self'")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        answer = self._refusal(scope)
+        await (answer or self.app)(scope, receive, self._dressed(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self.hosts is not None and host_of(host) not in self.hosts:
+            return _refused(
+                400,
+                f"This dashboard does not answer to the name {host_of(host)[:100]!r}. Nothing was read. Open it by the address "
+                "`fanfold ui` printed, or start it with --allow-host NAME.",
+            )
+        if not self._own_page(headers, host):
+            return _refused(403, "The request came from another site. Nothing was read. Open the dashboard by its own address.")
+        return self._token_answer(scope, headers)
+
+    def _own_page(self, headers: Headers, host: str) -> bool:
+        origin = headers.get("origin")
+        if origin is not None:
+            place = urlsplit(origin).netloc
+            return bool(place) and (place.lower() == host.lower() or host_of(place) in self.extra)
+        return headers.get("sec-fetch-site") not in ("cross-site", "same-site") or headers.get("sec-fetch-mode") == "navigate"
+
+    def _token_answer(self, scope: Scope, headers: Headers) -> Response | None:
+        """Let a holder of the token pass; one who brings it in the address gets a cookie and a clean address."""
+        if self.token is None:
+            return None
+        query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        if scope["method"] == "GET" and self._is_token(dict(query).get("token", "")):
+            rest = urlencode([(name, value) for name, value in query if name != "token"])
+            answer = RedirectResponse("./" + (f"?{rest}" if rest else ""), 303)
+            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", secure=scope["scheme"] == "https")
+            return answer
+        kind, _, word = headers.get("authorization", "").partition(" ")
+        if self._is_token(_cookie(headers)) or (kind.lower() == "bearer" and self._is_token(word)):
+            return None
+        return _refused(401, "A token is needed. Nothing was read. Open the whole address that `fanfold ui` printed.")
+
+    def _is_token(self, word: str) -> bool:
+        return self.token is not None and hmac.compare_digest(word.encode(), self.token.encode())
+
+    def _dressed(self, send: Send) -> Send:
+        async def dressed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("content-security-policy", self.policy)
+                headers.setdefault("cache-control", "no-cache")
+                headers["x-content-type-options"] = "nosniff"
+                headers["referrer-policy"] = "no-referrer"
+                headers["cross-origin-resource-policy"] = "same-origin"
+            await send(message)
+
+        return dressed
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def _refused(code: int, text: str) -> Response:
+    return PlainTextResponse(text + "\n", code)

@@ -1,0 +1,65 @@
+"""Live notices: which runs changed, at most twice a second, to every page that is open and looked at.
+
+A notice says that there is something new, not what it is: the page then asks for what it shows. So the server keeps
+nothing per page, and a page that was away asks once and is up to date.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+INTERVAL = 0.5
+QUIET = 15.0  # a comment line at least this often: proxies drop silent connections, and we learn of pages that left
+MANY = 500  # more changed runs than this are not listed: the page asks for all
+
+
+class Notices:
+    """One watcher for all open pages. It looks only while somebody listens."""
+
+    def __init__(self, changed: Callable[[Any], Awaitable[tuple[Any, list[Any]]]], interval: float = INTERVAL) -> None:
+        self._changed = changed
+        self._interval = interval
+        self._listeners: set[asyncio.Queue[bytes]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield server-sent events until the page goes away."""
+        queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=8)
+        self._listeners.add(queue)
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
+        try:
+            yield b"retry: 1000\nevent: hello\ndata: {}\n\n"
+            while True:
+                try:
+                    yield await asyncio.wait_for(queue.get(), QUIET)
+                except asyncio.TimeoutError:  # another class than TimeoutError until Python 3.11
+                    yield b": still here\n\n"
+        finally:
+            self._listeners.discard(queue)
+
+    async def _watch(self) -> None:
+        token, _ = await self._changed(None)
+        while self._listeners:
+            await asyncio.sleep(self._interval)
+            token, runs = await self._changed(token)
+            if runs:
+                self._tell(runs)
+
+    def _tell(self, runs: list[Any]) -> None:
+        notice = _notice(runs if len(runs) <= MANY else None)
+        for queue in self._listeners:
+            if queue.full():  # a page that does not read: what it missed becomes one notice for everything
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(_notice(None))
+            else:
+                queue.put_nowait(notice)
+
+
+def _notice(runs: list[Any] | None) -> bytes:
+    return b"event: changed\ndata: " + msgspec.json.encode({"runs": runs}) + b"\n\n"

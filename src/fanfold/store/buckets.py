@@ -1,0 +1,286 @@
+"""Exact thinning: a series as one bucket per pixel, each with its lowest, highest, first and last value.
+
+What a screen shows of the buckets is what it would show of all points: no extreme is lost, whatever the zoom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .segments import positions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+KINDS = ("nan", "inf", "-inf")
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """A series thinned to at most so many buckets, by equal widths of x; an empty bucket is left out.
+
+    `raw`: every point is there, one per bucket, and min = max = first = last = the value, NaN and infinities included.
+    Else min, max, first and last are those of the bucket's finite values (NaN where it has none), and `marks` names the
+    first NaN, inf and -inf of each bucket; `marked` counts them all. `before` and `after` are the neighbours just outside
+    of lo and hi, so that a line can be drawn to the edge. `restarts`: where later attempts set in. `axis` is the x in use: a
+    key without steps (system figures) asked for by step is given over `relative` time. A fold adds per bucket the lowest
+    and highest value of any rank, and which rank that was.
+    """
+
+    key: str
+    x: Floats
+    x_last: Floats
+    min: Floats
+    max: Floats
+    first: Floats
+    last: Floats
+    count: Ints
+    total: int
+    raw: bool
+    marks: list[tuple[float, str]] = field(default_factory=list)
+    marked: int = 0
+    restarts: list[float] = field(default_factory=list)
+    axis: str = "step"
+    before: tuple[float, float] | None = None
+    after: tuple[float, float] | None = None
+    low: Floats | None = None
+    high: Floats | None = None
+    low_rank: Ints | None = None
+    high_rank: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+class Piece(NamedTuple):
+    """Points in ascending order of x: the x of each, its value, and for a fold the extremes over ranks with their holders."""
+
+    x: Any
+    values: NDArray[Any]
+    band: tuple[Floats, Floats, Ints, Ints] | None = None
+
+    def cut(self, start: int, stop: int) -> Piece:
+        band = None if self.band is None else tuple(column[start:stop] for column in self.band)
+        return Piece(self.x[start:stop], self.values[start:stop], band)  # type: ignore[arg-type]
+
+
+def bucket(
+    key: str,
+    pieces: Sequence[Piece],
+    *,
+    buckets: int = 330,
+    lo: float | None = None,
+    hi: float | None = None,
+    zero: float = 0.0,
+    restarts: Sequence[float] = (),
+    axis: str = "step",
+) -> Buckets:
+    """Thin pieces that are in order, each and together. `zero` is taken off every x; lo, hi and restarts come without it."""
+    pieces = [piece for piece in pieces if len(piece.x)]
+    inside, left, right = _cut(pieces, lo, hi, zero)
+    total = sum(len(piece.x) for piece in inside)
+    ends = {"axis": axis, "before": _neighbour(left, -1, zero), "after": _neighbour(right, 0, zero)}
+    shown = [x for x in restarts if (lo is None or x >= lo) and (hi is None or x <= hi)]
+    if total <= max(buckets, 1):
+        return _raw(key, inside, total, zero, shown, ends)
+    low = float(inside[0].x[0]) if lo is None else lo + zero
+    high = float(inside[-1].x[-1]) if hi is None else hi + zero
+    edges = _edges(low, high, max(buckets, 1))
+    return _thinned(key, inside, edges, total, zero, shown, ends)
+
+
+def _cut(
+    pieces: Sequence[Piece], lo: float | None, hi: float | None, zero: float
+) -> tuple[list[Piece], Piece | None, Piece | None]:
+    """Return the pieces within lo and hi, and what stands just before and after them."""
+    inside: list[Piece] = []
+    left = right = None
+    for piece in pieces:
+        start = 0 if lo is None else _position(piece.x, lo + zero, "left")
+        stop = len(piece.x) if hi is None else max(start, _position(piece.x, hi + zero, "right"))
+        if start:
+            left = piece.cut(0, start)
+        if stop < len(piece.x) and right is None:
+            right = piece.cut(stop, len(piece.x))
+        if stop > start:
+            inside.append(piece.cut(start, stop))
+    return inside, left, right
+
+
+def _neighbour(piece: Piece | None, place: int, zero: float) -> tuple[float, float] | None:
+    return None if piece is None else (float(piece.x[place]) - zero, float(piece.values[place]))
+
+
+def _position(x: Any, edge: float, side: Any) -> int:
+    return int(_positions(x, [edge], side)[0])
+
+
+def _positions(x: Any, edges: Any, side: Any = "left") -> Ints:
+    """Find edges among ascending x. Numbers of x's own type are looked for: another type would make numpy copy all of x."""
+    import numpy as np
+
+    edges = np.asarray(edges, np.float64)
+    if x.dtype.kind == "f":
+        return np.asarray(np.searchsorted(x, edges, side), np.int64)
+    whole = np.ceil(edges) if side == "left" else np.floor(edges)
+    # The largest float64 below 2**63: that limit itself would wrap round.
+    found = positions(x, np.clip(whole, -(2.0**63), 2.0**63 - 1024).astype(np.int64), side)
+    found[whole >= 2.0**63] = len(x)
+    return found
+
+
+def _edges(low: float, high: float, buckets: int) -> Floats:
+    """Return the inner edges of buckets of equal width."""
+    import numpy as np
+
+    return low + (high - low) * (np.arange(1, buckets) / buckets)
+
+
+def _raw(key: str, pieces: Sequence[Piece], total: int, zero: float, restarts: list[float], ends: dict[str, Any]) -> Buckets:
+    import numpy as np
+
+    x = np.concatenate([np.asarray(p.x, np.float64) for p in pieces]) - zero if pieces else np.empty(0)
+    values = np.concatenate([np.asarray(p.values, np.float64) for p in pieces]) if pieces else np.empty(0)
+    odd = np.flatnonzero(~np.isfinite(values))
+    marks = [(float(x[i]), _kind(values[i])) for i in odd]
+    band: dict[str, Any] = {}
+    if pieces and pieces[0].band is not None:
+        columns = zip(*(p.band for p in pieces if p.band is not None), strict=True)
+        band = dict(zip(("low", "high", "low_rank", "high_rank"), (np.concatenate(c) for c in columns), strict=True))
+    one = np.ones(total, np.int64)
+    return Buckets(
+        key, x, x, values, values, values, values, one, total, True, marks, len(marks), restarts, **ends, **band
+    )  # fmt: skip
+
+
+def _kind(value: Any) -> str:
+    return "nan" if value != value else ("inf" if value > 0 else "-inf")  # noqa: PLR0124 - NaN alone is not itself
+
+
+class _Part(NamedTuple):
+    """What one piece gives for the buckets it touches."""
+
+    where: Ints
+    x: Floats
+    x_last: Floats
+    min: Floats
+    max: Floats
+    first: Floats
+    last: Floats
+    size: Ints
+    marks: list[tuple[int, float, str]]
+    marked: int
+    band: tuple[Floats, Floats, Ints, Ints] | None
+
+
+def _thinned(
+    key: str, pieces: Sequence[Piece], edges: Floats, total: int, zero: float, restarts: list[float], ends: dict[str, Any]
+) -> Buckets:
+    import numpy as np
+
+    parts = [_part(piece, edges) for piece in pieces]
+    columns = [np.concatenate([part[i] for part in parts]) for i in range(8)]
+    where = columns[0]
+    starts = np.flatnonzero(np.append(True, where[1:] != where[:-1]))
+    stops = np.append(starts[1:], len(where)) - 1
+    low, high = np.fmin.reduceat(columns[3], starts), np.fmax.reduceat(columns[4], starts)
+    first, last = (
+        columns[5][_chosen(columns[5], starts, stops, last=False)],
+        columns[6][_chosen(columns[6], starts, stops, last=True)],
+    )
+    found = {(bucket, kind): x for part in reversed(parts) for bucket, x, kind in part.marks}
+    marks = [(x - zero, kind) for (_, kind), x in sorted(found.items(), key=lambda mark: mark[1])]
+    return Buckets(
+        key, columns[1][starts] - zero, columns[2][stops] - zero, low, high, first, last, np.add.reduceat(columns[7], starts),
+        total, False, marks, sum(part.marked for part in parts), restarts, **ends, **_bands(parts, starts),
+    )  # fmt: skip
+
+
+def _chosen(values: Floats, starts: Ints, stops: Ints, *, last: bool) -> Ints:
+    """Return where each bucket's first or last number stands among its parts; where all are NaN, any."""
+    import numpy as np
+
+    place = np.arange(len(values))
+    if last:
+        found = np.maximum.reduceat(np.where(np.isnan(values), -1, place), starts)
+        return np.where(found < 0, stops, found)
+    found = np.minimum.reduceat(np.where(np.isnan(values), len(values), place), starts)
+    return np.where(found == len(values), starts, found)
+
+
+def _bands(parts: Sequence[_Part], starts: Ints) -> dict[str, Any]:
+    import numpy as np
+
+    if not parts or parts[0].band is None:
+        return {}
+    low, high, low_rank, high_rank = (np.concatenate(c) for c in zip(*(p.band for p in parts if p.band), strict=True))
+    least, most = extremes(low, low_rank, starts, np.fmin), extremes(high, high_rank, starts, np.fmax)
+    return {"low": least[0], "low_rank": least[1], "high": most[0], "high_rank": most[1]}
+
+
+def extremes(values: Floats, ranks: Ints, starts: Ints, better: Any) -> tuple[Floats, Ints]:
+    """Return each bucket's extreme, and the rank that held it first."""
+    import numpy as np
+
+    best = better.reduceat(values, starts)
+    spread = np.repeat(best, np.diff(np.append(starts, len(values))))
+    holds = np.where((values == spread) | np.isnan(spread), np.arange(len(values)), len(values))
+    return best, ranks[np.minimum.reduceat(holds, starts)]
+
+
+def _part(piece: Piece, edges: Floats) -> _Part:
+    """Reduce one piece to the buckets it touches."""
+    import numpy as np
+
+    bounds = np.concatenate(([0], _positions(piece.x, edges), [len(piece.x)]))
+    where = np.flatnonzero(bounds[1:] > bounds[:-1])
+    starts, stops = bounds[where], bounds[where + 1] - 1
+    values = piece.values.view(np.uint8) if piece.values.dtype == np.bool_ else piece.values
+    low = np.minimum.reduceat(values, starts).astype(np.float64)
+    high = np.maximum.reduceat(values, starts).astype(np.float64)
+    first, last = values[starts].astype(np.float64), values[stops].astype(np.float64)
+    marks: list[tuple[int, float, str]] = []
+    marked = 0
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):  # NaN and infinities come through min and max
+        low, high, first, last, marks, marked = _with_gaps(piece, where, starts, stops)
+    x, x_last = piece.x[starts].astype(np.float64), piece.x[stops].astype(np.float64)
+    band = None
+    if piece.band is not None:
+        lows, highs, low_ranks, high_ranks = piece.band
+        least, most = extremes(lows, low_ranks, starts, np.fmin), extremes(highs, high_ranks, starts, np.fmax)
+        band = (least[0], most[0], least[1], most[1])
+    return _Part(where, x, x_last, low, high, first, last, stops - starts + 1, marks, marked, band)
+
+
+def _with_gaps(piece: Piece, where: Ints, starts: Ints, stops: Ints) -> tuple[Any, ...]:
+    """Reduce values among which some are no numbers: those are passed over, and named."""
+    import numpy as np
+
+    values = np.asarray(piece.values, np.float64)
+    finite = np.isfinite(values)
+    place = np.arange(len(values))
+    none = ~np.logical_or.reduceat(finite, starts)
+    low = np.minimum.reduceat(np.where(finite, values, np.inf), starts)
+    high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)
+    first = values[np.where(none, starts, np.minimum.reduceat(np.where(finite, place, len(values)), starts))]
+    last = values[np.where(none, stops, np.maximum.reduceat(np.where(finite, place, -1), starts))]
+    for column in (low, high, first, last):
+        column[none] = np.nan
+    return low, high, first, last, _marks(piece.x, values, ~finite, where, starts), int((~finite).sum())
+
+
+def _marks(x: Any, values: Floats, odd: NDArray[np.bool_], where: Ints, starts: Ints) -> list[tuple[int, float, str]]:
+    """Name the first NaN, inf and -inf of each bucket: more would fall on the same pixel."""
+    import numpy as np
+
+    places = np.flatnonzero(odd)
+    inside = np.searchsorted(starts, places, "right") - 1
+    kinds = np.where(np.isnan(values[places]), 0, np.where(values[places] > 0, 1, 2))
+    _, firsts = np.unique(inside * 3 + kinds, return_index=True)
+    return [(int(where[inside[i]]), float(x[places[i]]), KINDS[kinds[i]]) for i in sorted(firsts)]

@@ -1,0 +1,42 @@
+"""Deleting a run: out of sight at once, then gone. Nothing outside the runs' directory is ever touched."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from ..errors import RunError
+from .catalogue import forget
+from .run import StoredRun
+
+ASIDE = ".deleted-"  # hidden from every listing; what an interrupted deletion leaves, prune removes
+
+
+def check_place(path: Path, root: Path) -> None:
+    """Refuse a directory that is not exactly `root/project/run`, or is reached through a link."""
+    inside = path.parent.parent == root or path.parent.parent.resolve() == root.resolve()
+    linked = path.is_symlink() or path.parent.is_symlink()
+    if not inside or linked or path.resolve().parent.parent != root.resolve():
+        why = "is a link" if linked else f"is not in {root}"
+        raise RunError(f"{path} {why}. Nothing was deleted. Name the runs' directory with --dir, or delete it by hand.")
+
+
+def weight(path: Path) -> int:
+    """Return how many bytes a directory holds; links are not followed."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            total += os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118 - os.walk gives strings, by the thousand
+    return total
+
+
+def delete(run: StoredRun) -> int:
+    """Take a run out of sight, then delete it, and return the bytes freed: an interruption leaves no half run behind."""
+    freed = weight(run.path)
+    aside = run.path.with_name(f"{ASIDE}{secrets.token_hex(6)}")
+    run.path.rename(aside)
+    forget(run.path)
+    shutil.rmtree(aside)
+    return freed

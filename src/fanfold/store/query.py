@@ -1,0 +1,170 @@
+"""The query face of the store: what dashboards, the command line and notebooks ask. A fleet store answers the same calls."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import FanfoldError
+from ..journal import directory
+from ..settings import find_directory
+from . import axes, catalogue
+from .buckets import Buckets
+from .filter import Filter, sort_rows
+from .run import StoredRun, not_found
+
+Row = dict[str, Any]
+Name = tuple[str, str]  # project, run id
+
+
+class Store(Protocol):
+    """What a store answers, wherever it keeps its points."""
+
+    def projects(self) -> list[Row]:
+        """Return the projects: name, runs, last."""
+
+    def runs(
+        self,
+        project: str | None = None,
+        filter: str = "",
+        sort: str = "",
+        limit: int | None = None,
+        *,
+        stats: Sequence[str] = (),
+    ) -> list[Row]:
+        """Return one row of facts per run."""
+
+    def run(self, project: str, id: str) -> StoredRun:
+        """Open a run."""
+
+    def changed(self, since: int = 0) -> tuple[int, list[Name]]:
+        """Return a token, and the runs that changed since the token given."""
+
+    def series(self, run: StoredRun, key: str, **how: Any) -> Buckets:
+        """Return one key's series, thinned exactly."""
+
+    def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
+        """Return many series in one call."""
+
+
+class LocalStore:
+    """The runs below one directory. Safe to share between threads; journals stay open, so that asking again is cheap."""
+
+    def __init__(self, dir: str | os.PathLike[str] | None = None) -> None:
+        self.root = find_directory(dir)
+        self._lock = threading.RLock()
+        self._shelf = catalogue.Shelf()
+        self._seen: dict[Path, tuple[str, str]] = {}  # signature and status, as of the last call of changed()
+        self._version: dict[Path, int] = {}
+        self._token = 0
+
+    # Runs
+
+    def projects(self) -> list[Row]:
+        """Return the projects, the one with the newest sign of life first: name, runs, last."""
+        found: dict[str, Row] = {}
+        for row in self.runs():
+            one = found.setdefault(row["project"], {"name": row["project"], "runs": 0, "last": 0.0})
+            one["runs"] += 1
+            one["last"] = max(one["last"], row["seen"])
+        return sorted(found.values(), key=lambda one: one["last"], reverse=True)
+
+    def runs(
+        self,
+        project: str | None = None,
+        filter: str = "",
+        sort: str = "",
+        limit: int | None = None,
+        *,
+        stats: Sequence[str] = (),
+    ) -> list[Row]:
+        """Return one row of facts per run, newest first unless `sort` names a column (`-loss`: highest first).
+
+        `filter` is the language of docs/query.md. `stats` names metrics whose min, max, mean, first, last and count each row
+        is to hold under `stats`.
+        """
+        wanted = Filter(filter)
+        with self._lock:
+            rows = [catalogue.as_row(run) for run in catalogue.listed(self.root, project, shelf=self._shelf)]
+            rows = [row for row in rows if wanted.matches(row, stats=self._statistics)]
+            if sort:
+                rows = sort_rows(rows, sort, stats=self._statistics)
+            rows = rows if limit is None else rows[:limit]
+            for row in rows if stats else ():
+                row["stats"] = {key: self._statistics(row, key) for key in stats if key in row["latest"]}
+        return rows
+
+    def _statistics(self, row: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+        return catalogue.statistics(row, key, run=self._shelf.opened.get(Path(row["path"])))
+
+    def run(self, project: str, id: str) -> StoredRun:
+        """Open a run, or read on where it was opened before."""
+        folder = directory.run_path(self.root, project, id)
+        with self._lock:
+            if not (folder / "journal").is_dir():
+                self._shelf.opened.pop(folder, None)
+                raise not_found(f"{project}/{id}", self.root)
+            return self._shelf.run(folder)
+
+    def changed(self, since: int = 0) -> tuple[int, list[Name]]:
+        """Return a token, and the runs that are new, grew, ended or went away since the token given.
+
+        Finished runs cost one look at a folder's date, growing ones one at each file's size. A token of 0 gets every run.
+        """
+        with self._lock:
+            now = {folder: self._sight(folder) for folder in directory.run_directories(self.root)}
+            moved = [folder for folder in {**self._seen, **now} if self._seen.get(folder) != now.get(folder)]
+            if moved:
+                self._token += 1
+                self._version.update(dict.fromkeys(moved, self._token))
+            self._seen = now
+            return self._token, [_name(folder) for folder, version in self._version.items() if version > since]
+
+    def _sight(self, folder: Path) -> tuple[str, str]:
+        """Return what a run looks like from outside. Only a live one can end without its files changing."""
+        sign = catalogue.signature(folder)
+        kept = self._shelf.rows.get(folder)
+        if kept is None or kept[1].status not in catalogue.LIVE or kept[0] != sign:
+            return sign, ""
+        run = self._shelf.opened.get(folder)
+        return sign, (kept[1] if run is None else run).status
+
+    # Points
+
+    def series(
+        self,
+        run: StoredRun,
+        key: str,
+        *,
+        buckets: int = 330,
+        x: str = "step",
+        rank: int | None = None,
+        fold: str | None = None,
+        lo: float | None = None,
+        hi: float | None = None,
+    ) -> Buckets:
+        """Return one key's series, thinned exactly.
+
+        x: step, time (seconds since 1970), relative (seconds since the run began), or any key that was logged: a point
+        then stands at that key's last value at or before the point's step. The whole is sorted by x, equal x by step.
+        rank: which one (default: the lowest that has the key). fold: all ranks as one (mean, min, max, sum, std, last).
+        """
+        with self._lock:
+            return axes.thin(run, key, buckets=buckets, x=x, rank=rank, fold=fold, lo=lo, hi=hi)
+
+    def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
+        """Return many series in one call, in the order asked; None where a run has nothing under the key."""
+        return [self._or_none(run, key, how) for run, key in wanted]
+
+    def _or_none(self, run: StoredRun, key: str, how: dict[str, Any]) -> Buckets | None:
+        try:
+            return self.series(run, key, **how) if any(key in journal.by_key for journal in run.journals) else None
+        except FanfoldError:  # the rank or the x that was asked for is not there
+            return None
+
+
+def _name(folder: Path) -> Name:
+    return directory.decode_name(folder.parent.name), directory.decode_name(folder.name)

@@ -1,0 +1,360 @@
+"""Column segments: a byte range of a journal, turned from rows into columns. A cache; the journal stays the truth.
+
+A segment lies in the user's cache folder under `segments/<journal id>/<first byte>-<end>.ffs`. It is written aside and
+renamed, never changed, and checked column by column when it is first read. Keys that were always logged together share
+their steps and times. docs/store.md describes the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from ..errors import JournalError, notices
+from ..journal import Journal
+from ..journal import format as fmt
+from ..settings import cache_directory
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MAGIC = b"FFSEG\x01\r\n"
+SUFFIX = ".ffs"
+WORTH_BYTES = 1 << 20  # a journal's end that is shorter is read from the journal at once
+TAIL = 24  # footer offset u64, length u32, crc u32, magic
+TICK = 2.0**-22  # seconds; the distance of neighbouring floats at today's dates, so that times are whole numbers of it
+
+
+class Damaged(Exception):
+    """A segment that cannot be used."""
+
+
+class Line:
+    """Steps that grow by equal strides, without an array of them."""
+
+    def __init__(self, base: int, stride: int, count: int) -> None:
+        self.base, self.stride, self.count = base, stride, count
+        self.dtype = _int64()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: Any) -> Any:
+        import numpy as np
+
+        if isinstance(place, slice):
+            start, stop, _ = place.indices(self.count)
+            return Line(self.base + start * self.stride, self.stride, max(0, stop - start))
+        if isinstance(place, np.ndarray):
+            return self.base + place.astype(np.int64) * self.stride
+        return np.int64(self.base + (place if place >= 0 else self.count + place) * self.stride)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        import numpy as np
+
+        return (self.base + np.arange(self.count, dtype=np.int64) * self.stride).astype(dtype or np.int64, copy=False)
+
+    def find(self, steps: NDArray[np.int64], side: str) -> NDArray[np.int64]:
+        """Return where steps would go, as searchsorted does."""
+        import numpy as np
+
+        if self.stride == 0:
+            hit = steps <= self.base if side == "left" else steps < self.base
+            return np.where(hit, 0, self.count).astype(np.int64)
+        # Python's integers where the difference may leave 64 bits would be slow; steps are clipped to the line's ends first.
+        near = np.clip(steps, self.base - self.stride, self.base + self.count * self.stride)
+        apart = near - self.base
+        found = -(-apart // self.stride) if side == "left" else apart // self.stride + 1
+        return np.clip(found, 0, self.count)
+
+
+def _int64() -> Any:
+    import numpy as np
+
+    return np.dtype(np.int64)
+
+
+def positions(steps: Any, wanted: NDArray[np.int64], side: Any = "left") -> NDArray[np.int64]:
+    """Find steps among ascending ones of any integer type, without numpy making a copy of all in the wider type."""
+    import numpy as np
+
+    if isinstance(steps, Line):
+        return steps.find(wanted, side)
+    known = np.iinfo(steps.dtype)
+    found: NDArray[np.int64] = np.searchsorted(steps, np.clip(wanted, known.min, known.max).astype(steps.dtype), side)
+    found[wanted > known.max] = len(steps)
+    found[wanted < known.min] = 0
+    return found
+
+
+def place(steps: Any, step: int) -> int:
+    """Return where a step would go among ascending steps."""
+    import numpy as np
+
+    return int(positions(steps, np.array([step], np.int64))[0])
+
+
+class Stored:
+    """A chunk of points that lies in a segment; its columns are decoded when they are asked for."""
+
+    def __init__(self, segment: Segment, family: dict[str, Any], key: str, start: int = 0, stop: int | None = None) -> None:
+        self._segment, self._family, self._key = segment, family, key
+        self._start, self._stop = start, family["count"] if stop is None else stop
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @property
+    def whole(self) -> bool:
+        return len(self) == int(self._family["count"])
+
+    @property
+    def axis(self) -> Any:
+        """The steps, in whatever form they lie there."""
+        return self._segment.read(self._family["steps"])[self._start : self._stop]
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        import numpy as np
+
+        return np.asarray(self.axis, np.int64)
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        return self._segment.read(self._family["times"])[self._start : self._stop]  # type: ignore[no-any-return]
+
+    @property
+    def began(self) -> float:
+        return float(self.times[0]) if self._start else float(self._family["began"])
+
+    @property
+    def narrow(self) -> NDArray[Any]:
+        """The values in the type they lie there as; equal to `values`, and quicker to come by."""
+        return self._segment.read(self._family["keys"][self._key])[self._start : self._stop]  # type: ignore[no-any-return]
+
+    @property
+    def values(self) -> NDArray[Any]:
+        return self.narrow.astype(self.kind)
+
+    @property
+    def kind(self) -> np.dtype[Any]:
+        import numpy as np
+
+        return np.dtype(str(self._family["keys"][self._key]["as"]))
+
+    @property
+    def ascending(self) -> bool:
+        return bool(self._family["ascending"])
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        if self.whole or not self.ascending:  # of a part that is out of order, bounds may be wider than needed
+            return self._family["low"], self._family["high"]
+        axis = self.axis
+        return int(axis[0]), int(axis[-1])
+
+    def cut(self, start: int, stop: int) -> Stored:
+        return Stored(self._segment, self._family, self._key, self._start + start, self._start + stop)
+
+
+@dataclass
+class Segment:
+    """One segment file, mapped."""
+
+    path: Path
+    start: int
+    end: int
+    footer: dict[str, Any]
+    _map: mmap.mmap
+    _sound: set[int] = field(default_factory=set)
+    _keys: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, start: int, end: int) -> Segment:
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < TAIL + len(MAGIC):
+                    raise Damaged("it is too short")
+                view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise Damaged(str(error)) from error
+        return cls(path, start, end, _footer(view, size), view).ready()
+
+    def ready(self) -> Segment:
+        self._keys = {key: family for family in self.footer["families"] for key in family["keys"]}
+        return self
+
+    def chunk(self, key: str) -> Stored | None:
+        """Return a key's points, once their bytes are known to be sound."""
+        family = self._keys.get(key)
+        if family is None:
+            return None
+        for column in (family["steps"], family["times"], family["keys"][key]):
+            self._check(column)
+        return Stored(self, family, key)
+
+    def _check(self, column: dict[str, Any]) -> None:
+        at, size = column.get("at", 0), column.get("size", 0)
+        if not size or at in self._sound:
+            return
+        with memoryview(self._map) as view, view[at : at + size] as data:
+            if len(data) != size or crc32(data) != column["crc"]:
+                raise Damaged(f"the bytes at {at} are not what was written")
+        self._sound.add(at)
+
+    def read(self, column: dict[str, Any]) -> Any:
+        """Decode a column."""
+        import numpy as np
+
+        how, count = column["how"], column["count"]
+        if how == "line":
+            return Line(column["base"], column["stride"], count)
+        if how == "same":
+            return np.full(count, np.frombuffer(column["value"], column["type"])[0])
+        data = np.frombuffer(self._map, column["type"], column["length"], column["at"])
+        if how == "flat":
+            return data
+        ticks = np.empty(count, np.int64)
+        ticks[0] = column["base"]
+        np.cumsum(data, out=ticks[1:], dtype=np.int64)
+        ticks[1:] += column["base"]
+        if column["stride"]:
+            ticks += np.arange(count) * column["stride"]
+        return ticks * TICK
+
+
+def _footer(view: mmap.mmap, size: int) -> dict[str, Any]:
+    tail = view[size - TAIL :]
+    at, length = int.from_bytes(tail[:8], "little"), int.from_bytes(tail[8:12], "little")
+    if view[: len(MAGIC)] != MAGIC or tail[16:] != MAGIC or at + length + TAIL != size:
+        raise Damaged("it is no segment of this version")
+    data = view[at : at + length]
+    if crc32(data) != int.from_bytes(tail[12:16], "little"):
+        raise Damaged("its footer is damaged")
+    try:
+        found: dict[str, Any] = fmt.unpack(data)
+    except JournalError as error:
+        raise Damaged("its footer is damaged") from error
+    return found
+
+
+# Which segments there are of a journal
+
+
+class Chain:
+    """The segments of one journal that follow each other without a gap from its first byte on."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+        self.bad: set[str] = set()
+
+    @property
+    def end(self) -> int:
+        return self.segments[-1].end if self.segments else 0
+
+    def extend(self, journal: Journal, cache: Path) -> Chain:
+        """Look for segments that were made since."""
+        if journal.verified - self.end < WORTH_BYTES:
+            return self
+        there = ranges(cache, journal.id)
+        while fitting := [end for start, end in there if start == self.end < end <= journal.verified]:
+            segment = self._open(journal, cache, max(fitting))
+            if segment is None:
+                there.remove((self.end, max(fitting)))
+            else:
+                self.segments.append(segment)
+        return self
+
+    def _open(self, journal: Journal, cache: Path, end: int) -> Segment | None:
+        path = path_of(cache, journal.id, self.end, end)
+        if path.name in self.bad:
+            return None
+        try:
+            segment = Segment.open(path, self.end, end)
+            if segment.footer.get("journal") != journal.id or segment.footer.get("mark") != journal.print_of(end):
+                raise Damaged("it was made from other content")
+        except Damaged as error:
+            self.refuse(path, error)
+            return None
+        return segment
+
+    def refuse(self, path: Path, error: Damaged) -> None:
+        """Leave a segment that cannot be used, and all after it, to the journal."""
+        self.bad.add(path.name)
+        self.segments = [one for one in self.segments if one.end <= _start_of(path)]
+        notices.once(
+            f"segment:{path}",
+            f"the segment {path} cannot be used: {error}. Nothing is lost: the journal is read instead, which is slower. "
+            "It is made anew by the next `fanfold merge`.",
+        )
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+_chains: weakref.WeakKeyDictionary[Journal, Chain] = weakref.WeakKeyDictionary()
+
+
+def chain_of(journal: Journal, cache: Path | None = None) -> Chain:
+    chain = _chains.get(journal)
+    if chain is None:
+        chain = _chains[journal] = Chain()
+    return chain.extend(journal, cache or cache_directory())
+
+
+def stored(journal: Journal, key: str) -> tuple[list[Stored], int]:
+    """Return a key's points that lie in segments, and the byte of the journal from which on they do not."""
+    if journal.verified < WORTH_BYTES:
+        return [], 0
+    chain = chain_of(journal)
+    found: list[Stored] = []
+    for segment in chain.segments:
+        try:
+            chunk = segment.chunk(key)
+        except Damaged as error:
+            chain.refuse(segment.path, error)
+            break
+        if chunk is not None:
+            found.append(chunk)
+    return found, chain.end
+
+
+def folder_of(cache: Path, journal_id: str) -> Path:
+    return cache / "segments" / fmt.check_id(journal_id)
+
+
+def path_of(cache: Path, journal_id: str, start: int, end: int) -> Path:
+    return folder_of(cache, journal_id) / f"{start}-{end}{SUFFIX}"
+
+
+def _start_of(path: Path) -> int:
+    return int(path.stem.partition("-")[0])
+
+
+def ranges(cache: Path, journal_id: str) -> list[tuple[int, int]]:
+    """Return the byte ranges of a journal for which there are segments."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder_of(cache, journal_id)) as entries:
+        for entry in entries:
+            start, _, end = entry.name.removesuffix(SUFFIX).partition("-")
+            if entry.name.endswith(SUFFIX) and start.isdecimal() and end.isdecimal():
+                found.append((int(start), int(end)))
+    return sorted(found)
+
+
+def discard(cache: Path, journal_id: str) -> None:
+    """Delete a journal's segments."""
+    folder = folder_of(cache, journal_id)
+    names: Iterable[Path] = folder.iterdir() if folder.is_dir() else ()
+    for path in list(names):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,351 @@
+"""SQL over runs and their points, through DuckDB: read-only, and locked away from files, network and this process.
+
+Tables are streams that are made while the query reads them, so a query costs what it looks at. Which runs and keys of
+`points` and `texts` it looks at is taken from its WHERE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import FanfoldError, missing_extra
+from ..settings import find_directory
+from . import catalogue
+from .filter import number
+from .points import holders, points
+from .run import StoredRun
+
+BATCH = 1 << 16
+
+# table: column and type. The first two of each say which run a row belongs to.
+TABLES: dict[str, dict[str, str]] = {
+    "runs": {
+        "project": "text", "id": "text", "name": "text", "status": "text", "created": "time", "seen": "time",
+        "duration": "number", "tags": "texts", "group_name": "text", "notes": "text", "ranks": "whole", "attempts": "whole",
+        "error": "text", "path": "text",
+    },
+    "config": {"project": "text", "run": "text", "key": "text", "value": "text", "number": "number"},
+    "latest": {"project": "text", "run": "text", "key": "text", "value": "text", "number": "number"},
+    "points": {
+        "project": "name", "run": "name", "key": "name", "rank": "whole", "step": "whole", "time": "time", "value": "number",
+    },
+    "texts": {
+        "project": "text", "run": "text", "key": "text", "rank": "whole", "step": "whole", "time": "time", "text": "text",
+    },
+    "media": {
+        "project": "text", "run": "text", "key": "text", "rank": "whole", "step": "whole", "time": "time", "kind": "text",
+    },
+    "alerts": {
+        "project": "text", "run": "text", "rank": "whole", "time": "time", "level": "text", "title": "text", "text": "text",
+    },
+}  # fmt: skip
+
+
+@dataclass
+class Result:
+    """What a query gave: the columns' names, and its rows."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def query(text: str, *, dir: str | os.PathLike[str] | None = None, project: str | None = None) -> Result:
+    """Run one SELECT over the runs below a directory; see docs/query.md for the tables."""
+    try:
+        import duckdb
+        import pyarrow  # noqa: F401 - how tables reach the engine
+    except ImportError as error:
+        raise missing_extra("duckdb", "sql", "SQL") from error
+    with tempfile.TemporaryDirectory(prefix="fanfold-sql-") as spill, contextlib.closing(duckdb.connect(":memory:")) as engine:
+        try:
+            _check(engine, text)
+            for name, table in _tables(listed(dir, project), wanted(engine, text)).items():
+                engine.register(name, table)
+            _lock(engine, spill)
+            found = engine.execute(text)
+            return Result([column[0] for column in found.description or ()], found.fetchall())
+        except duckdb.Error as error:
+            raise _explained(error) from error
+
+
+def listed(dir: str | os.PathLike[str] | None, project: str | None) -> Callable[[], list[StoredRun]]:
+    """Return a function that lists the runs once, when the first table is read."""
+    found: list[StoredRun] = []
+    done = False
+
+    def get() -> list[StoredRun]:
+        nonlocal done
+        if not done:
+            found.extend(catalogue.listed(find_directory(dir), project))
+            done = True
+        return found
+
+    return get
+
+
+def _check(engine: Any, text: str) -> None:
+    """Refuse what is not one SELECT, before anything runs."""
+    statements = engine.extract_statements(text)
+    kinds = [str(statement.type).rpartition(".")[2] for statement in statements]
+    if kinds != ["SELECT"]:
+        said = ", ".join(kinds) or "nothing"
+        raise FanfoldError(
+            f"fanfold query takes one SELECT, and this is {said}. Nothing was run. Runs are changed by other commands."
+        )
+
+
+def _lock(engine: Any, spill: str) -> None:
+    """Take away the query's way to files, network, extensions and Python's variables; large sorts may spill to one folder."""
+    engine.execute(f"SET temp_directory = '{spill}'")
+    for setting in (
+        "python_enable_replacements = false", "autoinstall_known_extensions = false", "autoload_known_extensions = false",
+        "enable_external_access = false", "lock_configuration = true",
+    ):  # fmt: skip
+        engine.execute(f"SET {setting}")
+
+
+def _explained(error: Exception) -> FanfoldError:
+    said = str(error).strip()
+    hint = "Tables: " + ", ".join(TABLES) + "; `fanfold query --tables` lists their columns."
+    if type(error).__name__ == "PermissionException":
+        hint = "A query reads the tables of runs and nothing else. " + hint
+    return FanfoldError(f"the query could not be run. {said}\nNothing was changed. {hint}")
+
+
+# What a query looks at
+
+
+@dataclass
+class Wanted:
+    """Which values of a column a query can meet; None: any."""
+
+    project: set[str] | None = None
+    run: set[str] | None = None
+    key: set[str] | None = None
+    uses: int = 0
+
+    def add(self, found: dict[str, set[str]]) -> None:
+        """Widen by another use of the table: a value is left out only when no use can meet it."""
+        for name in ("project", "run", "key"):
+            before, more = getattr(self, name), found.get(name)
+            if self.uses == 0:
+                setattr(self, name, more)
+            else:
+                setattr(self, name, None if before is None or more is None else before | more)
+        self.uses += 1
+
+    def passes(self, name: str, value: str) -> bool:
+        allowed = getattr(self, name)
+        return allowed is None or value in allowed
+
+
+def wanted(engine: Any, text: str) -> dict[str, Wanted]:
+    """Read from the parsed query which runs and keys it names for each table, as far as that is plain."""
+    found = {name: Wanted() for name in TABLES}
+    [(tree,)] = engine.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
+    parsed = json.loads(tree)
+    if not parsed.get("error"):
+        for node in _nodes(parsed):
+            for table, alias in _from(node.get("from_table")):
+                if table in found:
+                    found[table].add(_equalities(node.get("where_clause"), {alias, table}))
+    return found
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield every SELECT in a parsed query, however deep."""
+    if isinstance(tree, dict):
+        if "from_table" in tree:
+            yield tree
+        tree = tree.values()
+    elif not isinstance(tree, list):
+        return
+    for part in tree:
+        yield from _nodes(part)
+
+
+def _from(tree: Any) -> Iterator[tuple[str, str]]:
+    """Yield the tables a SELECT reads itself, with their aliases."""
+    if not isinstance(tree, dict):
+        return
+    if tree.get("type") == "BASE_TABLE":
+        name = str(tree.get("table_name", "")).lower()
+        yield name, str(tree.get("alias") or name).lower()
+    elif tree.get("type") == "JOIN":
+        yield from _from(tree.get("left"))
+        yield from _from(tree.get("right"))
+
+
+def _equalities(tree: Any, names: set[str]) -> dict[str, set[str]]:
+    """Return what the conditions that must all hold say of a table's columns: column = 'text' or column IN ('text', …)."""
+    if not isinstance(tree, dict):
+        return {}
+    if tree.get("type") == "CONJUNCTION_AND":
+        found: dict[str, set[str]] = {}
+        for child in tree.get("children", ()):
+            for name, values in _equalities(child, names).items():
+                found[name] = found[name] & values if name in found else values
+        return found
+    sides = [tree.get("left"), tree.get("right")] if tree.get("type") == "COMPARE_EQUAL" else []
+    if sides and _column(sides[0], names) is None:
+        sides.reverse()
+    if tree.get("type") == "COMPARE_IN":
+        sides = tree.get("children", [])
+    column = _column(sides[0], names) if sides else None
+    texts = [_text(side) for side in sides[1:]]
+    if column is None or not texts or None in texts:
+        return {}
+    return {column: {text for text in texts if text is not None}}
+
+
+def _column(tree: Any, names: set[str]) -> str | None:
+    path = [str(part).lower() for part in tree.get("column_names", ())] if isinstance(tree, dict) else []
+    return path[-1] if path and (len(path) == 1 or path[-2] in names) else None
+
+
+def _text(tree: Any) -> str | None:
+    """Return a text constant's text, in the forms that versions of the engine write it."""
+    if not isinstance(tree, dict) or tree.get("class") != "CONSTANT":
+        return None
+    literal, value = tree.get("literal"), tree.get("value")
+    if isinstance(literal, dict):
+        return literal.get("text") if literal.get("kind") == "STRING" else None
+    found = value.get("value") if isinstance(value, dict) else None
+    return found if isinstance(found, str) else None
+
+
+# The tables
+
+
+@dataclass
+class Stream:
+    """A table that is made anew, batch by batch, each time the engine reads it."""
+
+    columns: dict[str, str]
+    batches: Callable[[], Iterable[dict[str, Any]]]
+
+    def schema(self) -> Any:
+        import pyarrow as pa
+
+        kinds = {
+            "text": pa.string(), "texts": pa.list_(pa.string()), "number": pa.float64(), "whole": pa.int64(),
+            "time": pa.timestamp("us"), "name": pa.dictionary(pa.int32(), pa.string()),
+        }  # fmt: skip
+        return pa.schema([(name, kinds[kind]) for name, kind in self.columns.items()])
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        import pyarrow as pa
+
+        schema = self.schema()
+
+        def made() -> Iterator[Any]:
+            for batch in self.batches():
+                yield pa.record_batch([_array(batch[field.name], field.type) for field in schema], schema=schema)
+
+        return pa.RecordBatchReader.from_batches(schema, made()).__arrow_c_stream__(requested_schema)
+
+
+def _array(values: Any, kind: Any) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        word, count = values
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([word]))
+    if pa.types.is_timestamp(kind):
+        return pa.array(np.round(np.asarray(values, np.float64) * 1e6).astype(np.int64)).cast(kind)
+    return pa.array(values, kind)
+
+
+def _tables(runs: Callable[[], list[StoredRun]], wanted: dict[str, Wanted]) -> dict[str, Stream]:
+    def of(name: str, rows: Callable[[StoredRun], Iterable[tuple[Any, ...]]], *, opened: bool = True) -> Stream:
+        def batches() -> Iterator[dict[str, Any]]:
+            for run in _chosen(runs(), wanted[name]):
+                found = rows(_open(run) if opened else run)
+                columns = list(zip(*((run.project, run.id, *row) for row in found), strict=True))
+                if columns:
+                    yield dict(zip(TABLES[name], columns, strict=True))
+
+        return Stream(TABLES[name], batches)
+
+    return {
+        "runs": Stream(TABLES["runs"], lambda: _run_rows(runs())),
+        "config": of("config", lambda run: [(key, *_both(value)) for key, value in flat(run.config)], opened=False),
+        "latest": of("latest", lambda run: [(k, *_both(v)) for k, v in catalogue.as_row(run)["latest"].items()], opened=False),
+        "points": Stream(TABLES["points"], lambda: _point_batches(runs(), wanted["points"])),
+        "texts": of("texts", lambda run: [
+            (key, text.rank, text.step, text.time, text.text)
+            for key in run.keys("text") if wanted["texts"].passes("key", key) for text in run.texts(key)
+        ]),
+        "media": of("media", lambda run: [
+            (key, one.rank, one.step, one.time, one.kind)
+            for key in run.keys("media") if wanted["media"].passes("key", key) for one in run.media(key)
+        ]),
+        "alerts": of("alerts", lambda run: [
+            (one.get("rank"), one["t"] / 1e9, one.get("level"), one.get("title"), one.get("text")) for one in run.alerts
+        ]),
+    }  # fmt: skip
+
+
+def _chosen(runs: Iterable[StoredRun], wanted: Wanted) -> Iterator[StoredRun]:
+    return (run for run in runs if wanted.passes("run", run.id) and wanted.passes("project", run.project))
+
+
+def _open(run: StoredRun) -> StoredRun:
+    """Open the journals of a run that was only listed so far, apart from the list: only one is held open at a time."""
+    return StoredRun(run.path).refresh()
+
+
+def _run_rows(runs: list[StoredRun]) -> Iterator[dict[str, Any]]:
+    rows = [{**(row := catalogue.as_row(run)), "group_name": row["group"]} for run in runs]
+    if rows:
+        yield {name: [row[name] for row in rows] for name in TABLES["runs"]}
+
+
+def _both(value: Any) -> tuple[str | None, float | None]:
+    """Return a value as text and, where it is one, as a number."""
+    if value is None:
+        return None, None
+    if isinstance(value, str):
+        return value, number(value)
+    if isinstance(value, (bool, int, float)):
+        return json.dumps(value), float(value)
+    return json.dumps(value, default=str), None
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _point_batches(runs: Iterable[StoredRun], wanted: Wanted) -> Iterator[dict[str, Any]]:
+    for listed_run in _chosen(runs, wanted):
+        run = _open(listed_run)
+        for key in [*run.keys(), *run.keys("system")]:
+            if wanted.passes("key", key):
+                for rank in holders(run, key):
+                    yield from _batches(run, key, rank)
+
+
+def _batches(run: StoredRun, key: str, rank: int) -> Iterator[dict[str, Any]]:
+    import numpy as np
+
+    for chunk in points(run, key, rank).chunks:
+        steps, times, values = chunk.steps, chunk.times, np.asarray(chunk.values, np.float64)
+        for start in range(0, len(chunk), BATCH):
+            part = slice(start, start + BATCH)
+            count = len(steps[part])
+            names = {"project": (run.project, count), "run": (run.id, count), "key": (key, count)}
+            yield {**names, "rank": np.full(count, rank), "step": steps[part], "time": times[part], "value": values[part]}

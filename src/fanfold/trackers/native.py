@@ -1,0 +1,120 @@
+"""Objects of a tracker's own library (`wandb.Image`): only that library understands them, so they travel as they are.
+
+The journal keeps a note in their place. The object waits here, in the process that logged it, until its tracker is served.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import notices
+from ..media import Encoded, Text
+from .base import Adapter, Refused
+
+OWNERS = {
+    "aim": "aim",
+    "neptune": "neptune",
+    "pyecharts": "swanlab",
+    "swanlab": "swanlab",
+    "trackio": "trackio",
+    "wandb": "wandb",
+}
+MOST = 1000  # objects that wait; a tracker that hangs must not fill the memory
+_waiting: dict[str, tuple[Any, list[int]]] = {}
+_lock = threading.Lock()
+
+
+class Native(Text):
+    """A note for the journal, in the place of an object that waits for `takers`."""
+
+    def __init__(self, value: Any, takers: Sequence[Any]) -> None:
+        self.of = _class_of(value)
+        super().__init__(f"{self.of}, which only its own library can show")
+        self.mark = uuid.uuid4().hex
+        with _lock:
+            if takers and len(_waiting) < MOST:
+                _waiting[self.mark] = (value, [id(tracker) for tracker in takers])
+                return
+        if takers:
+            notices.once(
+                "native:many",
+                f"{MOST} objects of tracker libraries wait to be delivered; those logged until they are have a note in the "
+                "journal only. Log fewer of them, or find out why the tracker does not go on.",
+            )
+
+    def encode(self) -> Encoded:
+        encoded = super().encode()
+        return encoded._replace(meta={**encoded.meta, "native": self.mark, "of": self.of})
+
+
+class _Held:
+    """An object on its way, kept with its entry so that a call that fails can be made again."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def library_of(value: Any) -> str | None:
+    """Return the tracker library whose object, or list of objects, this is."""
+    one = value[0] if isinstance(value, (list, tuple)) and value else value
+    family = type(one).__module__.partition(".")[0]
+    return family if family in OWNERS else None
+
+
+def takes(tracker: Any, library: str) -> bool:
+    """Tell whether a tracker gets a library's objects: the adapter of that library, and every tracker of the user's own."""
+    return not isinstance(tracker, Adapter) or OWNERS[library] == tracker.name
+
+
+def wrapped(values: Mapping[str, Any], trackers: Sequence[Any], elsewhere: Sequence[str]) -> Mapping[str, Any]:
+    """Return values with a note around each object that one of `trackers`, or a tracker of another rank, takes."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if type(value) in (float, int, str):
+            continue
+        if isinstance(value, Mapping):
+            inner = wrapped(value, trackers, elsewhere)
+            if inner is not value:
+                found[key] = inner
+        elif (library := library_of(value)) is not None:
+            takers = [tracker for tracker in trackers if takes(tracker, library)]
+            if takers or OWNERS[library] in elsewhere:
+                found[key] = Native(value, takers)
+    return {**values, **found} if found else values
+
+
+def take(entry: dict[str, Any], tracker: Any, otherwise: Any) -> Any:
+    """Return the object a note stands for, or `otherwise` where it is not for this tracker; that is said once."""
+    held = entry.get("held")
+    if not isinstance(held, _Held):
+        held = entry["held"] = _claimed(str(entry["native"]), getattr(tracker, "inner", tracker))
+    if held is not None:
+        return held.value
+    of = str(entry.get("of"))
+    if OWNERS.get(of.partition(".")[0]) == tracker.name:
+        raise Refused(f"it was a {of}, and the process that had it is gone")
+    notices.once(
+        f"native:{of.partition('.')[0]}",
+        f"{of} and what else is of that library go to its own tracker and to no other; the journal has a note of them. "
+        "Log fanfold.Image, Table, Histogram, … to have it everywhere.",
+    )
+    return otherwise
+
+
+def _claimed(mark: str, tracker: Any) -> _Held | None:
+    with _lock:
+        value, takers = _waiting.get(mark, (None, []))
+        if id(tracker) not in takers:
+            return None
+        takers.remove(id(tracker))
+        if not takers:
+            del _waiting[mark]
+    return _Held(value)
+
+
+def _class_of(value: Any) -> str:
+    one = value[0] if isinstance(value, (list, tuple)) else value
+    return f"{type(one).__module__.partition('.')[0]}.{type(one).__qualname__}"

@@ -1,0 +1,83 @@
+"""What several adapters need and no system is special in: media as files, names for files, configurations, waiting."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def until(done: Callable[[], bool], seconds: float, *, pause: float = 0.02) -> bool:
+    """Wait for something another thread or process does; tell whether it happened in time."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True
+
+
+def mapped(value: Any, change: Callable[[Any], Any], *, key: Callable[[str], str] = str) -> Any:
+    """Return a configuration with each leaf, and each key, as a system takes it."""
+    if isinstance(value, dict):
+        return {key(name): mapped(item, change, key=key) for name, item in value.items()}
+    if isinstance(value, list):
+        return [mapped(item, change, key=key) for item in value]
+    return change(value)
+
+
+def content_of(media: Any) -> tuple[bytes, str]:
+    """Return media as the bytes of a file and its extension: a table is CSV, an interactive figure a page."""
+    if media.kind == "text":
+        return media.text.encode(), "txt"
+    if media.kind == "html" or (media.kind == "figure" and not media.png):
+        return media.html.encode(), "html"
+    if media.kind == "figure":
+        return bytes(media.png), "png"
+    if media.kind == "table":
+        out = io.StringIO()
+        csv.writer(out).writerows([media.columns, *media.rows])
+        return out.getvalue().encode(), "csv"
+    encoded = media.encode()
+    return bytes(encoded.data), str(encoded.ext)
+
+
+def file_of(media: Any, folder: Path) -> str:
+    """Write media as it is encoded to a new file, for a library that copies it when it is logged."""
+    data, ext = content_of(media)
+    path = folder / f"{uuid.uuid4().hex}.{ext}"
+    path.write_bytes(data)
+    return str(path)
+
+
+def markdown(table: Any, *, most: int | None = None) -> str:
+    """Return a table as text, with at most so many rows."""
+    rows = [table.columns, ["---"] * len(table.columns), *table.rows[:most]]
+    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)
+
+
+def plain_name(name: str) -> str:
+    """Return a name of letters, digits and `_.-`, as artifacts have."""
+    return "".join(sign if sign.isascii() and (sign.isalnum() or sign in "_.-") else "-" for sign in name)
+
+
+def copied(path: Path, home: Path, name: str) -> Path:
+    """Copy a file to `name` below `home`, and nowhere else: for libraries that note a path and read it later."""
+    target = home / re.sub(r"(^|/)\.\.?(?=/|$)", "_", name).strip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+    return target
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file whole, so that a kill leaves the old one or the new one."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)

@@ -1,0 +1,148 @@
+"""What the Trainer keeps in a checkpoint and takes from it: weights, optimizer, schedule, scaler and random states.
+
+Everything is read without unpickling code. Random states are each rank's own; all else is the main process's.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SettingError, missing_extra, notices
+
+if TYPE_CHECKING:
+    from .arguments import TrainingArguments
+    from .trainer import Trainer
+
+WEIGHTS, OPTIMIZER, SCHEDULER, SCALER = "model.safetensors", "optimizer.pt", "scheduler.pt", "scaler.pt"
+
+
+def make_accelerator(args: TrainingArguments) -> Any:
+    """Make the Accelerator for `args`. Its state is one per process; another precision than before makes it anew."""
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+        from accelerate.utils import DistributedDataParallelKwargs
+    except ImportError:
+        raise missing_extra("accelerate", "accelerate", "Trainer") from None
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
+    known = AcceleratorState._shared_state  # noqa: SLF001 - there is no other way to ask without setting it
+    if known and (known.get("_mixed_precision") != precision or bool(known.get("_cpu")) != args.use_cpu):
+        AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - as above
+    handlers = []
+    if args.ddp_find_unused_parameters is not None:
+        handlers.append(DistributedDataParallelKwargs(find_unused_parameters=args.ddp_find_unused_parameters))
+    return Accelerator(mixed_precision=precision, cpu=args.use_cpu, kwargs_handlers=handlers)
+
+
+def seed_everything(seed: int) -> None:
+    """Set every random generator a training uses."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # and those of every GPU
+
+
+def model_facts(model: Any) -> dict[str, Any]:
+    """Return what a run is told of a model: its own configuration, and its size."""
+    config: Any = getattr(model, "config", None)
+    facts = {"model": config.to_dict()} if hasattr(config, "to_dict") else {}
+    return {**facts, "parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def save(trainer: Trainer, folder: Path) -> None:
+    """Write this rank's part of a checkpoint."""
+    import torch
+
+    if trainer.is_world_process_zero():
+        save_weights(trainer.model, folder, trainer.processing_class)
+        (folder / "training_args.json").write_text(trainer.args.to_json_string(), encoding="utf-8")
+    if trainer.args.save_only_model:
+        return
+    rank = trainer.accelerator.process_index
+    torch.save(_random_states(), folder / f"rng_state_{rank}.pth")
+    if trainer.is_world_process_zero():
+        torch.save(trainer.optimizer.state_dict(), folder / OPTIMIZER)
+        torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER)
+        if trainer.accelerator.scaler is not None:
+            torch.save(trainer.accelerator.scaler.state_dict(), folder / SCALER)
+
+
+def save_weights(model: Any, folder: Path, processing_class: Any = None) -> None:
+    """Write a model's weights, the way it has of its own if it has one."""
+    from safetensors.torch import save_model
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+    else:
+        save_model(model, str(folder / WEIGHTS))
+    if hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(folder)
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Read a model's weights back."""
+    from safetensors.torch import load_model
+
+    if not (folder / WEIGHTS).is_file():
+        raise SettingError(
+            f"there are no weights in {folder}: {WEIGHTS} is missing. Nothing was loaded. Choose another checkpoint."
+        )
+    load_model(model, folder / WEIGHTS)
+
+
+def load_optimizer(trainer: Trainer, folder: Path) -> None:
+    """Read optimizer, schedule and scaler back; a checkpoint of the model alone has none."""
+    import torch
+
+    if not (folder / OPTIMIZER).is_file():
+        notices.once(
+            f"no optimizer:{folder}",
+            f"{folder} keeps a model and no optimizer, so training goes on with a fresh one and will not end where an "
+            "uninterrupted one would. Save with save_only_model=False to keep it.",
+        )
+        return
+    device = "cpu"  # the optimizer takes its states to where its parameters are
+    trainer.optimizer.load_state_dict(torch.load(folder / OPTIMIZER, map_location=device, weights_only=True))
+    trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER, map_location=device, weights_only=True))
+    if trainer.accelerator.scaler is not None and (folder / SCALER).is_file():
+        trainer.accelerator.scaler.load_state_dict(torch.load(folder / SCALER, map_location=device, weights_only=True))
+
+
+def _random_states() -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    kind, keys, *rest = np.random.get_state()
+    states = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    states["numpy"] = (str(kind), torch.as_tensor(np.asarray(keys, dtype=np.int64)), *rest)
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def load_random_states(folder: Path, rank: int) -> None:
+    """Take up the random states of a rank; said once when another number of ranks wrote the checkpoint."""
+    import numpy as np
+    import torch
+
+    path = folder / f"rng_state_{rank}.pth"
+    if not path.is_file():
+        notices.once(
+            f"no random states:{folder}",
+            f"{path.name} is not in {folder}, so random numbers (dropout, augmentation) go on anew, and training will not end "
+            "exactly where an uninterrupted one would. Resume with as many processes as saved it.",
+        )
+        return
+    states = torch.load(path, map_location="cpu", weights_only=True)
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

@@ -1,0 +1,366 @@
+"""Loop: callbacks and control for a loop written by hand. Iterating is all it takes; no framework is imported.
+
+What Python lets a loop see of its body: that it asked for the next batch (the last one is done), that it stopped asking
+(`break`, or an exception: the two look alike), and inside `with loop:` which of the two it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..callbacks import TrainerControl, TrainerState
+from ..errors import RunError, SettingError, notices
+from .arguments import LoopArguments
+from .due import Due
+from .spans import how_long, length_of, updates_of, when_to_save, with_last
+from .telling import Place
+
+Skip = Callable[[Any, int], Iterable[Any]]
+
+
+class Loop(Due):
+    """Bring callbacks, logging, evaluation and saving to a loop of your own.
+
+    ::
+
+        with fanfold.Loop(epochs=3, optimizer=optimizer, eval_steps=100, evaluate=evaluate) as loop:
+            for epoch in loop.epochs():
+                for batch in loop.steps(loader):
+                    loop.log({"loss": train(batch)})
+
+    `evaluate()` returns metrics; `save(folder)` writes into a folder that is made for it. Without them, ask
+    `loop.should_evaluate` and `loop.should_save` at the end of the body. Other arguments are those of TrainingArguments
+    that say when: `eval_strategy`, `save_total_limit`, `metric_for_best_model`, `report_to`, …
+    """
+
+    _ends_run = True  # a run of the loop's own ends with its `with`
+
+    def __init__(
+        self,
+        run: Any = None,
+        *,
+        epochs: float | None = None,
+        max_steps: int | None = None,
+        gradient_accumulation_steps: int = 1,
+        logging_steps: float = 10,
+        eval_steps: float | None = None,
+        save_steps: float | None = None,
+        evaluate: Callable[[], Mapping[str, Any]] | None = None,
+        save: Callable[[Path], Any] | None = None,
+        output_dir: str | os.PathLike[str] = "trainer_output",
+        callbacks: Iterable[Any] = (),
+        model: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        processing_class: Any = None,
+        args: LoopArguments | None = None,
+        on_error: str = "raise",
+        **arguments: Any,
+    ) -> None:
+        if args is None:
+            arguments |= {"gradient_accumulation_steps": gradient_accumulation_steps, "logging_steps": logging_steps}
+            arguments |= {"eval_steps": eval_steps, "output_dir": os.fspath(output_dir), "max_steps": max_steps or -1}
+            args = LoopArguments(**how_long(epochs, max_steps), **when_to_save(save, save_steps, arguments), **arguments)
+        self._evaluate = evaluate
+        self._phase = "idle"  # idle, ready (epochs() was called), training
+        self._inside = False
+        self._open = False  # a batch is with the body
+        self._in_epoch = False
+        self._hooks: list[Any] = []
+        self._length: int | None = None
+        self.sync_gradients = True
+        self.accumulation_steps = 1
+        super().__init__(
+            args, callbacks, run, save, on_error=on_error,
+            model=model, optimizer=optimizer, lr_scheduler=lr_scheduler, processing_class=processing_class,
+        )  # fmt: skip
+
+    # Iterating
+
+    def epochs(self) -> Iterator[int]:
+        """Iterate over the epochs, from where a checkpoint left off to where training ends; tell of its begin and end."""
+        with _Watch(self):
+            self._start()
+            while self._more():
+                place = self._place or Place()
+                yield place.epoch
+                self._leave_epoch()
+            self._finish()
+
+    def steps(self, loader: Iterable[Any], *, skip: Skip | None = None) -> Iterator[Any]:
+        """Iterate over the batches of an epoch, and tell of each step as its last batch is done.
+
+        On a resume the batches that were done are dropped one by one, or by `skip(loader, count)`, which returns the rest.
+        """
+        with _Watch(self, left_by_break=True):
+            resumed = self._begin_epoch(loader)
+            source = self._rest(loader, skip) if resumed else iter(loader)
+            empty = not resumed
+            for batch, last in with_last(source, self._length is None and self.args.gradient_accumulation_steps > 1):
+                empty = False
+                self._open_batch(last)
+                yield batch
+                self._end_batch()
+                if self.control.should_epoch_stop or self.control.should_training_stop:
+                    break
+            if empty:
+                self._say_empty()
+            self._end_epoch()
+
+    def _start(self) -> None:
+        if self._phase != "idle":
+            raise RunError("epochs() is being iterated already. Nothing was changed. Let it end first, or make another Loop.")
+        if not self._loaded:
+            self.state, self._place, self._note = TrainerState(), Place(), {}
+        self._loaded = False
+        self._look_around()
+        self.control = TrainerControl()
+        self._phase = "ready"
+        self._last_logged = self.state.global_step
+
+    def _more(self) -> bool:
+        if self.control.should_training_stop:
+            return False
+        if self.args.max_steps > 0:
+            return self.state.global_step < self.args.max_steps
+        return self._place is None or self._place.epoch < math.ceil(self.args.num_train_epochs)
+
+    def _begin_epoch(self, loader: Any) -> bool:
+        """Tell that an epoch begins, and the first time that training does; return whether its place comes from a checkpoint."""
+        if self._phase == "idle" or self._in_epoch:
+            raise RunError(
+                "steps() belongs once into each `for epoch in loop.epochs():`. No batch was given out. "
+                "Chain several loaders with itertools.chain."
+            )
+        resumed = self._phase == "ready" and self.state.global_step > 0
+        self._length = length_of(loader)
+        if self._phase == "ready":
+            self._begin(loader)
+        self._in_epoch = True
+        self._fire("on_epoch_begin")
+        if self.args.ignore_data_skip:
+            self._at.batch = 0
+        self._at.length = self._length
+        return resumed
+
+    def _begin(self, loader: Any = None) -> None:
+        """Tell that training begins, with all that is known of it."""
+        args, each = self.args, self.args.gradient_accumulation_steps
+        updates, total = updates_of(args, self._length)
+        shares = [n for n in ("logging_steps", "eval_steps", "save_steps") if 0 < (getattr(args, n) or 1) < 1]
+        if shares and math.isinf(total):
+            raise SettingError(
+                f"{', '.join(shares)} below 1 is a share of all steps, and a loader without a length does not say how many "
+                "there are. Training did not begin. Give whole numbers, or max_steps."
+            )
+        self.state.max_steps = total  # type: ignore[assignment]  # infinite where nobody knows; tqdm takes that for unknown
+        self.state.num_train_epochs = math.ceil(total / updates) if updates else math.ceil(args.num_train_epochs)
+        self.state.compute_steps(args, total)  # type: ignore[arg-type]  # as above
+        if self._place is None:
+            done = self.state.global_step
+            self._place = Place(done // updates, done % updates * each) if updates else Place(0, done * each)
+        self.handler.train_dataloader = loader
+        if self._session is not None:
+            self._session.begin(self._note, **self._facts())
+        self._phase = "training"
+        self._watch_optimizer()
+        self._fire("on_train_begin")
+        if args.eval_on_start and self._evaluate is not None:
+            self._evaluate_now()
+
+    def _rest(self, loader: Any, skip: Skip | None) -> Iterator[Any]:
+        """Return the batches of a resumed epoch that are still to do."""
+        done = self._at.batch
+        return iter(skip(loader, done)) if skip is not None else itertools.islice(iter(loader), done, None)
+
+    # A batch, a step, an epoch
+
+    def _open_batch(self, last: bool) -> None:
+        batch, each = self._at.batch, self.args.gradient_accumulation_steps
+        self.sync_gradients = (batch + 1) % each == 0 or last or batch + 1 == self._length
+        if batch % each == 0:
+            left = each if self._length is None else self._length - batch
+            self.accumulation_steps = min(each, left) if left > 0 else each
+            self._fire("on_step_begin")
+        self._open = True
+
+    @property
+    def _at(self) -> Place:
+        if self._place is None:
+            self._place = Place()
+        return self._place
+
+    def _close_batch(self) -> None:
+        """End the open batch: tell of a substep, or of a step and what is due after it."""
+        self._open = False
+        self._at.batch += 1
+        if not self.sync_gradients:
+            self._fire("on_substep_end")
+            return
+        self.state.global_step += 1
+        self.state.epoch = self._at.epoch + self._done_share()
+        self._record(self._meter.end_step())
+        self._fire("on_step_end")
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        self._log_interval()
+
+    def _done_share(self) -> float:
+        length = self._length
+        if length is None and self.args.max_steps > 0:
+            length = self.args.max_steps * self.args.gradient_accumulation_steps
+        return self._at.batch / length if length else 0.0
+
+    def _end_batch(self) -> None:
+        if self._open:
+            self._close_batch()
+        self._settle(answered=True)
+
+    def _end_epoch(self) -> None:
+        """Tell that the epoch is over, whether its batches ran out or training stops."""
+        self._in_epoch = False
+        if self._length is None and not self.control.should_training_stop and self.args.max_steps <= 0:
+            self.state.epoch = self._at.epoch + 1.0
+        if not self.control.should_training_stop or self._at.done:  # else a longer training may go on in the midst of it
+            self._place = Place(self._at.epoch + 1)
+        self._fire("on_epoch_end")
+        self._log_interval()
+        self._settle(answered=False)
+
+    def _leave_epoch(self) -> None:
+        """Come back from an epoch's body: settle what it left, as `break` does."""
+        if self._phase == "ready":
+            raise RunError(
+                "an epoch passed without steps(). Training did not begin. Write `for batch in loop.steps(loader):` inside "
+                "`for epoch in loop.epochs():`."
+            )
+        if self._in_epoch:
+            self._abandon()
+            self._end_epoch()
+        self._settle(answered=True)
+
+    def _abandon(self) -> None:
+        """Count a batch whose body was left by `break` if it did something; else it is as if it had not been given out."""
+        if self._open and self._meter.touched:
+            self._close_batch()
+            self._settle(answered=True)
+        self._open = False
+
+    def _say_empty(self) -> None:
+        notices.once(
+            "loop:empty",
+            f"the loader gave no batch at step {self.state.global_step}, so training ends here. A generator gives its items "
+            "only once: pass steps() something that can be iterated anew each epoch.",
+        )
+        self.control.should_training_stop = True
+
+    # The optimizer
+
+    @contextlib.contextmanager
+    def optimizer_step(self) -> Iterator[None]:
+        """Tell callbacks of an update made inside. Not needed for torch's optimizers, given as `optimizer`: they tell."""
+        self._fire("on_pre_optimizer_step")
+        yield
+        self._fire("on_optimizer_step")
+
+    def _watch_optimizer(self) -> None:
+        """Hear from torch's optimizers by their own hooks; a wrapper (Accelerate's) holds the real one."""
+        optimizer = self.handler.optimizer
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        if not hasattr(optimizer, "register_step_pre_hook"):
+            return
+
+        def before(*_call: Any) -> None:
+            if not self.sync_gradients:
+                notices.once(
+                    "loop:substep",
+                    "the optimizer stepped before the last batch of a step. Gradients are not accumulated as "
+                    "gradient_accumulation_steps says. Step only `if loop.sync_gradients:`.",
+                )
+            self._fire("on_pre_optimizer_step")
+
+        def after(*_call: Any) -> None:
+            self._fire("on_optimizer_step")
+
+        self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+
+    # The end
+
+    def _finish(self) -> None:
+        """End training well."""
+        if self._phase == "ready":
+            self._begin()  # a checkpoint of a training that was over: nothing is left to do, and that is told
+        if self.args.logging_last_step and self.args.logging_strategy != "no":
+            self.control.should_log = True
+            self._log_interval()
+        self._closing()
+        self._stop()
+        self._fire("on_train_end")
+
+    def _closing(self) -> None:
+        """Do what comes before on_train_end."""
+
+    def _stop(self) -> None:
+        self._phase, self._open, self._in_epoch = "idle", False, False
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._meter.drop_step()
+        if self._session is not None:
+            self._session.end()
+
+    def _fail(self, error: BaseException) -> None:
+        """End training by an exception: every callback hears of it, and the run is marked failed."""
+        self._stop()
+        self.handler.on_exception(self.args, self.state, self.control, exception=error)
+        run = self._session.run if self._session is not None else None
+        if run is not None:
+            run.__exit__(type(error), error, error.__traceback__)
+
+    def __enter__(self) -> Loop:
+        self._inside = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._inside = False
+        if error is not None:
+            self._left(error)
+        elif self._phase == "training":  # both loops were left by `break`, and Python says it was no exception
+            if self._in_epoch:
+                self._abandon()
+                self._end_epoch()
+            self._finish()
+        if error is None and self._ends_run and self._session is not None and self._session.ours:
+            self._session.run.finish()
+
+    def _left(self, error: BaseException) -> None:
+        """Hear that a generator or the `with` was left by an exception, or that nobody asks a generator any more."""
+        if self._phase == "idle":
+            return
+        if not isinstance(error, GeneratorExit):
+            self._fail(error)
+        elif not self._inside:
+            self._stop()
+            self._fire("on_train_end")
+
+
+class _Watch:
+    """See how a generator of the loop is left."""
+
+    def __init__(self, loop: Loop, *, left_by_break: bool = False) -> None:
+        self.loop = loop
+        self.left_by_break = left_by_break  # the epochs go on when the steps are left
+
+    def __enter__(self) -> None:
+        """Begin to watch."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not (self.left_by_break and isinstance(error, GeneratorExit)):
+            self.loop._left(error)  # noqa: SLF001 - the other half of Loop

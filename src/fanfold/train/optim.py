@@ -1,0 +1,121 @@
+"""Optimizers and learning-rate schedules by Transformers' names; plain torch, nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SettingError
+
+if TYPE_CHECKING:
+    from .arguments import TrainingArguments
+
+Schedule = Callable[..., float]  # (step, warm-up steps, all steps, **options) -> factor of the learning rate
+
+# name -> torch class, and the options that come with the name
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adafactor": ("Adafactor", {}),
+    "adagrad": ("Adagrad", {}),
+    "adamw_torch": ("AdamW", {}),
+    "adamw_torch_fused": ("AdamW", {"fused": True}),
+    "rmsprop": ("RMSprop", {}),
+    "sgd": ("SGD", {}),
+}
+
+
+def _rise(step: int, warmup: int) -> float:
+    return step / max(1, warmup)
+
+
+def _done(step: int, warmup: int, total: int) -> float:
+    return min(1.0, (step - warmup) / max(1, total - warmup))
+
+
+def _constant(step: int, warmup: int, total: int) -> float:  # noqa: ARG001 - one signature for all
+    return 1.0
+
+
+def _constant_with_warmup(step: int, warmup: int, total: int) -> float:  # noqa: ARG001 - one signature for all
+    return min(1.0, _rise(step, warmup)) if warmup else 1.0
+
+
+def _linear(step: int, warmup: int, total: int) -> float:
+    return _rise(step, warmup) if step < warmup else 1.0 - _done(step, warmup, total)
+
+
+def _cosine(step: int, warmup: int, total: int, num_cycles: float = 0.5) -> float:
+    if step < warmup:
+        return _rise(step, warmup)
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * _done(step, warmup, total))))
+
+
+def _cosine_with_restarts(step: int, warmup: int, total: int, num_cycles: int = 1) -> float:
+    if step < warmup:
+        return _rise(step, warmup)
+    done = _done(step, warmup, total)
+    return 0.0 if done >= 1.0 else 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * done) % 1.0)))
+
+
+def _inverse_sqrt(step: int, warmup: int, total: int, timescale: int | None = None) -> float:  # noqa: ARG001 - as above
+    if step < warmup:
+        return _rise(step, warmup)
+    scale = timescale or warmup or 10_000
+    return 1.0 / math.sqrt((step + scale - warmup) / scale)
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "constant": _constant,
+    "constant_with_warmup": _constant_with_warmup,
+    "cosine": _cosine,
+    "cosine_with_restarts": _cosine_with_restarts,
+    "inverse_sqrt": _inverse_sqrt,
+    "linear": _linear,
+}
+
+
+def make_scheduler(optimizer: Any, args: TrainingArguments, steps: int) -> Any:
+    """Make the schedule that `args` asks for, over `steps` updates."""
+    from torch.optim.lr_scheduler import LambdaLR
+
+    shape, warmup, options = SCHEDULES[args.lr_scheduler_type], args.get_warmup_steps(steps), dict(args.lr_scheduler_kwargs or {})
+    try:
+        return LambdaLR(optimizer, lambda step: shape(step, warmup, steps, **options))
+    except TypeError as error:
+        raise SettingError(
+            f"lr_scheduler_kwargs={options!r} does not fit lr_scheduler_type={args.lr_scheduler_type!r}: {error}. "
+            "Nothing was trained. Correct or leave out lr_scheduler_kwargs."
+        ) from error
+
+
+def make_optimizer(model: Any, args: TrainingArguments, given: tuple[Any, Mapping[str, Any]] | None = None) -> Any:
+    """Make the optimizer that `args` asks for, or the one of class `given`; biases and norms are not decayed."""
+    groups = _groups(model, args.weight_decay)
+    if given is not None:
+        cls, options = given
+        return cls(groups, **options)
+    import torch
+
+    name, options = OPTIMIZERS[args.optim]
+    known: dict[str, Any] = {"lr": args.learning_rate, **options, **(args.optim_args or {})}
+    if name == "AdamW":
+        known = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon, **known}
+    return getattr(torch.optim, name)(groups, **known)
+
+
+def _groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
+    free = _without_decay(model)
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for name, parameter in trained if name not in free], "weight_decay": weight_decay},
+        {"params": [parameter for name, parameter in trained if name in free], "weight_decay": 0.0},
+    ]
+
+
+def _without_decay(model: Any) -> set[str]:
+    """Name the parameters that weight decay would only harm: biases, and all of the normalisation layers."""
+    names = {name for name, _ in model.named_parameters() if name.rpartition(".")[2] == "bias"}
+    for path, module in model.named_modules():
+        if "norm" in type(module).__name__.lower():
+            names |= {f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)}
+    return names

@@ -1,0 +1,53 @@
+"""How long a training is, and where its batches end: what Loop and Trainer work out from arguments and loader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import SettingError
+from .arguments import LoopArguments
+
+
+def updates_of(args: LoopArguments, length: int | None) -> tuple[int | None, float]:
+    """Return the steps of an epoch of `length` batches, and of all training; None and infinite where nobody knows."""
+    updates = max(1, math.ceil(length / args.gradient_accumulation_steps)) if length is not None else None
+    if args.max_steps > 0:
+        return updates, args.max_steps
+    return updates, math.inf if updates is None else math.ceil(args.num_train_epochs * updates)
+
+
+def how_long(epochs: float | None, max_steps: int | None) -> dict[str, Any]:
+    if epochs is None and max_steps is None:
+        raise SettingError("Loop was not told how long to train. Nothing was started. Give epochs=… or max_steps=….")
+    return {} if epochs is None else {"num_train_epochs": epochs}
+
+
+def when_to_save(save: Any, save_steps: float | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Save when asked to; a loop that has no save() and names no steps leaves saving to somebody else."""
+    if save_steps is not None:
+        return {"save_steps": save_steps}
+    return {} if save is not None or "save_strategy" in arguments else {"save_strategy": "no"}
+
+
+def length_of(loader: Any) -> int | None:
+    """Return how many batches a loader gives; None when it cannot say, as a stream cannot."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def with_last(source: Iterator[Any], lookahead: bool) -> Iterator[tuple[Any, bool]]:
+    """Say with each batch whether it is the last. Looking ahead fetches a batch early, so only where nothing else tells."""
+    if not lookahead:
+        for batch in source:
+            yield batch, False
+        return
+    nothing = object()
+    batch = next(source, nothing)
+    while batch is not nothing:
+        following = next(source, nothing)
+        yield batch, following is nothing
+        batch = following

@@ -1,0 +1,336 @@
+"""Trainer: a small, real trainer for torch models, on Loop and Accelerate, with Transformers' names.
+
+What it adds to a loop: placing model and data, the update itself, checkpoints that continue to the same weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..callbacks import CallbackHandler, TrainerControl, TrainerState
+from ..errors import SettingError, missing_extra
+from . import checkpoints, data, keeping
+from .arguments import TrainingArguments
+from .evaluation import Gathered, PredictionOutput, TrainOutput, count_of
+from .model import call, labels_of, loss_of, predictions_of
+from .optim import make_optimizer, make_scheduler
+from .spans import length_of, updates_of
+from .trainer_loop import TrainerLoop
+
+
+class Trainer:
+    """Train a torch model with callbacks.
+
+    The model returns its loss: alone, first in a tuple, or as `loss` of a dict or object; or give `compute_loss_func(outputs,
+    labels)`, or override compute_loss(). Values go to `run`: one given, else the current one, else one of its own, which
+    stays open for what comes after training; `run=False` for none. Each step's values are recorded on every rank.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[[], Any] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        compute_metrics: Callable[[Any], Mapping[str, Any]] | None = None,
+        callbacks: Iterable[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[Any, Mapping[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        *,
+        run: Any = None,
+        on_error: str = "raise",
+    ) -> None:
+        if (model is None) == (model_init is None):
+            raise SettingError("Trainer needs a model, or a model_init that makes one, not both. Nothing was started.")
+        self.args = args if args is not None else TrainingArguments()
+        _check(self.args, eval_dataset)
+        self.label_names = list(self.args.label_names or ())
+        self.accelerator = keeping.make_accelerator(self.args)
+        keeping.seed_everything(self.args.seed)
+        self.model_init = model_init
+        self.model = model_init() if model_init is not None else model
+        self.model_wrapped = self.model
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = processing_class
+        self.data_collator = data.collator(data_collator, processing_class, self.model, self.args)
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self._given_optimizers = optimizers
+        self._optimizer_recipe = optimizer_cls_and_kwargs
+        self._resumed_from: Path | None = None
+        self._prepare_model()
+        self.loop = TrainerLoop(self, callbacks or (), run, on_error)
+
+    def _prepare_model(self) -> None:
+        if self.args.gradient_checkpointing:
+            enable = getattr(self.model, "gradient_checkpointing_enable", None)
+            if enable is None:
+                raise SettingError(
+                    "gradient_checkpointing=True needs a model with gradient_checkpointing_enable(). Nothing was started. "
+                    "Leave it out, or use torch.utils.checkpoint in the model."
+                )
+            enable(gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs or {})
+        self.model.to(self.accelerator.device)
+
+    # What a loop knows
+
+    @property
+    def state(self) -> TrainerState:
+        return self.loop.state
+
+    @property
+    def control(self) -> TrainerControl:
+        return self.loop.control
+
+    @property
+    def callback_handler(self) -> CallbackHandler:
+        return self.loop.handler
+
+    @property
+    def run(self) -> Any:
+        """The run that values go to."""
+        return self.loop.run
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback at the end: an instance, or a class, which is then made without arguments."""
+        self.loop.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove and return a callback, or the first one of a class; None when it is not there."""
+        return self.loop.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first one of a class."""
+        self.loop.remove_callback(callback)
+
+    def is_world_process_zero(self) -> bool:
+        return bool(self.accelerator.is_main_process)
+
+    def is_local_process_zero(self) -> bool:
+        return bool(self.accelerator.is_local_main_process)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Log values: inside a step they are averaged like the loss, outside they go out at once."""
+        self.loop.log(values)
+
+    # Data
+
+    def get_train_dataloader(self) -> Any:
+        """Return this rank's training batches. Override it to bring a loader of your own."""
+        if self.train_dataset is None:
+            raise SettingError("train() needs a train_dataset. Nothing was trained. Give one to Trainer(train_dataset=…).")
+        return data.train_loader(self.train_dataset, self.args, self.data_collator, **self._rank())
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return this rank's part of an evaluation."""
+        dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
+        if dataset is None:
+            raise SettingError("evaluate() needs an eval_dataset. Nothing was evaluated. Give one to it or to Trainer(…).")
+        return data.eval_loader(dataset, self.args, self.data_collator, **self._rank())
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return this rank's part of a prediction."""
+        return data.eval_loader(test_dataset, self.args, self.data_collator, **self._rank())
+
+    def _rank(self) -> dict[str, int]:
+        return {"rank": self.accelerator.process_index, "world": self.accelerator.num_processes}
+
+    # Training
+
+    def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None) -> TrainOutput:
+        """Train, from the start or from a checkpoint: a folder, or True for the latest whole one in output_dir."""
+        asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
+        folder = checkpoints.choose(self.args.output_dir, asked)
+        if self.model_init is not None and self.loop.trained:
+            keeping.seed_everything(self.args.seed)
+            self.model = self.model_init().to(self.accelerator.device)
+        loader = self.get_train_dataloader()
+        if folder is not None:
+            self.loop.resume(folder)
+            keeping.load_weights(self.model, folder)
+        model = self._make_ready(_all_steps(self.args, loader))
+        if folder is not None:
+            keeping.load_optimizer(self, folder)
+        self._resumed_from = folder
+        with self.loop:
+            for epoch in self.loop.epochs():
+                data.set_epoch(loader, epoch)
+                model.train()
+                for batch in self.loop.steps(loader, skip=self._skip):
+                    self._train_on(model, batch)
+        return self.loop.output
+
+    def _make_ready(self, steps: int) -> Any:
+        """Make optimizer and schedule, and let Accelerate wrap model and optimizer."""
+        self.accelerator.free_memory()
+        optimizer, scheduler = self._given_optimizers
+        self.create_optimizer_and_scheduler(steps, optimizer, scheduler)
+        self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        handler = self.loop.handler
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+        return self.model_wrapped
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int, optimizer: Any = None, scheduler: Any = None) -> None:
+        """Make what was not given: the optimizer and the schedule of its learning rate."""
+        self.optimizer = optimizer if optimizer is not None else make_optimizer(self.model, self.args, self._optimizer_recipe)
+        self.lr_scheduler = scheduler if scheduler is not None else make_scheduler(self.optimizer, self.args, num_training_steps)
+
+    def _skip(self, loader: Any, done: int) -> Iterable[Any]:
+        """Go to the place in the data, and take up the random states there; called once on a resume."""
+        rest = data.from_place(loader, done)
+        if self._resumed_from is not None:
+            keeping.load_random_states(self._resumed_from, self.accelerator.process_index)
+        return rest
+
+    def _train_on(self, model: Any, batch: Any) -> None:
+        """Do forward and backward of a batch, and after the last of a step the update."""
+        quiet = contextlib.nullcontext() if self.loop.sync_gradients else self.accelerator.no_sync(model)
+        with quiet:
+            loss = self.training_step(model, batch)
+        self.loop.log({"loss": loss})
+        if self.loop.sync_gradients:
+            self.loop.log(self._update(model), mean=False)
+
+    def training_step(self, model: Any, inputs: Any) -> Any:
+        """Do forward and backward of one batch; return its loss, still on the device."""
+        with self.accelerator.autocast():
+            loss = self.compute_loss(model, self._to_device(inputs))
+        self.accelerator.backward(loss * (self.loop.weight / self.loop.accumulation_steps))
+        return loss.detach()
+
+    def _update(self, model: Any) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        if self.args.max_grad_norm > 0:
+            values["grad_norm"] = self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        values["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        self.optimizer.step()
+        if not self.accelerator.optimizer_step_was_skipped:
+            self.lr_scheduler.step()
+        self.optimizer.zero_grad()
+        return values
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:  # noqa: ARG002 - Transformers' signature
+        """Return the loss of a batch, or (loss, outputs). Override it for a loss of your own."""
+        labels = labels_of(inputs, self.label_names)
+        outputs = call(model, inputs, without_labels=self.label_names if self.compute_loss_func is not None else None)
+        loss = self.compute_loss_func(outputs, labels) if self.compute_loss_func is not None else loss_of(outputs, must=True)
+        return (loss, outputs) if return_outputs else loss
+
+    def _to_device(self, inputs: Any) -> Any:
+        from accelerate.utils import send_to_device
+
+        return send_to_device(inputs, self.accelerator.device, non_blocking=self.args.dataloader_pin_memory)
+
+    # Evaluating
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, Any]:
+        """Evaluate a dataset, or each of a dict of datasets, and report the metrics to callbacks and run."""
+        dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
+        if isinstance(dataset, dict):
+            found: dict[str, Any] = {}
+            for name, part in dataset.items():
+                found |= self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}")
+            return found
+        gathered = self._pass_over(self.get_eval_dataloader(dataset), ignore_keys, need=self.compute_metrics is not None)
+        metrics = gathered.metrics(metric_key_prefix, self.compute_metrics)
+        self.loop.report(metrics)
+        return metrics
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Return the predictions for a dataset, and its metrics where it has labels."""
+        gathered = self._pass_over(self.get_test_dataloader(test_dataset), ignore_keys, need=True)
+        metrics = gathered.metrics(metric_key_prefix, self.compute_metrics)
+        self.loop.predicted(metrics)
+        return PredictionOutput(gathered.all_predictions, gathered.all_labels, metrics)
+
+    def _pass_over(self, loader: Any, ignore_keys: list[str] | None, *, need: bool) -> Gathered:
+        """Go over data without gradients. Ranks do not wait for each other until the end, so their parts may differ in size."""
+        import torch
+
+        gathered, was_training = Gathered(), self.model.training
+        self.loop.handler.eval_dataloader = loader
+        loss_only = self.args.prediction_loss_only or not need
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                for batch in loader:
+                    loss, predictions, labels = self.prediction_step(self.model, batch, loss_only, ignore_keys)
+                    if predictions is not None and self.preprocess_logits_for_metrics is not None:
+                        predictions = self.preprocess_logits_for_metrics(predictions, labels)
+                    gathered.add(loss, predictions, labels, count_of(batch))
+                    self.loop.predicting()
+        finally:
+            self.model.train(was_training)
+        gathered.over_ranks(self.accelerator)
+        return gathered
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """Return loss, predictions and labels of a batch; None for what there is not."""
+        inputs = self._to_device(inputs)
+        labels = labels_of(inputs, self.label_names)
+        with self.accelerator.autocast():
+            if labels is not None:
+                loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+            else:
+                outputs = call(model, inputs)
+                loss = loss_of(outputs)
+        if prediction_loss_only:
+            return loss, None, None
+        return loss, predictions_of(outputs, ignore_keys, has_loss=self.compute_loss_func is None and loss is not None), labels
+
+    # Keeping
+
+    def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
+        """Write the model's weights, from the main process."""
+        if self.is_world_process_zero():
+            keeping.save_weights(
+                self.model, Path(output_dir if output_dir is not None else self.args.output_dir), self.processing_class
+            )
+
+    def save_state(self) -> None:
+        """Write where training is into output_dir, from the main process."""
+        if self.is_world_process_zero():
+            Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
+            self.state.save_to_json(Path(self.args.output_dir) / checkpoints.STATE_FILE)
+
+
+def _all_steps(args: TrainingArguments, loader: Any) -> int:
+    total = updates_of(args, length_of(loader))[1]
+    if total == float("inf"):
+        raise SettingError(
+            "the training data has no length, so nobody knows when training ends. Nothing was trained. Set max_steps in "
+            "TrainingArguments."
+        )
+    return int(total)
+
+
+def _check(args: Any, eval_dataset: Any) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        raise missing_extra("accelerate", "accelerate", "Trainer")
+    if not isinstance(args, TrainingArguments):
+        raise SettingError(
+            f"Trainer got args of type {type(args).__module__}.{type(args).__name__}. Nothing was started. "
+            "Pass fanfold.TrainingArguments(…); it takes the same names."
+        )
+    if args.eval_strategy != "no" and eval_dataset is None:
+        raise SettingError(
+            f"eval_strategy={args.eval_strategy!r} needs an eval_dataset. Nothing was started. "
+            'Give one to Trainer(eval_dataset=…), or set eval_strategy="no".'
+        )

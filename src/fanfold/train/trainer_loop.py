@@ -1,0 +1,100 @@
+"""The Trainer's loop: it knows the ranks, names values as Transformers' integrations do, and sums up at the end."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..callbacks import PrinterCallback, ProgressCallback
+from ..callbacks.subjects import rewrite_logs
+from . import data, keeping
+from .evaluation import TrainOutput
+from .loop import Loop
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+class TrainerLoop(Loop):
+    """The Trainer's loop: it knows the ranks, names values as Transformers' integrations do, and sums up at the end."""
+
+    _ends_run = False  # what comes after training lands in the same run
+
+    def __init__(self, trainer: Trainer, callbacks: Iterable[Any], run: Any, on_error: str) -> None:
+        self._trainer = trainer
+        self.trained = False
+        self.output = TrainOutput(0, 0.0, {})
+        seen = PrinterCallback if trainer.args.disable_tqdm or importlib.util.find_spec("tqdm") is None else ProgressCallback
+        super().__init__(
+            run, args=trainer.args, callbacks=[*callbacks, seen], evaluate=trainer.evaluate, save=self._save_all,
+            model=trainer.model, processing_class=trainer.processing_class, on_error=on_error,
+            optimizer=trainer.optimizer, lr_scheduler=trainer.lr_scheduler,
+        )  # fmt: skip
+
+    @property
+    def weight(self) -> float:
+        """What this rank's batch counts, where the last one of an epoch is shared unevenly."""
+        batches = getattr(self.handler.train_dataloader, "batch_sampler", None)
+        return batches.weight(self._at.batch) if isinstance(batches, data.Batches) else 1.0
+
+    def _run_options(self) -> dict[str, Any]:
+        return {**super()._run_options(), "fold": {"train/loss": "mean"}}
+
+    def _facts(self) -> dict[str, Any]:
+        return {"config": {**self.args.to_dict(), **keeping.model_facts(self._trainer.model)}}
+
+    def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(rewrite_logs(dict(values)))
+
+    def _barrier(self) -> None:
+        self._trainer.accelerator.wait_for_everyone()
+
+    def _start(self) -> None:
+        super()._start()
+        self.state.train_batch_size = self._trainer.args.train_batch_size
+        self._began, self._first, self._sum = time.perf_counter(), self.state.global_step, 0.0
+
+    def _over_ranks(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Average the loss over the ranks, on the device; every rank is here at the same step."""
+        if "loss" in values:
+            values["loss"] = self._trainer.accelerator.reduce(values["loss"], "mean")
+            self._sum = self._sum + values["loss"] * (self.state.global_step - self._last_logged)
+        return values
+
+    def predicting(self) -> None:
+        """Tell that a batch of an evaluation or prediction is done."""
+        self._fire("on_prediction_step")
+
+    def predicted(self, metrics: dict[str, Any]) -> None:
+        """Tell that a prediction is done."""
+        self._record(metrics)
+        self._fire("on_predict", metrics=dict(metrics))
+
+    def _save_all(self, folder: Path) -> None:
+        keeping.save(self._trainer, folder)
+
+    def _closing(self) -> None:
+        """Sum up, and take the best model back."""
+        self._over_ranks(self._meter.end_interval())  # what no log took, as under logging_strategy="no"
+        seconds, steps = max(time.perf_counter() - self._began, 1e-9), self.state.global_step - self._first
+        samples = steps * self._trainer.args.train_batch_size * self.args.gradient_accumulation_steps
+        samples *= self._trainer.accelerator.num_processes
+        loss = float(self._sum) / max(steps, 1)
+        metrics = {
+            "train_runtime": seconds,
+            "train_samples_per_second": samples / seconds,
+            "train_steps_per_second": steps / seconds,
+            "train_loss": loss,
+        }
+        self.log(metrics)
+        self._load_best()
+        self.trained = True
+        self.output = TrainOutput(self.state.global_step, loss, {**metrics, "epoch": self.state.epoch})
+
+    def _load_best(self) -> None:
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None:
+            keeping.load_weights(self._trainer.model, Path(best))

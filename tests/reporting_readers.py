@@ -1,0 +1,185 @@
+"""Read back what reporting callbacks left behind, with each library's own reader: key → [(step, value)], in order."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sqlite3
+import zipfile
+from html import unescape
+from pathlib import Path
+
+
+def tensorboard(folder: Path) -> dict:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (place,) = {path.parent for path in folder.rglob("events.out.tfevents.*")}
+    reader = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False).Reload()
+    texts = {tag.removesuffix("/text_summary"): [(e.step, "text") for e in reader.Tensors(tag)] for tag in reader.Tags()["tensors"]}
+    return texts | {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def wandb_logs(folder: Path) -> list[list]:
+    from fanfold.trackers._wandb_log import WandbLog
+
+    return [list(WandbLog(path).records()) for path in sorted(folder.rglob("run-*.wandb"))]
+
+
+def wandb(folder: Path) -> dict:
+    (records,) = wandb_logs(folder)
+    return wandb_rows(records) | wandb_summary(records)
+
+
+def wandb_rows(records: list) -> dict:
+    """Return history by key: wandb's own x axis, `train/global_step`, is the step."""
+    from fanfold.trackers._wandb_log import put
+
+    found: dict = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            row: dict = {}
+            for item in record.history.item:
+                put(row, item)
+            for key, value in row.items():
+                if not key.startswith("_"):
+                    found.setdefault(key, []).append((row.get("train/global_step"), value))
+    return found
+
+
+def wandb_summary(records: list) -> dict:
+    found: dict = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "summary":
+            for item in record.summary.update:
+                found[f"summary:{item.key}"] = [(None, json.loads(item.value_json))]
+    return found
+
+
+def mlflow(folder: Path) -> dict:
+    run, client = mlflow_run(folder)
+    return {key: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)] for key in run.data.metrics}
+
+
+def mlflow_run(folder: Path) -> tuple:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("exp").experiment_id])
+    return run, client
+
+
+def comet_messages(folder: Path) -> list[dict]:
+    (path,) = (folder / "comet").glob("*.zip")
+    with zipfile.ZipFile(path) as archive:
+        return [json.loads(line)["payload"] for line in archive.read("messages.json").splitlines()]
+
+
+def comet_ml(folder: Path) -> dict:
+    found: dict = {}
+    for message in comet_messages(folder):
+        if message.get("metric") and message["metric"]["metricName"].split(".")[0] != "sys":
+            metric = message["metric"]
+            found.setdefault(metric["metricName"], []).append((message.get("step", metric.get("step")), metric["metricValue"]))
+    return found
+
+
+def clearml(folder: Path) -> dict:
+    (path,) = (folder / "clearml" / "offline").glob("*.zip")
+    found: dict = {}
+    with zipfile.ZipFile(path) as archive:
+        for line in archive.read("metrics.jsonl").splitlines():
+            for event in json.loads(line):
+                if not event["metric"].startswith(":"):
+                    found.setdefault(f"{event['metric']}/{event['variant']}", []).append((event["iter"], event["value"]))
+    return found
+
+
+def trackio(folder: Path) -> dict:
+    """Read the one table there is: trackio's own reader takes its folder from the environment at import."""
+    (path,) = (folder / "trackio").glob("*.db")
+    found: dict = {}
+    with sqlite3.connect(path) as database:
+        assert database.execute("SELECT count(DISTINCT run_name) FROM metrics").fetchone() == (1,)
+        for step, metrics in database.execute("SELECT step, metrics FROM metrics ORDER BY id"):
+            for key, value in json.loads(metrics).items():
+                found.setdefault(key, []).append((step, value))
+    return found
+
+
+def dvclive(folder: Path) -> dict:
+    home = next(folder.rglob("dvclive/plots/metrics"))
+    found = {}
+    for path in home.rglob("*.tsv"):
+        key = str(path.relative_to(home)).removesuffix(".tsv")
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t"))
+        found[key] = [(int(row["step"]), float(row[path.stem])) for row in rows]
+    return found
+
+
+def swanlab(folder: Path) -> dict:
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    (path,) = (folder / "swanlog").rglob("run-*.swanlab")
+    found: dict = {}
+    reader = DataStoreReader()
+    reader.open(str(path))
+    for data in reader:
+        record = Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "scalar" and not record.scalar.key.startswith("__"):
+            found.setdefault(record.scalar.key, []).append((record.scalar.step, record.scalar.value.number))
+    return found
+
+
+def neptune_operations(folder: Path) -> list[dict]:
+    from fanfold.trackers.neptune import operations
+
+    return list(operations(folder / ".neptune"))
+
+
+def neptune(folder: Path) -> dict:
+    found: dict = {}
+    for operation in neptune_operations(folder):
+        key = "/".join(operation["path"])
+        if operation["type"] == "LogFloats" and not key.startswith(("monitoring", "source_code")):
+            found.setdefault(key, []).extend((value["step"], value["value"]) for value in operation["values"])
+        elif operation["type"] == "AssignFloat" and key == "finetuning/train/epoch":
+            found.setdefault(key, []).append((None, operation["value"]))
+    return found
+
+
+def azure_ml(folder: Path) -> dict:
+    """Read what the library's Run printed: outside a job it keeps nothing, and knows no steps."""
+    found: dict = {}
+    for key, value in re.findall(r"^Attempted to log \w+ metric (.*):\n(.*)$", (folder / "output").read_text(), re.MULTILINE):
+        found.setdefault(key, []).append((None, float(value)))
+    return found
+
+
+def flyte(folder: Path) -> dict:
+    page = (folder / "out" / "deck.html").read_text()
+    head, *rows = re.findall(r"<tr>(.*?)</tr>", page[page.index("<table class='history'>") :], re.DOTALL)
+    keys = [unescape(key) for key in re.findall(r"<th>(.*?)</th>", head)][1:]
+    found: dict = {}
+    for row in rows:
+        step, *cells = re.findall(r"<td>(.*?)</td>", row)
+        for key, cell in zip(keys, cells, strict=True):
+            if cell:
+                found.setdefault(key, []).append((int(step), float(cell)))
+    return found
+
+
+def aim(folder: Path) -> dict:
+    from aim import Repo
+
+    found: dict = {}
+    repo = Repo.from_path(str(folder / "out" / "runs"))
+    for run in repo.iter_runs():
+        for metric in run.metrics():
+            steps, (values, *_) = metric.data.numpy()[0], metric.data.numpy()[1]
+            found[metric.name] = list(zip((int(step) for step in steps), values, strict=True))
+    repo.close()
+    return found

@@ -1,0 +1,101 @@
+"""Runs made quickly, byte by byte as a process would write them, and what must be read back, by plain Python."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fanfold.journal import Writer
+from fanfold.journal import format as fmt
+
+START = 1_790_000_000_000_000_000
+NO_STEP = -(1 << 63)
+CODES = {float: "d", int: "q", bool: "?"}
+
+
+class Call(NamedTuple):
+    """One log() call: which attempt and rank, its step (None: a probe's), how long after the last one (ns), its values."""
+
+    attempt: int
+    rank: int
+    step: int | None
+    wait: int
+    values: dict[str, Any]
+
+
+def write_run(root: Path, calls: list[Call], *, project: str = "p", id: str = "r", end: bool = True) -> Path:
+    """Write the journals of a run; return its folder."""
+    folder = root / project / id
+    sheets: dict[tuple[int, int], Writer] = {}
+    clock = START
+    for call in calls:
+        clock += call.wait
+        codes = "".join(CODES[type(value)] for value in call.values.values())
+        for rank in (0, call.rank):  # rank 0 starts in every attempt, and numbers it
+            if (call.attempt, rank) not in sheets:
+                sheets[call.attempt, rank] = Writer(folder / "journal", _header(project, id, call.attempt, rank))
+        sheets[call.attempt, call.rank].row(call.values, codes, time_ns=clock, step=call.step)
+    for sheet in sheets.values():
+        sheet.close({"status": "finished", "t": clock} if end else None)
+    return folder
+
+
+def _header(project: str, id: str, attempt: int, rank: int) -> dict[str, Any]:
+    return {
+        "format": [fmt.MAJOR, fmt.MINOR], "rank": rank, "role": "main", "attempt": f"a{attempt}", "run": id, "project": project,
+        "ordinal": attempt + 1, "mono": attempt,
+    }  # fmt: skip
+
+
+class Point(NamedTuple):
+    step: int
+    time: float
+    value: Any
+
+
+def visible(calls: list[Call], key: str, rank: int) -> tuple[list[Point], list[Point]]:
+    """Return the points that count, by step, and the first of each later attempt: the rules of attempts, spelled out."""
+    kept: list[Point] = []
+    restarts: list[Point] = []
+    clock = START
+    stamped = []
+    for call in calls:
+        clock += call.wait
+        stamped.append((call, float(clock) / 1e9))
+    for attempt in sorted({call.attempt for call in calls}):
+        own = [
+            Point(NO_STEP if call.step is None else call.step, when, call.values[key])
+            for call, when in stamped
+            if (call.attempt, call.rank) == (attempt, rank) and key in call.values
+        ]
+        if not own:
+            continue
+        if kept:
+            restarts.append(own[0])
+        if own[0].step != NO_STEP:
+            kept = [point for point in kept if point.step < own[0].step]
+        kept += own
+    return sorted(kept, key=lambda point: point.step), restarts
+
+
+def thinned(pairs: list[tuple[float, float]], buckets: int, lo: float | None, hi: float | None) -> list[dict[str, Any]]:
+    """Thin (x, value) pairs in order, one point at a time."""
+    inside = [(x, v) for x, v in pairs if (lo is None or x >= lo) and (hi is None or x <= hi)]
+    if len(inside) <= buckets:
+        return [{"x": x, "x_last": x, "min": v, "max": v, "first": v, "last": v, "count": 1} for x, v in inside]
+    low, high = inside[0][0] if lo is None else lo, inside[-1][0] if hi is None else hi
+    edges = [low + (high - low) * (i / buckets) for i in range(1, buckets)]
+    groups: dict[int, list[tuple[float, float]]] = {}
+    for x, value in inside:
+        groups.setdefault(bisect_right(edges, x), []).append((x, value))
+    return [_bucket(group) for _, group in sorted(groups.items())]
+
+
+def _bucket(group: list[tuple[float, float]]) -> dict[str, Any]:
+    finite = [value for _, value in group if math.isfinite(value)] or [math.nan]
+    return {
+        "x": group[0][0], "x_last": group[-1][0], "min": min(finite), "max": max(finite), "first": finite[0],
+        "last": finite[-1], "count": len(group),
+    }  # fmt: skip

@@ -1,0 +1,120 @@
+"""The filter language: every rule by example, shared with other implementations through a fixture file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fanfold
+from fanfold.store.filter import Filter, FilterError, length, moment, sort_rows
+
+FIXTURE = json.loads((Path(__file__).parent / "data" / "filter_cases.json").read_text())
+
+
+def numbers(value):
+    """JSON has no NaN: the fixture writes it as text."""
+    if isinstance(value, dict):
+        return {key: numbers(one) for key, one in value.items()}
+    return float("nan") if value == "NaN" else value
+
+
+ROWS = [{**row, **{name: numbers(row[name]) for name in ("summary", "latest")}} for row in FIXTURE["rows"]]
+
+
+@pytest.mark.parametrize("case", FIXTURE["cases"], ids=lambda case: case["filter"] or "empty")
+def test_a_filter_keeps_what_the_fixture_says(case):
+    wanted = Filter(case["filter"])
+    assert [row["id"] for row in ROWS if wanted.matches(row, now=FIXTURE["now"])] == case["ids"]
+
+
+@pytest.mark.parametrize("case", FIXTURE["errors"], ids=lambda case: case["filter"])
+def test_an_error_points_at_the_column(case):
+    with pytest.raises(FilterError, match=case["says"]) as raised:
+        Filter(case["filter"])
+    assert raised.value.column == case["column"]
+    *_, shown, pointer = str(raised.value).splitlines()
+    assert pointer.index("^") - 2 == case["column"] - 1 <= len(shown)
+
+
+@given(st.text(alphabet="ab.=<>!~()'\"\\ :tagndor0129é", max_size=30))
+def test_any_text_is_a_filter_or_an_error_with_a_column(text):
+    try:
+        wanted = Filter(text)
+    except FilterError as error:
+        assert 1 <= error.column <= len(text) + 1
+    else:
+        for row in ROWS:
+            wanted.matches(row, now=FIXTURE["now"])
+
+
+def test_brackets_without_end_are_refused_and_do_not_exhaust_the_stack():
+    with pytest.raises(FilterError, match="nested more than 100"):
+        Filter("(" * 5000 + "a" + ")" * 5000)
+    with pytest.raises(FilterError, match="nested more than 100"):
+        Filter("not " * 5000 + "a")
+
+
+def test_statistics_are_asked_for_only_where_the_answer_hangs_on_them():
+    asked = []
+
+    def stats(row, key):
+        asked.append((row["id"], key))
+        return {"min": 0.05}
+
+    rows = [{**row, "stats": {}} for row in ROWS]
+    wanted = Filter("status=running and loss.min<0.2")
+    assert [row["id"] for row in rows if wanted.matches(row, now=0, stats=stats)] == ["aa11"]
+    assert asked == [("aa11", "loss")]
+
+
+def test_names_no_run_has_are_told():
+    assert Filter("lr<1 and lrr<2 and loss.minn<3").unknown(ROWS) == ["lrr", "loss.minn"]
+
+
+def test_lengths_and_moments_are_read_as_people_write_them():
+    assert [length(text) for text in ("90", "1.5m", "2h", "1d", "1w", "2x", "h", "-1s")] == [
+        90,
+        90,
+        7200,
+        86400,
+        604800,
+        None,
+        None,
+        None,
+    ]
+    assert moment("1970-01-02") == (86400.0, 86400.0)
+    assert moment("1970-01-01T01:00+01:00") == (0.0, 1.0)
+    assert moment("yesterday") is None
+
+
+def test_sorting_puts_runs_without_the_value_last_either_way():
+    assert [row["id"] for row in sort_rows(ROWS, "loss")] == ["aa11", "bb22", "cc33", "dd44"]
+    assert [row["id"] for row in sort_rows(ROWS, "-loss")] == ["bb22", "aa11", "cc33", "dd44"]
+    assert [row["id"] for row in sort_rows(ROWS, "-created")] == ["aa11", "bb22", "cc33", "dd44"]
+    assert [row["id"] for row in sort_rows(ROWS, "name")] == ["cc33", "aa11", "bb22", "dd44"]
+
+
+def test_python_and_the_command_line_filter_alike(runs_dir):
+    for lr in (0.1, 0.001):
+        run = fanfold.init("p", config={"lr": lr, "model": {"dim": 8}}, tags=("base",), system=False, name=f"lr-{lr}")
+        for step, loss in enumerate((3.0, lr, 2.0)):
+            run.log({"loss": loss}, step=step)
+        run.finish()
+    text = "lr<0.01 and status=finished and tag:base and loss.min<0.05 and loss=2 and model.dim=8"
+    assert [run.name for run in fanfold.runs(filter=text)] == ["lr-0.001"]
+    command = [sys.executable, "-m", "fanfold", "ls", "--json", "--filter"]
+    done = subprocess.run([*command, text], capture_output=True, text=True, env=dict(os.environ), timeout=60)
+    assert [run["name"] for run in json.loads(done.stdout)] == ["lr-0.001"]
+    done = subprocess.run([*command, "lr<<"], capture_output=True, text=True, env=dict(os.environ), timeout=60)
+    assert done.returncode == 2
+    assert "column 4" in done.stderr
+    done = subprocess.run([*command, "lrr<1"], capture_output=True, text=True, env=dict(os.environ), timeout=60)
+    assert done.returncode == 1
+    assert "no run has lrr" in done.stderr

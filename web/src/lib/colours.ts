@@ -1,0 +1,15 @@
+// Eight colours a ground, told apart in normal, protan, deutan and tritan vision, each at least 3:1 against its ground.
+// From the ninth run on, a dash pattern is added; identity also comes from pointing and from the list.
+
+export const LIGHT = ['#1da5a5', '#f9651a', '#3f1af9', '#6d2603', '#b27de8', '#1f3051', '#be7855', '#650495'];
+export const DARK = ['#6afbfb', '#bd9e05', '#fb6afb', '#9cd590', '#af1af9', '#f9f91a', '#178270', '#636f2a'];
+export const DASHES: number[][] = [[], [6, 3], [2, 2], [8, 2, 2, 2]];
+
+export const GROUNDS = {
+  light: { ground: '#ffffff', ink: '#5b6370', grid: '#ecedee', faint: '#c3c8ce', colours: LIGHT },
+  dark: { ground: '#15181c', ink: '#98a2ad', grid: '#23282e', faint: '#4a525b', colours: DARK },
+};
+export type Ground = (typeof GROUNDS)['light'];
+
+export const colourAt = (ground: Ground, place: number) => ground.colours[place % 8];
+export const dashAt = (place: number) => DASHES[Math.floor(place / 8) % DASHES.length];

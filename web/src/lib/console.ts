@@ -1,0 +1,30 @@
+// From captured bytes to lines: each rank and stream by itself, progress bars at their last state, colours taken off.
+
+export interface Chunk { t: number; stream: string | null; rank: number | null; b: string }
+export interface Printed { rank: number; stream: string; text: string }
+
+// eslint-disable-next-line no-control-regex
+const ESCAPES = /\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])/g;
+
+export function printed(chunks: Chunk[]): Printed[] {
+  const found: Printed[] = [];
+  const open = new Map<string, Printed>();
+  for (const chunk of chunks) {
+    const rank = chunk.rank ?? 0, stream = chunk.stream ?? 'stdout', source = `${rank} ${stream}`;
+    const parts = chunk.b.replace(/\r\n/g, '\n').split('\n');
+    parts.forEach((part, i) => {
+      let line = open.get(source);
+      if (!line) { line = { rank, stream, text: '' }; open.set(source, line); if (part || i < parts.length - 1) found.push(line); else open.delete(source); }
+      line.text += part;
+      if (i < parts.length - 1) open.delete(source);
+    });
+  }
+  for (const line of found) line.text = last(line.text.replace(ESCAPES, ''));
+  return found;
+}
+
+/** What a terminal would show of a line that was written over. */
+function last(text: string): string {
+  const parts = text.split('\r').filter(Boolean);
+  return parts[parts.length - 1] ?? '';
+}

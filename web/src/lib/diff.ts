@@ -1,0 +1,42 @@
+// What changed between two texts, by words or lines. Common beginnings and ends are set aside first; what is left is compared
+// exactly while it is small, and as a whole when it is not.
+
+export type Piece = ['same' | 'gone' | 'new', string];
+const MOST = 1200; // parts on each side that are compared exactly: a table of a million cells is the limit of patience
+
+export const words = (text: string) => text.match(/\s+|[^\s]+/g) ?? [];
+export const lines = (text: string) => text.match(/[^\n]*\n|[^\n]+$/g) ?? [];
+
+export function diff(before: string[], after: string[]): Piece[] {
+  let head = 0, tail = 0;
+  while (head < before.length && head < after.length && before[head] === after[head]) head++;
+  while (tail < before.length - head && tail < after.length - head && before[before.length - 1 - tail] === after[after.length - 1 - tail]) tail++;
+  const middle = compare(before.slice(head, before.length - tail), after.slice(head, after.length - tail));
+  return join([...before.slice(0, head).map((part): Piece => ['same', part]), ...middle, ...before.slice(before.length - tail).map((part): Piece => ['same', part])]);
+}
+
+function compare(a: string[], b: string[]): Piece[] {
+  if (a.length > MOST || b.length > MOST) return [...a.map((part): Piece => ['gone', part]), ...b.map((part): Piece => ['new', part])];
+  const wide = b.length + 1;
+  const common = new Uint16Array((a.length + 1) * wide);
+  for (let i = a.length - 1; i >= 0; i--)
+    for (let j = b.length - 1; j >= 0; j--)
+      common[i * wide + j] = a[i] === b[j] ? common[(i + 1) * wide + j + 1] + 1 : Math.max(common[(i + 1) * wide + j], common[i * wide + j + 1]);
+  const found: Piece[] = [];
+  let i = 0, j = 0;
+  while (i < a.length || j < b.length) {
+    if (i < a.length && j < b.length && a[i] === b[j]) { found.push(['same', a[i++]]); j++; }
+    else if (i < a.length && (j >= b.length || common[(i + 1) * wide + j] >= common[i * wide + j + 1])) found.push(['gone', a[i++]]);
+    else found.push(['new', b[j++]]);
+  }
+  return found;
+}
+
+function join(pieces: Piece[]): Piece[] {
+  const found: Piece[] = [];
+  for (const [kind, part] of pieces) {
+    const last = found[found.length - 1];
+    if (last && last[0] === kind) last[1] += part; else found.push([kind, part]);
+  }
+  return found;
+}

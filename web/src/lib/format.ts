@@ -1,0 +1,52 @@
+// Numbers, times and texts as people read them. A value that cannot be shown is an empty text, never "NaN undefined".
+
+/** Four to five significant digits; the whole value is for copying. */
+export function number(value: unknown): string {
+  if (typeof value !== 'number') return text(value);
+  if (Number.isNaN(value)) return 'NaN';
+  if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e15) return minus(value.toLocaleString('en-US'));
+  if (size >= 1e6 || size < 1e-3) return minus(Number(value.toPrecision(5)).toExponential().replace('e+', 'e'));
+  return minus(String(Number(value.toPrecision(5))));
+}
+
+/** Short, for the ends of an axis. */
+export function tick(value: number): string {
+  const size = Math.abs(value);
+  if (size >= 1e12 || (size > 0 && size < 1e-3)) return minus(value.toExponential(1).replace('e+', 'e').replace('.0e', 'e'));
+  for (const [limit, sign] of [[1e9, 'G'], [1e6, 'M'], [1e4, 'k']] as const)
+    if (size >= limit) return minus(Number((value / (limit === 1e4 ? 1e3 : limit)).toPrecision(4)) + sign);
+  return minus(String(Number(value.toPrecision(4))));
+}
+
+export function text(value: unknown): string {
+  if (value === null || value === undefined) return '';
+  if (typeof value === 'string') return value;
+  return typeof value === 'object' ? JSON.stringify(value) : String(value);
+}
+
+const minus = (shown: string) => shown.replace(/^-/, '−');
+
+export function duration(seconds: number): string {
+  if (!Number.isFinite(seconds) || seconds < 0) return '';
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86_400)} d ${Math.round((seconds % 86_400) / 3600)} h`;
+}
+
+export function ago(time: number, now = Date.now() / 1000): string {
+  const past = now - time;
+  return past < 5 ? 'now' : `${duration(past).split(' ').slice(0, 2).join(' ')} ago`;
+}
+
+export function moment(time: number): string {
+  return time ? new Date(time * 1000).toLocaleString(undefined, { dateStyle: 'medium', timeStyle: 'short' }) : '';
+}
+
+export function bytes(size: number): string {
+  let unit = 0;
+  for (; size >= 1024 && unit < 4; unit++) size /= 1024;
+  return `${unit ? size.toFixed(1) : size} ${['B', 'KiB', 'MiB', 'GiB', 'TiB'][unit]}`;
+}

@@ -1,0 +1,42 @@
+// The keyboard. No key fires inside a field; Escape leaves it.
+import { model } from './model.svelte';
+import { PAGES, view } from './view.svelte';
+
+export const HELP: [string, string][] = [
+  ['/', 'filter runs'], ['j  k', 'move in the runs'], ['x', 'show or hide the run'], ['p', 'make it the baseline'], ['c', 'choose it for Compare'],
+  ['o', 'open it'], ['1 … 9', 'pages'], ['l', 'log y axis'], ['b', 'band'], ['[  ]', 'less or more smoothing'], ['0', 'zoom out'],
+  ['← →', 'move the crosshair in a focused chart'], ['+', 'zoom in there'], ['t', 'theme'], ['y', 'copy the address of this view'], ['?', 'this help'],
+];
+
+const runs = (what: string) => () => { dispatchEvent(new CustomEvent('fanfold:runs', { detail: what })); };
+const smooth = (by: number) => () => { view.smooth = Math.min(1, Math.max(0, Number((view.smooth + by).toFixed(2)))); };
+
+const ACTIONS: Record<string, () => void> = {
+  '/': () => document.getElementById('filter')?.focus(),
+  j: runs('down'), k: runs('up'), ArrowDown: runs('down'), ArrowUp: runs('up'), x: runs('toggle'), p: runs('pin'), o: runs('open'), c: runs('compare'),
+  l: () => { view.logY = !view.logY; },
+  b: () => { view.band = !view.band; },
+  '[': smooth(-0.1), ']': smooth(0.1),
+  0: () => { view.zoom = null; },
+  t: () => { model.theme = model.dark ? 'light' : 'dark'; },
+  y: () => { void navigator.clipboard?.writeText(location.href); },
+};
+
+export function keyboard(help: () => void): () => void {
+  const press = (event: KeyboardEvent) => {
+    const target = event.target as HTMLElement;
+    if (target.matches('input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]')) {
+      if (event.key === 'Escape') target.blur();
+      return;
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (event.key.startsWith('Arrow') && target.matches('[role=grid], .scroller, input, [role=slider]')) return;
+    const page = PAGES[Number(event.key) - 1];
+    const action = event.key === '?' ? help : page ? () => { view.page = page; } : ACTIONS[event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  };
+  addEventListener('keydown', press);
+  return () => removeEventListener('keydown', press);
+}

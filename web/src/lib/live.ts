@@ -1,0 +1,46 @@
+// Live notices: what changed, from the server's stream, by way of a worker that all tabs share where there is one.
+
+export interface Message { kind: 'online' | 'offline' | 'changed'; runs?: [string, string][] | null }
+
+/** Open the stream; the browser opens it anew by itself when it breaks. */
+export function listen(tell: (message: Message) => void): () => void {
+  const source = new EventSource('./api/live');
+  source.addEventListener('hello', () => tell({ kind: 'online' }));
+  source.addEventListener('changed', (event) => tell({ kind: 'changed', runs: JSON.parse((event as MessageEvent).data).runs }));
+  source.onerror = () => {
+    tell({ kind: 'offline' });
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => tell({ kind: 'offline' }), 0);
+  };
+  return () => source.close();
+}
+
+/** Hear notices while this tab is looked at. Coming back to it counts as "everything may have changed". */
+export function watch(tell: (message: Message) => void): () => void {
+  const channel = connect(tell);
+  const look = () => {
+    channel(document.hidden ? 'rest' : 'watch');
+    if (!document.hidden) tell({ kind: 'changed', runs: null });
+  };
+  channel(document.hidden ? 'rest' : 'watch');
+  document.addEventListener('visibilitychange', look);
+  const leave = () => channel('rest');
+  addEventListener('pagehide', leave);
+  return () => {
+    leave();
+    removeEventListener('pagehide', leave);
+    document.removeEventListener('visibilitychange', look);
+  };
+}
+
+function connect(tell: (message: Message) => void): (word: 'watch' | 'rest') => void {
+  if (typeof SharedWorker !== 'undefined') {
+    const worker = new SharedWorker(new URL('./live.worker.ts', import.meta.url), { type: 'module', name: 'fanfold live' });
+    worker.port.onmessage = ({ data }) => tell(data);
+    return (word) => worker.port.postMessage(word);
+  }
+  let close: (() => void) | null = null;
+  return (word) => {
+    if (word === 'watch' && !close) close = listen(tell);
+    else if (word === 'rest' && close) { close(); close = null; }
+  };
+}

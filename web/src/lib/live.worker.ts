@@ -1,0 +1,25 @@
+// One stream of notices for all tabs: browsers allow six connections to a server, and a stream takes one for good.
+// Only tabs that are looked at are told; when none is, the stream is closed, and nothing is asked of the server.
+import { listen, type Message } from './live';
+
+const watching = new Set<MessagePort>();
+let close: (() => void) | null = null;
+let state: Message | null = null; // told to tabs that join later
+
+function tell(message: Message) {
+  if (message.kind !== 'changed') state = message;
+  for (const port of watching) port.postMessage(message);
+}
+
+function arrange() {
+  if (watching.size && !close) close = listen(tell);
+  else if (!watching.size && close) { close(); close = null; }
+}
+
+(self as unknown as { onconnect: (event: MessageEvent) => void }).onconnect = (event) => {
+  const port = event.ports[0];
+  port.onmessage = ({ data }) => {
+    if (data === 'watch') { watching.add(port); if (close && state) port.postMessage(state); } else watching.delete(port);
+    arrange();
+  };
+};

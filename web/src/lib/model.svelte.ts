@@ -1,0 +1,214 @@
+// What the page knows of the runs: the project's list, which of them are shown, how each looks, and what is new.
+import { SvelteMap } from 'svelte/reactivity';
+import { columns as fetchColumns, get, type Project, type Run, type Runs } from './api';
+import { GROUNDS, colourAt, dashAt } from './colours';
+import { watch, type Message } from './live';
+import { view } from './view.svelte';
+
+export const MOST = 200; // lines in one chart; the list says when there are more runs
+const FULL = 8; // up to so many runs all have their colour; of more, those highest in the list
+const LOSS_LIKE = /loss|perplexity|error/i;
+
+type Cells = (number | string | null)[];
+
+class Model {
+  projects = $state.raw<Project[]>([]);
+  runs = $state.raw<Run[]>([]);
+  keys = $state.raw<string[]>([]);
+  media = $state.raw<string[]>([]);
+  columns = $state.raw<string[]>([]);
+  passing = $state.raw<Set<string> | null>(null);
+  cells = new SvelteMap<string, Map<string, number | string | null>>();
+  loaded = $state(false);
+  writable = $state(false);
+  version = $state('');
+  online = $state<'connecting' | 'online' | 'offline'>('connecting');
+  error = $state('');
+  filterError = $state('');
+  news = $state.raw<{ n: number; runs: Set<string> | null }>({ n: 0, runs: new Set() });
+  pointed = $state(''); // the run under the pointer, anywhere
+  cursor = $state<number | null>(null); // the x under the pointer, on all charts
+  theme = $state<'auto' | 'light' | 'dark'>('auto');
+  systemDark = $state(false);
+
+  dark = $derived(this.theme === 'auto' ? this.systemDark : this.theme === 'dark');
+  ground = $derived(GROUNDS[this.dark ? 'dark' : 'light']);
+  byId = $derived(new Map(this.runs.map((run) => [run.id, run])));
+  places = $derived(new Map([...this.runs].sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1)).map((run, i) => [run.id, i])));
+  metric = $derived(view.metric && this.keys.includes(view.metric) ? view.metric : (orderKeys(this.keys, [])[0] ?? ''));
+  listed = $derived(this.#sorted(this.runs.filter((run) => (!this.passing || this.passing.has(run.id)) && (view.archived || !run.archived))));
+  hidden = $derived(new Set(view.hidden));
+  shown = $derived(this.listed.filter((run) => !this.hidden.has(run.id)));
+  drawn = $derived(this.shown.slice(0, MOST));
+  strong = $derived(new Set([...this.drawn.slice(0, FULL).map((run) => run.id), view.baseline]));
+  dashes = $derived(this.#dashes());
+  groups = $derived({ colour: this.#places(view.colour), dash: this.#places(view.dash) });
+  failed = $derived(this.runs.filter((run) => !run.archived && ['failed', 'killed', 'lost'].includes(run.status)).length);
+  running = $derived(this.runs.filter((run) => run.status === 'running').length);
+
+  #sorted(runs: Run[]): Run[] {
+    const [back, name] = view.sort.startsWith('-') ? [-1, view.sort.slice(1)] : [1, view.sort];
+    if (!name) return runs;
+    const value = (run: Run) => this.value(run, name);
+    return [...runs].sort((a, b) => compare(value(a), value(b), back));
+  }
+
+  /** A run's cell: a basic fact, a setting (`config:lr`) or a figure (`metric:loss`). */
+  value(run: Run, name: string): number | string | null {
+    if (!name.includes(':')) return ((run as unknown as Record<string, unknown>)[name] as number | string | null) ?? null;
+    return this.cells.get(name)?.get(run.id) ?? null;
+  }
+
+  #places(field: string): Map<string, number> | null {
+    if (!field) return null;
+    const names = [...new Set(this.runs.map((run) => String(this.value(run, field) ?? '–')))].sort((a, b) => a.localeCompare(b, 'en', { numeric: true }));
+    return new Map(names.map((name, i) => [name, i]));
+  }
+
+  /** Runs of one colour are told apart by dashes, the oldest is drawn whole. */
+  #dashes(): Map<string, number> {
+    const found = new Map<string, number>();
+    const used = new Map<number, number>();
+    for (const run of this.drawn.filter((one) => this.strong.has(one.id)).sort((a, b) => this.places.get(a.id)! - this.places.get(b.id)!)) {
+      const colour = this.places.get(run.id)! % 8;
+      found.set(run.id, used.get(colour) ?? 0);
+      used.set(colour, (used.get(colour) ?? 0) + 1);
+    }
+    return found;
+  }
+
+  /** How a run is drawn, everywhere: colour and dash by its age in the project, or by the group it belongs to. */
+  look(id: string): { colour: string; dash: number[]; strong: boolean } {
+    const run = this.byId.get(id);
+    const place = this.places.get(id) ?? 0;
+    const { colour, dash } = this.groups;
+    const in_ = (groups: Map<string, number>, field: string) => groups.get(String(run ? (this.value(run, field) ?? '–') : '–')) ?? 0;
+    const strong = !!colour || this.drawn.length <= FULL || this.strong.has(id);
+    return {
+      colour: !strong ? this.ground.faint : colour ? colourAt(this.ground, in_(colour, view.colour)) : colourAt(this.ground, place),
+      dash: dash ? dashAt(in_(dash, view.dash) * 8) : colour || !strong ? [] : dashAt(8 * (this.dashes.get(id) ?? 0)),
+      strong,
+    };
+  }
+
+  async start(): Promise<void> {
+    const answer = await get<{ projects: Project[]; write: boolean; version: string }>('api/projects');
+    this.projects = answer.projects;
+    this.writable = answer.write;
+    this.version = answer.version;
+    if (!view.project || !answer.projects.some((one) => one.name === view.project)) view.project ||= answer.projects[0]?.name ?? '';
+    if (!view.project) this.loaded = true;
+  }
+
+  /** Read the project's runs anew, and the cells in use. */
+  async refresh(): Promise<void> {
+    const project = view.project;
+    if (!project) return this.start();
+    try {
+      const answer = await get<Runs>('api/runs', { project });
+      if (project !== view.project) return;
+      this.runs = answer.runs;
+      this.keys = answer.keys;
+      this.media = answer.media;
+      this.columns = answer.columns;
+      this.error = '';
+      this.loaded = true;
+      await Promise.all([this.filter(), this.need([...this.cells.keys()], true)]);
+    } catch (why) {
+      this.#failed(why);
+    }
+  }
+
+  async filter(): Promise<void> {
+    const { project, filter } = view;
+    if (!filter.trim()) {
+      this.passing = null;
+      this.filterError = '';
+      return;
+    }
+    try {
+      const answer = await get<Runs>('api/runs', { project, filter });
+      if (filter !== view.filter || project !== view.project) return;
+      this.passing = new Set(answer.runs.map((run) => run.id));
+      this.filterError = '';
+    } catch (why) {
+      if (filter === view.filter) this.filterError = (why as Error).message;
+    }
+  }
+
+  /** Fetch columns that are not here yet (or all of those named, anew). */
+  async need(names: string[], anew = false): Promise<void> {
+    const project = view.project;
+    const missing = names.filter((name) => name.includes(':') && (anew || !this.cells.has(name)));
+    if (!missing.length) return;
+    if (!anew) for (const name of missing) this.cells.set(name, new Map());
+    try {
+      const { head, items } = await fetchColumns('api/columns', { project, names: missing });
+      if (project !== view.project) return;
+      const ids = head.runs as string[];
+      for (const item of items) this.cells.set(item.name as string, new Map(cellsOf(item, ids.length).map((cell, i) => [ids[i], cell])));
+    } catch (why) {
+      this.#failed(why);
+    }
+  }
+
+  #failed(why: unknown) {
+    this.error = (why as Error).message;
+    if (!(why as { code?: number }).code) this.online = 'offline';
+  }
+
+  /** Listen for news, and look at the list now and then for what happens without a byte written, such as a lost node. */
+  live(): () => void {
+    let waiting = false;
+    const hear = (message: Message) => {
+      if (message.kind !== 'changed') {
+        const back = message.kind === 'online' && this.online === 'offline';
+        this.online = message.kind;
+        if (back) hear({ kind: 'changed', runs: null });
+        return;
+      }
+      const mine = message.runs?.filter(([project]) => project === view.project).map(([, id]) => id);
+      if (mine && !mine.length) return;
+      this.news = { n: this.news.n + 1, runs: mine ? new Set(mine) : null };
+      if (waiting) return;
+      waiting = true;
+      setTimeout(() => { waiting = false; void this.refresh(); }, this.runs.length > 500 ? 2000 : 400);
+    };
+    const stop = watch(hear);
+    const slow = setInterval(() => { if (!document.hidden && this.running) void this.refresh(); }, 15_000);
+    return () => { stop(); clearInterval(slow); };
+  }
+}
+
+function cellsOf(item: { [fact: string]: unknown; columns: Record<string, ArrayLike<number>> }, count: number): Cells {
+  if (item.texts) return item.texts as Cells;
+  const missing = new Set(item.missing as number[]);
+  return Array.from({ length: count }, (_, i) => (missing.has(i) ? null : item.columns.values[i]));
+}
+
+/** Numbers by value, texts as people sort them; what is missing or NaN last, whichever way. */
+export function compare(a: number | string | null, b: number | string | null, back: number): number {
+  const none = (v: unknown) => v === null || v === undefined || v !== v;
+  if (none(a) || none(b)) return Number(none(a)) - Number(none(b));
+  if (typeof a === 'number' && typeof b === 'number') return (a - b) * back;
+  return String(a).localeCompare(String(b), 'en', { numeric: true }) * back;
+}
+
+/** Pinned first, then what is like a loss, then the rest as logged; system figures last. */
+export function orderKeys(keys: string[], pins: string[]): string[] {
+  const rank = (key: string) => (pins.includes(key) ? 0 : key.startsWith('system/') ? 3 : LOSS_LIKE.test(key) ? 1 : 2);
+  return keys.map((key, i) => [rank(key), i, key] as const).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , key]) => key);
+}
+
+/** Charts by what stands before the slash; the section with a loss first, system last. */
+export function sections(keys: string[], pins: string[]): [string, string[]][] {
+  const found = new Map<string, string[]>();
+  for (const key of orderKeys(keys, pins)) {
+    const name = pins.includes(key) ? 'pinned' : key.includes('/') ? key.slice(0, key.indexOf('/')) : 'metrics';
+    if (!found.has(name)) found.set(name, []);
+    found.get(name)!.push(key);
+  }
+  return [...found];
+}
+
+export const model = new Model();

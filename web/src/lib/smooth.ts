@@ -1,0 +1,46 @@
+// Smoothing that does not lie: the raw line stays beneath it, and what is not a number is passed over, not spread.
+
+type Numbers = ArrayLike<number>;
+
+/** Centred kernel: does not lag behind the line. `amount` 0..1 is its reach as a share of the points, up to a tenth. */
+export function centred(y: Numbers, amount: number): Float64Array {
+  const reach = Math.max(1, (amount * amount * y.length) / 10);
+  const width = Math.ceil(reach * 2.5);
+  const kernel = Float64Array.from({ length: width + 1 }, (_, d) => Math.exp(-0.5 * (d / reach) ** 2));
+  const out = new Float64Array(y.length);
+  for (let i = 0; i < y.length; i++) {
+    let sum = 0, weight = 0;
+    const side = Math.min(width, i, y.length - 1 - i); // the same reach on both sides, or the ends would bend
+    for (let j = i - side; j <= i + side; j++) {
+      if (!Number.isFinite(y[j])) continue;
+      const k = kernel[Math.abs(j - i)];
+      sum += y[j] * k;
+      weight += k;
+    }
+    out[i] = weight && Number.isFinite(y[i]) ? sum / weight : NaN;
+  }
+  return out;
+}
+
+/** Exponential average, freed of its start; for people used to it. It lags. */
+export function exponential(y: Numbers, amount: number): Float64Array {
+  const keep = Math.min(0.999, amount);
+  const out = new Float64Array(y.length);
+  let sum = 0, weight = 0;
+  for (let i = 0; i < y.length; i++) {
+    if (Number.isFinite(y[i])) {
+      sum = sum * keep + y[i] * (1 - keep);
+      weight = weight * keep + 1 - keep;
+      out[i] = sum / weight;
+    } else out[i] = NaN;
+  }
+  return out;
+}
+
+/** Smooth each stretch by itself: nothing flows across a hole. */
+export function smoothed(y: Numbers, parts: [number, number][], amount: number, lagging: boolean): Float64Array {
+  const out = new Float64Array(y.length).fill(NaN);
+  const all = Array.prototype.slice.call(y) as number[];
+  for (const [a, b] of parts) out.set((lagging ? exponential : centred)(all.slice(a, b), amount), a);
+  return out;
+}

@@ -1,0 +1,87 @@
+// The address is the view: everything a colleague needs to see the same picture stands in its fragment, defaults left out.
+import { untrack } from 'svelte';
+
+export const PAGES = ['charts', 'table', 'run', 'compare', 'media', 'logs', 'alerts', 'provenance', 'profile'] as const;
+export type Page = (typeof PAGES)[number];
+
+export interface View {
+  project: string; page: Page; run: string; filter: string; sort: string; metric: string; hidden: string[]; baseline: string;
+  compare: string[]; pins: string[]; folded: string[]; search: string; x: string; ranks: string; smooth: number; ema: boolean;
+  logX: boolean; logY: boolean; band: boolean; zoom: [number, number] | null; colour: string; dash: string; split: string;
+  columns: string[]; differing: boolean; archived: boolean; key: string; step: number | null;
+}
+
+export const DEFAULTS: View = {
+  project: '', page: 'charts', run: '', filter: '', sort: '', metric: '', hidden: [], baseline: '', compare: [], pins: [], folded: [],
+  search: '', x: 'step', ranks: '', smooth: 0, ema: false, logX: false, logY: false, band: false, zoom: null, colour: '', dash: '',
+  split: '', columns: [], differing: false, archived: false, key: '', step: null,
+};
+
+const NAMES: Record<keyof View, string> = {
+  project: 'p', page: 'v', run: 'r', filter: 'f', sort: 'o', metric: 'm', hidden: 'hide', baseline: 'base', compare: 'with', pins: 'pin',
+  folded: 'fold', search: 'q', x: 'x', ranks: 'ranks', smooth: 's', ema: 'ema', logX: 'logx', logY: 'log', band: 'band', zoom: 'zoom',
+  colour: 'colour', dash: 'dash', split: 'split', columns: 'cols', differing: 'diff', archived: 'archived', key: 'key', step: 'step',
+};
+
+export function read(fragment: string): View {
+  const given = new URLSearchParams(fragment.replace(/^#/, ''));
+  const found: Record<string, unknown> = structuredClone(DEFAULTS) as never;
+  for (const [name, short] of Object.entries(NAMES)) {
+    const text = given.get(short);
+    if (text !== null) found[name] = parse(name as keyof View, text);
+  }
+  const view = found as unknown as View;
+  if (!PAGES.includes(view.page)) view.page = 'charts';
+  return view;
+}
+
+function parse(name: keyof View, text: string): unknown {
+  const usual = DEFAULTS[name];
+  if (name === 'zoom') {
+    const ends = text.split('..').map(Number);
+    return ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1] ? ends : null;
+  }
+  if (name === 'step') return Number.isFinite(Number(text)) ? Number(text) : null;
+  if (Array.isArray(usual)) return text.split(',').filter(Boolean).map(decodeURIComponent);
+  if (typeof usual === 'number') return Number.isFinite(Number(text)) ? Number(text) : usual;
+  return typeof usual === 'boolean' ? text === '1' : text;
+}
+
+export function write(view: View): string {
+  const parts: string[] = [];
+  for (const [name, short] of Object.entries(NAMES)) {
+    const value = view[name as keyof View];
+    const usual = DEFAULTS[name as keyof View];
+    if (value === null || value === usual || (Array.isArray(value) && !value.length)) continue;
+    const shown = name === 'zoom' ? (value as number[]).map((n) => Number(n.toPrecision(8))).join('..')
+      : Array.isArray(value) ? value.map((one) => encodeURIComponent(one)).join(',') : value === true ? '1' : String(value);
+    parts.push(`${short}=${legible(shown)}`);
+  }
+  return parts.join('&');
+}
+
+/** Escape only what a fragment cannot hold, so that people can read it. */
+const legible = (text: string) => text.replace(/[%&+#\s"<>`]/g, (sign) => (sign === ' ' ? '+' : encodeURIComponent(sign)));
+
+export const view: View = $state(read(typeof location === 'undefined' ? '' : location.hash));
+
+/** Keep the address in step; going to another page or project can be undone with Back. */
+export function follow(): () => void {
+  let last = { page: view.page, project: view.project, run: view.run };
+  const stop = $effect.root(() => {
+    $effect(() => {
+      const fragment = write(view);
+      if (fragment === location.hash.slice(1)) return;
+      const moved = last.page !== view.page || (last.project && last.project !== view.project) || last.run !== view.run;
+      last = { page: view.page, project: view.project, run: view.run };
+      untrack(() => history[moved ? 'pushState' : 'replaceState'](null, '', '#' + fragment));
+    });
+  });
+  const back = () => Object.assign(view, read(location.hash));
+  addEventListener('popstate', back);
+  return () => { stop(); removeEventListener('popstate', back); };
+}
+
+export function toggle(list: string[], item: string): string[] {
+  return list.includes(item) ? list.filter((one) => one !== item) : [...list, item];
+}
