@@ -29,7 +29,7 @@ Points = dict[str, list[tuple[int, float]]]
 def offline(folder: Path) -> dict[str, str]:
     """Return the settings under which no library needs a network, and all write below one folder."""
     return {
-        "HOME": str(folder), "WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_SILENT": "true", "TRACKIO_DIR": str(folder / "trackio"),
+        "HOME": str(folder), "WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_DIR": str(folder / "trackio"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "LINES": str(folder / "lines"),
         "GRADIO_ANALYTICS_ENABLED": "False", "FANFOLD_CACHE_DIR": str(folder / "cache"), "FANFOLD_DIR": str(folder / "runs"),

@@ -51,7 +51,7 @@ def wandb(folder: Path) -> Found:
     from fanfold.trackers.wandb import EXIT_CODES, STEP
 
     scalars: dict[str, list[tuple[int, float]]] = {}
-    paths, code = sorted((folder / "runs").rglob("*.wandb")), None
+    paths, code = sorted(folder.rglob("*.wandb")), None
     for path in paths:
         for record in WandbLog(path).records():
             if record.WhichOneof("record_type") == "exit":

@@ -4,11 +4,11 @@ import os
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
-import keras  # noqa: E402 - Keras reads its backend when it is imported
-import numpy as np  # noqa: E402
+import keras  # reads its backend when it is imported
+import numpy as np
 
-import fanfold  # noqa: E402
-from fanfold.frameworks.keras import FanfoldCallback  # noqa: E402
+import fanfold
+from fanfold.frameworks.keras import FanfoldCallback
 
 x = np.random.default_rng(0).random((64, 2), dtype="float32")
 y = x.sum(axis=1)

@@ -23,7 +23,6 @@ args = TrainingArguments(
     use_cpu=True,
     disable_tqdm=True,
     report_to="none",
-    ddp_backend="gloo",
 )
 
 

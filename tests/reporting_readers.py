@@ -51,7 +51,7 @@ def wandb_summary(records: list) -> dict:
     found: dict = {}
     for record in records:
         if record.WhichOneof("record_type") == "summary":
-            for item in record.summary.update:
+            for item in (item for item in record.summary.update if item.key):
                 found[f"summary:{item.key}"] = [(None, json.loads(item.value_json))]
     return found
 
@@ -78,7 +78,7 @@ def comet_messages(folder: Path) -> list[dict]:
 def comet_ml(folder: Path) -> dict:
     found: dict = {}
     for message in comet_messages(folder):
-        if message.get("metric") and message["metric"]["metricName"].split(".")[0] != "sys":
+        if message.get("metric") and message["metric"]["metricName"].split(".")[0] not in ("sys", "process duration"):
             metric = message["metric"]
             found.setdefault(metric["metricName"], []).append((message.get("step", metric.get("step")), metric["metricValue"]))
     return found

@@ -18,6 +18,7 @@ SAYS = {
     "by_hand": "by hand: 20 points, the last 0.05",
     "custom_callback": "stopped early: True",
     "early_stopping": "of 50; the best loss was",
+    "hand_written_loop": "steps of at most 240; the best was at step",
     "hello": "",
     "keras_fit": "sum-of-two: 3 points by batch, 3 by epoch\n33 parameters, Adam",
     "lightning_trainer": "line: 2 attempts, 16 steps, lr 0.1",
@@ -25,6 +26,7 @@ SAYS = {
     "read_back": "best of 3: lr-0.1",
     "resume": "after the restart: finished, 2 attempts, 60 steps, of which 30 are the second attempt's",
     "tensors": "keys: loss, grad/norm, grad/largest, epoch, warm, time",
+    "trainer": "2 attempts, 64 steps, test mae 0.",
     "train_ddp": "2 ranks; slowest at the last step: rank ",
     "transformers_trainer": "finished after 2 attempts, 8 steps",
 }

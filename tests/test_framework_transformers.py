@@ -159,6 +159,9 @@ def test_an_evaluation_without_training_opens_a_run():
     metrics = trainer(callback).evaluate()
     assert points(callback.run, "eval/loss") == [(0, metrics["eval_loss"])]
     assert fanfold.open(callback.run.path).config["parameters"] == 3
+    other = FanfoldCallback()  # another trainer's evaluation is another run, although that one is still open
+    trainer(other).evaluate()
+    assert (other.run.id != callback.run.id, callback.run.status) == (True, "running")
 
 
 def test_a_second_training_is_a_second_run_and_finishes_the_first(runs_dir):
@@ -327,7 +330,7 @@ def test_every_trial_of_a_search_is_a_run_and_a_pruned_one_did_not_fail(runs_dir
     optuna.logging.disable_default_handler()
     fanfold.init("search", name="the users own")
     job = Trainer(
-        model_init=lambda: Tiny(), args=arguments(report_to="fanfold", eval_strategy="steps", eval_steps=1, max_steps=2, run_name="hpo"),
+        model_init=lambda trial: Tiny(), args=arguments(report_to="fanfold", eval_strategy="steps", eval_steps=1, max_steps=2, run_name="hpo"),
         train_dataset=DATA, eval_dataset=DATA[:4],
     )  # fmt: skip
 
@@ -435,6 +438,25 @@ def test_pace_counts_steps_and_data_and_leaves_out_evaluation():
     figures = pace.take(12, samples=8)
     assert (figures["rank/step_seconds"], figures["rank/data_seconds"], figures["rank/samples_per_second"]) == (8.0, 2.0, 1.0)
     assert pace.take(12, samples=8) == {}
+
+
+def test_evaluation_and_saving_do_not_count_as_training_time():
+    now, callback = [0.0], FanfoldCallback()
+    callback._pace = Pace(clock=lambda: now[0])
+
+    class Slow(Tiny):
+        def forward(self, x, labels=None):
+            now[0] += 1.0 if self.training else 100.0
+            return super().forward(x, labels)
+
+        def save_pretrained(self, *args, **kwargs):
+            now[0] += 1000.0
+            return super().save_pretrained(*args, **kwargs)
+
+    trainer(callback, Slow(), logging_steps=2, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1).train()
+    assert points(callback.run, "rank/step_seconds") == [(2, 1.0), (4, 1.0)]
+    assert points(callback.run, "rank/samples_per_second") == [(2, 2.0), (4, 2.0)]
+    assert points(callback.run, "rank/data_seconds") == [(2, 0.0), (4, 0.0)]
 
 
 # Two processes

@@ -73,13 +73,23 @@ def test_a_stream_without_length_ends_its_last_step(runs_dir):
     for _epoch in loop.epochs():
         for _batch in loop.steps(iter(range(3))):
             pass
-    assert recorder.seen[3:] == ["step_begin 0", "substep_end 0", "step_end 1", "step_begin 1", "step_end 2", "epoch_end 2", "train_end 2"]
+    assert recorder.seen[3:] == [
+        "step_begin 0",
+        "substep_end 0",
+        "step_end 1",
+        "step_begin 1",
+        "step_end 2",
+        "epoch_end 2",
+        "train_end 2",
+    ]
     assert loop.state.epoch == 1.0
 
 
 def test_evaluating_and_saving_by_steps(runs_dir, tmp_path):
     recorder, saved = Recorder(), []
-    loop = looping(recorder, epochs=1, eval_steps=2, save_steps=3, evaluate=lambda: {"loss": 0.5}, save=saved.append, output_dir=tmp_path)
+    loop = looping(
+        recorder, epochs=1, eval_steps=2, save_steps=3, evaluate=lambda: {"loss": 0.5}, save=saved.append, output_dir=tmp_path
+    )
     iterate(loop)
     assert recorder.seen[3:] == [
         "step_begin 0", "step_end 1",
@@ -94,7 +104,9 @@ def test_evaluating_and_saving_by_steps(runs_dir, tmp_path):
 
 def test_evaluating_and_saving_by_epoch_with_questions_in_the_body(runs_dir, tmp_path):
     recorder = Recorder()
-    loop = looping(recorder, epochs=2, eval_strategy="epoch", save_strategy="epoch", logging_strategy="epoch", output_dir=tmp_path)
+    loop = looping(
+        recorder, epochs=2, eval_strategy="epoch", save_strategy="epoch", logging_strategy="epoch", output_dir=tmp_path
+    )
     for _epoch in loop.epochs():
         for batch in loop.steps(range(2)):
             loop.log({"loss": float(batch)})
@@ -412,6 +424,21 @@ def test_a_state_can_be_kept_anywhere(runs_dir):
     assert train(done)[1] == []
 
 
+def test_what_was_saved_is_loaded_on_a_resume_and_the_best_at_the_end(runs_dir, tmp_path):
+    def train():
+        loaded, scores = [], iter([2.0, 1.0, 3.0])
+        loop = looping(epochs=3, eval_strategy="epoch", save_strategy="epoch", evaluate=lambda: {"loss": next(scores)}, output_dir=tmp_path,
+                       save=lambda folder: None, load=lambda folder: loaded.append(folder.name), load_best_model_at_end=True)  # fmt: skip
+        loop.resume()
+        iterate(loop, batches=2)
+        return loaded
+
+    assert train() == ["checkpoint-4"]
+    assert train() == ["checkpoint-6", "checkpoint-4"]  # nothing was left to train
+    with pytest.raises(SettingError, match="needs load=…"):
+        looping(epochs=1, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True)
+
+
 # Using it wrongly
 
 
@@ -435,9 +462,9 @@ def test_wrong_uses_are_refused(runs_dir):
         looping()
     with pytest.raises(SettingError, match=r"does not know evaluation_steps.*eval_steps"):
         looping(epochs=1, evaluation_steps=3)
-    with pytest.raises(TypeError, match="<object object at .* of type object is no callback"):
+    with pytest.raises(TypeError, match=r"<object object at .* of type object is no callback"):
         looping(epochs=1, callbacks=[object()])
-    with pytest.raises(RunError, match="steps.. belongs once into each"):
+    with pytest.raises(RunError, match=r"steps.. belongs once into each"):
         next(looping(epochs=1).steps([1]))
     with pytest.raises(RunError, match="an epoch passed without steps"):
         list(looping(epochs=1).epochs())
@@ -450,7 +477,7 @@ def test_wrong_uses_are_refused(runs_dir):
         loop = looping(epochs=1, logging_steps=0.5)
         for _epoch in loop.epochs():
             next(loop.steps(iter([1])))
-    with pytest.raises(SettingError, match="evaluate.. returned nothing"):
+    with pytest.raises(SettingError, match=r"evaluate.. returned nothing"):
         iterate(looping(epochs=1, eval_steps=1, evaluate=lambda: None))
 
 

@@ -509,6 +509,20 @@ def test_the_second_attempt_is_folded_for_itself(runs_dir, monkeypatch):
     assert handed(feed) == [(0, {"loss": 0.5})]
 
 
+def test_a_rank_that_begins_after_another_has_ended_is_waited_for_when_a_run_is_followed(runs_dir, monkeypatch):
+    first, clock = rank(0, 2, monkeypatch), Clock()
+    first.log({"loss": 1.0}, step=0)
+    first.finish()
+    feed = Feed(first.path, name="x", fold={"*": "mean"}, clock=clock, hold=10)
+    assert (handed(feed), feed.finished()) == ([], False)
+    assert handed(Feed(first.path, name="x", fold={"*": "mean"}, clock=clock, patient=False)) == [(0, {"loss": 1.0})]
+    second = rank(1, 2, monkeypatch)
+    second.log({"loss": 3.0}, step=0)
+    second.finish()
+    assert handed(feed) == [(0, {"loss": 2.0})]
+    assert feed.finished()
+
+
 def test_torchrun_ranks_fold_to_one_exact_point_per_step_in_tensorboard(play):
     body = """
         rank = run.rank

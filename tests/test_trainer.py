@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-import fanfold
-from fanfold.callbacks import EarlyStoppingCallback, PrinterCallback, TrainerCallback
-from fanfold.errors import SettingError
+import fanfold  # noqa: E402
+from fanfold.callbacks import EarlyStoppingCallback, PrinterCallback, TrainerCallback  # noqa: E402
+from fanfold.errors import SettingError  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,7 +22,9 @@ class Net(torch.nn.Module):
     def __init__(self, dropout=0.0):
         super().__init__()
         torch.manual_seed(1)
-        self.body = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Dropout(dropout), torch.nn.Linear(8, 1))
+        self.body = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Dropout(dropout), torch.nn.Linear(8, 1)
+        )
 
     def forward(self, x, labels=None):
         guess = self.body(x).squeeze(-1)
@@ -42,7 +44,11 @@ class Data(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         row = self.inputs[index]
-        return {"x": row + self.jitter * torch.randn(4) if self.jitter else row, "label": row.sum().sin(), "text": "not for the model"}
+        return {
+            "x": row + self.jitter * torch.randn(4) if self.jitter else row,
+            "label": row.sum().sin(),
+            "text": "not for the model",
+        }
 
 
 def arguments(folder, **more):
@@ -130,7 +136,7 @@ out, size, accumulate = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 def make(run, **more):
     more = {{"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulate, "save_steps": 3, "save_strategy": "steps",
              "logging_steps": 2, "num_train_epochs": 3, "eval_strategy": "epoch", **more}}
-    return fanfold.Trainer(Net(), arguments(out, **more), train_dataset=Data(22), eval_dataset=Data(7), run=run,
+    return fanfold.Trainer(Net(), arguments(out, **more), train_dataset=Data(23), eval_dataset=Data(7), run=run,
                            compute_metrics=lambda found: {{"first": found.label_ids[0], "count": len(found.predictions)}})
 trainer = make(None, project="p")
 output = trainer.train()
@@ -159,7 +165,7 @@ def launch(folder, processes, size, accumulate):
 
 def test_two_processes_train_as_one_with_the_doubled_batch(runs_dir, tmp_path):
     one = launch(tmp_path / "one", 1, 4, 2)
-    two = launch(tmp_path / "two", 2, 2, 2)  # 22 samples: the last batch is shared unevenly, the last step accumulates one fewer
+    two = launch(tmp_path / "two", 2, 2, 2)  # of 23 samples, the last 3 are shared unevenly
     assert torch.allclose(torch.tensor(one["weights"]), torch.tensor(two["weights"]), atol=1e-6)
     assert two["weights"] == two["again"]  # a resume, under two processes, to the bit
     alone, both = ([entry for entry in found["history"] if "eval_loss" in entry] for found in (one, two))
@@ -216,7 +222,10 @@ def test_callbacks_of_transformers_work_here(runs_dir, tmp_path, capsys):
     trainer.train()
     assert trainer.state.global_step == 6  # not better the second time
     assert "'loss': '" in capsys.readouterr().out
-    assert "EarlyStoppingCallback" in json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())["stateful_callbacks"]
+    assert (
+        "EarlyStoppingCallback"
+        in json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())["stateful_callbacks"]
+    )
 
 
 class Counts(TrainerCallback):
@@ -274,7 +283,11 @@ TUPLES = torch.utils.data.TensorDataset(torch.ones(8, 4), torch.arange(8.0))
 
 @pytest.mark.parametrize(
     "give",
-    [lambda guess, loss: loss, lambda guess, loss: (loss, guess), lambda guess, loss: type("Out", (), {"loss": loss, "guess": guess})()],
+    [
+        lambda guess, loss: loss,
+        lambda guess, loss: (loss, guess),
+        lambda guess, loss: type("Out", (), {"loss": loss, "guess": guess})(),
+    ],
     ids=["the loss alone", "a tuple", "an object"],
 )
 def test_a_loss_is_found_wherever_the_model_puts_it(give, tmp_path, capsys):
@@ -364,7 +377,10 @@ def test_a_second_training_starts_anew_with_model_init(runs_dir, tmp_path, capsy
         ({"lr_scheduler_type": "wavy"}, "lr_scheduler_type='wavy'.*cosine"),
         ({"eval_strategy": "sometimes"}, "Known: no, steps, epoch"),
         ({"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "steps"}, "differ or are off"),
-        ({"load_best_model_at_end": True, "eval_steps": 4, "save_steps": 6, "save_strategy": "steps"}, "no multiple of eval_steps=4"),
+        (
+            {"load_best_model_at_end": True, "eval_steps": 4, "save_steps": 6, "save_strategy": "steps"},
+            "no multiple of eval_steps=4",
+        ),
         ({"logging_steps": 0}, "logging_steps=0 is not above 0"),
         ({"per_device_train_batch_size": 0}, "holds no sample"),
         ({"fp16": True, "bf16": True}, "exclude each other"),
@@ -389,7 +405,7 @@ def test_what_a_trainer_lacks_is_said(tmp_path, capsys):
         trainer_in(tmp_path, eval_strategy="epoch")
     with pytest.raises(SettingError, match="metric_for_best_model"):
         trainer_in(tmp_path, callbacks=[EarlyStoppingCallback]).train()
-    with pytest.raises(SettingError, match="metric_for_best_model='f1' is not among.*eval_loss"):
+    with pytest.raises(SettingError, match=r"metric_for_best_model='f1' is not among.*eval_loss"):
         trainer_in(tmp_path, metric_for_best_model="f1", eval_strategy="epoch", eval_dataset=Data(4)).train()
     with pytest.raises(SettingError, match=r"no loss in it.*compute_loss"):
         trainer_in(tmp_path, model=Plain(lambda guess, loss: {"guess": guess}), train=TUPLES).train()
@@ -399,6 +415,30 @@ def test_what_a_trainer_lacks_is_said(tmp_path, capsys):
         trainer_in(tmp_path, callbacks=["early"])
     with pytest.raises(SettingError, match="none of the columns y"):
         trainer_in(tmp_path, train=[{"y": 1.0}] * 4).train()
+
+
+def test_every_argument_is_documented():
+    import dataclasses
+
+    page = (ROOT / "docs" / "trainer.md").read_text()
+    names = [field.name for field in dataclasses.fields(fanfold.TrainingArguments)]
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(("count", "size", "world"), [(23, 2, 3), (1, 2, 2), (12, 2, 2), (13, 4, 3)])
+def test_ranks_share_each_global_batch_and_their_weights_make_its_mean(count, size, world):
+    from fanfold.train.data import Batches
+
+    parts = [Batches(count, size, rank=rank, world=world, seed=5) for rank in range(world)]
+    whole = Batches(count, size * world, seed=5)
+    for at, (together, *shares) in enumerate(zip(whole, *parts, strict=True)):
+        joined = [index for share in shares for index in share]
+        assert joined[: len(together)] == together
+        assert len(joined) == max(len(together), world)  # filled up only where a rank would have none
+        for part, share in zip(parts, shares, strict=True):
+            assert part.weight(at) / world == pytest.approx(len(share) / len(joined))
+    parts[0].epoch = 1
+    assert list(parts[0]) != list(Batches(count, size, rank=0, world=world, seed=5)) or count == 1
 
 
 def test_a_torch_free_python_reads_the_arguments(tmp_path):

@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import fanfold
-from fanfold.callbacks import EarlyStoppingCallback, Event, TrainerCallback
+import fanfold  # noqa: E402
+from fanfold.callbacks import EarlyStoppingCallback, Event, TrainerCallback  # noqa: E402
 
 SAMPLES = 10  # of batches of 2: five to an epoch
 

@@ -42,13 +42,13 @@ def arguments_of(args: Any) -> dict[str, Any]:
 
 
 def model_config(model: Any) -> dict[str, Any] | None:
-    """Return a model's own configuration, or None where it has none."""
+    """Return a model's own configuration without secrets, or None where it has none."""
     config = getattr(model, "config", None)
     if config is None:
         return None
-    if isinstance(config, Mapping):
-        return dict(config)
-    return dict(config.to_dict()) if hasattr(config, "to_dict") else dict(vars(config))
+    if not isinstance(config, Mapping):
+        config = config.to_dict() if hasattr(config, "to_dict") else vars(config)
+    return dict(mask(dict(config)))  # type: ignore[call-overload, no-any-return]
 
 
 def configuration(args: Any, model: Any, *, peft: bool = True) -> dict[str, Any]:

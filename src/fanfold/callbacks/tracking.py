@@ -177,8 +177,11 @@ class TrackingCallback(TrainerCallback):
                 self._later(set_up)
         elif self._closed and state.is_world_process_zero:
             self._closed = False
-            _hold(self)
-            self._later(self.reopen)
+            self._later(self._reopen)
+
+    def _reopen(self) -> None:
+        self.reopen()
+        _hold(self)
 
     def _set_up(self, args: Any, state: Any, model: Any, kwargs: Mapping[str, Any]) -> None:
         _end_other(self)

@@ -7,6 +7,7 @@ is made up for the occasion (or taken from FANFOLD_TOKEN) and is part of the add
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import socket
 import sys
@@ -86,7 +87,7 @@ def _address(args: argparse.Namespace, port: int, token: str | None) -> str:
 
 def _say(args: argparse.Namespace, address: str) -> None:
     if args.json:
-        output.print_json({"address": address})
+        print(json.dumps({"address": address}))  # one line: the command goes on, and its reader must know where it ends
     else:
         print(address)
         output.remark(args, "Ctrl-C stops it." + ("" if args.write else " It only reads; --write allows changes."))

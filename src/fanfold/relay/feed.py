@@ -55,6 +55,7 @@ class Feed:
         partial: Mapping[str, Iterable[int]] | None = None,
         probes: bool = False,
         hold: float = HOLD_SECONDS,
+        patient: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run = run
@@ -62,6 +63,7 @@ class Feed:
         self.fold = dict(fold or {})
         self.probes = probes
         self.hold = hold
+        self.patient = patient
         self.clock = clock
         self.tracks: dict[str, Track] = {}
         self.info: dict[str, Any] = {}
@@ -132,7 +134,7 @@ class Feed:
         for attempt in group([track.journal for track in by_id.values()]):
             members = [by_id[journal.id] for journal in attempt.journals]
             life = next((track.life for track in members if track.life is not None), None)
-            life = life or Life(attempt.key, Folding(self.fold, self._partial.get(attempt.key, ()), self.clock, self.hold))
+            life = life or Life(attempt.key, self._folding(attempt.key))
             for track in members:
                 if track.life is None:
                     track.life = life
@@ -140,6 +142,9 @@ class Feed:
             if life not in lives:
                 lives.append(life)
         self._lives = lives
+
+    def _folding(self, key: str) -> Folding:
+        return Folding(self.fold, self._partial.get(key, ()), self.clock, self.hold, patient=self.patient)
 
     def _read_life(self, life: Life) -> None:
         own, others = ([track for track in life.tracks if (track.rank == 0) is mine and track.behind()] for mine in (True, False))

@@ -34,7 +34,9 @@ class Step:
 class Folding:
     """The folded keys of one attempt: steps being collected, and steps that are ready."""
 
-    def __init__(self, policy: Mapping[str, str], partial: Iterable[int], clock: Callable[[], float], hold: float) -> None:
+    def __init__(
+        self, policy: Mapping[str, str], partial: Iterable[int], clock: Callable[[], float], hold: float, *, patient: bool = True
+    ) -> None:
         self.policy = dict(policy)
         self.steps: dict[int, Step] = {}
         self.ready: dict[int, Step] = {}
@@ -42,6 +44,7 @@ class Folding:
         self.late = 0
         self.clock = clock
         self.hold = hold
+        self.patient = patient
         self.began = clock()
         self._below = -float("inf")  # every step before this one was passed by all ranks
         self._known: dict[str, str | None] = {}
@@ -88,7 +91,8 @@ class Folding:
                 newest[track.rank] = track
         world = max((int(track.journal.header.get("world", 1)) for track in newest.values()), default=1)
         joining = len(newest) < world and self.clock() - self.began < JOIN_SECONDS
-        if joining and not all(track.through() for track in newest.values()):
+        # On a busy node a short rank 0 may have ended before another has begun: to follow a run is to wait for that one, too.
+        if joining and (self.patient or not all(track.through() for track in newest.values())):
             return -float("inf")
         now = self.clock()
         return min((track.passed(now, self.hold) for track in newest.values()), default=-float("inf"))

@@ -260,9 +260,19 @@ def serve(
             cursor.error = f"{type(error).__name__}: {error}"[:500]
             return cursor
         tries = None if follow else SYNC_TRIES
-        Worker(run, tracker, cursor, fold=fold, probes=probes, hold=hold_seconds(run), stop=stop, hurry=hurry, tries=tries).serve(
-            follow=follow
+        worker = Worker(
+            run,
+            tracker,
+            cursor,
+            fold=fold,
+            probes=probes,
+            hold=hold_seconds(run),
+            stop=stop,
+            hurry=hurry,
+            tries=tries,
+            patient=follow,
         )
+        worker.serve(follow=follow)
     return cursor
 
 

@@ -35,7 +35,7 @@ class Worker:
     def __init__(
         self, run: Path, tracker: Any, cursor: Cursor, *, fold: Mapping[str, str] | None = None, probes: bool = False,
         hold: float = HOLD_SECONDS, stop: threading.Event | None = None, hurry: threading.Event | None = None,
-        clock: Callable[[], float] = time.monotonic, tries: int | None = None, grace: float | None = None,
+        clock: Callable[[], float] = time.monotonic, tries: int | None = None, grace: float | None = None, patient: bool = True,
     ) -> None:  # fmt: skip
         self.started_elsewhere = False
         self.run = run
@@ -47,8 +47,9 @@ class Worker:
         self.tries = tries
         self.grace = grace
         self.feed = Feed(
-            run, name=tracker.name, fold=fold, marks=cursor.settled, partial=cursor.folds, probes=probes, hold=hold, clock=clock
-        )
+            run, name=tracker.name, fold=fold, marks=cursor.settled, partial=cursor.folds, probes=probes, hold=hold, clock=clock,
+            patient=patient,
+        )  # fmt: skip
         self.gave_up = False
         self.closed = False
         self.sender = Sender(run, self.tracker, cursor)

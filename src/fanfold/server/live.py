@@ -29,9 +29,10 @@ class Notices:
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events until the page goes away."""
         queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=8)
+        token, _ = await self._changed(None)  # looked at before we say hello: whatever comes later will be told
         self._listeners.add(queue)
         if self._watcher is None or self._watcher.done():
-            self._watcher = asyncio.create_task(self._watch())
+            self._watcher = asyncio.create_task(self._watch(token))
         try:
             yield b"retry: 1000\nevent: hello\ndata: {}\n\n"
             while True:
@@ -42,8 +43,7 @@ class Notices:
         finally:
             self._listeners.discard(queue)
 
-    async def _watch(self) -> None:
-        token, _ = await self._changed(None)
+    async def _watch(self, token: Any) -> None:
         while self._listeners:
             await asyncio.sleep(self._interval)
             token, runs = await self._changed(token)

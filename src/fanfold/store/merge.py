@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +64,13 @@ def merge(path: Path, *, cache: Path | None = None, finished: bool | None = None
                 "quicker. Make room in the cache folder, or name another one by FANFOLD_CACHE_DIR.",
             )
             return
+
+
+def start(root: Path, *, quiet: bool = True) -> subprocess.Popen[bytes]:
+    """Merge in a process of its own, at low priority, until its stdin is closed: by the caller, or by the caller's end."""
+    command = [sys.executable, "-m", "fanfold", "merge", "--follow", "--dir", str(root)]
+    output = subprocess.DEVNULL if quiet else subprocess.PIPE
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
 
 
 def is_finished(journal: Journal) -> bool:

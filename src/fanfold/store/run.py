@@ -134,18 +134,16 @@ class StoredRun:
     def info(self) -> dict[str, Any]:
         """Facts by name; rank 0's count before other ranks', edits count most, and of each the newest."""
         facts: dict[str, Any] = {}
-        roles = {"worker": 0, "main": 1, "editor": 3}
-        for attempt in self.attempts:
-            order = sorted(
-                attempt.journals,
-                key=lambda j: (
-                    roles.get(j.header.get("role", ""), 0) + (j.header.get("rank") == 0),
-                    j.header.get("started", 0),
-                ),
-            )
-            for journal in order:
-                for record in journal.records(Kind.INFO):
-                    facts.update({name: value for name, value in record.data.items() if name != "t"})
+        roles = {"worker": 0, "main": 1}
+
+        def weight(place: tuple[int, Journal]) -> tuple[bool, int, int, int]:
+            header = place[1].header
+            role = header.get("role", "")
+            return role == "editor", place[0], roles.get(role, 0) + (header.get("rank") == 0), header.get("started", 0)
+
+        for _, journal in sorted(((n, j) for n, attempt in enumerate(self.attempts) for j in attempt.journals), key=weight):
+            for record in journal.records(Kind.INFO):
+                facts.update({name: value for name, value in record.data.items() if name != "t"})
         return facts
 
     def _fact(self, name: str, default: Any = None) -> Any:

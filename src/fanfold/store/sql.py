@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -153,19 +154,22 @@ def wanted(engine: Any, text: str) -> dict[str, Wanted]:
     found = {name: Wanted() for name in TABLES}
     [(tree,)] = engine.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
     parsed = json.loads(tree)
-    if not parsed.get("error"):
-        for node in _nodes(parsed):
-            for table, alias in _from(node.get("from_table")):
-                if table in found:
-                    found[table].add(_equalities(node.get("where_clause"), {alias, table}))
-    return found
+    if parsed.get("error"):
+        return found
+    nodes = list(_nodes(parsed))
+    for node in nodes:
+        for table, alias in _from(node.get("from_table")):
+            if table in found:
+                found[table].add(_equalities(node.get("where_clause"), alias))
+    named = Counter(str(node.get("table_name")).lower() for node in nodes if node.get("type") == "BASE_TABLE")
+    # A use that was not understood (a pivot, an ASOF join, a sample, renamed columns) may meet anything.
+    return {name: one if one.uses == named[name] else Wanted() for name, one in found.items()}
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield every SELECT in a parsed query, however deep."""
+    """Yield every part of a parsed query, however deep."""
     if isinstance(tree, dict):
-        if "from_table" in tree:
-            yield tree
+        yield tree
         tree = tree.values()
     elif not isinstance(tree, list):
         return
@@ -177,39 +181,39 @@ def _from(tree: Any) -> Iterator[tuple[str, str]]:
     """Yield the tables a SELECT reads itself, with their aliases."""
     if not isinstance(tree, dict):
         return
-    if tree.get("type") == "BASE_TABLE":
+    if tree.get("type") == "BASE_TABLE" and not tree.get("sample") and not tree.get("column_name_alias"):
         name = str(tree.get("table_name", "")).lower()
         yield name, str(tree.get("alias") or name).lower()
-    elif tree.get("type") == "JOIN":
+    elif tree.get("type") == "JOIN" and tree.get("ref_type") in ("REGULAR", "CROSS", "NATURAL"):
         yield from _from(tree.get("left"))
         yield from _from(tree.get("right"))
 
 
-def _equalities(tree: Any, names: set[str]) -> dict[str, set[str]]:
+def _equalities(tree: Any, alias: str) -> dict[str, set[str]]:
     """Return what the conditions that must all hold say of a table's columns: column = 'text' or column IN ('text', …)."""
     if not isinstance(tree, dict):
         return {}
     if tree.get("type") == "CONJUNCTION_AND":
         found: dict[str, set[str]] = {}
         for child in tree.get("children", ()):
-            for name, values in _equalities(child, names).items():
+            for name, values in _equalities(child, alias).items():
                 found[name] = found[name] & values if name in found else values
         return found
     sides = [tree.get("left"), tree.get("right")] if tree.get("type") == "COMPARE_EQUAL" else []
-    if sides and _column(sides[0], names) is None:
+    if sides and _column(sides[0], alias) is None:
         sides.reverse()
     if tree.get("type") == "COMPARE_IN":
         sides = tree.get("children", [])
-    column = _column(sides[0], names) if sides else None
+    column = _column(sides[0], alias) if sides else None
     texts = [_text(side) for side in sides[1:]]
     if column is None or not texts or None in texts:
         return {}
     return {column: {text for text in texts if text is not None}}
 
 
-def _column(tree: Any, names: set[str]) -> str | None:
+def _column(tree: Any, alias: str) -> str | None:
     path = [str(part).lower() for part in tree.get("column_names", ())] if isinstance(tree, dict) else []
-    return path[-1] if path and (len(path) == 1 or path[-2] in names) else None
+    return path[-1] if path and (len(path) == 1 or path[-2] == alias) else None
 
 
 def _text(tree: Any) -> str | None:

@@ -93,4 +93,5 @@ class Due(Teller):
 
 
 def prefixed(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Name metrics as those of an evaluation."""
     return {key if key.startswith(("eval_", "eval/")) else f"eval_{key}": value for key, value in metrics.items()}

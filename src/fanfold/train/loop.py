@@ -35,9 +35,10 @@ class Loop(Due):
                 for batch in loop.steps(loader):
                     loop.log({"loss": train(batch)})
 
-    `evaluate()` returns metrics; `save(folder)` writes into a folder that is made for it. Without them, ask
-    `loop.should_evaluate` and `loop.should_save` at the end of the body. Other arguments are those of TrainingArguments
-    that say when: `eval_strategy`, `save_total_limit`, `metric_for_best_model`, `report_to`, …
+    `evaluate()` returns metrics; `save(folder)` writes into a folder that is made for it, and `load(folder)` reads it back,
+    for resume() and `load_best_model_at_end`. Without the first two, ask `loop.should_evaluate` and `loop.should_save` at the
+    end of the body. Other arguments are those of TrainingArguments that say when: `eval_strategy`, `save_total_limit`,
+    `metric_for_best_model`, `report_to`, …
     """
 
     _ends_run = True  # a run of the loop's own ends with its `with`
@@ -54,6 +55,7 @@ class Loop(Due):
         save_steps: float | None = None,
         evaluate: Callable[[], Mapping[str, Any]] | None = None,
         save: Callable[[Path], Any] | None = None,
+        load: Callable[[Path], Any] | None = None,
         output_dir: str | os.PathLike[str] = "trainer_output",
         callbacks: Iterable[Any] = (),
         model: Any = None,
@@ -65,10 +67,15 @@ class Loop(Due):
         **arguments: Any,
     ) -> None:
         if args is None:
+            epochs = arguments.pop("num_train_epochs", epochs)
             arguments |= {"gradient_accumulation_steps": gradient_accumulation_steps, "logging_steps": logging_steps}
             arguments |= {"eval_steps": eval_steps, "output_dir": os.fspath(output_dir), "max_steps": max_steps or -1}
             args = LoopArguments(**how_long(epochs, max_steps), **when_to_save(save, save_steps, arguments), **arguments)
-        self._evaluate = evaluate
+        if args.load_best_model_at_end and load is None:
+            raise SettingError(
+                "load_best_model_at_end needs load=…, a function that reads a checkpoint's folder. Nothing was started."
+            )
+        self._evaluate, self._load = evaluate, load
         self._phase = "idle"  # idle, ready (epochs() was called), training
         self._inside = False
         self._open = False  # a batch is with the body
@@ -150,10 +157,10 @@ class Loop(Due):
         self._at.length = self._length
         return resumed
 
-    def _begin(self, loader: Any = None) -> None:
+    def _begin(self, loader: Any) -> None:
         """Tell that training begins, with all that is known of it."""
         args, each = self.args, self.args.gradient_accumulation_steps
-        updates, total = updates_of(args, self._length)
+        updates, total = updates_of(args, self._length) if loader is not None else (None, self.state.max_steps)
         shares = [n for n in ("logging_steps", "eval_steps", "save_steps") if 0 < (getattr(args, n) or 1) < 1]
         if shares and math.isinf(total):
             raise SettingError(
@@ -296,16 +303,19 @@ class Loop(Due):
     def _finish(self) -> None:
         """End training well."""
         if self._phase == "ready":
-            self._begin()  # a checkpoint of a training that was over: nothing is left to do, and that is told
+            self._begin(None)  # a checkpoint of a training that was over: nothing is left to do, and that is told
         if self.args.logging_last_step and self.args.logging_strategy != "no":
             self.control.should_log = True
             self._log_interval()
         self._closing()
-        self._stop()
         self._fire("on_train_end")
+        self._stop()
 
     def _closing(self) -> None:
-        """Do what comes before on_train_end."""
+        """Do what comes before on_train_end: take the best model back, where that is wanted."""
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None and self._load is not None:
+            self._load(Path(best))
 
     def _stop(self) -> None:
         self._phase, self._open, self._in_epoch = "idle", False, False
@@ -337,6 +347,7 @@ class Loop(Due):
                 self._abandon()
                 self._end_epoch()
             self._finish()
+        self._phase = "idle"
         if error is None and self._ends_run and self._session is not None and self._session.ours:
             self._session.run.finish()
 
@@ -347,8 +358,9 @@ class Loop(Due):
         if not isinstance(error, GeneratorExit):
             self._fail(error)
         elif not self._inside:
+            if self._phase == "training":
+                self._fire("on_train_end")
             self._stop()
-            self._fire("on_train_end")
 
 
 class _Watch:

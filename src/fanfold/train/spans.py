@@ -19,6 +19,7 @@ def updates_of(args: LoopArguments, length: int | None) -> tuple[int | None, flo
 
 
 def how_long(epochs: float | None, max_steps: int | None) -> dict[str, Any]:
+    """Return the arguments that say how long; one of the two must."""
     if epochs is None and max_steps is None:
         raise SettingError("Loop was not told how long to train. Nothing was started. Give epochs=… or max_steps=….")
     return {} if epochs is None else {"num_train_epochs": epochs}

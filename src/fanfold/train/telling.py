@@ -34,6 +34,8 @@ class Place:
 class Teller:
     """The half of a loop that speaks: to callbacks, to the run, to a checkpoint."""
 
+    _load: Callable[[Path], Any] | None
+
     def __init__(
         self,
         args: LoopArguments,
@@ -189,7 +191,7 @@ class Teller:
     def resume(self, checkpoint: str | os.PathLike[str] | bool | None = None) -> Path | None:
         """Go on from a checkpoint: the one named, or the latest whole one in `output_dir`. Return its folder, or None.
 
-        Call it before epochs(), and load what you saved there yourself.
+        Call it before epochs(). What save() wrote is read by load(), or by you.
         """
         if checkpoint is None:
             checkpoint = bool(checkpoints.checkpoints(self.args.output_dir))
@@ -197,6 +199,8 @@ class Teller:
         if folder is not None:
             note = checkpoints.read_note(folder)
             self._take_state(TrainerState.load_from_json(folder / checkpoints.STATE_FILE), note)
+            if self._load is not None:
+                self._load(folder)
         return folder
 
     def state_dict(self) -> dict[str, Any]:

@@ -158,7 +158,6 @@ class Trainer:
         loader = self.get_train_dataloader()
         if folder is not None:
             self.loop.resume(folder)
-            keeping.load_weights(self.model, folder)
         model = self._make_ready(_all_steps(self.args, loader))
         if folder is not None:
             keeping.load_optimizer(self, folder)
@@ -177,6 +176,7 @@ class Trainer:
         optimizer, scheduler = self._given_optimizers
         self.create_optimizer_and_scheduler(steps, optimizer, scheduler)
         self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        self.optimizer.zero_grad()
         handler = self.loop.handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         return self.model_wrapped

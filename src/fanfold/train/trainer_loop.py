@@ -29,7 +29,8 @@ class TrainerLoop(Loop):
         self.output = TrainOutput(0, 0.0, {})
         seen = PrinterCallback if trainer.args.disable_tqdm or importlib.util.find_spec("tqdm") is None else ProgressCallback
         super().__init__(
-            run, args=trainer.args, callbacks=[*callbacks, seen], evaluate=trainer.evaluate, save=self._save_all,
+            run, args=trainer.args, callbacks=[*callbacks, seen],
+            evaluate=trainer.evaluate, save=self._save_all, load=self._load_weights,
             model=trainer.model, processing_class=trainer.processing_class, on_error=on_error,
             optimizer=trainer.optimizer, lr_scheduler=trainer.lr_scheduler,
         )  # fmt: skip
@@ -76,6 +77,9 @@ class TrainerLoop(Loop):
     def _save_all(self, folder: Path) -> None:
         keeping.save(self._trainer, folder)
 
+    def _load_weights(self, folder: Path) -> None:
+        keeping.load_weights(self._trainer.model, folder)
+
     def _closing(self) -> None:
         """Sum up, and take the best model back."""
         self._over_ranks(self._meter.end_interval())  # what no log took, as under logging_strategy="no"
@@ -90,11 +94,6 @@ class TrainerLoop(Loop):
             "train_loss": loss,
         }
         self.log(metrics)
-        self._load_best()
+        super()._closing()
         self.trained = True
         self.output = TrainOutput(self.state.global_step, loss, {**metrics, "epoch": self.state.epoch})
-
-    def _load_best(self) -> None:
-        best = self.state.best_model_checkpoint
-        if self.args.load_best_model_at_end and best is not None:
-            keeping.load_weights(self._trainer.model, Path(best))

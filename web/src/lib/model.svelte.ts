@@ -6,7 +6,7 @@ import { watch, type Message } from './live';
 import { view } from './view.svelte';
 
 export const MOST = 200; // lines in one chart; the list says when there are more runs
-const FULL = 8; // up to so many runs all have their colour; of more, those highest in the list
+export const FULL = 8; // up to so many runs all have their colour; of more, those highest in the list
 const LOSS_LIKE = /loss|perplexity|error/i;
 
 type Cells = (number | string | null)[];
@@ -78,12 +78,12 @@ class Model {
   }
 
   /** How a run is drawn, everywhere: colour and dash by its age in the project, or by the group it belongs to. */
-  look(id: string): { colour: string; dash: number[]; strong: boolean } {
+  look(id: string, few = false): { colour: string; dash: number[]; strong: boolean } {
     const run = this.byId.get(id);
     const place = this.places.get(id) ?? 0;
     const { colour, dash } = this.groups;
     const in_ = (groups: Map<string, number>, field: string) => groups.get(String(run ? (this.value(run, field) ?? '–') : '–')) ?? 0;
-    const strong = !!colour || this.drawn.length <= FULL || this.strong.has(id);
+    const strong = few || !!colour || this.drawn.length <= FULL || this.strong.has(id);
     return {
       colour: !strong ? this.ground.faint : colour ? colourAt(this.ground, in_(colour, view.colour)) : colourAt(this.ground, place),
       dash: dash ? dashAt(in_(dash, view.dash) * 8) : colour || !strong ? [] : dashAt(8 * (this.dashes.get(id) ?? 0)),

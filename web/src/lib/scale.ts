@@ -24,9 +24,12 @@ function decades(lo: number, hi: number, count: number): number[] {
   const first = Math.floor(Math.log10(lo));
   const last = Math.ceil(Math.log10(hi));
   const every = Math.max(1, Math.ceil((last - first) / Math.max(1, count)));
-  const within = last - first > count ? [1] : last - first > 2 ? [1, 3] : [1, 2, 5];
+  const within = last - first > count / 2 ? [1] : last - first > 2 ? [1, 3] : [1, 2, 5];
   const found: number[] = [];
-  for (let e = first; e <= last; e += every) for (const m of within) if (m * 10 ** e >= lo && m * 10 ** e <= hi) found.push(m * 10 ** e);
+  for (let e = first; e <= last; e += every) for (const m of within) {
+    const place = Number((m * 10 ** e).toPrecision(12));
+    if (place >= lo && place <= hi) found.push(place);
+  }
   return found;
 }
 

@@ -1,0 +1,350 @@
+"""What every reporting callback does: who reports, when a run begins and ends, what happens when a tracker is down."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import reporting_readers as readers
+from fanfold.callbacks import (
+    CallbackHandler,
+    DefaultFlowCallback,
+    TensorBoardCallback,
+    TrackingCallback,
+    TrainerControl,
+    TrainerState,
+    get_available_reporting_integrations,
+    get_reporting_integration_callbacks,
+    rewrite_logs,
+)
+from fanfold.callbacks.outbox import Outbox
+from fanfold.callbacks.reporting import INTEGRATION_TO_CALLBACK
+from fanfold.callbacks.subjects import staged, unstage
+from fanfold.errors import MissingExtra, SettingError, notices
+from fanfold.trackers import GeneralTracker
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::sqlalchemy.exc.SADeprecationWarning")
+
+
+class Memory(GeneralTracker):
+    """A tracker of the user's own, which fails as often as it is told to."""
+
+    name = "memory"
+    requires_logging_directory = False
+
+    def __init__(self, failures: int = 0, error: type[Exception] = ConnectionError) -> None:
+        super().__init__()
+        self.rows, self.calls, self.failures, self.error = [], [], failures, error
+
+    @property
+    def tracker(self):
+        return self.rows
+
+    def start(self):
+        self.calls.append(("start", threading.current_thread().name))
+        if self.failures > 0 and self.error is OSError:
+            self.failures -= 1
+            raise OSError("no answer")
+
+    def store_init_configuration(self, values):
+        self.calls.append(("config", values["learning_rate"]))
+
+    def log(self, values, step=None, **kwargs):
+        if self.failures > 0:
+            self.failures -= 1
+            raise self.error("no answer")
+        self.rows.append((step, values))
+
+    def finish(self):
+        self.calls.append(("finish", threading.current_thread().name))
+
+
+@pytest.fixture
+def args(tmp_path):
+    given = {"output_dir": str(tmp_path / "out"), "run_name": None, "project": "p", "learning_rate": 0.1}
+    return SimpleNamespace(to_dict=lambda: given, load_best_model_at_end=False, **given)
+
+
+class Play:
+    """Tell a callback what a Trainer tells it."""
+
+    def __init__(self, args, *callbacks, **state):
+        self.args, self.state = args, TrainerState(max_steps=4, **state)
+        self.handler = CallbackHandler([DefaultFlowCallback, *callbacks], torch.nn.Linear(2, 1), None, None, None)
+
+    def __getattr__(self, event):
+        return lambda *given: getattr(self.handler, event)(self.args, self.state, TrainerControl(), *given)
+
+    def log(self, step, **logs):
+        self.state.global_step = step
+        self.on_log(logs)
+
+
+def test_names_are_rewritten_as_transformers_does():
+    from transformers.integrations.integration_utils import rewrite_logs as theirs
+
+    logs = {"loss": 1, "eval_loss": 2, "test_acc": 3, "epoch": 4, "train_loss": 5, "evaluate": 6, "eval_": 7}
+    assert rewrite_logs(logs) == theirs(logs)
+
+
+def test_a_tracker_of_ones_own_gets_start_config_rows_and_finish_in_one_thread(args):
+    memory = Memory()
+    play = Play(args, TrackingCallback(memory))
+    play.on_train_begin()
+    logs = {"loss": torch.tensor(0.5), "eval_acc": 1, "nested": {"a": 2}}
+    play.log(3, **logs)
+    logs["loss"].fill_(9.0)
+    play.on_train_end()
+    assert memory.rows == [(3, {"train/loss": torch.tensor(0.5), "eval/acc": 1, "train/nested/a": 2})]
+    thread = "fanfold-report-memory"
+    assert memory.calls == [("start", thread), ("config", 0.1), ("finish", thread)]
+
+
+def test_other_ranks_report_nothing(args):
+    memory = Memory()
+    play = Play(args, TrackingCallback(memory), is_world_process_zero=False)
+    play.on_train_begin()
+    play.log(1, loss=1)
+    play.on_train_end()
+    assert (memory.rows, memory.calls) == ([], [])
+
+
+def test_a_tracker_that_fails_is_tried_again_and_gets_everything_in_order(args, caplog):
+    memory = Memory(failures=2)
+    callback = TrackingCallback(memory)
+    callback._outbox = Outbox("memory", first_pause=0.01)
+    play = Play(args, callback)
+    play.on_train_begin()
+    for step in range(1, 20):
+        play.log(step, loss=step)
+    while len(callback._outbox):
+        callback._outbox.drain(10)
+    assert [row[0] for row in memory.rows] == list(range(1, 20))
+    assert [record.message for record in caplog.records if "memory" in record.message].__len__() == 1
+    assert "ConnectionError: no answer. Training goes on; it is tried again" in caplog.text
+
+
+def test_a_mistake_in_a_call_is_passed_over(args, caplog):
+    memory = Memory(failures=1, error=TypeError)
+    play = Play(args, TrackingCallback(memory))
+    play.on_train_begin()
+    play.log(1, loss=1)
+    play.log(2, loss=2)
+    play.on_train_end()
+    assert memory.rows == [(2, {"train/loss": 2})]
+    assert "this call is not there" in caplog.text
+
+
+def test_a_hanging_tracker_holds_nobody_up_and_a_full_queue_is_said_once(caplog):
+    gate, entered = threading.Event(), threading.Event()
+    box = Outbox("slow", limit=3)
+
+    def hang():
+        entered.set()
+        gate.wait(30)
+
+    box.put(hang)
+    entered.wait(30)
+    for _ in range(5):
+        box.put(lambda: None)
+    assert (len(box), notices.counts["slow:full"]) == (3, 3)
+    assert box.drain(0.01) == 3
+    gate.set()
+    assert box.drain(30) == 0
+    assert caplog.text.count("slow is 3 calls behind") == 1
+
+
+def test_a_second_training_from_the_start_is_a_new_run_and_a_resumed_one_is_not(args, tmp_path):
+    play = Play(args, callback := TensorBoardCallback())
+    play.on_train_begin()
+    play.log(1, loss=1.0)
+    play.on_train_end()
+    first = callback.logging_dir
+    play.log(1, eval_loss=2.0)
+    play.on_train_begin()  # goes on from step 1
+    play.log(2, loss=0.5)
+    play.on_train_end()
+    assert callback.logging_dir == first
+    assert {key: [s for s, _ in found] for key, found in readers.tensorboard(tmp_path).items() if "loss" in key} == {
+        "train/loss": [1, 2], "eval/loss": [1],
+    }  # fmt: skip
+    play.state.global_step = 0
+    callback.logging_dir = str(tmp_path / "elsewhere")
+    play.on_train_begin()
+    assert callback.logging_dir not in (first, str(tmp_path / "elsewhere"))
+    play.on_exception(RuntimeError("stop"))
+
+
+def test_evaluation_without_training_writes_below_the_output_folder(args, tmp_path, monkeypatch):
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    callback = TensorBoardCallback()
+    Play(args, callback).log(0, eval_loss=1.0)
+    assert list((tmp_path / "cwd").iterdir()) == []
+    assert readers.tensorboard(tmp_path / "out")["eval/loss"] == [(0, 1.0)]
+    callback.finish()
+
+
+def test_a_writer_of_ones_own_is_used_and_left_open(args, tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(tmp_path / "mine"))
+    play = Play(args, callback := TensorBoardCallback(tb_writer=writer))
+    play.on_train_begin()
+    play.log(1, loss=1.0)
+    play.on_train_end()
+    assert callback.tb_writer is writer
+    writer.add_scalar("own", 1.0, 1)
+    writer.close()
+    found = readers.tensorboard(tmp_path)
+    assert (found["train/loss"], found["own"]) == ([(1, 1.0)], [(1, 1.0)])
+
+
+def test_an_exception_ends_the_run_as_failed_and_frees_mlflow(args, tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "exp")
+    monkeypatch.setenv("MLFLOW_MAX_LOG_PARAMS", "2")
+    mlflow.set_tracking_uri(None)
+    play = Play(args, INTEGRATION_TO_CALLBACK["mlflow"]())
+    play.on_train_begin()
+    assert mlflow.active_run() is not None
+    play.log(1, **{"loss": 1.0, "a(b)": 2.0})
+    play.on_exception(RuntimeError("stop"))
+    play.on_train_end()
+    assert mlflow.active_run() is None
+    run, _ = readers.mlflow_run(tmp_path)
+    assert (run.info.status, run.data.metrics, len(run.data.params)) == ("FAILED", {"loss": 1.0, "a_b_": 2.0}, 2)
+
+
+def test_a_run_of_the_users_is_used_and_left_open(args, tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_experiment("exp")
+    with mlflow.start_run(run_name="mine"):
+        play = Play(args, INTEGRATION_TO_CALLBACK["mlflow"]())
+        play.on_train_begin()
+        play.log(1, loss=1.0)
+        play.on_train_end()
+        assert mlflow.active_run().info.run_name == "mine"
+    run, _ = readers.mlflow_run(tmp_path)
+    assert (run.info.run_name, run.data.metrics) == ("mine", {"loss": 1.0})
+
+
+def test_a_setup_of_the_users_own_decides_which_run_it_is(args, tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_experiment("exp")
+
+    class Mine(INTEGRATION_TO_CALLBACK["mlflow"]):
+        def setup(self, args, state, model):  # without **kwargs, as MLflow's is in Transformers
+            self._ml_flow.start_run(run_name="set up here")
+
+    play = Play(args, Mine())
+    play.on_train_begin()
+    play.log(1, loss=1.0)
+    play.on_train_end()
+    mlflow.end_run()
+    run, _ = readers.mlflow_run(tmp_path)
+    assert (run.info.run_name, run.data.metrics) == ("set up here", {"loss": 1.0})
+
+
+def test_dagshub_without_an_address_says_what_to_do(args, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    play = Play(args, INTEGRATION_TO_CALLBACK["dagshub"]())
+    with pytest.raises(Exception, match="MLFLOW_TRACKING_URI.*dagshub.init"):
+        play.on_train_begin()
+
+
+def test_a_staged_checkpoint_outlives_the_one_it_was_made_of(tmp_path):
+    (tmp_path / "checkpoint-1" / "deep").mkdir(parents=True)
+    (tmp_path / "checkpoint-1" / "deep" / "file").write_text("weights")
+    copy = staged(tmp_path / "checkpoint-1")
+    assert (copy / "deep" / "file").samefile(tmp_path / "checkpoint-1" / "deep" / "file")
+    subprocess.run(["rm", "-r", str(tmp_path / "checkpoint-1")], check=True)
+    assert (copy.name, (copy / "deep" / "file").read_text()) == ("checkpoint-1", "weights")
+    unstage(copy)
+    assert list(tmp_path.iterdir()) == []
+
+
+# report_to
+
+
+def test_report_to_takes_none_names_lists_and_tuples():
+    get = get_reporting_integration_callbacks
+    assert get(None) == get("none") == get(["none"]) == get([]) == []
+    board, flow = INTEGRATION_TO_CALLBACK["tensorboard"], INTEGRATION_TO_CALLBACK["mlflow"]
+    assert get("tensorboard") == [board]
+    assert get(["tensorboard", "mlflow", "tensorboard"]) == get(("tensorboard", "mlflow")) == [board, flow]
+
+
+def test_an_unknown_report_to_lists_the_known():
+    with pytest.raises(ValueError, match="wandbb is not supported, only aim, azure_ml, clearml, .*, wandb are supported") as error:
+        get_reporting_integration_callbacks(["tensorboard", "wandbb"])
+    assert isinstance(error.value, SettingError)
+
+
+def test_all_is_what_is_installed_and_usable(monkeypatch, caplog):
+    for name in ("WANDB_API_KEY", "MLFLOW_TRACKING_URI", "COMET_API_KEY", "CLEARML_API_ACCESS_KEY", "CLEARML_OFFLINE_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    names = [cls.__name__ for cls in get_reporting_integration_callbacks("all")]
+    assert {"TensorBoardCallback", "WandbCallback", "MLflowCallback", "DVCLiveCallback", "CodeCarbonCallback"} <= set(names)
+    assert not {"FlyteCallback", "DagsHubCallback", "AzureMLCallback", "CometCallback"} & set(names)
+    assert "leaves out what cannot start without a word from you: comet_ml (no API key" in caplog.text
+    extended = get_reporting_integration_callbacks(["all", "flyte"])
+    assert [cls.__name__ for cls in extended] == [*names, "FlyteCallback"]
+
+
+def test_mlflow_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "TRUE")
+    assert "mlflow" not in get_available_reporting_integrations()
+
+
+def test_a_library_that_is_missing_is_named_with_its_install_line(monkeypatch):
+    monkeypatch.setattr("fanfold.trackers.registry._found", lambda module: False)
+    with pytest.raises(MissingExtra, match=r"pip install 'fanfold\[tensorboard\]'"):
+        TensorBoardCallback()
+
+
+def test_reporting_to_one_imports_no_other(tmp_path):
+    code = """
+import sys
+from fanfold.callbacks import get_reporting_integration_callbacks
+get_reporting_integration_callbacks(["mlflow", "wandb", "comet_ml", "clearml"])
+print(sorted({"mlflow", "wandb", "comet_ml", "clearml", "neptune", "torch", "transformers"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+# In the real Trainer
+
+
+def test_a_crash_and_a_dead_tracker(tmp_path):
+    """One process: MLflow's server is not there, training goes on, then it crashes: wandb has all, and ended as failed."""
+    from test_reporting import start
+
+    process = start(tmp_path, "ours", "mlflow,wandb", "crash", MLFLOW_TRACKING_URI="http://127.0.0.1:9", WANDB_LOG_MODEL="false",
+                    MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", CI="1")  # fmt: skip
+    code, output = process.wait(200), Path(tmp_path / "output").read_text()
+    assert code == 1 and "RuntimeError: a bad batch" in output, output
+    assert output.count("MLflowCallback could not open its run") == 1
+    (records,) = readers.wandb_logs(tmp_path)
+    assert {key: [step for step, _ in found] for key, found in readers.wandb_rows(records).items() if key.endswith("loss")} == {
+        "train/loss": [2], "eval/loss": [2],
+    }  # fmt: skip
+    assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [1]

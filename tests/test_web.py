@@ -1,0 +1,579 @@
+"""The dashboard in a real browser: what a person sees, does with the keyboard and pointer, and is spared.
+
+Every test fails on any error the page reports. Charts are judged by their ink and their words, not by pictures.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fanfold
+
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+
+ROOT = Path(__file__).parent.parent
+STATIC = ROOT / "src" / "fanfold" / "server" / "static"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+PAGES = ("charts", "table", "run", "compare", "media", "logs", "alerts", "provenance", "profile")
+HOSTILE = "<img src=x onerror=alert(1)>"
+SLOW = 30_000  # ms; the machine may be busy, and nothing here is about speed
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium on this machine")
+needs_node = pytest.mark.skipif(not (ROOT / "web" / "node_modules").is_dir() and not os.environ.get("CI"), reason="run `make web` first")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Runs of every kind: plain, with holes, NaN and restarts, of three ranks, hostile, empty, with media."""
+    folder = tmp_path_factory.mktemp("runs")
+    os.environ["FANFOLD_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    for i in range(12):
+        run = start(folder, name=f"run-{i:02d}", config={"lr": 10.0 ** -(i % 3), "model": {"dim": 64 * (1 + i % 2)}}, tags=["even"] if i % 2 == 0 else [])
+        for step in range(0, 3000, 3 if i else 1):
+            if i != 3 or not 900 < step < 1800:
+                run.log({"train/loss": 2 / (1 + step / 300) + i / 20 + 0.05 * np.sin(step), "train/acc": step / 3000, "lr": 0.1 / (1 + step)}, step=step)
+        if i == 4:
+            run.log({"train/loss": float("nan")}, step=3000)
+            run.log({"train/loss": float("inf")}, step=3001)
+            run.alert("loss is NaN", "from step 3000 on", level="error")
+        if i < 2:
+            media(run)
+        run.finish(status="failed" if i == 4 else "finished")
+    ranks(folder)
+    hostile = start(folder, project=HOSTILE, name=HOSTILE, config={HOSTILE: HOSTILE}, tags=[HOSTILE], notes=HOSTILE, id="../../etc")
+    hostile.log({HOSTILE: 1.0, "../../etc/passwd": 2.0, "say": HOSTILE, "page": fanfold.Html(f"<b>kept</b>{HOSTILE}")}, step=0)
+    hostile.alert(HOSTILE, HOSTILE)
+    hostile.finish()
+    odd = start(folder, project="odd", name="one-point")
+    odd.log({"alone": 5.0}, step=7)
+    odd.finish()
+    start(folder, project="odd", name="no-points").finish()
+    return folder
+
+
+def start(folder: Path, project: str = "llm", **options):
+    return fanfold.init(project, dir=folder, system=False, quiet=True, **options)
+
+
+def media(run) -> None:
+    for step in (0, 500):
+        picture = np.full((16, 16, 3), step // 2, np.uint8)
+        run.log({"picture": fanfold.Image(picture, caption=f"at {step}"), "weights": fanfold.Histogram(np.random.default_rng(step).normal(size=500)),
+                 "words": f"the {run.name} at step {step}", "page": fanfold.Html("<h1>inside</h1>")}, step=step)  # fmt: skip
+    run.log({"rows": fanfold.Table(["name", "n"], [["a", 1], ["b", 2.5]]), "tone": fanfold.Audio(np.zeros(400, np.float32), sample_rate=8000)}, step=500)
+
+
+def ranks(folder: Path) -> None:
+    code = "import fanfold, os\nr = int(os.environ['FANFOLD_RANK'])\nrun = fanfold.init('ranks', id='three', name='three', system=False, quiet=True, console=True)\nprint('hello from', r)\nfor s in range(20): run.log({'time': [5., 1., 9.][r]}, step=s)\nrun.finish()"
+    for rank in range(3):
+        env = {**os.environ, "FANFOLD_DIR": str(folder), "FANFOLD_RANK": str(rank), "FANFOLD_WORLD_SIZE": "3"}
+        subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def address(place):
+    server, address = serve(place)
+    yield address
+    server.terminate()
+    server.wait(20)
+
+
+def serve(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "fanfold", "ui", "--dir", str(folder), "--json", *(options or ("--port", "0", "--write"))]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return server, json.loads(server.stdout.readline())["address"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def context(browser):
+    made = browser.new_context(viewport={"width": 1400, "height": 900}, color_scheme="light")
+    made.set_default_timeout(SLOW)
+    errors: list[str] = []
+    made.on("weberror", lambda error: errors.append(str(error.error)))
+    made.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    made.on("dialog", lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    made.expected = errors  # a test that provokes an error takes it out
+    yield made
+    made.close()
+    assert errors == []
+
+
+@pytest.fixture
+def page(context, address):
+    return open_page(context, address)
+
+
+def open_page(context, address: str, fragment: str = "p=llm"):
+    page = context.new_page()
+    page.goto(f"{address}#{fragment}")
+    page.locator("header h1").wait_for()
+    return page
+
+
+def go(page, fragment: str) -> None:
+    """Go to a view as a pasted address would."""
+    page.goto("about:blank")
+    page.goto(f"{page.home}#{fragment}") if hasattr(page, "home") else None
+
+
+def painted(page, key: str = "train/loss"):
+    figure = page.locator(f"figure[data-key='{key}'][data-painted]").first
+    figure.wait_for()
+    page.wait_for_function("key => ink(key) > 0.004", arg=key) if False else None
+    return figure
+
+
+INK = """figure => { const canvas = figure.querySelector('canvas'), data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let other = 0; for (let i = 0; i < data.length; i += 4) if (data[i] !== data[0] || data[i + 1] !== data[1] || data[i + 2] !== data[2]) other++;
+  return other / (data.length / 4); }"""
+
+
+def inked(page, figure, least: float = 0.02) -> float:
+    """Wait until a chart shows more than its frame, and return its share of ink."""
+    for _ in range(100):
+        share = figure.evaluate(INK)
+        if share >= least:
+            return share
+        page.wait_for_timeout(100)
+    raise AssertionError(f"the chart has {share:.4f} ink")
+
+
+# Charts
+
+
+@needs_browser
+def test_charts_of_the_newest_project_are_drawn_at_once(context, address):
+    page = context.new_page()
+    page.goto(address)
+    expect(page).to_have_title(re.compile(" · fanfold"))
+    expect(page.get_by_role("link", name="Charts")).to_have_attribute("aria-current", "page")
+    page.locator("#project").select_option("llm")
+    inked(page, painted(page))
+    expect(page.get_by_text("12 runs")).to_be_visible()
+    assert page.locator("section h2").first.inner_text().startswith("▾train")  # the loss is what people look for first
+
+
+@needs_browser
+def test_filter_by_keyboard_stands_in_the_address_and_survives_a_reload(page):
+    painted(page)
+    page.keyboard.press("/")
+    page.keyboard.type("lr<0.05 and tag:even")
+    expect(page.get_by_text("2 of 12 runs")).to_be_visible()
+    assert "f=lr%3C0.05+and+tag:even" in page.url
+    page.reload()
+    expect(page.get_by_text("2 of 12 runs")).to_be_visible()
+    page.locator("#filter").fill("lr<<")
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.locator("#filter").fill("name=nobody")
+    page.get_by_role("button", name="Clear the filter").click()
+    expect(page.get_by_text("12 runs")).to_be_visible()
+
+
+@needs_browser
+def test_a_run_can_be_hidden_made_the_baseline_and_opened_by_keyboard(page):
+    painted(page)
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    expect(page.get_by_label("Show run-11")).not_to_be_checked()
+    page.keyboard.press("j")
+    page.keyboard.press("p")
+    assert re.search("hide=.*base=", page.url)
+    expect(page.locator("aside .figure.gap").first).to_contain_text(re.compile("[+−]"))
+    page.keyboard.press("o")
+    expect(page.get_by_role("heading", name="run-10")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("link", name="Charts")).to_have_attribute("aria-current", "page")
+
+
+@needs_browser
+def test_zooming_asks_again_until_every_point_is_there(context, address):
+    page = open_page(context, address, "p=llm&f=name=run-00")
+    figure = painted(page)
+    inked(page, figure)
+    expect(figure).to_have_attribute("aria-label", re.compile("of 3,000 points, extremes kept"))
+    box = figure.locator(".plot").bounding_box()
+    with page.expect_response(lambda answer: answer.url.endswith("api/series") and '"lo":1' in (answer.request.post_data or "")):
+        page.mouse.move(box["x"] + 200, box["y"] + 80)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 220, box["y"] + 80, steps=4)
+        page.mouse.up()
+    expect(figure).to_have_attribute("aria-label", re.compile(r"runs, \d+ points"))
+    assert "zoom=1" in page.url
+    page.get_by_role("button", name="zoom out").click()
+    expect(figure).to_have_attribute("aria-label", re.compile("of 3,000 points"))
+
+
+@needs_browser
+def test_the_crosshair_is_on_all_charts_and_names_values(page):
+    figure = painted(page)
+    inked(page, figure)
+    box = figure.locator(".plot").bounding_box()
+    page.mouse.move(box["x"] + 180, box["y"] + 100)
+    expect(page.locator(".hair")).to_have_count(page.locator("figure[data-painted]").count())
+    expect(figure.locator(".tip")).to_contain_text("run-")
+    figure.focus()
+    before = figure.locator(".tip thead").inner_text()
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    expect(figure.locator(".tip thead")).not_to_have_text(before)
+
+
+@needs_browser
+def test_smoothing_log_axes_band_and_groups_change_the_picture(page):
+    figure = painted(page)
+    plain = inked(page, figure)
+    for key, mark in (("l", "log=1"), ("b", "band=1"), ("]", "s=0.1")):
+        before = figure.get_attribute("data-painted")
+        page.keyboard.press(key)
+        expect(figure).not_to_have_attribute("data-painted", before)
+        assert mark in page.url
+    assert inked(page, figure) != plain
+    page.locator("summary", has_text="group").click()
+    page.get_by_label("Chart by").select_option("config:model.dim")
+    expect(page.locator("figure[data-key='train/loss']")).to_have_count(2)
+    expect(page.get_by_text("train/loss · model.dim=128")).to_be_visible()
+
+
+@needs_browser
+def test_nan_infinities_and_holes_are_said_and_drawn(context, address):
+    page = open_page(context, address, "p=llm&f=name=run-04")
+    figure = painted(page)
+    inked(page, figure)
+    expect(figure).to_have_attribute("aria-label", re.compile("2 NaN or infinite"))
+
+
+@needs_browser
+def test_ranks_show_a_band_with_the_lowest_and_highest_named(context, address):
+    page = open_page(context, address, "p=ranks&ranks=mean")
+    figure = painted(page, "time")
+    inked(page, figure)
+    box = figure.locator(".plot").bounding_box()
+    page.mouse.move(box["x"] + 180, box["y"] + 60)
+    expect(figure.locator(".tip")).to_contain_text("low 1 rank 1 · high 9 rank 2")
+
+
+@needs_browser
+def test_one_point_and_none_are_useful_sights(context, address):
+    page = open_page(context, address, "p=odd")
+    figure = painted(page, "alone")
+    assert figure.evaluate(INK) > 0
+    expect(figure).to_have_attribute("aria-label", re.compile("1 points"))
+    figure.get_by_role("button", name="Show alone as a table").click()
+    expect(figure.locator("td", has_text="one-point")).to_be_visible()
+    page.get_by_role("button", name="no-points", exact=True).click()
+    expect(page.get_by_text("This run logged no numbers.")).to_be_visible()
+
+
+@needs_browser
+def test_an_empty_place_says_what_to_paste(context, tmp_path):
+    server, address = serve(tmp_path)
+    try:
+        page = open_page(context, address, "")
+        expect(page.get_by_text("No runs yet")).to_be_visible()
+        expect(page.locator("pre")).to_contain_text("fanfold.init(")
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+# Live
+
+
+@needs_browser
+def test_a_new_point_reaches_forty_charts_and_twelve_tabs_and_hidden_tabs_ask_nothing(context, tmp_path):
+    run = start(tmp_path, project="live", name="now")
+    point = {f"k{i:02d}": float(i) for i in range(40)}
+    run.log(point, step=0)
+    server, address = serve(tmp_path)
+    try:
+        tabs = [open_page(context, address, "p=live") for _ in range(12)]
+        for tab in tabs:
+            tab.locator("figure[data-key='k00']").wait_for()
+            expect(tab.get_by_text("live", exact=True)).to_be_visible()
+            expect(tab.locator("figure[data-key='k00']")).to_have_attribute("aria-label", "k00: 1 runs, 1 points")
+        asleep = tabs[5]
+        asleep.evaluate("() => { Object.defineProperty(document, 'hidden', { get: () => true }); document.dispatchEvent(new Event('visibilitychange')); }")
+        asked: list[str] = []
+        asleep.on("request", lambda request: asked.append(request.url))
+        run.log(point, step=1)
+        for tab in tabs:
+            if tab is not asleep:
+                expect(tab.locator("figure[data-key='k00']")).to_have_attribute("aria-label", "k00: 1 runs, 2 points")
+        assert asked == []
+        asleep.evaluate("() => { Object.defineProperty(document, 'hidden', { get: () => false }); document.dispatchEvent(new Event('visibilitychange')); }")
+        expect(asleep.locator("figure[data-key='k00']")).to_have_attribute("aria-label", "k00: 1 runs, 2 points")
+    finally:
+        server.terminate()
+        server.wait(20)
+        run.finish()
+        context.expected[:] = [error for error in context.expected if "ERR_" not in error]  # the server left before the tabs
+
+
+@needs_browser
+def test_the_page_survives_its_server(context, tmp_path):
+    run = start(tmp_path, project="live", name="now")
+    run.log({"v": 1.0}, step=0)
+    server, address = serve(tmp_path)
+    page = open_page(context, address, "p=live")
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    server.kill()
+    server.wait(20)
+    expect(page.get_by_text("offline, retrying")).to_be_visible()
+    expect(page.locator("figure[data-key='v']")).to_be_visible()  # the last data stays
+    run.log({"v": 2.0}, step=1)
+    server, _ = serve(tmp_path, "--port", address.rsplit(":", 1)[1].strip("/"))
+    try:
+        expect(page.locator("figure[data-key='v']")).to_have_attribute("aria-label", "v: 1 runs, 2 points")
+        expect(page.get_by_text("live", exact=True)).to_be_visible()
+    finally:
+        server.terminate()
+        server.wait(20)
+        run.finish()
+    assert all("ERR_" in error for error in context.expected), context.expected
+    context.expected.clear()
+
+
+@needs_browser
+def test_a_broken_answer_is_said_in_the_chart_and_harms_nothing_else(context, address):
+    def cut(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, body=answer.body()[:-40])
+
+    context.route("**/api/series", cut)
+    page = open_page(context, address)
+    expect(page.locator("figure[data-key='train/loss']").get_by_role("alert")).to_have_text("the answer is cut short")
+    expect(page.get_by_text("12 runs")).to_be_visible()
+
+
+# Other pages
+
+
+@needs_browser
+def test_the_table_sorts_chooses_and_compares(context, address):
+    page = open_page(context, address, "p=llm&v=table&cols=config:lr,metric:train/loss")
+    grid = page.get_by_role("grid")
+    expect(grid.get_by_role("row")).to_have_count(13)
+    grid.get_by_role("button", name="lr").click()
+    expect(grid.get_by_role("columnheader").nth(1)).to_have_attribute("aria-sort", "ascending")
+    expect(grid.get_by_role("row").nth(1).get_by_role("gridcell").first).to_have_text("0.01")
+    for name in ("run-02", "run-05"):
+        grid.get_by_label(f"Choose {name}").check()
+    page.get_by_role("button", name="compare", exact=True).click()
+    expect(page.get_by_role("group", name="Settings")).to_contain_text("model.dim")
+    expect(page.locator("figure[data-key='train/loss']")).to_be_visible()
+
+
+@needs_browser
+def test_a_run_is_renamed_tagged_archived_and_deleted_from_the_page(context, tmp_path):
+    for name in ("keep", "old"):
+        run = start(tmp_path, project="edit", name=name)
+        run.log({"v": 1.0}, step=0)
+        run.finish()
+    server, address = serve(tmp_path)
+    try:
+        page = open_page(context, address, f"p=edit&v=run&r={run.id}")
+        for button, field, value in (("rename", "New name", "renamed"), ("tags", "New tags", "one, two"), ("note", "New notes", "why not")):
+            page.get_by_role("button", name=button, exact=True).click()
+            page.get_by_label(field).fill(value)
+            page.get_by_role("button", name=re.compile("^save ")).click()
+            expect(page.get_by_label(field)).to_have_count(0)
+        expect(page.get_by_role("heading", name="renamed")).to_be_visible()
+        expect(page.get_by_text("why not")).to_be_visible()
+        page.get_by_role("button", name="archive", exact=True).click()
+        expect(page.get_by_text("1 of 2 runs")).to_be_visible()
+        context.remove_listener("dialog", context._impl_obj) if False else page.on("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="delete", exact=True).click()
+        expect(page.get_by_text("1 runs")).to_be_visible()
+        assert not run.path.exists()
+        assert [error for error in context.expected if "for good" not in error] == []
+        context.expected.clear()
+        page.locator("summary", has_text="views").click()
+        page.get_by_label("Name of this view").fill("mine")
+        page.get_by_role("button", name="save", exact=True).click()
+        expect(page.get_by_role("button", name="mine", exact=True)).to_be_visible()
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+@needs_browser
+def test_media_share_one_step(context, address):
+    page = open_page(context, address, "p=llm&v=media&key=picture")
+    expect(page.locator("img")).to_have_count(2)
+    page.wait_for_function("() => [...document.querySelectorAll('img')].every(one => one.naturalWidth === 16)")
+    page.locator("#step").fill("0")
+    expect(page.get_by_text("at 0").first).to_be_visible()
+    assert "step=0" in page.url
+    for key, sight in (("rows", "td >> text=2.5"), ("weights", "svg path.on"), ("tone", "audio"), ("words", "text=the run-00 at step 500")):
+        page.get_by_role("button", name=key, exact=True).click()
+        expect(page.locator(sight).first).to_be_visible()
+    page.get_by_label("show differences to the first").check()
+    expect(page.locator("ins").first).to_be_visible()
+    page.get_by_role("button", name="page", exact=True).click()
+    expect(page.frame_locator("iframe").first.get_by_role("heading", name="inside")).to_be_visible()
+
+
+@needs_browser
+def test_console_alerts_and_provenance_are_there(context, address):
+    page = open_page(context, address, "p=ranks&v=logs")
+    for rank in range(3):
+        expect(page.get_by_role("log")).to_contain_text(f"hello from {rank}")
+    page = open_page(context, address, "p=llm&v=alerts")
+    page.get_by_role("button", name="run-04").first.click()
+    expect(page.get_by_role("heading", name="run-04")).to_be_visible()
+    page = open_page(context, address, "p=llm&v=provenance")
+    expect(page.get_by_role("group", name="Provenance graph")).to_contain_text("Environment")
+
+
+@needs_browser
+@pytest.mark.parametrize("view", PAGES)
+def test_hostile_names_are_only_text(context, address, view):
+    from urllib.parse import quote
+
+    page = open_page(context, address, f"p={quote(HOSTILE)}&v={view}" + ("&key=say" if view == "media" else ""))
+    expect(page.locator("aside .name")).to_have_text(HOSTILE)
+    page.wait_for_load_state("networkidle") if False else page.wait_for_timeout(300)
+    assert page.locator("img[src='x']").count() == 0
+
+
+@needs_browser
+def test_an_unknown_run_project_and_page_are_said(context, address):
+    page = open_page(context, address, "p=llm&v=run&r=nobody")
+    expect(page.get_by_role("alert")).to_contain_text("no run")
+    context.expected[:] = [error for error in context.expected if "404" not in error]
+    page = open_page(context, address, "p=nothing&v=nothing")
+    expect(page.get_by_text("No runs in nothing yet")).to_be_visible()
+
+
+# For everybody
+
+
+@needs_browser
+@needs_node
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_accessible(context, address, theme):
+    axe = (ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    page = open_page(context, address)
+    page.emulate_media(color_scheme=theme)
+    found = []
+    for view in PAGES:
+        page = open_page(context, address, f"p={'ranks' if view == 'logs' else 'llm'}&v={view}&base=x")
+        page.emulate_media(color_scheme=theme)
+        page.wait_for_timeout(600)
+        page.evaluate(axe)
+        for violation in page.evaluate("axe.run()")["violations"]:
+            found += [f"{view}: {violation['id']}: {node['html'][:160]}" for node in violation["nodes"][:3]]
+        page.close()
+    assert found == []
+
+
+@needs_browser
+def test_the_theme_can_be_chosen_and_is_remembered(context, address):
+    page = open_page(context, address)
+    ground = "() => getComputedStyle(document.body.parentElement).backgroundColor"
+    light = page.evaluate(ground)
+    page.keyboard.press("t")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    assert page.evaluate(ground) != light
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+@needs_browser
+def test_help_lists_the_keys(page):
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("filter runs")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+# Packaging
+
+
+def test_the_first_page_is_small():
+    first = [name for name in ("index.js", "index.css") if (STATIC / name).is_file()]
+    linked = re.findall(r'(?:src|href)="\./([^"]+\.(?:js|css))"', (STATIC / "index.html").read_text())
+    loaded = set(first) | set(linked) | set(re.findall(r'from"\./([^"]+\.js)"', (STATIC / "index.js").read_text()))
+    assert sum(len(gzip.compress((STATIC / name).read_bytes(), 9)) for name in loaded) <= 60_000
+    assert sum(len(gzip.compress(file.read_bytes(), 9)) for file in STATIC.iterdir()) <= 120_000
+    assert sum(file.stat().st_size for file in STATIC.iterdir()) <= 500_000
+
+
+def test_the_page_asks_nothing_of_the_outside():
+    for file in STATIC.iterdir():
+        hosts = set(re.findall(r"https?://([^/\"'`\s)]+)", file.read_text()))
+        assert hosts <= {"www.w3.org", "svelte.dev"}, (file.name, hosts)  # names of XML spaces and of error texts: never fetched
+
+
+@needs_node
+def test_the_committed_page_is_what_its_sources_build(tmp_path):
+    out = tmp_path / "static"
+    web = ROOT / "web"
+    subprocess.run(["npx", "vite", "build", "--outDir", str(out), "--emptyOutDir"], cwd=web, check=True, capture_output=True, timeout=240)
+    built = {file.name: file.read_bytes() for file in out.iterdir()}
+    kept = {file.name: file.read_bytes() for file in STATIC.iterdir()}
+    assert sorted(built) == sorted(kept)
+    assert [name for name in built if built[name] != kept[name]] == [], "run `make web` and commit what it changed"
+
+
+@needs_node
+def test_the_pages_own_tests_and_types_pass():
+    web = ROOT / "web"
+    for command in (["npx", "vitest", "run"], ["npx", "svelte-check", "--fail-on-warnings"]):
+        done = subprocess.run(command, cwd=web, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def test_no_package_is_built_without_the_page(tmp_path):
+    import sys as python
+
+    python.path.insert(0, str(ROOT))
+    try:
+        from hatch_build import BuiltPage
+    finally:
+        python.path.remove(str(ROOT))
+
+    def hook(root: Path):
+        return BuiltPage(str(root), {}, None, None, str(tmp_path), "wheel")
+
+    hook(ROOT).initialize("standard", {})
+    with pytest.raises(RuntimeError, match="make web"):
+        hook(tmp_path).initialize("standard", {})
+    hook(tmp_path).initialize("editable", {})
+
+
+def test_wheel_and_sdist_hold_the_page(tmp_path):
+    import tarfile
+    import zipfile
+
+    code = "import sys\nfrom hatchling.build import build_sdist, build_wheel\nprint(build_wheel(sys.argv[1])); print(build_sdist(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
+    wheel, sdist = done.stdout.split()[-2:]
+    names = {Path(name).name for name in zipfile.ZipFile(tmp_path / wheel).namelist() if "/server/static/" in name}
+    assert names == {file.name for file in STATIC.iterdir()}
+    with tarfile.open(tmp_path / sdist) as archive:
+        inside = archive.getnames()
+    assert {Path(name).name for name in inside if "/server/static/" in name} == names
+    assert any(name.endswith("/web/src/App.svelte") for name in inside) and any(name.endswith("/hatch_build.py") for name in inside)
+    assert not any("node_modules" in name for name in inside)

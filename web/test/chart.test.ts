@@ -1,0 +1,106 @@
+// Charts: what they span, where they break, and how they are smoothed.
+import { describe, expect, it } from 'vitest';
+import { draw, extent, stretches, type Line } from '../src/lib/chart';
+import { at, nearest, scales, ticks } from '../src/lib/scale';
+import { centred, exponential, smoothed } from '../src/lib/smooth';
+
+const line = (x: number[], y: number[], more: Partial<Line> = {}): Line => ({
+  run: 'r', colour: '#000', dash: [], width: 1, alpha: 1, x, y, raw: true, marks: [], restarts: [], ...more,
+});
+
+describe('extent', () => {
+  it('includes the extremes of buckets and of ranks', () => {
+    const view = extent([line([0, 1], [5, 6], { lo: [1, 5], hi: [5, 20], low: [-3, 0], high: [9, 9] })], false, false, null)!;
+    expect(view.y0).toBeLessThanOrEqual(-3);
+    expect(view.y1).toBeGreaterThanOrEqual(20);
+  });
+  it('passes over what a log axis cannot hold, and over NaN and infinities', () => {
+    const view = extent([line([0, 1, 2, 3, 4], [-1, 0, NaN, Infinity, 8])], true, false, null)!;
+    expect(view.y0).toBeGreaterThan(0);
+    expect(view.y1).toBeLessThan(20);
+  });
+  it('has room for one point and for nothing but NaN, and none for nothing', () => {
+    const one = extent([line([3], [7])], false, false, null)!;
+    expect(one.x0).toBeLessThan(3);
+    expect(one.y1).toBeGreaterThan(7);
+    expect(extent([line([3], [NaN], { marks: [[3, 'nan']] })], false, false, null)).not.toBeNull();
+    expect(extent([], false, false, null)).toBeNull();
+    expect(extent([line([], [])], false, false, null)).toBeNull();
+  });
+  it('keeps to the zoom, and fits y to what is in it', () => {
+    const view = extent([line([0, 5, 10], [100, 1, 2])], false, false, [4, 10])!;
+    expect([view.x0, view.x1]).toEqual([4, 10]);
+    expect(view.y1).toBeLessThan(5);
+  });
+});
+
+describe('stretches', () => {
+  it('ends at NaN and at holes, and keeps all else', () => {
+    expect(stretches({ x: [0, 1, 2, 3, 4] }, [1, NaN, 3, 4, 5])).toEqual([[0, 1], [2, 5]]);
+    expect(stretches({ x: [0, 1, 2, 3, 100, 101, 102] }, [1, 1, 1, 1, 1, 1, 1])).toEqual([[0, 4], [4, 7]]);
+    expect(stretches({ x: [0, 1, 2, 3, 4, 6] }, [1, 1, 1, 1, 1, 1])).toEqual([[0, 6]]);
+    expect(stretches({ x: [] }, [])).toEqual([]);
+  });
+});
+
+describe('draw', () => {
+  it('visits every extreme of every bucket', () => {
+    const visited: number[] = [];
+    const context = new Proxy({ measureText: () => ({ width: 10 }), lineTo: (_: number, y: number) => visited.push(y) } as Record<string, unknown>, {
+      get: (target, name) => target[name as string] ?? (() => undefined), set: () => true,
+    }) as unknown as CanvasRenderingContext2D;
+    const view = { x0: 0, x1: 2, y0: 0, y1: 10, logX: false, logY: false };
+    const frame = { w: 300, h: 200, dpr: 1 };
+    draw(context, frame, view, [line([0, 1, 2], [5, 5, 5], { lo: [1, 2, 3], hi: [9, 8, 7], raw: false })], { ground: '', ink: '', grid: '', band: false, xKind: 'number' });
+    const { sy } = scales(frame, view);
+    for (const value of [1, 2, 3, 7, 8, 9]) expect(visited).toContain(sy(value));
+  });
+});
+
+describe('scales', () => {
+  it('go there and back, straight and logarithmic', () => {
+    for (const log of [false, true]) {
+      const s = scales({ w: 400, h: 200, dpr: 1 }, { x0: 1, x1: 1000, y0: 0.01, y1: 10, logX: log, logY: log });
+      for (const v of [1, 17, 1000]) expect(s.ix(s.sx(v))).toBeCloseTo(v, 6);
+      expect(s.iy(s.sy(0.5))).toBeCloseTo(0.5, 6);
+    }
+  });
+  it('ticks are round, inside, and few', () => {
+    expect(ticks(0, 10, 5)).toEqual([0, 2, 4, 6, 8, 10]);
+    expect(ticks(0.001, 1000, 6, true)).toEqual([0.001, 0.01, 0.1, 1, 10, 100, 1000]);
+    expect(ticks(0.2, 5, 6, true)).toEqual([0.2, 0.5, 1, 2, 5]);
+    for (const [lo, hi] of [[0, 1e-9], [-5e8, 3], [1e15, 1e15 + 4], [7, 7]]) {
+      const found = ticks(lo, hi, 5);
+      expect(found.length).toBeLessThan(15);
+      for (const t of found) expect(t).toBeGreaterThanOrEqual(lo - 1e-12);
+    }
+    expect(ticks(NaN, NaN, 5)).toEqual([]);
+  });
+  it('finds the point at and nearest to a place', () => {
+    expect([at([0, 2, 4], 3), at([0, 2, 4], -1), at([], 3)]).toEqual([1, 0, 0]);
+    expect([nearest([0, 2, 4], 3.5), nearest([0, 2, 4], 2.5)]).toEqual([2, 1]);
+  });
+});
+
+describe('smoothing', () => {
+  it('leaves a straight line straight, ends included', () => {
+    const y = Array.from({ length: 100 }, (_, i) => i);
+    centred(y, 0.8).forEach((v, i) => expect(v).toBeCloseTo(i, 9));
+  });
+  it('does not lag, where the exponential one does', () => {
+    const y = Array.from({ length: 200 }, (_, i) => (i < 100 ? 0 : 1));
+    expect(centred(y, 0.5)[99] + centred(y, 0.5)[100]).toBeCloseTo(1, 6);
+    expect(exponential(y, 0.9)[105]).toBeLessThan(0.6);
+  });
+  it('passes over NaN and never spreads it', () => {
+    const out = exponential([1, NaN, 1], 0.5);
+    expect(out[0]).toBe(1);
+    expect(out[1]).toBeNaN();
+    expect(out[2]).toBe(1);
+    expect(centred([1, NaN, 1, 1], 1)[2]).toBe(1);
+  });
+  it('does not flow across a hole', () => {
+    const out = smoothed([0, 0, 0, 9, 9, 9], [[0, 3], [3, 6]], 1, false);
+    expect([...out]).toEqual([0, 0, 0, 9, 9, 9]);
+  });
+});

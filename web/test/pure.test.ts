@@ -1,0 +1,70 @@
+// The address, the order of charts, numbers, console lines and differences.
+import { describe, expect, it } from 'vitest';
+import { printed } from '../src/lib/console';
+import { diff, lines, words } from '../src/lib/diff';
+import { duration, number, tick } from '../src/lib/format';
+import { grow, hit } from '../src/lib/icicle';
+import { compare, orderKeys, sections } from '../src/lib/model.svelte';
+import { DEFAULTS, read, write } from '../src/lib/view.svelte';
+
+describe('the address', () => {
+  it('is empty by default, and comes back as it was', () => {
+    expect(write(read(''))).toBe('');
+    const view = { ...structuredClone(DEFAULTS), project: 'a&b=c #1', filter: 'lr<1e-3 and tag:"x y"', hidden: ['a,b', '%'], zoom: [400, 670.5] as [number, number], logY: true, smooth: 0.3, page: 'table' as const };
+    expect(read('#' + write(view))).toEqual(view);
+  });
+  it('is readable', () => {
+    expect(write({ ...structuredClone(DEFAULTS), filter: 'lr=0.1', zoom: [400, 670] })).toBe('f=lr=0.1&zoom=400..670');
+  });
+  it('takes nonsense for the usual', () => {
+    expect(read('#v=etc&zoom=9..1&s=x&step=y')).toEqual(structuredClone(DEFAULTS));
+  });
+});
+
+describe('the order of charts', () => {
+  it('puts pins first, then losses, and the system last', () => {
+    expect(orderKeys(['system/cpu', 'acc', 'val/loss', 'lr'], ['lr'])).toEqual(['lr', 'val/loss', 'acc', 'system/cpu']);
+    expect(sections(['a/x', 'b/loss', 'y'], []).map(([name]) => name)).toEqual(['b', 'a', 'metrics']);
+  });
+  it('sorts what is missing last, both ways', () => {
+    for (const back of [1, -1]) expect([3, null, NaN, 1].sort((a, b) => compare(a, b, back)).slice(0, 2)).toEqual(back > 0 ? [1, 3] : [3, 1]);
+    expect(['r10', 'r9'].sort((a, b) => compare(a, b, 1))).toEqual(['r9', 'r10']);
+  });
+});
+
+describe('numbers', () => {
+  it('have five digits, and what is none keeps its name', () => {
+    expect([0.123456789, 3e-4, 1234567, -2, NaN, Infinity, -Infinity, null, 'x'].map(number)).toEqual(['0.12346', '3e-4', '1,234,567', '−2', 'NaN', '∞', '−∞', '', 'x']);
+    expect([51000, 2e6, 0.5, 1e-5, 0].map(tick)).toEqual(['51k', '2M', '0.5', '1e-5', '0']);
+    expect([5, 65, 3700, 90_000].map(duration)).toEqual(['5 s', '1 min 5 s', '1 h 2 min', '1 d 1 h']);
+  });
+});
+
+describe('the console', () => {
+  const chunk = (b: string, rank = 0, stream = 'stdout') => ({ t: 0, stream, rank, b });
+  it('joins lines over chunks, keeps ranks apart and shows progress bars as they ended', () => {
+    const found = printed([chunk('he'), chunk('one\n', 1), chunk('llo\n10%\r50%\r100%\n'), chunk('\x1b[31mred\x1b[0m\r\n')]);
+    expect(found.map((line) => [line.rank, line.text])).toEqual([[0, 'hello'], [1, 'one'], [0, '100%'], [0, 'red']]);
+  });
+});
+
+describe('differences', () => {
+  it('are the smallest, and put together give both texts', () => {
+    const [a, b] = ['the cat sees the sea', 'the cat paints the red sea'];
+    const pieces = diff(words(a), words(b));
+    expect(pieces.filter(([kind]) => kind !== 'new').map(([, part]) => part).join('')).toBe(a);
+    expect(pieces.filter(([kind]) => kind !== 'gone').map(([, part]) => part).join('')).toBe(b);
+    expect(pieces.filter(([kind]) => kind === 'gone').map(([, part]) => part)).toEqual(['sees']);
+    expect(diff(lines('a\nb\n'), lines('a\nb\n'))).toEqual([['same', 'a\nb\n']]);
+  });
+});
+
+describe('the icicle', () => {
+  it('is as wide as the time, and finds what is pointed at', () => {
+    const op = (name: string, scope: string, self_ns: number) => ({ op: name, scope, thread: 1, label: '', count: 1, total_ns: self_ns, self_ns, max_ns: self_ns });
+    const root = grow([op('mm', 'forward/attn', 30), op('add', 'forward', 10), op('mm', 'backward', 60)]);
+    expect([root.size, root.deep]).toEqual([100, 4]);
+    expect(root.kids[0].kids.map((kid) => [kid.name, kid.start, kid.size])).toEqual([['backward', 0, 60], ['forward', 60, 40]]);
+    expect(hit(root, root, 100, 70, 45)?.name).toBe('forward');
+  });
+});
