@@ -1,4 +1,4 @@
-"""The Trainer: train, evaluate, keep the best, resume: python examples/trainer.py, or torchrun --nproc-per-node 2 examples/trainer.py
+"""The Trainer: train, evaluate, keep the best, resume: python examples/trainer.py (or torchrun --nproc-per-node 2 …)
 
 The same script runs on one process and on many; each writes a journal of its own into the same run.
 """

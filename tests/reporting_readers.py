@@ -16,7 +16,9 @@ def tensorboard(folder: Path) -> dict:
 
     (place,) = {path.parent for path in folder.rglob("events.out.tfevents.*")}
     reader = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False).Reload()
-    texts = {tag.removesuffix("/text_summary"): [(e.step, "text") for e in reader.Tensors(tag)] for tag in reader.Tags()["tensors"]}
+    texts = {
+        tag.removesuffix("/text_summary"): [(e.step, "text") for e in reader.Tensors(tag)] for tag in reader.Tags()["tensors"]
+    }
     return texts | {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
 
 
@@ -152,10 +154,16 @@ def neptune(folder: Path) -> dict:
 
 
 def azure_ml(folder: Path) -> dict:
-    """Read what the library's Run printed: outside a job it keeps nothing, and knows no steps."""
+    """Read what the library's Run printed, between what others print: outside a job it keeps nothing, and knows no steps."""
     found: dict = {}
-    for key, value in re.findall(r"^Attempted to log \w+ metric (.*):\n(.*)$", (folder / "output").read_text(), re.MULTILINE):
-        found.setdefault(key, []).append((None, float(value)))
+    waiting: list[str] = []
+    for key, value in re.findall(
+        r"Attempted to log scalar metric (\w+):|^(\d[\d.e+-]*)$", (folder / "output").read_text(), re.MULTILINE
+    ):
+        if key:
+            waiting.append(key)
+        elif waiting:
+            found.setdefault(waiting.pop(0), []).append((None, float(value)))
     return found
 
 

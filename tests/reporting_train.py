@@ -44,10 +44,10 @@ def data(count=16):
 
 
 def trainer(folder, callbacks, fails_at=None, **given):
-    known = dict(
-        max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=2, save_steps=2, save_total_limit=1,
-        per_device_train_batch_size=4, report_to="none", use_cpu=True, run_name="tiny-run", disable_tqdm=True,
-    )  # fmt: skip
+    known = {
+        "max_steps": 4, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "save_total_limit": 1,
+        "per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True, "run_name": "tiny-run", "disable_tqdm": True,
+    }  # fmt: skip
     args = TrainingArguments(output_dir=f"{folder}/out", **{**known, **given})
     return Trainer(Tiny(fails_at=fails_at), args, train_dataset=data(), eval_dataset=data(4), callbacks=callbacks)
 

@@ -328,7 +328,7 @@ def test_an_exception_of_another_callback_fails_the_run_and_a_users_run_goes_on(
 
 def test_every_trial_of_a_search_is_a_run_and_a_pruned_one_did_not_fail(runs_dir):
     optuna.logging.disable_default_handler()
-    fanfold.init("search", name="the users own")
+    own = fanfold.init("search", name="the users own")
     job = Trainer(
         model_init=lambda trial: Tiny(), args=arguments(report_to="fanfold", eval_strategy="steps", eval_steps=1, max_steps=2, run_name="hpo"),
         train_dataset=DATA, eval_dataset=DATA[:4],
@@ -342,7 +342,9 @@ def test_every_trial_of_a_search_is_a_run_and_a_pruned_one_did_not_fail(runs_dir
         hp_space=lambda trial: {"learning_rate": [0.1, 0.2, 0.3][trial.number]},
         hp_name=lambda trial: f"trial-{trial.number}", n_trials=3, pruner=Pruner(),
     )  # fmt: skip
-    fanfold.finish()
+    assert fanfold.run is own  # and not the last trial's
+    assert fanfold.open(own.path).keys() == []
+    _session.finish_ended()
     trials = sorted((run for run in fanfold.runs(dir=runs_dir) if run.name.startswith("trial")), key=lambda run: run.name)
     assert [run.name for run in trials] == ["trial-0", "trial-1", "trial-2"]
     assert [run.config["learning_rate"] for run in trials] == [0.1, 0.2, 0.3]

@@ -192,6 +192,16 @@ def test_an_exception_in_the_body_is_told_and_fails_the_run(runs_dir):
     assert list(stored.series("loss").values) == [0.5, 1.0]  # and no half a step
 
 
+def test_an_exception_after_training_fails_the_loops_own_run_too(runs_dir):
+    recorder = Recorder()
+    with pytest.raises(ValueError, match="late"):
+        with looping(recorder, run=None, epochs=1, project="p") as loop:
+            iterate(loop)
+            raise ValueError("late")
+    assert recorder.seen[-2:] == ["train_end 4", "exception 4"]
+    assert loop.run.status == "failed"
+
+
 def test_without_a_with_training_ends_all_the_same(runs_dir):
     recorder = Recorder()
     loop = looping(recorder, epochs=1)

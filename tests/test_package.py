@@ -55,7 +55,7 @@ def test_every_public_name_is_there():
 ORDER = [
     {"_version"},
     {"errors"},
-    {"settings", "names", "_summary", "mask"},
+    {"settings", "names", "_summary", "mask", "drawing"},
     {"process"},
     {"media"},
     {"values"},
@@ -65,7 +65,8 @@ ORDER = [
     {"facts"},
     {"encoder", "console", "probes"},
     {"store", "trackers", "provenance"},
-    {"relay", "server"},
+    {"relay", "server", "report"},
+    {"notebook"},
     {"_join"},
     {"_recorder"},
     {"_run", "_disabled"},

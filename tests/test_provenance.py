@@ -287,7 +287,7 @@ def test_stamping_moves_no_weight_where_the_filesystem_can_insert(tmp_path, run,
     inode = (tmp_path / "m.safetensors").stat().st_ino
     fanfold.stamp(tmp_path / "m.safetensors")
     assert (tmp_path / "m.safetensors").stat().st_ino == inode
-    monkeypatch.setattr(st_format, "_insert", lambda *_: False)  # another filesystem: the file is written anew beside itself
+    monkeypatch.setattr(st_format, "_move", lambda *_: False)  # another filesystem: the file is written anew beside itself
     save_file({"a": torch.arange(100_000.0)}, tmp_path / "n.safetensors")
     inode = (tmp_path / "n.safetensors").stat().st_ino
     fanfold.stamp(tmp_path / "n.safetensors")

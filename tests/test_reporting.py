@@ -13,9 +13,7 @@ import pytest
 import reporting_readers as readers
 
 TESTS = Path(__file__).parent
-OURS = (
-    "tensorboard,wandb,mlflow,comet_ml,clearml,trackio,dvclive,azure_ml,swanlab,neptune,flyte,aim,codecarbon"  # in one Trainer
-)
+OURS = "tensorboard,wandb,mlflow,comet_ml,clearml,trackio,dvclive,azure_ml,swanlab,neptune,flyte,aim,codecarbon"  # all at once
 THEIRS = "tensorboard,wandb,mlflow,comet_ml,trackio,dvclive,azure_ml"  # the others do not work offline, or hang there at times
 SUMMARY = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"}
 EVAL = {"loss", "runtime", "samples_per_second", "steps_per_second"}
@@ -97,7 +95,9 @@ def test_wandb_has_what_transformers_sends(trained):
     ours, theirs = both(trained, "wandb")
     assert steps(ours) == steps(theirs)
     assert values(ours) == values(theirs)
-    assert {key for key in ours if key.startswith("summary:train_") or key == "summary:total_flos"} >= {f"summary:{key}" for key in SUMMARY}
+    assert {key for key in ours if key.startswith("summary:train_") or key == "summary:total_flos"} >= {
+        f"summary:{key}" for key in SUMMARY
+    }
 
 
 def test_wandb_keeps_architecture_checkpoints_and_final_model_as_transformers_does(trained):
@@ -138,11 +138,15 @@ def test_mlflow_keeps_evaluations_after_training_in_the_same_run(trained):
     runs = client.search_runs([client.get_experiment_by_name("exp").experiment_id])
     first = next(run for run in runs if run.info.run_name == "tiny-run")
     theirs = {
-        key: [(point.step, point.value) for point in client.get_metric_history(first.info.run_id, key)] for key in first.data.metrics
+        key: [(point.step, point.value) for point in client.get_metric_history(first.info.run_id, key)]
+        for key in first.data.metrics
     }
     ours = readers.mlflow(trained["ours"])
     assert steps(ours) == expected()
-    during = {key: points[:-1] if key.startswith("eval_") or key == "epoch" else points for key, points in without(ours, "test_").items()}
+    during = {
+        key: points[:-1] if key.startswith("eval_") or key == "epoch" else points
+        for key, points in without(ours, "test_").items()
+    }
     assert (steps(during), values(during)) == (steps(theirs), values(theirs))
     assert len(runs) == 2  # theirs opened a second, nameless one
 
@@ -176,7 +180,11 @@ def test_clearml_has_titles_and_single_values_and_goes_on_in_the_same_task_after
     ours = steps(readers.clearml(trained["ours"]))
     single = ours.pop("Summary/epoch"), *(ours.pop(f"Summary/{key}") for key in sorted(SUMMARY))
     assert [len(found) for found in single] == [6, 1, 1, 1, 1, 1]
-    assert ours == {key: found for key, found in expected("train/", "eval/", "test/", summary="-").items() if key[0] != "-" and key != "train/epoch"}
+    assert ours == {
+        key: found
+        for key, found in expected("train/", "eval/", "test/", summary="-").items()
+        if key[0] != "-" and key != "train/epoch"
+    }
 
 
 def test_clearml_has_arguments_model_configuration_and_checkpoints(trained):
@@ -184,7 +192,7 @@ def test_clearml_has_arguments_model_configuration_and_checkpoints(trained):
     known = {f"{section}/{item['name']}": item["value"] for section in task["hyperparams"].values() for item in section.values()
              for section in [item["section"]]}  # fmt: skip
     assert known["Transformers/max_steps"] == "4"
-    assert "sk-not-for-any-tracker" not in json.dumps(task)
+    assert "sk-not-for-any-tracker" not in json.dumps([task["hyperparams"], task["configuration"]])
     assert "width" in task["configuration"]["Model Configuration"]["value"]
     assert {artifact["key"] for artifact in task["execution"]["artifacts"]} >= {"checkpoint-2", "checkpoint-4"}
 
@@ -199,12 +207,10 @@ def test_trackio_has_global_steps_and_the_summary(trained):
 
 def test_dvclive_has_global_steps_and_takes_arguments_for_live(trained):
     ours, theirs = both(trained, "dvclive")
-    assert steps(ours) == {
-        key.replace("train_", "train/"): found for key, found in expected(evaluation="eval/").items()
-    }
+    assert steps(ours) == {key.replace("train_", "train/"): found for key, found in expected(evaluation="eval/").items()}
     assert values(without(ours, "test_")) == values(theirs)
     assert steps(theirs)["loss"] == [0, 2]
-    assert (trained["ours"] / "dvclive" / "artifacts" / "last").exists() or (trained["ours"] / "out" / "last").exists()
+    assert (trained["ours"] / "out" / "last" / "model.safetensors").exists()
 
 
 def test_azure_has_what_transformers_sends_and_predictions_too(trained):
@@ -229,11 +235,13 @@ def test_neptune_has_everything_below_its_namespace(trained):
     assert known["finetuning/trainer_parameters/max_steps"]["value"] == 4
     assert known["finetuning/model_parameters/width"]["value"] == 4
     assert "sk-not-for-any-tracker" not in str(known)
-    assert {operation["type"] for operation in known.values() if "checkpoints" in operation["path"]} <= {"UploadFileSet", "DeleteFiles"}
+    assert {operation["type"] for operation in known.values() if "checkpoints" in operation["path"]} <= {
+        "UploadFileSet",
+        "DeleteFiles",
+    }
     assert "finetuning/checkpoints/last" in known
     folders = list((trained["ours"] / ".neptune" / "offline").iterdir())
-    ids = {operation["value"] for operation in readers.neptune_operations(trained["ours"]) if operation["path"] == ["sys", "custom_run_id"]}
-    assert (len(folders), len(ids)) == (2, len(ids))  # training, and what came after: one run once synced
+    assert len(folders) == 2  # training, and what came after: one run once synced, by the custom id of both
 
 
 def test_flyte_outside_a_task_writes_the_page(trained):
@@ -243,9 +251,9 @@ def test_flyte_outside_a_task_writes_the_page(trained):
 def test_any_other_tracker_gets_rewritten_names(trained):
     found = steps(readers.aim(trained["ours"]))
     assert {key for key in found if not key.startswith("__")} == {
-        "train/loss", *expected("train/", "eval/", "test/"),
+        *expected("train/", "eval/", "test/"),
     }  # fmt: skip
-    assert found["train/loss"] == [2, 4]
+    assert (found["train/loss"], found["test/loss"]) == ([2, 4], [4])
 
 
 def test_codecarbon_measures_beside_training(trained):

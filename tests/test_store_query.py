@@ -29,7 +29,7 @@ numbers = st.one_of(
 values = st.fixed_dictionaries(
     {}, optional={"a": numbers, "b": st.one_of(st.integers(-(2**53), 2**53), numbers), "c": st.booleans(), "d": st.just(2.5)}
 ).filter(bool)
-steps = st.one_of(st.integers(-3, 40), st.sampled_from([2**40, -(2**35)]), st.none())
+steps = st.one_of(st.integers(-2, 12), st.integers(-3, 40), st.sampled_from([2**40, -(2**35)]), st.none())
 waits = st.one_of(st.integers(0, 10**7), st.integers(-(10**6), 10**12))
 call = st.builds(Call, st.integers(0, 2), st.integers(0, 1), steps, waits, values)
 regular = st.integers(1, 60).map(lambda n: [Call(0, 0, i * 3, 1000, {"a": float(i), "b": i}) for i in range(n)])

@@ -49,8 +49,11 @@ def test_points_config_and_facts_can_be_joined(three):
 
 
 def test_a_table_may_be_read_twice_in_one_query(three):
-    text = "WITH a AS (SELECT * FROM points WHERE key = 'loss') SELECT (SELECT count(*) FROM a), (SELECT sum(value) FROM a WHERE step = 1), (SELECT count(*) FROM points WHERE key = 'acc')"
-    assert rows(text) == [(30, pytest.approx(0.6), 30)]
+    text = (
+        "WITH a AS (SELECT * FROM points WHERE key = 'loss') SELECT (SELECT count(*) FROM a), "
+        "(SELECT round(sum(value), 6) FROM a WHERE step = 1), (SELECT count(*) FROM points WHERE key = 'acc')"
+    )
+    assert {tuple(rows(text)) for _ in range(20)} == {((30, 0.6, 30),)}  # the engine's threads read at once
 
 
 def test_hidden_points_are_hidden_and_odd_numbers_stay(tmp_path):

@@ -113,6 +113,32 @@ def test_a_resumed_training_ends_with_the_same_weights_to_the_bit(step, runs_dir
     assert list(fanfold.open(again.run.path).series("train/loss").steps) == list(range(1, 13))
 
 
+def test_each_epoch_has_every_sample_once_in_an_order_of_its_own(tmp_path, capsys):
+    class Noted(Data):
+        seen: list = []  # noqa: RUF012
+
+        def __getitem__(self, index):
+            self.seen.append(index)
+            return super().__getitem__(index)
+
+    trainer_in(tmp_path, train=Noted(9)).train()
+    first, second = Noted.seen[:9], Noted.seen[9:]
+    assert sorted(first) == sorted(second) == list(range(9))
+    assert first != second
+    Noted.seen = []
+    trainer_in(tmp_path, train=Noted(9), train_sampling_strategy="sequential", num_train_epochs=1).train()
+    assert Noted.seen == list(range(9))
+
+
+def test_accumulated_batches_learn_as_one_big_batch_also_the_last_of_an_epoch(tmp_path, capsys):
+    options = {"train": Data(10), "optim": "sgd", "max_grad_norm": 0, "lr_scheduler_type": "constant"}
+    big = trainer_in(tmp_path, per_device_train_batch_size=4, **options)
+    small = trainer_in(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, **options)
+    for trainer in (big, small):
+        assert trainer.train().global_step == 6  # of 4, 4 and 2 samples, twice
+    assert torch.allclose(weights(big), weights(small), atol=1e-6)
+
+
 def test_the_latest_whole_checkpoint_is_found_and_a_broken_one_is_not(tmp_path, capsys):
     first = trainer_in(tmp_path, save_strategy="steps", save_steps=5)
     first.train()
@@ -135,7 +161,7 @@ torch.set_num_threads(1)
 out, size, accumulate = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 def make(run, **more):
     more = {{"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulate, "save_steps": 3, "save_strategy": "steps",
-             "logging_steps": 2, "num_train_epochs": 3, "eval_strategy": "epoch", **more}}
+             "logging_steps": 2, "num_train_epochs": 3, "eval_strategy": "epoch", "use_cpu": False, **more}}
     return fanfold.Trainer(Net(), arguments(out, **more), train_dataset=Data(23), eval_dataset=Data(7), run=run,
                            compute_metrics=lambda found: {{"first": found.label_ids[0], "count": len(found.predictions)}})
 trainer = make(None, project="p")
@@ -180,6 +206,12 @@ def test_two_processes_train_as_one_with_the_doubled_batch(runs_dir, tmp_path):
     told = [entry["loss"] for entry in two["history"] if "loss" in entry]
     assert told[0] == pytest.approx(fold.values[:2].mean(), rel=1e-5)  # and callbacks heard of the mean over ranks
     assert len(list((tmp_path / "two" / "checkpoint-3").glob("rng_state_*.pth"))) == 2
+
+
+def test_ranks_that_would_train_apart_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("FANFOLD_WORLD_SIZE", "2")
+    with pytest.raises(SettingError, match=r"rank 0 of 2 .* a group of 1: the ranks would train apart"):
+        trainer_in(tmp_path)
 
 
 def test_the_best_model_comes_back_and_its_checkpoint_is_kept(tmp_path, capsys):

@@ -99,6 +99,19 @@ def test_the_order_is_that_of_transformers(name, tmp_path, capsys):
     assert mine[-1].startswith("train_end")
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup", "inverse_sqrt"])
+def test_the_weights_are_those_of_transformers_too(schedule, tmp_path, capsys):
+    common = options(tmp_path, gradient_accumulation_steps=2, num_train_epochs=3, warmup_steps=2, weight_decay=0.1, optim="adamw_torch",
+                     lr_scheduler_type=schedule, train_sampling_strategy="sequential", save_strategy="no", max_grad_norm=0.5)  # fmt: skip
+    mine = fanfold.Trainer(Line(), fanfold.TrainingArguments(**common), train_dataset=dataset(), run=False)
+    other = transformers.Trainer(
+        Line(), transformers.TrainingArguments(**common, dataloader_pin_memory=False), train_dataset=dataset()
+    )
+    losses = [trainer.train().training_loss for trainer in (mine, other)]
+    assert torch.allclose(mine.model.weight, other.model.weight, atol=1e-6)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 @pytest.mark.parametrize(("step", "epochs"), [(3, 2), (5, 2)], ids=["mid-epoch", "end of an epoch"])
 def test_the_order_after_a_resume_is_that_of_transformers(step, epochs, tmp_path, capsys):
     configuration = {"num_train_epochs": epochs, "save_strategy": "steps", "save_steps": step, "logging_steps": 2}

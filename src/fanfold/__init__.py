@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         flush,
         init,
         log,
+        log_api_usage_once,
         run,
         stamp,
         summary,
@@ -36,13 +37,28 @@ if TYPE_CHECKING:
         ValueRefused,
     )
     from .media import Audio, Figure, Histogram, Html, Image, Table, Text, Video
+    from .notebook import ui
+    from .probes.labels import label
     from .process import is_main_process, on_main_process
     from .provenance import inspect
     from .store import StoredRun, open, runs
     from .train import Loop, Trainer, TrainingArguments
 
 _HOMES = {
-    "_api": ("alert", "artifact", "config", "define_metric", "finish", "flush", "init", "log", "run", "stamp", "summary"),
+    "_api": (
+        "alert",
+        "artifact",
+        "config",
+        "define_metric",
+        "finish",
+        "flush",
+        "init",
+        "log",
+        "log_api_usage_once",
+        "run",
+        "stamp",
+        "summary",
+    ),
     "_run": ("Run",),
     "errors": (
         "FanfoldError",
@@ -54,6 +70,8 @@ _HOMES = {
         "ValueRefused",
     ),
     "media": ("Audio", "Figure", "Histogram", "Html", "Image", "Table", "Text", "Video"),
+    "notebook": ("ui",),
+    "probes.labels": ("label",),
     "process": ("is_main_process", "on_main_process"),
     "provenance": ("inspect",),
     "store": ("StoredRun", "open", "runs"),
@@ -94,13 +112,16 @@ __all__ = [
     "init",
     "inspect",
     "is_main_process",
+    "label",
     "log",
+    "log_api_usage_once",
     "on_main_process",
     "open",
     "run",
     "runs",
     "stamp",
     "summary",
+    "ui",
 ]
 
 

@@ -46,6 +46,7 @@ def init(
     console: bool | None = None,
     system: bool | None = None,
     energy: bool | None = None,
+    ops: bool | Mapping[str, Any] | None = None,
     stamp: bool | None = None,
     strict: bool | None = None,
     quiet: bool | None = None,
@@ -74,8 +75,8 @@ def init(
         tags = (tags,)
     options = options_for(
         project, file=read_file(root), root=root, name=name, config=config, id=id, resume=resume, group=group, tags=tags,
-        notes=notes, durability=durability, console=console, system=system, energy=energy, stamp=stamp, strict=strict, quiet=quiet,
-        trackers=trackers, tracker_kwargs=tracker_kwargs, fold=fold, relay=relay,
+        notes=notes, durability=durability, console=console, system=system, energy=energy, ops=ops, stamp=stamp, strict=strict,
+        quiet=quiet, trackers=trackers, tracker_kwargs=tracker_kwargs, fold=fold, relay=relay,
     )  # fmt: skip
     _current = start(options)
     return _current  # type: ignore[no-any-return]
@@ -138,6 +139,14 @@ def stamp(path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:
     from . import provenance
 
     return provenance.stamp(path, _current, extra)
+
+
+def log_api_usage_once(key: str) -> None:
+    """Say that an API of yours was used ("my_library.fit"); it counts once per process. `fanfold usage` tells which runs did."""
+    from .probes import api_usage
+
+    if api_usage.log_once(key) and hasattr(_current, "_hand_over_usage"):
+        _current._hand_over_usage()  # noqa: SLF001 - ours
 
 
 _LIVE: dict[str, Callable[[], Any]] = {

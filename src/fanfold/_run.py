@@ -159,6 +159,21 @@ class Run(Recorder):
 
         return handle(name, self._wanted, self._attached, unwrap)
 
+    # What the probes counted
+
+    def ops(self) -> list[dict[str, Any]]:
+        """Return the operator profile as of now, of all processes of the run; see StoredRun.ops."""
+        from .store import open_run
+
+        return open_run(self.path).ops()
+
+    def _hand_over_usage(self) -> None:
+        """Write which APIs were used: at once, since without a profile nobody else comes for it."""
+        from .probes import api_usage
+
+        for record in api_usage.take():
+            self._writer.append((Kind.EVENT, {"event": "usage", **record}))
+
     # The end
 
     def _beat(self) -> None:
@@ -273,6 +288,11 @@ class Run(Recorder):
     def __repr__(self) -> str:
         return f"<fanfold run {self.name} ({self.id}) of {self.project}: {self._status}, {self.path}>"
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from .notebook import run_html
+
+        return {"text/plain": repr(self), "text/html": run_html(self)}
+
 
 class Summary(dict[str, Any]):
     """A run's summary as of now: computed from the journals, plus what the user assigned."""
@@ -296,6 +316,7 @@ class Summary(dict[str, Any]):
 def start(options: Mapping[str, Any]) -> Run:
     """Open a run for this process and start what looks after it."""
     energy = _energy_arguments(options)
+    ops = _ops_options(options)
     chosen = _chosen_trackers(options)  # first: an unknown name or a missing library stops here, before anything is written
     place = find_place(options)
     try:
@@ -310,6 +331,8 @@ def start(options: Mapping[str, Any]) -> Run:
     _start_probes(run, options)
     if energy is not None and place.me.local_main:
         _start_energy(run, energy)
+    if ops is not None:
+        _start_ops(run, ops)
     if options["stamp"]:
         from .provenance import automatic
 
@@ -367,6 +390,29 @@ def _energy_arguments(options: Mapping[str, Any]) -> dict[str, Any] | None:
     return arguments
 
 
+def _ops_options(options: Mapping[str, Any]) -> Any:
+    """Return what the operator profile is to do, checked before anything is written; None: no profile."""
+    if not options["ops"]:
+        return None
+    from .probes import ops
+
+    return ops.check(options["ops"])
+
+
+def _start_ops(run: Run, options: Any) -> None:
+    from .probes import ops
+
+    def write(facts: Mapping[str, Any]) -> bool:
+        return run._writer.append((Kind.EVENT, {"t": time_ns(), **facts}))  # noqa: SLF001 - the other half of Run
+
+    place = run._place  # noqa: SLF001 - the other half of Run
+    local = place.spool is None  # a table is written many times a second: never through a network filesystem
+    probe = ops.start(options, write, path=run.path, rank=run.rank, node=place.me.node, local=local)
+    if probe is not None:
+        run._keeper.chores.append(probe.tick)  # noqa: SLF001 - the other half of Run
+        run._stoppers.insert(0, probe.stop)  # noqa: SLF001 - the other half of Run
+
+
 def _start_energy(run: Run, arguments: Mapping[str, Any]) -> None:
     from .probes.energy import STOP_SECONDS, EnergyProbe
 
@@ -405,6 +451,7 @@ def options_for(project: str | None, *, file: Mapping[str, Any], **given: Any) -
         "console",
         "system",
         "energy",
+        "ops",
         "stamp",
         "durability",
         "strict",

@@ -29,6 +29,15 @@ def _boolean(text: str) -> bool:
     raise ValueError("expected one of 1, true, yes, on, 0, false, no, off")
 
 
+def _boolean_or_json(text: str) -> bool | dict[str, Any]:
+    if not text.strip().startswith("{"):
+        return _boolean(text)
+    import json
+
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -70,6 +79,8 @@ _ROWS = (
     Setting("name", str, None, "The run's name. Default: two words and a number derived from its id."),
     Setting("node", str, None, "This node's name. Default: the host name."),
     Setting("notes", str, None, "A sentence about the run."),
+    Setting("ops", _boolean_or_json, False, "Profile PyTorch's operators and record which of its APIs are used; a JSON object sets "
+            "window, every, sampling, inputs."),
     Setting("project", str, "default", "The project a run belongs to."),
     Setting("quiet", _boolean, False, "Print nothing at init and finish; warnings still go to the logger."),
     Setting("rank", int, None, "This process's rank, where no launcher says it."),

@@ -41,7 +41,7 @@ describe('numbers', () => {
 });
 
 describe('the console', () => {
-  const chunk = (b: string, rank = 0, stream = 'stdout') => ({ t: 0, stream, rank, b });
+  const chunk = (text: string, rank = 0, stream = 'stdout') => ({ t: 0, stream, rank, text });
   it('joins lines over chunks, keeps ranks apart and shows progress bars as they ended', () => {
     const found = printed([chunk('he'), chunk('one\n', 1), chunk('llo\n10%\r50%\r100%\n'), chunk('\x1b[31mred\x1b[0m\r\n')]);
     expect(found.map((line) => [line.rank, line.text])).toEqual([[0, 'hello'], [1, 'one'], [0, '100%'], [0, 'red']]);

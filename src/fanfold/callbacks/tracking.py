@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import inspect
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ class TrackingCallback(TrainerCallback):
         self._training = False
         self._trained = False
         self._closed = False
+        self._ending = False
         self._outbox: Outbox | None = None
 
     # What a concrete callback changes
@@ -220,13 +222,27 @@ class TrackingCallback(TrainerCallback):
 
     def finish(self, status: str = "finished", timeout: float = END_SECONDS) -> None:
         """End the run, if it is this callback's own, within `timeout` seconds. A second call does nothing."""
+        self._start_ending(status)
+        self._finish_ending(status, timeout)
+
+    def _start_ending(self, status: str) -> None:
         _OPEN.discard(self)
-        if self._closed or not self._initialized:
-            return
-        if self._owns and self.tracker is not None:
+        self._ending = self._initialized and not self._closed
+        if self._ending and self._owns and (self.tracker is not None or self._outbox is not None):
             self._closed = True
-            self._later(self.end, status)
-        if self._wait(timeout) == 0 and self._closed:
+            self._later(self._end, status)
+
+    def _end(self, status: str) -> None:
+        """End the run, decided when its turn comes: a setup that was tried again may have opened it only now."""
+        _OPEN.discard(self)
+        if self._owns and self.tracker is not None:
+            self.end(status)
+        else:
+            self._closed = False
+
+    def _finish_ending(self, status: str, timeout: float) -> None:
+        ending, self._ending = self._ending, False
+        if ending and self._wait(timeout) == 0 and self._closed:
             with undisturbed():
                 outcome(partial(self.release, status))
 
@@ -255,10 +271,14 @@ def _end_other(callback: TrackingCallback) -> None:
 
 
 def _at_exit() -> None:
+    """End all runs that are open, side by side: the process may not have the time for one after the other."""
     crashed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
-    for callback in list(_OPEN):
-        unfinished = callback._training  # noqa: SLF001 - of this module
-        callback.finish("failed" if crashed or unfinished else "finished")
+    ending = {callback: "failed" if crashed or callback._training else "finished" for callback in _OPEN}  # noqa: SLF001
+    for callback, status in ending.items():
+        callback._start_ending(status)  # noqa: SLF001 - of this module
+    deadline = time.monotonic() + END_SECONDS
+    for callback, status in ending.items():
+        callback._finish_ending(status, max(0.0, deadline - time.monotonic()))  # noqa: SLF001 - of this module
 
 
 def _snapshot(value: Any) -> Any:

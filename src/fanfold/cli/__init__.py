@@ -12,9 +12,11 @@ from collections.abc import Sequence
 COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("ls", "list the runs, newest first"),
     "ui": ("ui", "open the dashboard in the browser"),
+    "top": ("top", "watch the runs live in the terminal, with sparklines"),
     "show": ("show", "show one run: how it stands, its figures and charts"),
     "tail": ("tail", "print a run's last figures, and follow it live with -f"),
     "export": ("export", "write runs as CSV, JSON lines or Parquet"),
+    "report": ("page", "write charts, settings and figures of runs as one HTML file"),
     "query": ("query", "ask anything of the runs in SQL"),
     "sync": ("sync", "deliver runs to trackers: what is left, or all of it to a new one"),
     "inspect": ("inspect", "say which run a model file comes from"),

@@ -1,6 +1,6 @@
 """Check this machine: where runs go, the disk under them, ranks, libraries, credentials (by name only) and GPUs.
 
-The exit code is 1 when something would keep a run from being recorded.
+The exit code is 1 when something would keep a run from being recorded. --deploy checks code that is to be shipped instead.
 """
 
 from __future__ import annotations
@@ -8,21 +8,24 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from . import checks, output
+from . import checks, deploy, output
 from .text import clean
 
 EXAMPLE = """examples:
   fanfold doctor
-  torchrun --nproc-per-node 2 --no-python fanfold doctor --json     what each rank of a job sees"""
+  torchrun --nproc-per-node 2 --no-python fanfold doctor --json     what each rank of a job sees
+  fanfold doctor --deploy src/app --sources app-sources.zip         what breaks when only .pyc files are shipped"""
 
 _SIGNS = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "wrong": ("✗", "red")}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    del parser  # none of its own
+    deploy.arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.deploy:
+        return deploy.run(args)
     found = [(title, list(check(args))) for title, check in checks.ALL.items()]
     wrong = any(one.level == "wrong" for _, lines in found for one in lines)
     if args.json:

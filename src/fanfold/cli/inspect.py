@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import FanfoldError, RunNotFound
+from ..errors import FanfoldError
 from . import output
 from .text import clean, size
 
@@ -33,14 +33,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Find the run a stamp names, where it is on this machine."""
-    named = (stamp or {}).get("run")
-    if not isinstance(named, Mapping) or not isinstance(named.get("id"), str):
+    named = _table(stamp or {}, "run").get("id")
+    if not isinstance(named, str) or "/" in named or named == "-":  # a file is anybody's: it names a run, never a path
         return None
     from ..store import open as open_run
 
     try:
-        run = open_run(named["id"], dir=args.dir)
-    except (RunNotFound, FanfoldError, OSError):
+        run = open_run(named, dir=args.dir)
+    except (FanfoldError, OSError):
+        return None
+    if run.id != named:
         return None
     return {"id": run.id, "name": run.name, "project": run.project, "status": run.status, "path": str(run.path)}
 
@@ -80,9 +82,18 @@ def _told(stamp: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "command", " ".join(map(str, command)) if isinstance(command, list) else ""
     yield "config", str(run.get("config") or "")
     yield "data", str(stamp.get("data") or "")
+    parent = _table(stamp, "parent")
+    yield (
+        "made from",
+        f"{parent.get('name') or parent.get('id')} ({parent.get('id')}) of {parent.get('project')}" if parent else "",
+    )
     yield "packages", ", ".join(f"{name} {version}" for name, version in _table(stamp, "packages").items())
     node = _table(stamp, "node")
-    yield "node", ", ".join(str(part) for part in [node.get("cpu"), node.get("os"), *(node.get("gpus") or [])] if part)
+    gpus = node.get("gpus")
+    yield (
+        "node",
+        ", ".join(str(part) for part in [node.get("cpu"), node.get("os"), *(gpus if isinstance(gpus, list) else [])] if part),
+    )
     yield "extra", ", ".join(f"{name}={value}" for name, value in _table(stamp, "extra").items())
 
 

@@ -14,6 +14,9 @@ from ..store import catalogue
 from . import output
 from .text import plural
 
+EXAMPLE = """example:
+  fanfold reindex --dir /data/runs"""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Take nothing of its own."""

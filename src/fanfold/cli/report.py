@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..drawing.order import curve_order
 from ..store import Series, StoredRun
 from . import chart, output
 from .text import STATUS, age, clean, duration, flat, number, plural, short, size
 
 CHARTS, FIGURES, SETTINGS, LINES = 6, 24, 24, 5
-# What people look at first, when not all fits.
-_FIRST = ("loss", "acc", "reward", "perplexity", "f1", "grad_norm", "lr", "learning_rate")
 
 
 def figures(run: StoredRun, key: str, rank: int | None = None) -> dict[str, Any]:
@@ -48,16 +47,6 @@ def series_of(run: StoredRun, key: str, rank: int | None = None) -> Series:
 def seen(attempt: Any) -> float:
     """Return an attempt's last sign of life."""
     return float(max((journal.path.stat().st_mtime for journal in attempt.journals), default=attempt.started / 1e9))
-
-
-def curve_order(keys: Sequence[str]) -> list[str]:
-    """Sort keys for drawing: what people look at first, then in order of appearance."""
-
-    def place(key: str) -> int:
-        words = key.lower()
-        return next((i for i, word in enumerate(_FIRST) if word in words), len(_FIRST))
-
-    return sorted(keys, key=place)
 
 
 class Report:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..drawing.order import curve_order
 from ..errors import SettingError
 from ..journal import Journal, Kind
 from ..store import StoredRun
-from . import choose, output, report
+from . import choose, output
 from .text import clean, number, short
 
 EXAMPLE = """examples:
@@ -86,7 +87,7 @@ class Reader:
         """Return the last `count` steps, reading only the ends of the journals."""
         self._choose()
         for journal in self._journals():
-            self._read[journal.id] = _back(journal, self.keys, count)
+            self._read[journal.id] = back(journal, self.keys, count)
         rows = list(self.more())
         return rows[-count:] if count else []
 
@@ -108,11 +109,11 @@ class Reader:
             self.keys = self.keys or choose.keys_of(self.stored, self.patterns)
         else:
             room = max(1, min(FIRST_KEYS, (output.width() - MARGIN) // (CELL + 2))) - len(self.keys)
-            known = report.curve_order(self.stored.keys()) if room > 0 else []
+            known = curve_order(self.stored.keys()) if room > 0 else []
             self.keys += [key for key in known if key not in self.keys][: max(room, 0)]
 
 
-def _back(journal: Journal, keys: list[str], count: int) -> int:
+def back(journal: Journal, keys: list[str], count: int) -> int:
     """Return the byte from which each key still has `count` rows."""
     starts = [journal.verified]
     for rows in {id(rows): rows for key in keys for rows, _ in journal.by_key.get(key, ())}.values():

@@ -8,6 +8,9 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from ..drawing import numbers
+
+duration = numbers.duration
 # status: symbol and colour. The symbol says it too, so that nothing hangs on colour alone.
 STATUS = {
     "running": ("●", "green"),
@@ -64,17 +67,6 @@ def age(when: float, now: float | None = None) -> str:
     count = int(seconds // size)
     plural = "s" if len(unit) > 3 and count != 1 else ""
     return f"{count} {unit}{plural} ago"
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time: 4.2 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
-    if seconds < 60:
-        return f"{max(seconds, 0):.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def size(count: float) -> str:

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import webbrowser
+from types import FrameType
 from typing import Any
 
 from ..errors import FanfoldError, missing_extra
@@ -52,7 +53,13 @@ def run(args: argparse.Namespace) -> int:
     listener = _listen(args.host, args.port)
     address = _address(args, listener.getsockname()[1], token)
     _say(args, address)
-    server = uvicorn.Server(uvicorn.Config(served, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            served.state.notices.close()  # open pages hold a stream each; without this the server would wait for them
+            super().handle_exit(sig, frame)
+
+    server = Server(uvicorn.Config(served, log_level="warning", lifespan="off", timeout_graceful_shutdown=3))
     if args.open:
         threading.Timer(0.3, webbrowser.open, [address]).start()
     server.run(sockets=[listener])
@@ -68,6 +75,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, number))
+            listener.listen(2048)  # from here on a browser may come; it waits until the server is up
         except (OSError, OverflowError) as error:
             listener.close()
             reason = error if isinstance(error, OSError) else OSError(str(error))

@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import _api
 from ..errors import notices
+from ..journal.directory import run_path
 from ..settings import resolve
 
 LIVE = ("running", "disabled")
@@ -98,8 +99,8 @@ class Session:
         return {"run": self.run.id, "project": self.run.project, "name": self.run.name, "path": str(self.run.path)}
 
     def _join_current(self) -> bool:
-        current = _api.run
-        if current is None or current in _opened or current.status not in LIVE:
+        current = _users_run()
+        if current is None:
             return False
         self.run = current
         return True
@@ -107,17 +108,15 @@ class Session:
     def _open(self, again: Mapping[str, Any] | None = None, **facts: Any) -> None:
         """Start a run with what the framework knows, then what the user said, then what must be for a run to go on."""
         given = {name: value for name, value in self.options.items() if value is not None}
+        users = _users_run()
         self.run = _api.init(**{**facts, **given, **(again or {})})
         _opened.add(self.run)
+        if users is not None:
+            _api._current = users  # noqa: SLF001 - fanfold.log() goes on meaning the user's run
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "run": None,
-            "owner": None,
-            "settle": _nothing,
-            "_given": False,
-        }  # a run is written from one process only
+        # A run is written from one process: a copy in another opens its own part of it.
+        return {**self.__dict__, "run": None, "owner": None, "settle": _nothing, "_given": False}
 
     def _trial_id(self) -> dict[str, str]:
         """Return an id of its own for a trial where the user has named one for all."""
@@ -139,9 +138,22 @@ class Session:
                 "a new run is started. Leave project out to go on with that run.",
             )
             return {}
-        found = {"id": str(note["run"]), "project": note.get("project")}
-        # A run that was given no directory may have been started from another working directory.
-        return {**found, "dir": path.parents[1]} if resolve("dir") is None and path.is_dir() else found
+        found: dict[str, Any] = {"id": str(note["run"]), "project": str(note.get("project"))}
+        # A run that was given no directory may have been started from another working directory. A checkpoint may come from
+        # anybody: what it names must be that very run.
+        if (
+            resolve("dir") is None
+            and (path / "journal").is_dir()
+            and path == run_path(path.parents[1], found["project"], found["id"])
+        ):
+            found["dir"] = path.parents[1]
+        return found
+
+
+def _users_run() -> Any:
+    """Return the current run if the user made it and it is open."""
+    current = _api.run
+    return None if current is None or current in _opened or current.status not in LIVE else current
 
 
 def finish_ended(but: Any = None) -> None:

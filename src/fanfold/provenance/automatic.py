@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import guard
 from . import onnx
-from .record import NAME, decode, encode, make
+from .record import NAME, decode, encode, make, of_process, step_of
 from .write import note, write_beside
 from .zips import MEMBER
 
@@ -41,7 +41,7 @@ class Stamper:
         """List a file on the run, when it is one on a disk."""
         with guard("list a saved file on its run"):
             if isinstance(path, (str, os.PathLike)) and Path(path).exists():
-                note(self.run, Path(path), make(self.run, {}))
+                note(self.run, Path(path), step_of(self.run))
 
 
 class Hook:
@@ -50,7 +50,7 @@ class Hook:
     def __init__(self, module: str, path: str, make_wrapper: Callable[[Any], Callable[..., Any]]) -> None:
         self.module, self.path, self.make_wrapper = module, path, make_wrapper
         self.owner: Any = None
-        self.original: Any = None
+        self.kept: Any = None  # what stood in the owner's table: torch's classes hold descriptors there, not functions
         self.wrapper: Any = None
 
     def put_on(self, module: ModuleType) -> None:
@@ -61,7 +61,7 @@ class Hook:
         original = getattr(owner, name, None)
         if owner is None or original is None or self.wrapper is not None:
             return  # another version of the library: nothing to hook here
-        self.owner, self.original = owner, original
+        self.owner, self.kept = owner, vars(owner).get(name, original)
         self.wrapper = functools.wraps(original)(self.make_wrapper(original))
         setattr(owner, name, self.wrapper)
 
@@ -69,8 +69,8 @@ class Hook:
         """Put the original back, unless somebody has wrapped ours since: then it stays, and does nothing but pass on."""
         name = self.path.rpartition(".")[2]
         if self.wrapper is not None and getattr(self.owner, name, None) is self.wrapper:
-            setattr(self.owner, name, self.original)
-        self.owner = self.original = self.wrapper = None
+            setattr(self.owner, name, self.kept)
+        self.owner = self.kept = self.wrapper = None
 
 
 _active: list[Stamper] = []
@@ -135,17 +135,30 @@ def _safetensors(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _jit_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(self: Any, file: Any, given: Any = None, *rest: Any, _extra_files: Any = None, **kwargs: Any) -> Any:
         stamper = _stamper()
+        extra = _with_stamp(stamper, given or _extra_files)
+        result = original(self, file, extra, *rest, **kwargs)
         if stamper is not None:
-            with guard("stamp a TorchScript file"):
-                kwargs["_extra_files"] = {NAME: stamper.text(), **(kwargs.get("_extra_files") or {})}  # the caller's own wins
-        result = original(self, *args, **kwargs)
-        if stamper is not None and args:
-            stamper.saved(args[0])
+            stamper.saved(file)
         return result
 
     return save
+
+
+def _jit_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(self: Any, given: Any = None, *rest: Any, _extra_files: Any = None, **kwargs: Any) -> Any:
+        return original(self, _with_stamp(_stamper(), given or _extra_files), *rest, **kwargs)
+
+    return save
+
+
+def _with_stamp(stamper: Stamper | None, extra: Any) -> Any:
+    """Return the extra files of a TorchScript archive with ours among them; the caller's own of that name wins."""
+    if stamper is not None:
+        with guard("stamp a TorchScript file"):
+            return {NAME: stamper.text(), **(extra or {})}
+    return extra or {}
 
 
 def _archive_open(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,12 +187,14 @@ def _archive_close(original: Callable[..., Any]) -> Callable[..., Any]:
 def _onnx_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_bytes(content: bytes, target: Any, *rest: Any) -> Any:
         stamper = _stamper()
-        if stamper is not None:
-            with guard("stamp an ONNX file"):
-                bare, inherited = onnx.bare(content)
-                content = bare + onnx.entry(stamper.text(inherited))
         result = original(content, target, *rest)
-        if stamper is not None:
+        binary = content[:1] == b"\x08"  # it can also be saved as text, which has no place for a stamp
+        if stamper is not None and binary and isinstance(target, (str, os.PathLike)) and Path(target).is_file():
+            with guard("stamp an ONNX file"):  # behind the model: its bytes, which may be gigabytes, are not copied
+                path = Path(target).resolve()
+                with path.open("rb") as file:
+                    inherited = onnx.read(file, path)[1]
+                onnx.write(path, stamper.text(inherited))
             stamper.saved(target)
         return result
 
@@ -220,8 +235,13 @@ HOOKS = [
     Hook("safetensors.torch", "serialize", _safetensors),
     Hook("safetensors.numpy", "serialize_file", _safetensors),
     Hook("safetensors.numpy", "serialize", _safetensors),
-    Hook("torch.jit._script", "RecursiveScriptModule.save", _jit_save),
-    Hook("torch.jit._script", "RecursiveScriptModule.save_to_buffer", _jit_save),
+    # Where every TorchScript save ends: modules, traces and functions, through torch.jit.save or their own methods.
+    Hook("torch._C", "ScriptModule.save", _jit_save),
+    Hook("torch._C", "ScriptModule.save_to_buffer", _jit_buffer),
+    Hook("torch._C", "ScriptModule._save_for_mobile", _jit_save),
+    Hook("torch._C", "ScriptModule._save_to_buffer_for_mobile", _jit_buffer),
+    Hook("torch._C", "ScriptFunction.save", _jit_save),
+    Hook("torch._C", "ScriptFunction.save_to_buffer", _jit_buffer),
     Hook("torch.export.pt2_archive._package", "PT2ArchiveWriter.__init__", _archive_open),
     Hook("torch.export.pt2_archive._package", "PT2ArchiveWriter.__exit__", _archive_close),
     Hook("onnx", "_save_bytes", _onnx_bytes),
@@ -282,6 +302,8 @@ def start(run: Any) -> Callable[[float], None]:
             _put_on(name)
     if _later not in sys.meta_path:
         sys.meta_path.insert(0, _later)
+    # git may take a second in a large repository: it is asked now, beside training, and not by the first checkpoint.
+    threading.Thread(target=of_process, name="fanfold-stamp", daemon=True).start()
     return lambda _timeout: _stop(stamper)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from . import onnx, safetensors, zips
 from .record import MAX_BYTES, NAME, decode
 
 MAX_FILES = 1000
+MAX_ENTRIES = 20_000  # a checkpoint has hundreds; a folder that also holds a data set may have millions
 MODEL_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pt2", ".onnx", ".torchscript")
 
 Reader = Callable[[BinaryIO, Path], tuple[str, bytes | None, dict[str, Any]]]
@@ -89,6 +91,14 @@ def model_files(folder: Path) -> list[Path]:
     return sorted(found)
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a directory (of the first twenty thousand, links left out)."""
+    if not path.is_dir():
+        return path.stat().st_size
+    files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return sum(item.lstat().st_size for item in itertools.islice(files, MAX_ENTRIES) if not item.is_symlink())
+
+
 def directory_format(folder: Path) -> str:
     """Name what wrote a checkpoint directory."""
     if (folder / ".metadata").is_file() and any(folder.glob("*.distcp")):
@@ -108,11 +118,10 @@ def _directory(folder: Path) -> dict[str, Any]:
         except FanfoldError as error:  # one broken shard does not hide the others
             files.append({"path": str(item), "format": "broken", "error": str(error), "stamp": None, "size": item.stat().st_size})
     stamp = _read_sidecar(sidecar(folder)) or next((entry["stamp"] for entry in files if entry["stamp"]), None)
-    size = sum(item.stat().st_size for item in folder.rglob("*") if item.is_file() and not item.is_symlink())
     return {
         "path": str(folder),
         "format": directory_format(folder),
-        "size": size,
+        "size": size_of(folder),
         "stamp": stamp,
         "facts": {"model_files": len(files)},
         "files": files,

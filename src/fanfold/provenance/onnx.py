@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .anew import anew
 from .record import MAX_BYTES, NAME
 from .zips import broken
 
@@ -129,17 +128,6 @@ def _length(data: bytes) -> bytes:
     return bytes(out)
 
 
-def bare(content: bytes) -> tuple[bytes, bytes | None]:
-    """Return a model's bytes without a stamp, and the stamp it had."""
-    file, here = io.BytesIO(content), Path("model")
-    if NAME.encode() not in content:
-        return content, None
-    stamp = read(file, here)[1]
-    for start, end in reversed(_places(file, here)):
-        content = content[:start] + content[end:]
-    return content, stamp
-
-
 def write(path: Path, stamp: bytes) -> None:
     """Add the stamp behind the model, in the place of an earlier one: no key may be there twice."""
     with path.open("r+b") as file:
@@ -171,15 +159,9 @@ def _places(file: BinaryIO, path: Path) -> list[tuple[int, int]]:
 
 def _rewrite(path: Path, cuts: list[tuple[int, int]], added: bytes) -> None:
     """Write the model anew without its earlier stamps, beside itself, then in its place."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.stamping")
-    try:
-        with path.open("rb") as source, aside.open("wb") as target:
-            for start, end in [*cuts, (-1, -1)]:
-                while chunk := source.read(1 << 20 if start < 0 else min(1 << 20, start - source.tell())):
-                    target.write(chunk)
-                source.seek(max(end, source.tell()))
-            target.write(added)
-        shutil.copymode(path, aside)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with path.open("rb") as source, anew(path) as target:
+        for start, end in [*cuts, (-1, -1)]:
+            while chunk := source.read(1 << 20 if start < 0 else min(1 << 20, start - source.tell())):
+                target.write(chunk)
+            source.seek(max(end, source.tell()))
+        target.write(added)

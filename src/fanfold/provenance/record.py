@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ def make(run: Any, extra: Mapping[str, Any], *, parent: Mapping[str, Any] | None
         "run": _of_run(run, step),
         "data": given.pop("data", None),
         "parent": _origin(parent),
-        **_of_process(),
+        **of_process(),
         "extra": given or None,
     }
     return {name: value for name, value in stamp.items() if value is not None}
@@ -61,17 +61,28 @@ def decode(data: bytes) -> dict[str, Any] | None:
 def _of_run(run: Any, step: Any) -> dict[str, Any] | None:
     if run is None or not getattr(run, "id", None):
         return None if step is None else {"step": step}
-    config = json.dumps(mask(plain(run.config)), sort_keys=True, default=str).encode()
-    high = getattr(run, "_high", -1)
     return {
         "id": run.id,
         "project": run.project,
         "name": run.name,
         "attempt": getattr(run, "attempt", 1),
         "rank": getattr(run, "rank", 0),
-        "step": step if step is not None else (high if high >= 0 else None),
-        "config": "sha256:" + hashlib.sha256(config).hexdigest(),
+        "step": step_of(run) if step is None else step,
+        "config": _digest(json.dumps(plain(run.config), sort_keys=True, default=str)),
     }
+
+
+def step_of(run: Any) -> int | None:
+    """Return the last step a run has logged."""
+    high = getattr(run, "_high", -1)
+    return int(high) if high >= 0 else None
+
+
+@functools.lru_cache(4)  # masking is the dear part of a stamp, and a config hardly changes between two checkpoints
+def _digest(config: str) -> str:
+    """Return the digest of a config without its secrets: one of a short password could be found by trying."""
+    text = json.dumps(mask(json.loads(config)), sort_keys=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _origin(parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -82,18 +93,9 @@ def _origin(parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {name: run.get(name) for name in ("id", "project", "name", "step")} | {"time": (parent or {}).get("time")}
 
 
-_known: dict[int, dict[str, Any]] = {}
-
-
-def _of_process() -> dict[str, Any]:
+@functools.cache
+def of_process() -> dict[str, Any]:
     """Return what does not change while a process lives; read once, since every checkpoint asks for it."""
-    if os.getpid() not in _known:
-        _known.clear()
-        _known[os.getpid()] = _read_process()
-    return _known[os.getpid()]
-
-
-def _read_process() -> dict[str, Any]:
     found: dict[str, Any] = facts.environment()
     node, packages = found.get("node") or {}, found.get("packages") or {}
     return {

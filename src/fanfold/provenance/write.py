@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import FanfoldError, notices
 from . import onnx, safetensors, zips
-from .look import model_files, reader_of, sidecar
+from .anew import alone
+from .look import model_files, reader_of, sidecar, size_of
 from .record import encode, make
 
 _WRITERS: dict[Any, Callable[[Path, bytes], None]] = {
@@ -30,7 +31,7 @@ def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> d
         write(file, data)
     if target.is_dir():
         write_beside(target, data)
-    note(run, target, told)
+    note(run, target, (told.get("run") or {}).get("step"))
     return told
 
 
@@ -40,7 +41,9 @@ def write(path: Path, data: bytes) -> None:
         with path.open("rb") as file:
             reader = reader_of(file.read(16), path, os.fstat(file.fileno()).st_size)
         if (writer := _WRITERS.get(reader)) is not None:
-            writer(path, data)
+            target = path.resolve()  # a link stays a link: what it points to is stamped
+            with alone(target):
+                writer(target, data)
             return
         write_beside(path, data)
     except OSError as error:
@@ -61,10 +64,8 @@ def write_beside(path: Path, data: bytes) -> None:
     aside.replace(place)
 
 
-def note(run: Any, path: Path, told: dict[str, Any]) -> None:
+def note(run: Any, path: Path, step: Any) -> None:
     """List a saved file on its run."""
     event = getattr(run, "_event", None)
-    if event is None:
-        return
-    size = path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-    event("saved", {"path": str(path.absolute()), "size": size, "s": (told.get("run") or {}).get("step")})
+    if event is not None:
+        event("saved", {"path": str(path.absolute()), "size": size_of(path), "s": step})

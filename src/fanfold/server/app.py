@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from ..errors import FanfoldError, RunNotFound, SettingError
 from ..store.query import LocalStore, Store
@@ -38,7 +37,7 @@ def app(
     hosts: Iterable[str] | None = (),
     embed: bool = False,
     interval: float = INTERVAL,
-) -> ASGIApp:
+) -> Starlette:
     """Make the dashboard over the runs in `dir`, ready to serve or to mount in another ASGI app.
 
     write: allow renaming, tagging, notes, archiving and deleting. token: what a request must bring. hosts: names it

@@ -25,10 +25,12 @@ class Notices:
         self._interval = interval
         self._listeners: set[asyncio.Queue[bytes]] = set()
         self._watcher: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events until the page goes away."""
         queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=8)
+        self._loop = asyncio.get_running_loop()
         token, _ = await self._changed(None)  # looked at before we say hello: whatever comes later will be told
         self._listeners.add(queue)
         if self._watcher is None or self._watcher.done():
@@ -37,11 +39,25 @@ class Notices:
             yield b"retry: 1000\nevent: hello\ndata: {}\n\n"
             while True:
                 try:
-                    yield await asyncio.wait_for(queue.get(), QUIET)
+                    notice = await asyncio.wait_for(queue.get(), QUIET)
+                    if not notice:
+                        return
+                    yield notice
                 except asyncio.TimeoutError:  # another class than TimeoutError until Python 3.11
                     yield b": still here\n\n"
         finally:
             self._listeners.discard(queue)
+
+    def close(self) -> None:
+        """End all streams, from any thread or signal handler: a server that stops need not wait for them."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        for queue in self._listeners:
+            while queue.full():
+                queue.get_nowait()
+            queue.put_nowait(b"")
 
     async def _watch(self, token: Any) -> None:
         while self._listeners:

@@ -182,24 +182,37 @@ class _Part(NamedTuple):
 def _thinned(
     key: str, pieces: Sequence[Piece], edges: Floats, total: int, zero: float, restarts: list[float], ends: dict[str, Any]
 ) -> Buckets:
+    parts = [_part(piece, edges) for piece in pieces]
+    whole = parts[0] if len(parts) == 1 else _united(parts)
+    found = {(bucket, kind): x for bucket, x, kind in reversed(whole.marks)}
+    marks = [(x - zero, kind) for (_, kind), x in sorted(found.items(), key=lambda mark: mark[1])]
+    band: dict[str, Any] = dict(zip(("low", "high", "low_rank", "high_rank"), whole.band or (), strict=False))
+    return Buckets(
+        key, whole.x - zero, whole.x_last - zero, whole.min, whole.max, whole.first, whole.last, whole.size,
+        total, False, marks, whole.marked, restarts, **ends, **band,
+    )  # fmt: skip
+
+
+def _united(parts: Sequence[_Part]) -> _Part:
+    """Bring what several pieces gave together; a bucket may have points of two of them."""
     import numpy as np
 
-    parts = [_part(piece, edges) for piece in pieces]
-    columns = [np.concatenate([part[i] for part in parts]) for i in range(8)]
-    where = columns[0]
+    where, x, x_last, low, high, first, last, size = (np.concatenate([part[i] for part in parts]) for i in range(8))
     starts = np.flatnonzero(np.append(True, where[1:] != where[:-1]))
     stops = np.append(starts[1:], len(where)) - 1
-    low, high = np.fmin.reduceat(columns[3], starts), np.fmax.reduceat(columns[4], starts)
-    first, last = (
-        columns[5][_chosen(columns[5], starts, stops, last=False)],
-        columns[6][_chosen(columns[6], starts, stops, last=True)],
+    return _Part(
+        where[starts],
+        x[starts],
+        x_last[stops],
+        np.fmin.reduceat(low, starts),
+        np.fmax.reduceat(high, starts),
+        first[_chosen(first, starts, stops, last=False)],
+        last[_chosen(last, starts, stops, last=True)],
+        np.add.reduceat(size, starts),
+        [mark for part in parts for mark in part.marks],
+        sum(part.marked for part in parts),
+        _bands(parts, starts),
     )
-    found = {(bucket, kind): x for part in reversed(parts) for bucket, x, kind in part.marks}
-    marks = [(x - zero, kind) for (_, kind), x in sorted(found.items(), key=lambda mark: mark[1])]
-    return Buckets(
-        key, columns[1][starts] - zero, columns[2][stops] - zero, low, high, first, last, np.add.reduceat(columns[7], starts),
-        total, False, marks, sum(part.marked for part in parts), restarts, **ends, **_bands(parts, starts),
-    )  # fmt: skip
 
 
 def _chosen(values: Floats, starts: Ints, stops: Ints, *, last: bool) -> Ints:
@@ -214,14 +227,14 @@ def _chosen(values: Floats, starts: Ints, stops: Ints, *, last: bool) -> Ints:
     return np.where(found == len(values), starts, found)
 
 
-def _bands(parts: Sequence[_Part], starts: Ints) -> dict[str, Any]:
+def _bands(parts: Sequence[_Part], starts: Ints) -> tuple[Floats, Floats, Ints, Ints] | None:
     import numpy as np
 
-    if not parts or parts[0].band is None:
-        return {}
+    if parts[0].band is None:
+        return None
     low, high, low_rank, high_rank = (np.concatenate(c) for c in zip(*(p.band for p in parts if p.band), strict=True))
     least, most = extremes(low, low_rank, starts, np.fmin), extremes(high, high_rank, starts, np.fmax)
-    return {"low": least[0], "low_rank": least[1], "high": most[0], "high_rank": most[1]}
+    return least[0], most[0], least[1], most[1]
 
 
 def extremes(values: Floats, ranks: Ints, starts: Ints, better: Any) -> tuple[Floats, Ints]:

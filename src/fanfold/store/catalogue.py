@@ -21,12 +21,14 @@ from ..journal import format as fmt
 from ..settings import cache_directory, find_directory
 from . import segments
 from .attempts import UNFINISHED
+from .display import Runs
 from .filter import Filter
 from .points import holders, points
 from .run import StoredRun, not_found
 
 VERSION = 1  # of the file's name; a change that older readers cannot live with opens a new file
 LIVE = frozenset({"running", "lost"})  # these two can change without a byte being written
+SETTLED_SECONDS = 60.0
 
 
 def _runs_table(connection: sqlite3.Connection) -> None:
@@ -109,6 +111,16 @@ class Shelf:
 
     rows: dict[Path, tuple[str, StoredRun]] = field(default_factory=dict)
     opened: dict[Path, StoredRun] = field(default_factory=dict)
+    settled: dict[Path, int] = field(default_factory=dict)  # the folder's date, of runs that ended a while ago
+
+    def unchanged(self, folder: Path, date: int) -> StoredRun | None:
+        """Return a run that cannot have changed: it ended a while ago, and no journal came or went since."""
+        return self.rows[folder][1] if date and self.settled.get(folder) == date and folder in self.rows else None
+
+    def settle(self, folder: Path, date: int, run: StoredRun) -> None:
+        """Remember that nobody writes a run's journals any more; some exit handlers log after the end."""
+        if run.status not in LIVE and time.time() - run.seen > SETTLED_SECONDS:
+            self.settled[folder] = date
 
     def run(self, folder: Path) -> StoredRun:
         """Return an open run, read on to its end. The longest unused are closed when there are many files."""
@@ -138,11 +150,11 @@ def runs(
     filter: str = "",
     dir: str | os.PathLike[str] | None = None,
     progress: Callable[[Iterable[Path], int], Iterable[Path]] | None = None,
-) -> list[StoredRun]:
+) -> Runs:
     """Return the stored runs, newest first: of one project, or of all; `filter` keeps those it fits (see docs/query.md)."""
     wanted = Filter(filter)
     found = listed(find_directory(dir), project, progress=progress)
-    return [run for run in found if wanted.matches(as_row(run), stats=statistics)] if filter else found
+    return Runs(run for run in found if not filter or wanted.matches(as_row(run), stats=statistics))
 
 
 def listed(
@@ -165,21 +177,36 @@ def listed(
 
 def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[Path, tuple[str, StoredRun]]:
     rows: dict[Path, tuple[str, StoredRun]] = {}
+    asked = {str(folder): folder for folder in folders}
     for root in {str(folder.parent.parent) for folder in folders}:
         query = "SELECT path, signature, row FROM runs WHERE path >= ? AND path < ?"
         for path, sign, row in connection.execute(query, (root + "/", root + "0")):
-            rows[Path(path)] = (sign, StoredRun.from_row(Path(path), fmt.unpack(row)))
+            if path in asked:
+                rows[asked[path]] = (sign, StoredRun.from_row(asked[path], fmt.unpack(row)))
     return rows
+
+
+def date_of(run: Path) -> int:
+    """Return when a journal last came or went, as a number to compare."""
+    try:
+        return os.stat(f"{run}/journal").st_mtime_ns  # noqa: PTH116 - by the thousand
+    except OSError:
+        return 0
 
 
 def _entry(connection: sqlite3.Connection, folder: Path, shelf: Shelf) -> StoredRun | None:
     """Return a run from its row while that holds; else read the run and renew the row."""
+    date = date_of(folder)
+    settled = shelf.unchanged(folder, date)
+    if settled is not None:
+        return settled
     now = signature(folder)
     if not now:
         return None
     kept = shelf.rows.get(folder)
     same = kept is not None and kept[0] == now
     if kept is not None and same and kept[1].status not in LIVE:
+        shelf.settle(folder, date, kept[1])
         return kept[1]
     row = _read(folder, shelf)
     if row is None:

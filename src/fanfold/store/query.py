@@ -125,6 +125,8 @@ class LocalStore:
 
     def _sight(self, folder: Path) -> tuple[str, str]:
         """Return what a run looks like from outside. Only a live one can end without its files changing."""
+        if folder in self._seen and self._shelf.unchanged(folder, catalogue.date_of(folder)) is not None:
+            return self._seen[folder]
         sign = catalogue.signature(folder)
         kept = self._shelf.rows.get(folder)
         if kept is None or kept[1].status not in catalogue.LIVE or kept[0] != sign:

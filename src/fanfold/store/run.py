@@ -77,7 +77,6 @@ class StoredRun:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
         self._journals: dict[Path, Journal] = {}
-        self._cache = cache_directory()
         self._attempts: list[Attempt] | None = None
         self._row: dict[str, Any] | None = None
 
@@ -110,7 +109,7 @@ class StoredRun:
 
     def _open(self, file: Path) -> Journal | None:
         try:
-            return open_indexed(file, self._cache)
+            return open_indexed(file, cache_directory())
         except (FileNotFoundError, JournalError) as error:
             if isinstance(error, JournalError) and "format" in str(error):
                 raise
@@ -385,6 +384,22 @@ class StoredRun:
         """The model files this run saved and stamped: path, size, step, time."""
         return list(self._events("saved"))
 
+    def ops(self) -> list[dict[str, Any]]:
+        """Return the operator profile: a row per op, scope, thread, label and rank, the most own time first.
+
+        `count`, `total_ns`, `self_ns`, `max_ns`, `p50_ns` and `p99_ns` are of the calls that were observed, in host time;
+        each stands for `scale` calls.
+        """
+        from .ops import rows
+
+        return rows(self)
+
+    def usage(self) -> list[dict[str, Any]]:
+        """Return which PyTorch APIs (and others') the processes used, once per key, and the model files written or read."""
+        from .ops import usage
+
+        return usage(self)
+
     def artifact_file(self, blob: str) -> Path:
         """Return where an artifact's content lies."""
         return blobs.path_of(self.path, blob)
@@ -441,6 +456,11 @@ class StoredRun:
 
     def __repr__(self) -> str:
         return f"<run {self.name} ({self.id}) of {self.project}: {self.status}>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from .display import dressed, run_html
+
+        return {"text/plain": repr(self), "text/html": dressed(run_html(self))}
 
 
 def reduce(rule: str, values: Any) -> Any:

@@ -88,8 +88,12 @@ def positions(steps: Any, wanted: NDArray[np.int64], side: Any = "left") -> NDAr
 
     if isinstance(steps, Line):
         return steps.find(wanted, side)
+    found: NDArray[np.int64]
+    if steps.dtype == np.int64:
+        found = np.searchsorted(steps, wanted, side)
+        return found
     known = np.iinfo(steps.dtype)
-    found: NDArray[np.int64] = np.searchsorted(steps, np.clip(wanted, known.min, known.max).astype(steps.dtype), side)
+    found = np.searchsorted(steps, np.clip(wanted, known.min, known.max).astype(steps.dtype), side)
     found[wanted > known.max] = len(steps)
     found[wanted < known.min] = 0
     return found

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -79,16 +80,16 @@ def query(text: str, *, dir: str | os.PathLike[str] | None = None, project: str 
 
 
 def listed(dir: str | os.PathLike[str] | None, project: str | None) -> Callable[[], list[StoredRun]]:
-    """Return a function that lists the runs once, when the first table is read."""
-    found: list[StoredRun] = []
-    done = False
+    """Return a function that lists the runs once, when the first table is read; the engine reads from several threads."""
+    found: list[StoredRun] | None = None
+    lock = threading.Lock()
 
     def get() -> list[StoredRun]:
-        nonlocal done
-        if not done:
-            found.extend(catalogue.listed(find_directory(dir), project))
-            done = True
-        return found
+        nonlocal found
+        with lock:
+            if found is None:
+                found = catalogue.listed(find_directory(dir), project)
+            return found
 
     return get
 

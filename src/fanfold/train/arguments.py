@@ -228,7 +228,9 @@ class TrainingArguments(LoopArguments):
     def device(self) -> Any:
         from accelerate import PartialState
 
-        return PartialState(cpu=self.use_cpu).device
+        from .keeping import on_cpu
+
+        return PartialState(cpu=on_cpu(self.use_cpu)).device
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Return how many steps the learning rate rises."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError, missing_extra, notices
+from ..process import detect
 
 if TYPE_CHECKING:
     from .arguments import TrainingArguments
@@ -26,14 +27,35 @@ def make_accelerator(args: TrainingArguments) -> Any:
         from accelerate.utils import DistributedDataParallelKwargs
     except ImportError:
         raise missing_extra("accelerate", "accelerate", "Trainer") from None
-    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
+    precision, cpu = "bf16" if args.bf16 else "fp16" if args.fp16 else "no", on_cpu(args.use_cpu)
     known = AcceleratorState._shared_state  # noqa: SLF001 - there is no other way to ask without setting it
-    if known and (known.get("_mixed_precision") != precision or bool(known.get("_cpu")) != args.use_cpu):
+    if known and (known.get("_mixed_precision") != precision or bool(known.get("_cpu")) != cpu):
         AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - as above
     handlers = []
     if args.ddp_find_unused_parameters is not None:
         handlers.append(DistributedDataParallelKwargs(find_unused_parameters=args.ddp_find_unused_parameters))
-    return Accelerator(mixed_precision=precision, cpu=args.use_cpu, kwargs_handlers=handlers)
+    made = Accelerator(mixed_precision=precision, cpu=cpu, kwargs_handlers=handlers)
+    _check_ranks(made)
+    return made
+
+
+def on_cpu(asked: bool) -> bool:
+    """Tell whether to compute on the CPU. Ranks without a device must say so: Accelerate would leave each to itself."""
+    import torch
+
+    device = torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
+    return asked or (detect().world_size > 1 and not device)
+
+
+def _check_ranks(accelerator: Any) -> None:
+    me = detect()
+    if accelerator.num_processes != me.world_size:
+        raise SettingError(
+            f"this is rank {me.rank} of {me.world_size} ({me.launcher}), but Accelerate opened a group of "
+            f"{accelerator.num_processes}: the ranks would train apart and overwrite each other's checkpoints. Nothing was "
+            "started. Launch with torchrun or accelerate launch; where each process is meant to train by itself, set "
+            "FANFOLD_RANK=0 and FANFOLD_WORLD_SIZE=1."
+        )
 
 
 def seed_everything(seed: int) -> None:

@@ -340,15 +340,16 @@ class Loop(Due):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._inside = False
-        if error is not None:
-            self._left(error)
-        elif self._phase == "training":  # both loops were left by `break`, and Python says it was no exception
+        if error is not None and not isinstance(error, GeneratorExit):
+            self._fail(error)
+            return
+        if self._phase == "training":  # both loops were left by `break`, and Python says it was no exception
             if self._in_epoch:
                 self._abandon()
                 self._end_epoch()
             self._finish()
         self._phase = "idle"
-        if error is None and self._ends_run and self._session is not None and self._session.ours:
+        if self._ends_run and self._session is not None and self._session.ours:
             self._session.run.finish()
 
     def _left(self, error: BaseException) -> None:

@@ -50,6 +50,10 @@ class TrainerLoop(Loop):
     def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return dict(rewrite_logs(dict(values)))
 
+    def _look_around(self) -> None:
+        self.state.is_world_process_zero = self._trainer.is_world_process_zero()
+        self.state.is_local_process_zero = self._trainer.is_local_process_zero()
+
     def _barrier(self) -> None:
         self._trainer.accelerator.wait_for_everyone()
 

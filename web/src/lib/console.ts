@@ -1,6 +1,6 @@
 // From captured bytes to lines: each rank and stream by itself, progress bars at their last state, colours taken off.
 
-export interface Chunk { t: number; stream: string | null; rank: number | null; b: string }
+export interface Chunk { t: number; stream: string | null; rank: number | null; text: string }
 export interface Printed { rank: number; stream: string; text: string }
 
 // eslint-disable-next-line no-control-regex
@@ -11,7 +11,7 @@ export function printed(chunks: Chunk[]): Printed[] {
   const open = new Map<string, Printed>();
   for (const chunk of chunks) {
     const rank = chunk.rank ?? 0, stream = chunk.stream ?? 'stdout', source = `${rank} ${stream}`;
-    const parts = chunk.b.replace(/\r\n/g, '\n').split('\n');
+    const parts = chunk.text.replace(/\r\n/g, '\n').split('\n');
     parts.forEach((part, i) => {
       let line = open.get(source);
       if (!line) { line = { rank, stream, text: '' }; open.set(source, line); if (part || i < parts.length - 1) found.push(line); else open.delete(source); }

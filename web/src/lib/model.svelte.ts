@@ -107,13 +107,15 @@ class Model {
     try {
       const answer = await get<Runs>('api/runs', { project });
       if (project !== view.project) return;
+      if (!this.loaded) await this.filter(); // nothing is drawn that the filter would take away at once
       this.runs = answer.runs;
       this.keys = answer.keys;
       this.media = answer.media;
       this.columns = answer.columns;
       this.error = '';
+      const again = this.loaded;
       this.loaded = true;
-      await Promise.all([this.filter(), this.need([...this.cells.keys()], true)]);
+      await Promise.all([again && this.filter(), this.need([...this.cells.keys()], true)]);
     } catch (why) {
       this.#failed(why);
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -33,9 +34,8 @@ class TensorBoardCallback(TrackingCallback):
 
     def open(self, args: Any, state: Any) -> None:
         trial = state.trial_name if state.is_hyper_param_search else None
-        stamp = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
         if self.logging_dir is None or trial is not None:
-            self.logging_dir = str(Path(args.output_dir, "runs", stamp, *([trial] if trial else [])))
+            self.logging_dir = str(_new_folder(Path(args.output_dir, "runs"), trial))
         self.tracker = TensorBoardTracker("", self.logging_dir)
         if self._given is None:
             self.tracker.start()
@@ -52,3 +52,10 @@ class TensorBoardCallback(TrackingCallback):
         super()._forget()
         if "TENSORBOARD_LOGGING_DIR" not in os.environ:
             self.logging_dir = None  # the next run gets a folder of its own
+
+
+def _new_folder(home: Path, trial: str | None) -> Path:
+    """Return a folder named after time and node that is not there yet: two runs of one second would mix."""
+    stamp = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
+    names = (f"{stamp}{mark}" for mark in itertools.chain([""], (f"_{i}" for i in itertools.count(2))))
+    return next(folder for folder in (home / name / (trial or "") for name in names) if not folder.exists())

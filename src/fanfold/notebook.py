@@ -1,0 +1,197 @@
+"""The dashboard inside a notebook: `fanfold.ui()` starts it in a process of its own and shows it in a frame.
+
+The server takes no time from the training that runs in the same kernel, and ends with it: it watches a pipe that closes
+when this process does, however it ends. `python -m fanfold.notebook DIR` is that process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from .drawing import Markup, tag
+from .drawing.markup import join
+from .errors import FanfoldError, missing_extra
+from .settings import find_directory
+
+HEIGHT = 640
+STOP_SECONDS = 5.0
+_servers: dict[Path, Server] = {}
+_lock = threading.Lock()
+
+
+class Server:
+    """The dashboard's process over one directory of runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        path = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # A session of its own: Ctrl-C in a terminal is meant for the training, not for us.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fanfold.notebook", str(root)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+        self._owner = os.getpid()
+        self.address = self._address()
+
+    def _address(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._failed()
+        return str(json.loads(line)["address"])
+
+    def _failed(self) -> FanfoldError:
+        _, said = self._process.communicate()
+        last = said.strip().removeprefix("fanfold: ").splitlines()[-1:] or ["it said nothing"]
+        return FanfoldError(f"the dashboard did not start: {last[0]} Runs are not affected. Try `fanfold ui` in a terminal.")
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process. A forked child of ours leaves it alone."""
+        if os.getpid() != self._owner:
+            return
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):
+                pipe and pipe.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Page:
+    """The dashboard as a cell's result: a frame in a notebook, `.url` anywhere; `.stop()` ends it."""
+
+    def __init__(self, server: Server, fragment: str, height: int) -> None:
+        self._server = server
+        self.url = f"{server.address}{fragment}"
+        self.height = height
+
+    def stop(self) -> None:
+        """Stop the server; other pages over the same directory stop with it."""
+        with _lock:
+            if _servers.get(self._server.root) is self._server:
+                del _servers[self._server.root]
+        self._server.stop()
+
+    def __repr__(self) -> str:
+        return f"<fanfold ui {self.url}{'' if self._server.running else ', stopped'}>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": str(frame(self.url, self.height))}
+
+
+def ui(run: Any = None, *, dir: str | os.PathLike[str] | None = None, height: int = HEIGHT) -> Page:
+    """Show the dashboard in this notebook, at the page of a run if one is given; in a terminal, print its address.
+
+    It reads only, and answers to this machine only. A second call shows the server that is there.
+    """
+    server = _server(_root(run, dir))
+    page = Page(server, fragment(run), height)
+    if not in_notebook():
+        print(page.url)
+    return page
+
+
+def _root(run: Any, dir: str | os.PathLike[str] | None) -> Path:
+    return Path(run.path).parent.parent if run is not None and dir is None else find_directory(dir)
+
+
+def fragment(run: Any) -> str:
+    """Return the part of an address that leads to a run's page."""
+    return "" if run is None else f"#p={quote(run.project, safe='')}&v=run&r={quote(run.id, safe='')}"
+
+
+def _server(root: Path) -> Server:
+    root = root.absolute()
+    with _lock:
+        found = _servers.get(root)
+        if found is None or not found.running:
+            found = _servers[root] = Server(root)
+            atexit.register(found.stop)
+        return found
+
+
+def frame(url: str, height: int) -> Markup:
+    """Return the page in a frame, with its address above for notebooks that show no frames."""
+    link = tag("a", url, href=url, target="_blank", rel="noreferrer noopener")
+    inside = tag("iframe", src=url, width="100%", height=max(120, int(height)), title="fanfold",
+                 style="border:1px solid #8884;border-radius:7px")  # fmt: skip
+    return tag("div", tag("div", link, style="font:12px system-ui,sans-serif;margin-bottom:4px"), inside)
+
+
+def run_html(run: Any) -> str:
+    """Return a run of this process: live where our dashboard serves its directory, and the picture of now."""
+    from .store import open_run
+    from .store.display import dressed
+    from .store.display import run_html as picture
+
+    stored = open_run(run.path)
+    with _lock:
+        server = _servers.get(_root(run, None).absolute())
+    if run.status != "running":
+        return dressed(picture(stored))
+    if server is None or not server.running:
+        hint = tag("p", "As of now. ", tag("code", "fanfold.ui(run)"), " shows it live.", class_="dim", style="margin:0 0 6px")
+        return dressed(hint, picture(stored))
+    # The frame is empty once the server is gone, as in a notebook that is sent to somebody: the picture stays.
+    still = tag("details", tag("summary", "as of now"), picture(stored))
+    return dressed(join([frame(f"{server.address}{fragment(run)}", HEIGHT), still]))
+
+
+def in_notebook() -> bool:
+    """Tell whether results of this process are shown by a notebook: a Jupyter kernel, not IPython in a terminal."""
+    shell = sys.modules.get("IPython")
+    current = shell.get_ipython() if shell is not None else None
+    return getattr(current, "kernel", None) is not None
+
+
+# In the process that serves
+
+
+def serve(root: str) -> None:
+    """Serve the dashboard on a free port of this machine until the pipe on stdin closes."""
+    try:
+        import uvicorn
+
+        from .server import app
+    except ImportError as error:
+        raise missing_extra("starlette and uvicorn", "all", "the dashboard") from error
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(app(root, embed=True), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    )
+    threading.Thread(target=_watch, args=[server], daemon=True).start()
+    print(json.dumps({"address": f"http://localhost:{listener.getsockname()[1]}/"}), flush=True)
+    server.run(sockets=[listener])
+
+
+def _watch(server: Any) -> None:
+    """End the server when whoever started it is gone."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    server.should_exit = True
+
+
+if __name__ == "__main__":
+    try:
+        serve(sys.argv[1])
+    except FanfoldError as error:
+        sys.exit(f"fanfold: {error}")

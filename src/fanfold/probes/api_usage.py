@@ -1,0 +1,70 @@
+"""Which PyTorch APIs a process uses, once per key, and every model file it writes or reads. Collected natively, kept locally.
+
+torch calls its usage handler inside initialisation locks, where a Python function could deadlock: the native library
+collects, and Python comes to fetch. Nothing leaves the machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from typing import Any
+
+from . import image
+from .native import library as native
+
+MAX_PENDING = 4096
+_lock = threading.Lock()
+_once: set[str] = set()
+_pending: list[dict[str, Any]] = []
+_watching = False
+
+
+def watch() -> bool:
+    """Collect usage from now on; earliest of all before `import torch`. False where the native library cannot serve."""
+    global _watching  # noqa: PLW0603 - torch has one handler per process
+    if _watching:
+        return True
+    early = "torch" not in sys.modules
+    try:
+        _watching = bool(native.load().ff_usage_watch())
+    except native.Unavailable:
+        _watching = False
+    if not early:  # its own announcement has passed unheard; that it was imported is known all the same
+        _note("torch.python.import")
+    return _watching
+
+
+def log_once(key: str) -> bool:
+    """Say that an API was used; each key counts once per process. Returns whether it was the first time."""
+    with _lock:
+        if key in _once:
+            return False
+        _once.add(key)
+    torch = sys.modules.get("torch")
+    if _watching and torch is not None and hasattr(torch, "_C"):
+        torch._C._log_api_usage_once(key)  # noqa: SLF001 - torch offers it to libraries; others may listen as well
+    else:
+        _note(key)
+    return True
+
+
+def _note(key: str) -> None:
+    with _lock:
+        if len(_pending) < MAX_PENDING:
+            _pending.append({"key": key, "t": time.time_ns(), "data": {}})
+
+
+def take() -> list[dict[str, Any]]:
+    """Hand over what was collected since the last time."""
+    with _lock:
+        found, _pending[:] = list(_pending), []
+    library = native.current()
+    if library is None or not _watching:
+        return found
+    size = image.ROWS - image.USAGE
+    buffer = ctypes.create_string_buffer(size)
+    got = library.ff_usage_take(buffer, size)
+    return found + image.usage_records(buffer.raw[: max(got, 0)])

@@ -1,0 +1,173 @@
+"""Read the operator table of a process, byte by byte: from its memory, its file in the run, or a snapshot in a journal.
+
+The layout is native/table.h's. A run directory is untrusted input: lengths are checked, nothing is believed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+MAGIC: Final = b"FANFOPS\0"
+VERSION: Final = 1
+HEAD: Final = struct.Struct("<8sIIIIiIIIQQQdIIIIQQQQQQQQQQ64s")
+ROW: Final = struct.Struct("<IHHHHBBHQQQQQQQ96s88s")
+KINDS, LABELS, USAGE, ROWS = 512, 1536, 34304, 99840
+ROW_SIZE: Final = 768
+MAX_ROWS: Final = 4096
+BUCKETS: Final = 128
+SCOPES: Final = {0: "forward", 1: "backward", 2: "torchscript", 7: "user", 10: "compile", 11: "sampled"}
+_HIST = struct.Struct(f"<{BUCKETS}I")
+_RECORD = struct.Struct("<IQ")
+_NO_HIST = bytes(_HIST.size)
+
+
+class NotATable(ValueError):
+    """These bytes are no operator table this version can read."""
+
+
+@dataclass
+class Table:
+    """What one process counted: facts about the counting, and the rows."""
+
+    facts: dict[str, Any]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    usage: list[dict[str, Any]] = field(default_factory=list)
+
+
+_FACTS = (
+    "magic version row_size capacity pid rank every window worker id parent started sampling used labels kinds usage_bytes steps "
+    "observed windows seen_ns opened orphans overflow usage_lost device_lost now node"
+).split()
+
+
+def take(library: Any) -> bytes:
+    """Copy this process's table: the head and the rows in use, without the usage records."""
+    library.ff_stamp_time()
+    base = library.ff_block()
+    used = min(ctypes.c_uint32.from_address(base + 72).value, MAX_ROWS)
+    return ctypes.string_at(base, USAGE) + ctypes.string_at(base + ROWS, used * ROW_SIZE)
+
+
+def pack(table: bytes) -> bytes:
+    """Compress a table for the journal: most of it is zeros."""
+    return zlib.compress(table, 3)
+
+
+def unpack(data: bytes) -> bytes:
+    """Undo pack(), within the size a table can have."""
+    stream = zlib.decompressobj()
+    try:
+        return stream.decompress(data, USAGE + MAX_ROWS * ROW_SIZE)
+    except zlib.error as error:
+        raise NotATable(str(error)) from error
+
+
+def from_file(data: bytes) -> bytes:
+    """Bring a table file into the form take() gives."""
+    return data[:USAGE] + data[ROWS:]
+
+
+def parse(table: bytes) -> Table:
+    """Read a table as take(), from_file() or unpack() give it."""
+    if len(table) < USAGE:
+        raise NotATable("too short")
+    facts = dict(zip(_FACTS, HEAD.unpack_from(table), strict=True))
+    if facts.pop("magic") != MAGIC or facts.pop("version") != VERSION or facts.pop("row_size") != ROW_SIZE:
+        raise NotATable("another magic, version or row size")
+    facts["id"], facts["parent"] = f"{facts['id']:016x}", f"{facts['parent']:016x}"
+    facts["node"] = _text(facts["node"])
+    kinds = [_text(table[at : at + 16]) for at in range(KINDS, LABELS, 16)]
+    labels = [_text(table[at : at + 128]) for at in range(LABELS, USAGE, 128)]
+    return Table(facts, list(_rows(table, facts, kinds, labels)))
+
+
+def _rows(table: bytes, facts: dict[str, Any], kinds: list[str], labels: list[str]) -> Iterator[dict[str, Any]]:
+    room = (len(table) - USAGE) // ROW_SIZE
+    always = bool(facts["every"]) and facts["window"] >= facts["every"]
+    for at in range(USAGE, USAGE + min(facts["used"], room, MAX_ROWS) * ROW_SIZE, ROW_SIZE):
+        (ready, name, overload, inputs, label, scope, kind, _, _, count, total, own, longest, pairs, device,
+         names, shapes) = ROW.unpack_from(table, at)  # fmt: skip
+        if ready != 1 or not count:
+            continue
+        text = names[: name + overload].decode("utf-8", "replace")
+        row = {
+            "op": text[:name],
+            "overload": text[name:],
+            "scope": SCOPES.get(scope, str(scope)),
+            "thread": kinds[kind] if kind < len(kinds) else "",
+            "label": labels[label] if label < len(labels) else "",
+            "inputs": shapes[:inputs].decode("utf-8", "replace"),
+            "count": count,
+            "total_ns": total,
+            # Own time needs every call inside to be seen; under sampling, or for a range around windows, it cannot be told.
+            "self_ns": own if always or scope in (0, 1, 2, 10) else 0,
+            "max_ns": longest,
+            "device_count": pairs,
+            "device_ns": device,
+            "hist": _histogram(table, at + ROW.size),
+        }
+        yield row
+
+
+def _histogram(table: bytes, at: int) -> dict[int, int]:
+    data = table[at : at + _HIST.size]
+    return {} if data == _NO_HIST else {bucket: count for bucket, count in enumerate(_HIST.unpack(data)) if count}
+
+
+def scale_of(facts: dict[str, Any], scope: str) -> float:
+    """Return how many calls each observed one stands for."""
+    if scope == "user":
+        return 1.0
+    if facts["sampling"]:
+        return 1.0 / max(float(facts["sampling"]), 1e-9)
+    if facts["every"] and facts["window"] >= facts["every"]:
+        return 1.0
+    if facts["observed"]:
+        return max(1.0, float(facts["steps"] / facts["observed"]))
+    elapsed = max(facts["now"] - facts["started"], 0)
+    return max(1.0, float(elapsed / facts["seen_ns"])) if facts["seen_ns"] and facts["now"] else 1.0
+
+
+def bucket_start(bucket: int) -> float:
+    """Return where a histogram bucket begins, in nanoseconds."""
+    return float(bucket) if bucket < 4 else float(1 << (bucket // 4 + 1)) * (1 + (bucket % 4) / 4)
+
+
+def quantile(hist: dict[int, int], share: float) -> float:
+    """Return the duration below which `share` of the calls stay, in nanoseconds, to within a bucket (a fifth)."""
+    left = share * sum(hist.values())
+    for bucket in sorted(hist):
+        if hist[bucket] >= left:
+            low, high = bucket_start(bucket), bucket_start(bucket + 1)
+            return low + (high - low) * left / hist[bucket]
+        left -= hist[bucket]
+    return 0.0
+
+
+def usage_records(data: bytes) -> list[dict[str, Any]]:
+    """Read API-usage records: each a key, a time, and for metadata events names and values."""
+    found, at = [], 0
+    while at + _RECORD.size <= len(data):
+        size, when = _RECORD.unpack_from(data, at)
+        at += _RECORD.size
+        if at + size > len(data):
+            break
+        key, *rest = data[at : at + size].decode("utf-8", "replace").split("\0")
+        at += size
+        found.append({"key": key, "t": when, "data": dict(zip(rest[::2], rest[1::2], strict=False))})
+    return found
+
+
+def file_usage(data: bytes) -> list[dict[str, Any]]:
+    """Read the API-usage records a table file still holds: those its process could not hand over."""
+    size = min(struct.unpack_from("<I", data, 84)[0], ROWS - USAGE) if len(data) >= ROWS else 0
+    return usage_records(data[USAGE : USAGE + size])
+
+
+def _text(raw: bytes) -> str:
+    return raw.partition(b"\0")[0].decode("utf-8", "replace")

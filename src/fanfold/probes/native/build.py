@@ -1,0 +1,99 @@
+"""Build the native library with whatever C++ compiler is there. Standard library only: the packaging hook loads this file too.
+
+`python -m fanfold.probes.native.build` builds it beside its sources, as `make native` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES = ("native.cpp", "device.h", "table.h")
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility-inlines-hidden")
+LIMIT_SECONDS = 120.0
+
+
+class BuildError(Exception):
+    """The library could not be built; the text says why."""
+
+
+def digest(*names: str, extra: str = "") -> str:
+    """Name a build by what it is made from, so that a stale one is never loaded."""
+    parts = [*(HERE.joinpath(name).read_bytes() for name in names), extra.encode(), platform.machine().encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
+
+
+def library_name() -> str:
+    return f"libfanfold_ops-{digest(*SOURCES)}.so"
+
+
+def beside() -> Path:
+    """Return where the library lies in a wheel, or after `make native`."""
+    return HERE / library_name()
+
+
+def compiler() -> str | None:
+    """Find a C++ compiler: CXX, else the usual names."""
+    return next(
+        (found for name in (os.environ.get("CXX"), "g++", "c++", "clang++") if name and (found := shutil.which(name))), None
+    )
+
+
+def compile_to(target: Path, sources: Iterable[str], flags: Sequence[str], *, limit: float = LIMIT_SECONDS) -> Path:
+    """Compile into `target`, whole or not at all: several processes may do so at once."""
+    command = compiler()
+    if command is None:
+        raise BuildError("no C++ compiler was found (g++, c++, clang++, or CXX)")
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([command, *flags, "-o", str(aside), *(str(HERE / name) for name in sources), "-ldl"],
+                       check=True, capture_output=True, text=True, timeout=limit)  # fmt: skip
+        aside.replace(target)
+    except subprocess.CalledProcessError as error:
+        line = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr[-200:])
+        raise BuildError(f"{Path(command).name} failed: {line.strip()}") from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{Path(command).name} did not end within {limit:g} s") from error
+    except OSError as error:
+        raise BuildError(f"{target.parent} cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+    return target
+
+
+def build(folder: Path = HERE) -> Path:
+    """Build the library in `folder`, unless it is there."""
+    target = folder / library_name()
+    if target.is_file():
+        return target
+    for old in folder.glob("libfanfold_ops-*.so"):
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return compile_to(target, ["native.cpp"], FLAGS)
+
+
+def main() -> int:
+    """Build beside the sources and say where."""
+    if not sys.platform.startswith("linux"):
+        print("The native operator probe is for Linux; elsewhere torch.profiler windows serve. Nothing was built.")
+        return 0
+    try:
+        print(build())
+    except BuildError as error:
+        print(f"The native operator probe was not built: {error}. Profiles will use torch.profiler windows.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

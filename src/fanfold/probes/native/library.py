@@ -1,0 +1,217 @@
+"""The Python face of the native library: find it, bind it to the torch that is here, and prove that it works before trusting it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from ...settings import cache_directory
+from . import build
+
+OLDEST, NEWEST = (2, 11), (2, 15)  # torch versions whose layout abi.cpp was compiled against
+_TEXT, _INT, _U32, _U64, _I64, _DOUBLE = (
+    ctypes.c_char_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_double,
+)  # fmt: skip
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ff_version": (_INT, ()),
+    "ff_error": (_TEXT, ()),
+    "ff_block": (ctypes.c_void_p, ()),
+    "ff_rows_offset": (_I64, ()),
+    "ff_init": (_INT, ()),
+    "ff_bind_c10": (_INT, (_TEXT,)),
+    "ff_bind_cpu": (_INT, (_TEXT,)),
+    "ff_bind_cuda": (_INT, (_TEXT,)),
+    "ff_describe": (None, (ctypes.c_void_p,)),
+    "ff_start": (_INT, (_TEXT, _TEXT, ctypes.c_int32, _U32, _U64, _U64, _U64, _DOUBLE)),
+    "ff_stop": (None, ()),
+    "ff_detach": (None, ()),
+    "ff_child": (None, ()),
+    "ff_window": (None, (_INT,)),
+    "ff_steps": (_U64, ()),
+    "ff_moment": (None, (_U32,)),
+    "ff_stamp_time": (None, ()),
+    "ff_label_id": (_U32, (_TEXT,)),
+    "ff_usage_watch": (_INT, ()),
+    "ff_usage_take": (_I64, (ctypes.c_char_p, _I64)),
+    "ff_export_file": (_INT, (_TEXT, ctypes.c_char_p, _I64)),
+}
+# These touch the calling thread alone and return at once: taking the GIL off for them would cost more than they do.
+_QUICK: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ff_label_set": (_INT, (_U32,)),
+    "ff_label_now": (_U32, ()),
+    "ff_compiling": (None, (_INT,)),
+}
+
+
+class Unavailable(Exception):
+    """The native library cannot serve here; the text says why."""
+
+
+_lock = threading.Lock()
+_loaded: Any = None
+_bound = False
+_refused: Unavailable | None = None
+
+
+def supported(version: str) -> bool:
+    """Tell whether a torch version is on the allow-list."""
+    try:
+        major, minor = (int(part) for part in version.split(".")[:2])
+    except ValueError:
+        return False
+    return OLDEST <= (major, minor) <= NEWEST
+
+
+def torch_folder() -> Path | None:
+    """Find torch's libraries without importing it."""
+    spec = importlib.util.find_spec("torch")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    folder = Path(places[0]) / "lib" if places else None
+    return folder if folder is not None and (folder / "libc10.so").is_file() else None
+
+
+def torch_version() -> str:
+    """Read torch's version without importing it."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def current() -> Any:
+    """Return the library if it is in use in this process, else None."""
+    return _loaded
+
+
+def load(*, force: bool = False) -> Any:
+    """Return the library, bound to libc10 alone; torch need not be imported yet. Raise Unavailable with the reason."""
+    global _loaded  # noqa: PLW0603 - one library per process
+    with _lock:
+        if _loaded is None:
+            folder = _checked(force)
+            library = _open()
+            if not library.ff_init():
+                raise Unavailable("no memory could be mapped for its table")
+            if not library.ff_bind_c10(os.fsencode(folder / "libc10.so")):
+                raise Unavailable(f"torch {torch_version()} differs from what it knows ({library.ff_error().decode()})")
+            _loaded = library
+        return _loaded
+
+
+def _checked(force: bool) -> Path:
+    if not sys.platform.startswith("linux"):
+        raise Unavailable(f"it is built for Linux, and this is {sys.platform}")
+    folder = torch_folder()
+    if folder is None:
+        raise Unavailable("torch is not installed, or has no shared libraries of its own")
+    version = torch_version()
+    if not supported(version) and not force:
+        known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+        raise Unavailable(f"torch {version or '(unknown)'} is not among the versions it was proved with ({known})")
+    return folder
+
+
+def _open() -> Any:
+    """Open the prebuilt library, else one built earlier, else build it now."""
+    reasons = []
+    cached = cache_directory() / "native"
+    for find in (build.beside, lambda: cached / build.library_name(), lambda: build.build(cached)):
+        try:
+            path = find()
+            if path.is_file():
+                return _declared(path)
+        except (OSError, build.BuildError) as error:
+            reasons.append(str(error))
+    raise Unavailable(f"its library is missing and could not be built: {'; '.join(reasons)}")
+
+
+def _declared(path: Path) -> Any:
+    library, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+    for source, table in ((library, _FUNCTIONS), (quick, _QUICK)):
+        for name, (result, arguments) in table.items():
+            function = getattr(source, name)
+            function.restype, function.argtypes = result, list(arguments)
+            setattr(library, name, function)
+    return library
+
+
+def bind(*, force: bool = False) -> Any:
+    """Return the library bound to the imported torch and proved on it; raise Unavailable with the reason."""
+    global _bound, _refused  # noqa: PLW0603 - once per process
+    if _refused is not None:
+        raise _refused
+    library = load(force=force)
+    with _lock:
+        if not _bound:
+            try:
+                _bind(library)
+            except Unavailable as error:
+                _refused = error
+                raise
+            _bound = True
+    return library
+
+
+def _bind(library: Any) -> None:
+    import torch
+
+    folder = torch_folder()
+    if folder is None or not library.ff_bind_cpu(os.fsencode(folder / "libtorch_cpu.so")):
+        raise Unavailable(f"torch {torch.__version__} differs from what it knows ({library.ff_error().decode()})")
+    if (wrong := self_test(library)) is not None:
+        raise Unavailable(f"its self-test on torch {torch.__version__} failed: {wrong}")
+    if torch.cuda.is_available():
+        library.ff_bind_cuda(os.fsencode(folder / "libtorch_cuda.so"))
+
+
+def self_test(library: Any) -> str | None:
+    """Observe a few known operators and a label, in memory alone; return what is wrong, if anything."""
+    import torch
+
+    from .. import image
+
+    before = library.ff_label_now()
+    library.ff_start(b"", b"", 0, 64, 1, 1, 0, 0.0)
+    library.ff_label_set(library.ff_label_id(b"self-test"))
+    with torch.no_grad():
+        for _ in range(3):
+            torch.zeros(2).cosh()
+    library.ff_label_set(before)
+    library.ff_stop()
+    rows = image.parse(image.take(library)).rows
+    library.ff_detach()
+    found = [row for row in rows if row["op"] == "aten::cosh"]
+    if [(row["count"], row["label"], row["scope"]) for row in found] != [(3, "self-test", "forward")]:
+        return f"of three calls of aten::cosh it saw {[(row['count'], row['label']) for row in found]}"
+    return None
+
+
+def describe_inputs(library: Any, wanted: bool) -> None:
+    """Turn the recording of shapes and dtypes on or off; the part that does it is built against torch's headers, once."""
+    library.ff_describe(_describer() if wanted else None)
+
+
+def _describer() -> int:
+    import torch
+    from torch.utils.cpp_extension import include_paths
+
+    # Without NDEBUG the headers' RecordFunction has one member more than the library's.
+    flags = ("-std=c++20", "-O1", "-fPIC", "-shared", "-DNDEBUG", *(f"-I{path}" for path in include_paths()))
+    name = f"libfanfold_inputs-{build.digest('inputs.cpp', extra=torch.__version__)}.so"
+    target = cache_directory() / "native" / name
+    try:
+        if not target.is_file():
+            build.compile_to(target, ["inputs.cpp"], flags)
+        found = ctypes.CDLL(str(target)).ff_describe_inputs
+    except (OSError, build.BuildError) as error:
+        raise Unavailable(f"inputs=True needs a part built against torch's headers, and {error}") from error
+    address = ctypes.cast(found, ctypes.c_void_p).value
+    assert address is not None
+    return address

@@ -1,0 +1,415 @@
+// Operator statistics, labels, API usage and the export hook of torch, without any torch header: functions are looked up by
+// their mangled names, and one struct of 40 bytes is laid out as torch's. One binary serves every torch on the allow-list;
+// abi.cpp proves the layout against a version's headers. Plain C interface for ctypes. Never unloaded.
+#include <dlfcn.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "device.h"
+#include "table.h"
+
+namespace {
+using namespace ff;
+
+struct Callback {  // at::RecordFunctionCallback
+  void* start;
+  void* end;
+  double sampling;
+  bool scopes[10];
+  bool needs_inputs, needs_outputs, needs_ids;
+};
+static_assert(sizeof(Callback) == 40);
+struct Context { virtual ~Context() = default; };      // at::ObserverContext
+struct DebugInfo { virtual ~DebugInfo() = default; };  // c10::DebugInfoBase
+struct Label : DebugInfo {
+  std::atomic<uint32_t> id{0};
+};
+
+using Started = std::unique_ptr<Context>;
+using OnUsage = std::function<void(const std::string&)>;
+using OnUsageData = std::function<void(const std::string&, const std::map<std::string, std::string>&)>;
+using ExtraFiles = std::unordered_map<std::string, std::string>;
+using OnExport = std::function<ExtraFiles(const void*)>;  // const Module&
+
+struct Torch {
+  uint64_t (*add)(Callback) = nullptr;
+  void (*remove)(uint64_t) = nullptr;
+  const char* (*name)(const void*) = nullptr;
+  const char* (*overload)(const void*) = nullptr;
+  void (*seed)(uint32_t) = nullptr;
+  DebugInfo* (*get)(uint64_t) = nullptr;
+  void (*push)(uint64_t, std::shared_ptr<DebugInfo>) = nullptr;
+  void* c10 = nullptr;
+  void* cpu = nullptr;
+  uint64_t label_kind = 0, profiler_kind = 0;
+} torch_;
+
+std::string g_error;
+int (*g_describe)(const void*, char*, int) = nullptr;  // inputs as text; built against headers, see inputs.cpp
+thread_local uint32_t tl_label = 0;
+thread_local bool tl_seeded = false, tl_timing = false;
+thread_local uint64_t tl_random = 0;
+
+template <class T>
+bool find(void* handle, T& f, const char* name) {
+  f = reinterpret_cast<T>(dlsym(handle, name));
+  if (!f) g_error += std::string(g_error.empty() ? "" : ", ") + "no symbol " + name;
+  return f != nullptr;
+}
+
+uint16_t label_now() {
+  if (!torch_.get) return 0;
+  DebugInfo* info = torch_.get(torch_.label_kind);
+  return uint16_t(info ? static_cast<Label*>(info)->id.load(std::memory_order_relaxed) : tl_label);
+}
+
+bool one_in_eight() {
+  if (!tl_random) tl_random = random64() | 1;
+  tl_random ^= tl_random << 13;
+  tl_random ^= tl_random >> 7;
+  tl_random ^= tl_random << 17;
+  return (tl_random & 7) == 0;
+}
+
+void begin_device(Frame& frame, bool sampled) {
+  if (tl_timing || !(sampled || one_in_eight())) return;
+  frame.device = device().begin(frame.row, state().generation.load(std::memory_order_relaxed));
+  tl_timing = frame.device != nullptr;
+}
+
+template <uint8_t Scope>
+Started start(const void* call) {
+  Frame& frame = on_start(call, {torch_.name(call), torch_.overload(call), {}, Scope, label_now()});
+  if (Scope == kForward && __builtin_expect(device().on.load(std::memory_order_relaxed), 0)) begin_device(frame, false);
+  return nullptr;
+}
+Started start_sampled(const void* call) {
+  // torch never seeds its sampling: without this, every thread of every process would pick the same calls
+  if (!tl_seeded && torch_.seed) { torch_.seed(uint32_t(random64())); tl_seeded = true; }
+  Frame& frame = on_start(call, {torch_.name(call), torch_.overload(call), {}, kSampled, label_now()});
+  if (__builtin_expect(device().on.load(std::memory_order_relaxed), 0)) begin_device(frame, true);
+  return nullptr;
+}
+Started start_inputs(const void* call) {
+  char text[96];
+  int size = g_describe(call, text, int(sizeof text));
+  std::string_view inputs(text, size > 0 ? size_t(size) : 0);
+  on_start(call, {torch_.name(call), torch_.overload(call), inputs, kForward, label_now()});
+  return nullptr;
+}
+void end(const void* call, Context*) {
+  Frame frame = on_end(call);
+  if (__builtin_expect(frame.device != nullptr, 0)) {
+    tl_timing = false;
+    device().end(static_cast<Pair*>(frame.device));
+  }
+}
+void end_user(const void* call, Context*);
+
+Callback callback(void* start, void* end, double sampling, std::initializer_list<int> scopes, bool inputs = false) {
+  Callback c{};
+  c.start = start;
+  c.end = end;
+  c.sampling = sampling;
+  for (int scope : scopes) c.scopes[scope] = true;
+  c.needs_inputs = inputs;
+  return c;
+}
+
+// Windows. Optimizers announce each step as a user range, so the one callback that is always on sees steps go by, and
+// adds and removes the full observation itself; torch allows that from inside a callback, and copies its list per call.
+struct Windows {
+  std::mutex mu;
+  std::vector<uint64_t> always, full;
+  std::atomic<bool> active{false}, open{false};
+  uint64_t every = 0, length = 1, phase = 0, early = 0, drained = 0;
+  double worker_sampling = 0.01;
+  uint64_t parent = 0;
+
+  bool due(uint64_t step) const { return every && (step == early || (step + phase) % every < length); }
+
+  void set(bool on) {
+    std::lock_guard<std::mutex> g(mu);
+    set_locked(on);
+  }
+  void set_locked(bool on) {
+    Head& head = state().block->head;
+    if (on == open.load() || !torch_.add) return;
+    open.store(on);
+    if (!on) {
+      for (uint64_t handle : full) torch_.remove(handle);
+      full.clear();
+      head.seen_ns.fetch_add(mono_ns() - head.opened.load());
+      head.opened.store(0);
+      return;
+    }
+    void* first = g_describe ? reinterpret_cast<void*>(start_inputs) : reinterpret_cast<void*>(start<kForward>);
+    full.push_back(torch_.add(callback(first, reinterpret_cast<void*>(end), 1.0, {kForward}, g_describe != nullptr)));
+    full.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kBackward>), reinterpret_cast<void*>(end), 1.0, {kBackward})));
+    full.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kScript>), reinterpret_cast<void*>(end), 1.0, {kScript})));
+    head.windows.fetch_add(1);
+    head.opened.store(mono_ns());
+  }
+  void sample(double p) {
+    if (torch_.seed) torch_.seed(uint32_t(random64()));
+    tl_seeded = true;
+    always.push_back(torch_.add(callback(reinterpret_cast<void*>(start_sampled), reinterpret_cast<void*>(end), p, {kForward})));
+  }
+  void step() {
+    Head& head = state().block->head;
+    uint64_t done = head.steps.fetch_add(1) + 1;
+    if (open.load()) head.observed.fetch_add(1);
+    if (every && due(done + 1) != open.load()) set(due(done + 1));
+    if (device().on.load(std::memory_order_relaxed) && mono_ns() - drained > 1000000000ull) {
+      drained = mono_ns();
+      device().drain();
+    }
+  }
+};
+Windows& windows() {
+  static Windows* w = new Windows();
+  return *w;
+}
+
+void end_user(const void* call, Context* context) {
+  bool step = !strncmp(torch_.name(call), "Optimizer.step#", 15);
+  end(call, context);
+  if (step && windows().active.load(std::memory_order_relaxed)) windows().step();
+}
+
+void before_fork() {
+  windows().mu.lock();
+  state().mu.lock();
+  state().usage_mu.lock();
+}
+void after_fork_in_parent() {
+  state().usage_mu.unlock();
+  state().mu.unlock();
+  windows().mu.unlock();
+}
+// A child counts from nothing and never writes into its parent's file; its own is made when it first has something to say.
+void after_fork_in_child() {
+  auto& s = state();
+  auto& w = windows();
+  w.parent = s.block->head.id;
+  tl_shard = nullptr;
+  pthread_setspecific(s.key, nullptr);
+  s.idle.clear();
+  fresh_memory(-1, 0);
+  write_head(s.block, w.parent, kWorkerRows, true, 0.0, uint32_t(w.every), uint32_t(w.length));
+  s.generation.fetch_add(1);
+  s.want_file.store(w.active.load());
+  device().on.store(false);
+  after_fork_in_parent();
+}
+
+int64_t hand_out(const char* data, size_t size, char* to, int64_t room) {
+  if (int64_t(size) > room) return -int64_t(size);
+  memcpy(to, data, size);
+  return int64_t(size);
+}
+
+const std::string_view kLabelName = "FANFOLD_LABEL";
+}  // namespace
+
+namespace ff {
+void reopen_in_child() {
+  auto& w = windows();
+  Head& head = state().block->head;
+  open_block(w.parent, true, head.sampling, head.every, head.window);
+}
+}  // namespace ff
+
+extern "C" {
+
+int ff_version() { return 1; }
+const char* ff_error() { return g_error.c_str(); }
+void* ff_block() { return state().block; }
+int64_t ff_rows_offset() { return int64_t(offsetof(Block, rows)); }
+
+// Set up memory, clock and fork handlers; once per process, before anything else.
+int ff_init() {
+  auto& s = state();
+  if (s.block) return 1;
+  calibrate();
+  if (!fresh_memory(-1, 0)) return 0;
+  pthread_key_create(&s.key, retire_shard);
+  pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  write_head(s.block, 0, kMaxRows, false, 0.0, 0, 0);
+  return 1;
+}
+
+// libc10 alone: can run before torch is imported.
+int ff_bind_c10(const char* path) {
+  g_error.clear();
+  torch_.c10 = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  if (!torch_.c10) { g_error = dlerror(); return 0; }
+  void* producer = dlsym(torch_.c10, "_ZN3c1013DebugInfoKind13PRODUCER_INFOE");
+  void* profiler = dlsym(torch_.c10, "_ZN3c1013DebugInfoKind14PROFILER_STATEE");
+  // A kind is the address of a name from 2.13 on, and a small number before: take one nobody else has.
+  torch_.label_kind = producer ? reinterpret_cast<uint64_t>(&kLabelName) : 201;
+  torch_.profiler_kind = profiler ? *static_cast<uint64_t*>(profiler) : 2;
+  return find(torch_.c10, torch_.get, "_ZN3c1020ThreadLocalDebugInfo3getENS_13DebugInfoKindE") &
+         find(torch_.c10, torch_.push, "_ZN3c1020ThreadLocalDebugInfo5_pushENS_13DebugInfoKindESt10shared_ptrINS_13DebugInfoBaseEE");
+}
+
+int ff_bind_cpu(const char* path) {
+  g_error.clear();
+  torch_.cpu = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  if (!torch_.cpu) { g_error = dlerror(); return 0; }
+  torch_.seed = reinterpret_cast<void (*)(uint32_t)>(dlsym(torch_.cpu, "_ZN2at36set_record_function_seed_for_testingEj"));
+  return find(torch_.cpu, torch_.add, "_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE") &
+         find(torch_.cpu, torch_.remove, "_ZN2at14removeCallbackEm") &
+         find(torch_.cpu, torch_.name, "_ZNK2at14RecordFunction4nameEv") &
+         find(torch_.cpu, torch_.overload, "_ZNK2at14RecordFunction13overload_nameEv");
+}
+int ff_bind_cuda(const char* path) { return device().bind(path); }
+void ff_describe(void* f) { g_describe = reinterpret_cast<int (*)(const void*, char*, int)>(f); }
+
+// Start in `dir` (empty: memory alone). Returns 2 with a file, 1 without, 0 when torch is not bound.
+int ff_start(const char* dir, const char* node, int32_t rank, uint32_t capacity, uint64_t every, uint64_t window, uint64_t early,
+             double sampling) {
+  auto& s = state();
+  auto& w = windows();
+  if (!torch_.add) return 0;
+  std::lock_guard<std::mutex> g(w.mu);
+  snprintf(s.dir, sizeof s.dir, "%s", dir);
+  memset(s.node, 0, sizeof s.node);
+  snprintf(s.node, sizeof s.node, "%s", node);
+  s.rank = rank;
+  s.capacity = capacity < kMaxRows ? capacity : kMaxRows;
+  w.every = sampling > 0 ? 0 : every;
+  w.length = window;
+  w.early = early;
+  w.phase = every ? random64() % every : 0;
+  w.worker_sampling = sampling > 0 ? sampling : double(window) / double(every ? every : 1);
+  int file = open_block(0, false, sampling, uint32_t(w.every), uint32_t(window));
+  if (w.always.empty())
+    w.always.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kUser>), reinterpret_cast<void*>(end_user), 1.0, {kUser})));
+  if (sampling > 0) w.sample(sampling);
+  w.active.store(true);
+  w.set_locked(w.due(1));
+  return file ? 2 : 1;
+}
+
+void ff_stop() {
+  auto& w = windows();
+  std::lock_guard<std::mutex> g(w.mu);
+  if (!w.active.exchange(false)) return;
+  w.set_locked(false);
+  for (uint64_t handle : w.always) torch_.remove(handle);
+  w.always.clear();
+  device().drain();
+}
+
+// Forget the file: what is counted from now on stays in memory. The caller has read or removed it.
+void ff_detach() {
+  auto& s = state();
+  s.dir[0] = 0;
+  open_block(0, false, 0.0, 0, 0);
+}
+
+// In a forked child of Python's: no steps to align to, so sample; the window its parent may have had open is closed.
+void ff_child() {
+  auto& w = windows();
+  if (!w.active.load() || !torch_.add) return;
+  std::lock_guard<std::mutex> g(w.mu);
+  for (auto* list : {&w.full, &w.always}) {
+    for (uint64_t handle : *list) torch_.remove(handle);
+    list->clear();
+  }
+  w.open.store(false);
+  Head& head = state().block->head;
+  double p = w.worker_sampling;
+  w.always.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kUser>), reinterpret_cast<void*>(end_user), 1.0, {kUser})));
+  if (p < 1.0) {
+    w.every = 0;
+    head.sampling = p;
+    w.sample(p);
+  } else {
+    w.set_locked(true);
+  }
+}
+
+void ff_window(int on) { windows().set(on != 0); }
+uint64_t ff_steps() { return state().block->head.steps.load(); }
+
+// For programs without an optimizer: observe everything for a moment. Called from a thread of its own.
+void ff_moment(uint32_t milliseconds) {
+  auto& w = windows();
+  if (!w.active.load() || w.open.load()) return;
+  w.set(true);
+  timespec pause{0, long(milliseconds) * 1000000};
+  nanosleep(&pause, nullptr);
+  w.set(false);
+}
+
+void ff_compiling(int change) { tl_compiling += change; }
+void ff_stamp_time() { state().block->head.now.store(clock_ns(CLOCK_REALTIME)); }
+
+// Labels. torch's stack of debug information is shared with its profiler and popped strictly in order, so ours is pushed
+// once per thread, never above an open profiler, and changed in place; a profiler may come and go at any moment.
+uint32_t ff_label_id(const char* text) { return intern_label(text); }
+int ff_label_set(uint32_t id) {
+  static thread_local std::shared_ptr<Label>* mine = nullptr;  // never freed: tasks of this thread may still look at it
+  tl_label = id;
+  if (!torch_.get) return 0;
+  if (mine && torch_.get(torch_.label_kind)) {
+    (*mine)->id.store(id, std::memory_order_relaxed);
+    return 2;
+  }
+  if (torch_.get(torch_.profiler_kind)) return 1;
+  try {
+    if (!mine) mine = new std::shared_ptr<Label>(std::make_shared<Label>());
+    (*mine)->id.store(id, std::memory_order_relaxed);
+    torch_.push(torch_.label_kind, *mine);
+  } catch (...) {
+    return 0;
+  }
+  return 2;
+}
+uint32_t ff_label_now() { return label_now(); }
+
+// API usage. The handlers run inside static-initialisation locks: no Python here, ever.
+int ff_usage_watch() {
+  g_error.clear();
+  void (*set)(OnUsage) = nullptr;
+  void (*set_data)(OnUsageData) = nullptr;
+  if (!find(torch_.c10, set, "_ZN3c1017SetAPIUsageLoggerESt8functionIFvRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEEE")) return 0;
+  set([](const std::string& key) { add_usage(key); });
+  if (find(torch_.c10, set_data,
+           "_ZN3c1025SetAPIUsageMetadataLoggerESt8functionIFvRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEERKSt3mapIS6_S6_"
+           "St4lessIS6_ESaISt4pairIS7_S6_EEEEE"))
+    set_data([](const std::string& key, const std::map<std::string, std::string>& data) {
+      std::string record = key;
+      for (auto& item : data) record.append(1, '\0').append(item.first).append(1, '\0').append(item.second);
+      add_usage(record);
+    });
+  return 1;
+}
+int64_t ff_usage_take(char* to, int64_t room) {
+  auto& s = state();
+  std::lock_guard<std::mutex> g(s.usage_mu);
+  int64_t size = hand_out(s.block->usage, s.block->head.usage.load(), to, room);
+  if (size >= 0) s.block->head.usage.store(0);
+  return size;
+}
+
+// One extra file in every TorchScript module that is exported; a caller's own file of the name wins. No name: taken off.
+int ff_export_file(const char* name, const char* content, int64_t size) {
+  g_error.clear();
+  void (*set)(OnExport) = nullptr;
+  if (!torch_.cpu || !find(torch_.cpu, set,
+      "_ZN5torch3jit29SetExportModuleExtraFilesHookESt8functionIFSt13unordered_mapINSt7__cxx1112basic_stringIcSt11char_traitsIcES"
+      "aIcEEES8_St4hashIS8_ESt8equal_toIS8_ESaISt4pairIKS8_S8_EEERKNS0_6ModuleEEE"))
+    return 0;
+  std::string file(name), text(content, size_t(size));
+  if (file.empty()) set(nullptr);
+  else set([file, text](const void*) { return ExtraFiles{{file, text}}; });
+  return 1;
+}
+}

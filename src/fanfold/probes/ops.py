@@ -1,0 +1,295 @@
+"""Profile operators all the time, nearly for free: counted in C++ (native/), read here, kept in the run.
+
+The table lies in a file of the run, so nothing is lost when the process is killed; now and then, and at the end, it is
+copied to the journal, which is what travels. Where the native part cannot serve, torch.profiler windows do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import SettingError, guard, notices
+from . import api_usage, image, trace, workers
+from .native import library as native
+
+FOLDER = "ops"
+FIRST_SECONDS, SNAPSHOT_SECONDS = 5.0, 60.0
+BYTES_PER_HOUR = 1_000_000
+EARLY_STEP = 3  # observed in every run, so that a short one shows something; the two before it pay for warming up
+IDLE_SECONDS, MOMENT_MS = 5.0, 10  # a program without optimizer steps is observed for 10 ms of each second
+
+Write = Callable[[Mapping[str, Any]], bool]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What init(ops=…) may say: `window` steps of each `every` are observed whole, or calls are sampled."""
+
+    window: int = 1
+    every: int = 100
+    sampling: float | None = None
+    inputs: bool = False
+    usage: bool = True
+    rows: int = image.MAX_ROWS
+    native: bool | str = True
+
+
+def check(given: Any) -> Options | None:
+    """Turn init(ops=…) into options; None: no profile."""
+    if not given:
+        return None
+    if given is True:
+        return Options()
+    known = [field.name for field in fields(Options)]
+    if not isinstance(given, Mapping) or set(given) - set(known):
+        raise SettingError(
+            f"init(ops={given!r}) cannot be understood. The run was not started. "
+            f"Pass True, or a dict of some of these: {', '.join(known)}."
+        )
+    options = replace(Options(), **given)
+    wrong = _wrong(options)
+    if wrong:
+        raise SettingError(f"init(ops={dict(given)!r}): {wrong}. The run was not started. See docs/large-scale.md.")
+    return options
+
+
+def _wrong(options: Options) -> str:
+    if not 1 <= options.window <= options.every:
+        return "window must be 1 or more and not above every"
+    if options.sampling is not None and not 0.0 < options.sampling <= 1.0:
+        return "sampling must be above 0 and at most 1"
+    if options.sampling is not None and options.inputs:
+        return "inputs are recorded in windows only, so not with sampling"
+    if options.native not in (True, False, "force"):
+        return "native must be True, False or 'force'"
+    return "" if 1 <= options.rows <= image.MAX_ROWS else f"rows must be from 1 to {image.MAX_ROWS}"
+
+
+class Counter(Protocol):
+    """What counts operators: the native table, or profiler windows."""
+
+    id: str
+
+    def start(self) -> None: ...
+    def snapshot(self) -> dict[str, Any]: ...
+    def stop(self) -> None: ...
+    def done(self) -> None: ...
+
+
+class NativeTable:
+    """The native library, counting into a file of the run."""
+
+    def __init__(self, library: Any, options: Options, folder: Path | None, rank: int, node: str) -> None:
+        self.library, self.options, self.folder, self.rank, self.node = library, options, folder, rank, node
+        self.id = ""
+        self.file: Path | None = None
+        self.pid = os.getpid()
+
+    def start(self) -> None:
+        options = self.options
+        place = b"" if self.folder is None else os.fsencode(self.folder)
+        how = self.library.ff_start(
+            place,
+            self.node.encode()[:63],
+            self.rank,
+            options.rows,
+            options.every,
+            options.window,
+            EARLY_STEP,
+            options.sampling or 0.0,
+        )
+        facts = image.parse(image.take(self.library)).facts
+        self.id = facts["id"]
+        if how == 2 and self.folder is not None:
+            self.file = self.folder / f"{self.rank}-{self.id}.ops"
+        elif self.folder is not None:
+            notices.once(
+                "ops file",
+                f"no file for the operator table could be made in {self.folder}. The profile is kept in memory and in the "
+                "journal: up to a minute of it is lost if the process is killed. Free space or make the directory writable.",
+            )
+
+    def snapshot(self) -> dict[str, Any]:
+        table = image.take(self.library)
+        self._say_full(image.parse(table[: image.USAGE]).facts)
+        return {"id": self.id, "table": image.pack(table)}
+
+    def _say_full(self, facts: Mapping[str, Any]) -> None:
+        if facts["overflow"]:
+            notices.once(
+                "ops table full",
+                f"the operator table is full: it holds {facts['capacity']} rows, and calls of further operators are only counted. "
+                "The rows it has stay exact. Use fewer labels or ranges with numbers in their names, or inputs=False.",
+            )
+
+    def stop(self) -> None:
+        self.library.ff_stop()
+
+    def done(self) -> None:
+        """Let go of the file, whose rows the journal has now."""
+        if self.file is not None:
+            with contextlib.suppress(OSError):
+                self.file.unlink()
+        self.library.ff_detach()
+
+
+class OpsProbe:
+    """Look after a counter: copy it to the journal now and then, answer requests, fold in workers that ended."""
+
+    def __init__(
+        self,
+        counter: Counter,
+        write: Write,
+        options: Options,
+        *,
+        folder: Path,
+        rank: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counter, self._write, self._options, self._clock = counter, write, options, clock
+        self._library = counter.library if isinstance(counter, NativeTable) else None
+        self._next = clock() + FIRST_SECONDS
+        self._began = clock()
+        self._workers = workers.Workers(folder, rank)
+        self._trace = trace.Requests(folder, rank, write)
+        self._compile_hooks: Callable[[], None] | None = None
+        self.refreshers: list[Callable[[], None]] = []
+
+    def tick(self) -> None:
+        """Do what is due; called each second, off the training thread."""
+        if self._library is not None:
+            self._tell_compiling()
+            if self._clock() - self._began > IDLE_SECONDS and not self._options.sampling and not self._library.ff_steps():
+                self._library.ff_moment(MOMENT_MS)
+        self._hand_over_usage()
+        self._trace.look()
+        if self._clock() >= self._next:
+            self.snapshot()
+
+    def snapshot(self) -> bool:
+        """Copy the table to the journal; the larger it is, the later the next copy, so that an hour stays below a megabyte."""
+        facts = self.counter.snapshot()
+        kept = self._write({"event": "ops", **facts})
+        size = len(facts["table"]) + self._fold_workers()
+        self._next = self._clock() + max(SNAPSHOT_SECONDS, 3600.0 * size / BYTES_PER_HOUR)
+        for refresh in self.refreshers:
+            refresh()
+        return kept
+
+    def _fold_workers(self) -> int:
+        if not self.counter.id or not self._workers.sweep(self.counter.id):
+            return 0
+        facts = self._workers.event(self.counter.id)
+        if self._write({"event": "ops", **facts}):
+            self._workers.forget()
+        return len(facts["table"])
+
+    def _hand_over_usage(self) -> None:
+        if not self._options.usage:
+            return
+        for record in api_usage.take():
+            self._write({"event": "usage", **record})
+
+    def _tell_compiling(self) -> None:
+        """Count what the compiler itself runs apart: a thousand calls that belong to no step."""
+        if self._compile_hooks is not None or "torch._dynamo.callback" not in sys.modules:
+            return
+        handler = sys.modules["torch._dynamo.callback"].callback_handler
+        library = self._library
+        assert library is not None
+        began = handler.register_start_callback(lambda _args: library.ff_compiling(1))
+        ended = handler.register_end_callback(lambda _args: library.ff_compiling(-1))
+
+        def remove() -> None:
+            with contextlib.suppress(ValueError):  # the user may have cleared the list
+                handler.remove_start_callback(began)
+                handler.remove_end_callback(ended)
+
+        self._compile_hooks = remove
+
+    def stop(self, _timeout: float = 0.0) -> None:
+        """Take the callbacks off and write the last word."""
+        global _active  # noqa: PLW0603 - torch has one table of callbacks per process
+        self.counter.stop()
+        if self._compile_hooks is not None:
+            self._compile_hooks()
+        self._trace.stop()
+        self._hand_over_usage()
+        if self.snapshot():
+            self.counter.done()
+        _active = None
+
+
+_active: OpsProbe | None = None
+_forks_watched = False
+
+
+def start(options: Options, write: Write, *, path: Path, rank: int, node: str, local: bool = True) -> OpsProbe | None:
+    """Start the profile of a run in this process; None where there is nothing to profile, which is said."""
+    global _active  # noqa: PLW0603 - torch has one table of callbacks per process
+    if _active is not None:
+        notices.once(
+            "ops twice",
+            "another run of this process has the operator profile. This run goes without one. Finish the other first.",
+        )
+        return None
+    if options.usage:
+        api_usage.watch()  # before torch is imported: that is the first thing to be seen
+    if native.torch_folder() is None and "torch" not in sys.modules:
+        notices.once(
+            "ops torch",
+            "ops=True profiles PyTorch, which is not installed. The run goes without a profile. Install torch or drop ops.",
+        )
+        return None
+    folder = path / FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    counter = _counter(options, folder if local else None, rank, node)
+    with guard("profile operators"):
+        counter.start()
+        _active = OpsProbe(counter, write, options, folder=folder, rank=rank)
+        _watch_forks()
+        return _active
+    return None
+
+
+def _counter(options: Options, folder: Path | None, rank: int, node: str) -> Counter:
+    from .windows import ProfilerWindows
+
+    if options.native is False:
+        return ProfilerWindows(options.window, options.every, inputs=options.inputs, rank=rank, node=node)
+    try:
+        library = native.bind(force=options.native == "force")
+        native.describe_inputs(library, options.inputs)
+    except native.Unavailable as error:
+        notices.once(
+            "ops native",
+            f"the native operator probe is off: {error}. The profile comes from torch.profiler windows instead: one step of "
+            f"{options.every} is dearer, and labels are not seen. See docs/large-scale.md for what it needs.",
+        )
+        return ProfilerWindows(options.window, options.every, inputs=options.inputs, rank=rank, node=node)
+    return NativeTable(library, options, folder, rank, node)
+
+
+def _watch_forks() -> None:
+    global _forks_watched  # noqa: PLW0603 - os.register_at_fork cannot be undone
+    if not _forks_watched:
+        os.register_at_fork(after_in_child=_after_fork_in_child)
+        _forks_watched = True
+
+
+def _after_fork_in_child() -> None:
+    """Let a forked child sample into a table of its own; its parent's probe looks after the file."""
+    global _active  # noqa: PLW0603 - as above
+    if _active is None:
+        return
+    library = native.current()
+    if library is not None and isinstance(_active.counter, NativeTable):
+        library.ff_child()
+    _active = None

@@ -1,0 +1,112 @@
+"""The profile without the native part: torch.profiler switched on for one step of many. Dearer and coarser, but never nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import threading
+import time
+from typing import Any
+
+from ..errors import guard, notices
+from . import image, workers
+
+_SCOPE_NAMES = {0: "forward", 1: "backward", 2: "torchscript", 7: "user"}
+
+
+def bucket_of(nanoseconds: int) -> int:
+    """Return the histogram bucket of a duration, as native/table.h has it."""
+    if nanoseconds < 4:
+        return max(nanoseconds, 0)
+    exponent = nanoseconds.bit_length() - 1
+    return min((exponent - 1) * 4 + ((nanoseconds >> (exponent - 2)) & 3), image.BUCKETS - 1)
+
+
+class ProfilerWindows:
+    """Profile `window` optimizer steps of each `every`, and add up what was seen."""
+
+    def __init__(self, window: int, every: int, *, inputs: bool, rank: int, node: str, phase: int | None = None) -> None:
+        self.id = secrets.token_hex(8)
+        self._inputs = inputs
+        self._phase = random.randrange(every) if phase is None else phase
+        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._profiler: Any = None
+        self._handle: Any = None
+        self._facts = {"id": self.id, "rank": rank, "node": node, "pid": os.getpid(), "every": every, "window": window, "worker": 0,
+                       "sampling": 0.0, "steps": 0, "observed": 0, "windows": 0, "seen_ns": 0, "overflow": 0, "now": 0,
+                       "started": time.time_ns(), "profiler": True}  # fmt: skip
+
+    def start(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+        if self._due(1):
+            self._open()
+
+    def _due(self, step: int) -> bool:
+        every = int(self._facts["every"])
+        return step == 3 or (step + self._phase) % every < self._facts["window"]
+
+    def _stepped(self, *_args: Any) -> None:
+        with guard("profile operators in a window"):
+            self._facts["steps"] += 1
+            if self._profiler is not None:
+                self._facts["observed"] += 1
+                self._close()
+            if self._due(self._facts["steps"] + 1):
+                self._open()
+
+    def _open(self) -> None:
+        import torch
+        from torch._C._profiler import _ExperimentalConfig
+
+        profiler = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            record_shapes=self._inputs,
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),  # without it, one thread alone is seen
+        )
+        try:
+            profiler.start()
+        except RuntimeError as error:  # the user's own profiler is on
+            notices.once(
+                "ops profiler", f"a profile window was left out: {error}. The next is tried in its turn; training goes on."
+            )
+            return
+        self._profiler = profiler
+        self._facts["windows"] += 1
+
+    def _close(self) -> None:
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return
+        profiler.stop()
+        with self._lock:
+            events = list(profiler.events())
+            stepping = next((event.thread for event in events if event.name.startswith("Optimizer.step#")), None)
+            workers.merge(self._rows, [self._row(event, "main" if event.thread == stepping else "thread") for event in events])
+
+    def _row(self, event: Any, thread: str) -> dict[str, Any]:
+        total, own = int(event.cpu_time_total * 1000), int(event.self_cpu_time_total * 1000)
+        shapes = " ".join(str(shape) for shape in event.input_shapes or () if shape) if self._inputs else ""
+        return {
+            "op": event.name, "overload": "", "scope": _SCOPE_NAMES.get(event.scope, "forward"), "thread": thread, "label": "",
+            "inputs": shapes, "count": 1, "total_ns": total, "self_ns": own, "max_ns": total, "device_count": 0, "device_ns": 0,
+            "hist": {bucket_of(total): 1},
+        }  # fmt: skip
+
+    def snapshot(self) -> dict[str, Any]:
+        with self._lock:
+            rows = list(self._rows.values())[: image.MAX_ROWS]
+            self._facts["now"] = time.time_ns()
+            return {"id": self.id, "facts": dict(self._facts), "table": workers.pack_rows(rows)}
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        with guard("close a profile window"):
+            self._close()
+
+    def done(self) -> None:
+        """Nothing is left behind."""

@@ -1,0 +1,101 @@
+"""The tables that forked children (DataLoader workers) left in the run: folded into one when their process has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from . import image
+
+ADDED = ("count", "total_ns", "self_ns", "device_count", "device_ns")
+SAME = ("op", "overload", "scope", "thread", "label", "inputs")
+
+
+def merge(into: dict[tuple[Any, ...], dict[str, Any]], rows: list[dict[str, Any]], added: tuple[str, ...] = ADDED) -> None:
+    """Add rows to those of the same operator, scope, thread, label and inputs."""
+    for row in rows:
+        key = tuple(row[name] for name in SAME)
+        found = into.get(key)
+        if found is None:
+            into[key] = {**row, "hist": dict(row["hist"])}
+            continue
+        for name in added:
+            found[name] += row[name]
+        found["max_ns"] = max(found["max_ns"], row["max_ns"])
+        for bucket, count in row["hist"].items():
+            found["hist"][bucket] = found["hist"].get(bucket, 0) + count
+
+
+def read_file(path: Path) -> bytes | None:
+    """Read a table file; None when it is gone, no plain file, or larger than a table can be."""
+    largest = image.ROWS + image.MAX_ROWS * image.ROW_SIZE
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+        with open(fd, "rb") as file:
+            return file.read(largest)
+    except OSError:
+        return None
+
+
+def pack_rows(rows: list[dict[str, Any]]) -> bytes:
+    """Compress rows that come from no table of their own."""
+    return zlib.compress(msgspec.msgpack.encode(rows), 3)
+
+
+class Workers:
+    """One process's children, past and present."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._facts: dict[str, Any] = {}
+        self._ended: list[Path] = []
+        self._folded: list[str] = []
+        self._processes = 0
+
+    def sweep(self, parent: str) -> bool:
+        """Fold in the children of `parent` that have ended; tell whether there were any."""
+        for path in self._folder.glob(f"{self._rank}-*.ops"):
+            table = self._ended_child(path, parent)
+            if table is None:
+                continue
+            merge(self._rows, table.rows)
+            self._facts = {**table.facts, "steps": 0}
+            self._ended.append(path)
+            self._folded.append(table.facts["id"])
+            self._processes += 1
+        return bool(self._ended)
+
+    def _ended_child(self, path: Path, parent: str) -> image.Table | None:
+        data = read_file(path)
+        try:
+            table = image.parse(image.from_file(data)) if data and path not in self._ended else None
+        except image.NotATable:
+            return None
+        return table if table is not None and table.facts["parent"] == parent and not alive(table.facts["pid"]) else None
+
+    def event(self, parent: str) -> dict[str, Any]:
+        """Return what the journal keeps of them: all that have ended so far, as one."""
+        facts = {**self._facts, "id": f"{parent}-workers", "processes": self._processes}
+        return {"id": facts["id"], "facts": facts, "folded": self._folded, "table": pack_rows(list(self._rows.values()))}
+
+    def forget(self) -> None:
+        """Remove the files of those the journal has."""
+        for path in self._ended:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self._ended, self._folded = [], []
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a child still runs; one that has ended and was not waited for does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False

@@ -1,0 +1,192 @@
+"""The report's page: which runs, what they were told, what they came to, their curves and last pictures."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._version import __version__
+from ..drawing import STYLE, Markup, chart, drawn, table, tag
+from ..drawing.chart import Line, legend
+from ..drawing.markup import join, lone, status, swatch
+from ..drawing.numbers import moment, number
+from ..drawing.order import curve_order
+from ..store import StoredRun
+from ..store.display import flat, lasted, lines
+from . import markdown
+from .pictures import Budget, pictures
+
+CHARTS = 24
+BUCKETS = 560  # as many as the chart has pixels
+SUMMARY = 60
+# No script, no font, no frame, and nothing from any address: pictures are in the file itself.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_LAYOUT = (
+    "body{margin:0}main{max-width:1180px;margin:0 auto;padding:24px 20px 48px;--ff-wide:520px}h1{font-size:22px;margin:0 0 2px;"
+    "overflow-wrap:anywhere}h2{font-size:15px;margin:26px 0 8px}section h3,section h4{margin:14px 0 4px}details{margin-top:6px}"
+    "summary{cursor:pointer}.note{max-width:75ch}.note pre{overflow-x:auto;padding:10px;background:var(--ff-panel);"
+    "border:1px solid var(--ff-line);border-radius:7px}"
+    "blockquote{margin:8px 0;padding-left:12px;border-left:3px solid var(--ff-line)}"
+    "code,pre{font:12px ui-monospace,Menlo,Consolas,monospace}pre.bad{white-space:pre-wrap}"
+    ".pictures{display:flex;flex-wrap:wrap;gap:12px}.pictures img{max-width:min(100%,320px);min-width:64px;height:auto;"
+    "image-rendering:auto;display:block;background:var(--ff-panel)}@media print{details,figure,tr{break-inside:avoid}}"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a report shows, and how."""
+
+    keys: Sequence[str] | None = None  # None: the first two dozen by what people look at
+    title: str | None = None
+    note: str = ""  # Markdown
+    x: str = "step"
+    smooth: float = 0.0
+    log: bool = False
+
+
+def page(runs: Sequence[StoredRun], options: Options) -> tuple[str, dict[str, Any]]:
+    """Return the report as one HTML text, and what is in it: runs, keys, points, pictures, left_out."""
+    keys = chosen(runs) if options.keys is None else list(options.keys)
+    title = options.title or _title(runs)
+    shown = keys if options.keys is not None else keys[:CHARTS]
+    drawn_keys = {key: found for key in shown if (found := lines(runs, key, buckets=BUCKETS, x=options.x, smooth=options.smooth))}
+    budget = Budget()
+    body = tag(
+        "main",
+        tag("h1", title),
+        tag("p", f"{_count(len(runs), 'run')}, as of {moment(time.time())}. Made by fanfold {__version__}.", class_="dim"),
+        tag("section", markdown.html(options.note), class_="note") if options.note.strip() else Markup(""),
+        _section("Runs", _runs(runs), *map(_error, runs)),
+        _charts(drawn_keys, options, len(keys) - len(shown)),
+        _summary(runs),
+        _config(runs),
+        _section("Pictures", *pictures(runs, budget)),
+    )
+    points = sum(line.total for some in drawn_keys.values() for line in some)
+    facts = {"title": title, "runs": [run.id for run in runs], "keys": list(drawn_keys), "points": points,
+             "pictures": budget.count, "left_out": budget.left_out}  # fmt: skip
+    return _document(title, body), facts
+
+
+def _document(title: str, body: Markup) -> str:
+    head = tag(
+        "head", lone("meta", charset="utf-8"), lone("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        lone("meta", name="viewport", content="width=device-width,initial-scale=1"),
+        lone("meta", name="color-scheme", content="light dark"), lone("meta", name="referrer", content="no-referrer"),
+        lone("link", rel="icon", href="data:,"), tag("title", title), tag("style", Markup(STYLE + _LAYOUT)),
+    )  # fmt: skip
+    return f'<!doctype html>\n<html lang="en">{head}<body class="fanfold">{body}</body></html>\n'
+
+
+def chosen(runs: Sequence[StoredRun]) -> list[str]:
+    """Return the runs' numeric keys, what people look at first in front; system figures are for those who ask."""
+    return curve_order(dict.fromkeys(itertools.chain.from_iterable(run.keys() for run in runs)))
+
+
+def _title(runs: Sequence[StoredRun]) -> str:
+    projects = list(dict.fromkeys(run.project for run in runs))
+    return runs[0].name if len(runs) == 1 else f"{', '.join(projects)}: {_count(len(runs), 'run')}"
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def _section(title: str, *parts: object) -> Markup:
+    inside = join(parts)
+    return tag("section", tag("h2", title), inside) if inside else Markup("")
+
+
+def _named(place: int, run: StoredRun) -> Markup:
+    return join([swatch(place), run.name])
+
+
+def _runs(runs: Sequence[StoredRun]) -> Markup:
+    titles = ("run", "id", "project", "status", "started", "lasted", "ranks", "attempts", "tags", "notes")
+    rows = [
+        [_named(place, run), run.id, run.project, status(run.status), moment(run.started), lasted(run), len(run.ranks),
+         len(run.attempts), ", ".join(map(str, run.tags)), run.notes or ""]
+        for place, run in enumerate(runs)
+    ]  # fmt: skip
+    kept = [place for place in range(len(titles)) if any(str(row[place]) for row in rows)]
+    return table([titles[place] for place in kept], [[row[place] for place in kept] for row in rows], label="Runs")
+
+
+def _error(run: StoredRun) -> Markup:
+    if not run.error:
+        return Markup("")
+    return tag("details", tag("summary", f"Why {run.name} {run.status}"), tag("pre", run.error.strip(), class_="bad"))
+
+
+def _charts(found: dict[str, list[Line]], options: Options, more: int) -> Markup:
+    """Return a figure per key: the picture, its legend, what it shows, and the same as a table."""
+    figures = [_figure(key, some, options) for key, some in found.items()]
+    left = [tag("p", f"and {_count(more, 'key')} more; --keys chooses.", class_="dim")] if more > 0 else []
+    return _section("Charts", *([tag("div", *figures, class_="charts")] if figures else []), *left)
+
+
+def _figure(key: str, some: Sequence[Line], options: Options) -> Markup:
+    picture = chart(some, label=key, width=BUCKETS + 60, height=260, log=options.log)
+    names = legend(some) if len(some) > 1 else Markup("")
+    rows = [_statistics(line) for line in some]
+    titles = ("run", "points", "first", "last", "lowest", "highest", "not finite", "restarts")
+    asked = tag("details", tag("summary", "as a table"), table(titles, rows, label=f"{key} as a table", right=range(1, 8)))
+    caption = tag("figcaption", names, tag("span", drawn(some, log=options.log), class_="dim"))
+    return tag("figure", tag("h3", key), picture, caption, asked)
+
+
+def _statistics(line: Line) -> list[object]:
+    """Return what a line comes down to; with ranks, the lowest and highest of any, and which rank that was."""
+    import numpy as np
+
+    good = np.flatnonzero(np.isfinite(line.y))
+    first, last = (number(float(line.y[good[place]])) if len(good) else "" for place in (0, -1))
+    low, high = (line.y if one is None else one for one in (line.low, line.high))
+    ends = []
+    for column, ranks, pick in ((low, line.low_rank, np.nanargmin), (high, line.high_rank, np.nanargmax)):
+        if not np.isfinite(column).any():
+            ends.append("")
+            continue
+        place = int(pick(np.where(np.isfinite(column), column, np.nan)))
+        ends.append(number(float(column[place])) + (f" (rank {int(ranks[place])})" if ranks is not None else ""))
+    return [join([swatch(line.place), line.name]), number(line.total), first, last, *ends, line.marked, len(line.restarts)]
+
+
+def _summary(runs: Sequence[StoredRun]) -> Markup:
+    summaries = [run.summary for run in runs]
+    keys = curve_order(dict.fromkeys(key for one in summaries for key in one))
+    if not keys:
+        return Markup("")
+    rows = [[key, *(_value(one.get(key)) for one in summaries)] for key in keys]
+    titles = ["key", *(_named(place, run) for place, run in enumerate(runs))]
+    whole = [table(titles, rows[:SUMMARY], label="Summary", right=range(1, len(titles)))]
+    if len(rows) > SUMMARY:
+        rest = table(titles, rows[SUMMARY:], label="More of the summary", right=range(1, len(titles)))
+        whole.append(tag("details", tag("summary", f"and {_count(len(rows) - SUMMARY, 'key')} more"), rest))
+    return _section("Summary", *whole)
+
+
+def _value(value: object, width: int = 200) -> str:
+    text = number(value)
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _config(runs: Sequence[StoredRun]) -> Markup:
+    """Return what differs between the runs' settings; what is the same in all waits behind a click."""
+    configs = [flat(run.config) for run in runs]
+    names = list(dict.fromkeys(name for one in configs for name in one))
+    absent = object()
+    differing = [name for name in names if any(one.get(name, absent) != configs[0].get(name, absent) for one in configs)]
+    same = [name for name in names if name not in set(differing)]
+    titles = ["setting", *(_named(place, run) for place, run in enumerate(runs))]
+    rows = [[name, *(_value(one[name]) if name in one else "" for one in configs)] for name in differing]
+    parts = [table(titles, rows, label="Settings that differ")] if rows else []
+    if same:
+        shared = table(("setting", "value"), [[name, _value(configs[0][name])] for name in same], label="Settings")
+        said = f"{_count(len(same), 'setting')} the same in all runs"
+        parts.append(shared if len(runs) == 1 else tag("details", tag("summary", said), shared))
+    return _section("Settings" if len(runs) == 1 else "Settings that differ", *parts)

@@ -1,0 +1,141 @@
+"""Sources for a deployment that ships only .pyc files: torch.jit.script and inspect.getsource need the text of the code.
+
+One zip holds it, and a loader gives it out. `fanfold doctor --deploy PATH --sources FILE` says who needs it, and makes it.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import linecache
+import os
+import sys
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import FanfoldError, notices
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same sources make the same zip
+
+
+def install(archive: str | os.PathLike[str]) -> None:
+    """Give the modules that are loaded from .pyc alone their sources back, out of the zip; modules loaded already, too.
+
+    A source that is not the one its .pyc was compiled from is left out, and said once.
+    """
+    finder = _Finder(_Archive(Path(archive)))
+    sys.meta_path[:] = [other for other in sys.meta_path if other != finder]
+    sys.meta_path.insert(0, finder)
+    for module in list(sys.modules.values()):
+        _repair(finder.archive, module)
+    linecache.checkcache()
+
+
+def pack(root: Path, files: Iterable[Path], archive: Path) -> None:
+    """Write the sources into a zip, named as they lie under `root`, whole or not at all."""
+    aside = archive.with_name(f".{archive.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as target:
+            for file in sorted(files):
+                entry = zipfile.ZipInfo(file.relative_to(root).as_posix(), _EPOCH)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                target.writestr(entry, file.read_bytes())
+        aside.replace(archive)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+class _Archive:
+    """The zip of sources. It is opened for each one, which is rare: an open file would be shared with forked workers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        try:
+            with zipfile.ZipFile(self.path) as file:
+                self.names = frozenset(file.namelist())
+        except (OSError, zipfile.BadZipFile) as error:
+            raise FanfoldError(
+                f"{path} cannot be read as a zip of sources: {error}. The code runs from its .pyc files alone. "
+                "Make the zip with: fanfold doctor --deploy PATH --sources FILE"
+            ) from error
+        self.tops = frozenset(name.partition("/")[0].removesuffix(".py") for name in self.names)
+
+    def source(self, member: str, compiled: Path) -> str | None:
+        """Return a source as text, when its .pyc was made from it."""
+        with zipfile.ZipFile(self.path) as file:
+            data = file.read(member)
+        if not _belong(data, compiled):
+            notices.once(
+                f"sources:{member}",
+                f"{member} in {self.path} is not what {compiled} was compiled from. Its source stays unknown, and what needs "
+                "it fails. Make the zip and the .pyc files from the same tree.",
+            )
+            return None
+        return importlib.util.decode_source(data)
+
+
+def _belong(data: bytes, compiled: Path) -> bool:
+    """Compare a source with what the .pyc's head says of its own: a hash, else the length."""
+    with compiled.open("rb") as file:
+        head = file.read(16)
+    if int.from_bytes(head[4:8], "little") & 1:
+        return head[8:16] == importlib.util.source_hash(data)
+    return head[12:16] == (len(data) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+class _Loader(importlib.machinery.SourcelessFileLoader):
+    """Python's own loader of a lone .pyc, which also knows the source."""
+
+    def __init__(self, name: str, path: str, archive: _Archive, member: str) -> None:
+        super().__init__(name, path)
+        self.archive, self.member = archive, member
+
+    def get_source(self, fullname: str) -> str | None:  # type: ignore[override]
+        del fullname  # `python main.pyc` is asked for by another name
+        return self.archive.source(self.member, Path(self.path))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Find the modules whose sources the zip holds as Python does, and swap their loader."""
+
+    def __init__(self, archive: _Archive) -> None:
+        self.archive = archive
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Finder) and other.archive.path == self.archive.path
+
+    def __hash__(self) -> int:
+        return hash(self.archive.path)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if name.partition(".")[0] not in self.archive.tops:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        loader = _swapped(self.archive, spec.loader) if spec is not None else None
+        if spec is None or loader is None:
+            return None
+        spec.loader = loader
+        return spec
+
+
+def _repair(archive: _Archive, module: ModuleType) -> None:
+    """Swap the loader of a module that is loaded already."""
+    loader = _swapped(archive, getattr(module, "__loader__", None))
+    if loader is not None:
+        module.__loader__ = loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = loader
+
+
+def _swapped(archive: _Archive, loader: Any) -> _Loader | None:
+    """Return the loader that knows the source, in the place of one that does not."""
+    if not isinstance(loader, importlib.machinery.SourcelessFileLoader):
+        return None
+    stem = Path(loader.path).stem
+    place = stem if loader.name == "__main__" else loader.name.replace(".", "/") + ("/__init__" if stem == "__init__" else "")
+    member = f"{place}.py"
+    return _Loader(loader.name, loader.path, archive, member) if member in archive.names else None

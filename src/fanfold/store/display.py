@@ -1,0 +1,167 @@
+"""Runs as they show themselves in a notebook: a table and small charts, without a script; text everywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+
+from ..drawing import STYLE, Line, Markup, chart, drawn, line_of, table, tag
+from ..drawing.markup import join, status
+from ..drawing.numbers import duration, moment, number
+from ..drawing.order import curve_order
+from ..errors import FanfoldError
+from . import axes
+from .buckets import Buckets
+from .points import holders
+
+if TYPE_CHECKING:
+    from .run import StoredRun
+
+CHARTS, SETTINGS, FIGURES = 4, 16, 16  # of one run
+ROWS, SPARKS = 50, 20  # of a list of runs: a curve needs the run's journals, a row does not
+SPARK_BUCKETS = 60
+
+
+class Runs(list["StoredRun"]):
+    """Stored runs, in a list that shows itself as a table."""
+
+    @overload
+    def __getitem__(self, place: SupportsIndex, /) -> StoredRun: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> Runs: ...
+    def __getitem__(self, place: SupportsIndex | slice, /) -> StoredRun | Runs:
+        found = super().__getitem__(place)
+        return Runs(found) if isinstance(found, list) else found
+
+    def __repr__(self) -> str:
+        shown = [f"  {run!r}" for run in self[:ROWS]]
+        more = [f"  and {len(self) - ROWS} more"] if len(self) > ROWS else []
+        return "\n".join([f"{len(self)} run{'' if len(self) == 1 else 's'}", *shown, *more])
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": dressed(runs_html(self))}
+
+
+def dressed(*parts: object) -> str:
+    """Return HTML with its styles, for a place that has none of ours."""
+    inside = tag("div", *parts, class_="fanfold", style="padding:12px;border-radius:7px")
+    return str(join([tag("style", Markup(STYLE)), inside]))
+
+
+def series(run: StoredRun, key: str, *, buckets: int = 330, x: str = "step") -> Buckets | None:
+    """Return a key's series as it is drawn: the mean over ranks where several have it; None where there is nothing."""
+    ranks = holders(run, key)
+    if not ranks:
+        return None
+    fold = "mean" if len(ranks) > 1 and not key.startswith("system/") else None
+    try:
+        found = axes.thin(run, key, buckets=buckets, x=x, rank=None, fold=fold, lo=None, hi=None)
+    except FanfoldError:  # it has nothing under the key that was asked for as x
+        return None
+    return found if len(found) else None
+
+
+def lines(runs: Iterable[StoredRun], key: str, *, buckets: int = 330, x: str = "step", smooth: float = 0.0) -> list[Line]:
+    """Return a line per run that has the key, each in the colour of its run's place."""
+    found = [(place, run, series(run, key, buckets=buckets, x=x)) for place, run in enumerate(runs)]
+    return [line_of(run.name, place, one, smooth=smooth) for place, run, one in found if one is not None]
+
+
+def flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested settings as one level, names joined by dots."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            found.update(flat(value, f"{before}{name}."))
+        else:
+            found[f"{before}{name}"] = value
+    return found
+
+
+def lasted(run: StoredRun) -> str:
+    """Say how long a run has lasted, or lasted until its last sign of life."""
+    return duration((time.time() if run.status == "running" else run.seen) - run.started)
+
+
+def run_html(run: StoredRun) -> Markup:
+    """Return one run: how it stands, what it was told, what it came to, and its first curves."""
+    keys = curve_order(run.keys())
+    parts = [_head(run), _pairs("config", flat(run.config), SETTINGS)]
+    parts.append(_pairs("summary", run.summary, FIGURES))
+    charts = [_figure(run, key) for key in keys[:CHARTS]]
+    parts.append(tag("div", *charts, class_="charts", style="--ff-wide:300px;margin-top:8px"))
+    if len(keys) > CHARTS:
+        parts.append(tag("p", f"and {len(keys) - CHARTS} more keys: run.keys()", class_="dim"))
+    if not keys:
+        parts.append(tag("p", "No numbers yet.", class_="dim"))
+    return join(parts)
+
+
+def _head(run: StoredRun) -> Markup:
+    words = [run.project, run.id, f"started {moment(run.started)}", lasted(run)]
+    words += [f"{len(run.ranks)} ranks"] if len(run.ranks) > 1 else []
+    words += [f"tags: {', '.join(map(str, run.tags))}"] if run.tags else []
+    error = (run.error or "").strip().splitlines()[-1:]
+    name = tag("p", tag("strong", run.name), Markup(" "), status(run.status), style="margin:0")
+    rest = tag("p", " · ".join(words), class_="dim", style="margin:0 0 6px")
+    return join([name, rest, *(tag("p", line, class_="bad") for line in error)])
+
+
+def _pairs(title: str, values: dict[str, Any], most: int) -> Markup:
+    """Return names and values as one quiet line of text; all of it is in run.config and run.summary."""
+    if not values:
+        return Markup("")
+    words = [f"{name} {_cut(number(value))}" for name, value in list(values.items())[:most]]
+    words += [f"and {len(values) - most} more"] if len(values) > most else []
+    return tag("p", tag("span", f"{title} ", class_="dim"), " · ".join(words), style="margin:0")
+
+
+def _cut(text: str, width: int = 40) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _figure(run: StoredRun, key: str) -> Markup:
+    found = lines([run], key)
+    last = number(run.latest.get(key))
+    picture = chart(found, label=f"{key} of {run.name}", width=420, height=170)
+    return tag("figure", tag("h3", key, Markup(" "), tag("span", last, class_="dim")), picture,
+               tag("figcaption", drawn(found), class_="dim"))  # fmt: skip
+
+
+def runs_html(runs: Sequence[StoredRun]) -> Markup:
+    """Return a table of runs, newest first as they are listed, with a small curve of what people look at first."""
+    if not runs:
+        return tag("p", "No runs. fanfold.init(project=…) starts one; dir=… looks elsewhere.", class_="dim")
+    rows = [_row(run, place < SPARKS) for place, run in enumerate(runs[:ROWS])]
+    titles = ("run", "status", "project", "started", "lasted", "key", "last", "")
+    more = f" The first {ROWS} are shown." if len(runs) > ROWS else ""
+    count = tag("p", f"{len(runs)} run{'' if len(runs) == 1 else 's'}.{more}", class_="dim", style="margin:0 0 4px")
+    return join([count, table(titles, rows, label="Runs", right=(6,))])
+
+
+def _row(run: StoredRun, with_curve: bool) -> list[object]:
+    latest = run.row().get("latest") or run.latest
+    numbers = [key for key, value in latest.items() if isinstance(value, (int, float)) and not key.startswith("system/")]
+    key = next(iter(curve_order(numbers)), "")
+    curve = _spark(run, key) if key and with_curve else ""
+    facts = [join([run.name, Markup("<br>"), tag("span", run.id, class_="dim")]), status(run.status), run.project]
+    return [*facts, moment(run.started), lasted(run), key, number(latest.get(key)) if key else "", curve]
+
+
+def _spark(run: StoredRun, key: str) -> Markup:
+    """Return a curve the size of a word."""
+    import numpy as np
+
+    found = series(run, key, buckets=SPARK_BUCKETS)
+    if found is None or not np.isfinite(found.last).any():
+        return Markup("")
+    x, y = found.x, found.last
+    good = np.isfinite(y)
+    x, y = x[good], y[good]
+    with np.errstate(over="ignore", invalid="ignore"):
+        across = (x - x[0]) / (x[-1] - x[0]) * 96 + 2 if x[-1] > x[0] else np.full(len(x), 50.0)
+        up = 18 - (y / 2 - y.min() / 2) / (y.max() / 2 - y.min() / 2) * 16 if y.max() > y.min() else np.full(len(y), 10.0)
+    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across, up, strict=True))
+    line = tag("polyline", points=points, class_="s0", stroke="#1da5a5", stroke_width=1.5, fill="none")
+    return tag("svg", line, width=100, height=20, role="img", aria_label=f"curve of {key}")

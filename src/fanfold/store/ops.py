@@ -1,0 +1,159 @@
+"""What a run's processes counted: operators and API usage, from their journals and from the tables they left in the run."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ..journal import Kind
+from ..probes import image
+from ..probes.workers import ADDED, merge, read_file
+
+MAX_UNPACKED = 32 << 20
+_WHERE = ("rank", "node", "role")
+_decoder = msgspec.msgpack.Decoder(type=list[dict[str, Any]])
+
+
+def tables(run: Any) -> list[image.Table]:
+    """Return the newest table of each process of a run; a file it left in the run is newer than its journal."""
+    found: dict[str, image.Table] = {}
+    folded: set[str] = set()
+    for event in _events(run, "ops"):
+        table = _from_event(event)
+        if table is not None:
+            found[str(event.get("id"))] = table
+            folded |= {str(id) for id in event.get("folded") or ()}
+    for table in _files(run):
+        if table.facts["id"] not in folded:
+            found[table.facts["id"]] = table
+    return list(found.values())
+
+
+def _events(run: Any, name: str) -> Iterator[dict[str, Any]]:
+    for journal in run.journals:
+        for record in journal.records(Kind.EVENT):
+            if isinstance(record.data, dict) and record.data.get("event") == name:
+                where = {"rank": journal.header.get("rank"), "node": journal.header.get("node"), "pid": journal.header.get("pid")}
+                yield {**record.data, **where}
+
+
+def _from_event(event: Mapping[str, Any]) -> image.Table | None:
+    data = event.get("table")
+    if not isinstance(data, bytes):
+        return None
+    try:
+        if isinstance(event.get("facts"), dict):
+            return image.Table(dict(event["facts"]), _decoder.decode(zlib.decompressobj().decompress(data, MAX_UNPACKED)))
+        return image.parse(image.unpack(data))
+    except (image.NotATable, msgspec.MsgspecError, zlib.error):
+        return None  # written by another version, or by somebody else
+
+
+def _files(run: Any) -> Iterator[image.Table]:
+    for path in sorted((run.path / "ops").glob("*.ops")):
+        data = read_file(path)
+        try:
+            if data:
+                table = image.parse(image.from_file(data))
+                table.facts["now"] = max(table.facts["now"], int(path.stat().st_mtime * 1e9))
+                table.usage = image.file_usage(data)
+                yield table
+        except (image.NotATable, OSError):
+            continue
+
+
+def rows(run: Any) -> list[dict[str, Any]]:
+    """Return one row per operator, scope, thread, label, inputs and rank, the most own time first."""
+    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, Any]]] = {}
+    for table in tables(run):
+        facts = table.facts
+        where = (int(facts.get("rank") or 0), str(facts.get("node") or ""), "worker" if facts.get("worker") else "main")
+        for row in table.rows:
+            row["estimate"] = row["count"] * image.scale_of(facts, row["scope"])
+        merge(groups.setdefault(where, {}), table.rows, (*ADDED, "estimate"))
+    done = [_finished(row, dict(zip(_WHERE, where, strict=True))) for where, found in groups.items() for row in found.values()]
+    return sorted(done, key=lambda row: (-row["self_ns"] * row["scale"], -row["total_ns"], row["op"]))
+
+
+def _finished(row: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
+    hist = {int(bucket): int(count) for bucket, count in row.pop("hist").items()}
+    estimate = row.pop("estimate")
+    return {
+        **row,
+        "kind": kind_of(row["op"], row["scope"]),
+        "p50_ns": round(image.quantile(hist, 0.5)),
+        "p99_ns": round(image.quantile(hist, 0.99)),
+        "scale": estimate / row["count"] if row["count"] else 1.0,
+        "hist": hist,
+        **where,
+    }
+
+
+def kind_of(op: str, scope: str) -> str:
+    """Say what a row is: an operator, a compiled region, a collective, …"""
+    if scope == "compile":
+        return "compiling"
+    for kind, beginnings in _KINDS.items():
+        if op.startswith(beginnings):
+            return kind
+    return {"user": "range", "torchscript": "script"}.get(scope, "operator")
+
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    "optimizer": ("Optimizer.",),
+    "data": ("enumerate(DataLoader)#",),
+    "collective": ("c10d::", "gloo:", "nccl:", "mpi:", "ucc:", "record_param_comms", "DistributedDataParallel."),
+    "compiled region": (
+        "Torch-Compiled Region",
+        "CompiledFunction",
+        "## Call CompiledFxGraph",
+        "graph_",
+        "inductor::",
+        "triton_",
+    ),
+    "compiler": ("TorchDynamo", "AOTDispatcher", "Pregraph bytecode", "_compile."),
+    "autograd engine": ("autograd::engine::",),
+}
+
+
+def together(rows: Iterable[Mapping[str, Any]], by: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Add rows up over everything but `by`, each with the calls and times it stands for; the most own time first."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in by)
+        start = {**dict(zip(by, key, strict=True)), "calls": 0.0, "total_ns": 0.0, "self_ns": 0.0, "max_ns": 0, "observed": 0,
+                 "device_count": 0, "device_ns": 0, "hist": {}}  # fmt: skip
+        into = found.setdefault(key, start)
+        into["calls"] += row["count"] * row["scale"]
+        into["observed"] += row["count"]
+        into["total_ns"] += row["total_ns"] * row["scale"]
+        into["self_ns"] += row["self_ns"] * row["scale"]
+        into["max_ns"] = max(into["max_ns"], row["max_ns"])
+        into["device_count"] += row["device_count"]
+        into["device_ns"] += row["device_ns"]
+        for bucket, count in row["hist"].items():
+            into["hist"][bucket] = into["hist"].get(bucket, 0) + count
+    for row in found.values():
+        row["mean_ns"] = row["total_ns"] / row["calls"] if row["calls"] else 0.0
+        row["p50_ns"], row["p99_ns"] = (round(image.quantile(row["hist"], share)) for share in (0.5, 0.99))
+    return sorted(found.values(), key=lambda row: (-row["self_ns"], -row["total_ns"]))
+
+
+def usage(run: Any) -> list[dict[str, Any]]:
+    """Return the APIs a run's processes used: each key once per process, and each model file written or read."""
+    found: list[dict[str, Any]] = []
+    seen: set[tuple[Any, ...]] = set()
+    left = [{**record, "rank": table.facts["rank"], "node": table.facts["node"], "pid": table.facts["pid"]}
+            for table in _files(run) for record in table.usage]  # fmt: skip
+    for event in (*_events(run, "usage"), *left):
+        data = {str(name): value for name, value in (event.get("data") or {}).items()}
+        once = (event.get("key"), event.get("rank"), event.get("node"), event.get("pid"))
+        if not data and once in seen:
+            continue
+        seen.add(once)
+        found.append({"key": str(event.get("key")), "time": event.get("t", 0) / 1e9, "data": data,
+                      **{name: event.get(name) for name in ("rank", "node", "pid")}})  # fmt: skip
+    return sorted(found, key=lambda record: record["time"])
