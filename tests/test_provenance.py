@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -420,3 +421,270 @@ def test_the_command_finds_the_run_of_a_file(tmp_path, run):
     assert f"fanfold show {run.id}" in text
     code, text = command(str(tmp_path / "m.safetensors"), "--dir", str(tmp_path / "runs"), "--json")
     assert json.loads(text)["run"]["path"] == str(run.path)
+
+
+# Every way of saving, and what may go wrong beside it
+
+
+def trace(path: Path) -> None:
+    torch.jit.trace(model(), torch.ones(2, 3)).save(str(path))
+
+
+def doubled() -> Any:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    return torch.jit.script(double)
+
+
+def save_buffer(path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(model()), buffer)
+    path.write_bytes(buffer.getvalue())
+
+
+SCRIPTS = {
+    "trace": trace,
+    "function": lambda path: doubled().save(str(path)),
+    "saved function": lambda path: torch.jit.save(doubled(), str(path)),
+    "extra files": lambda path: torch.jit.save(doubled(), str(path), _extra_files={"mine.txt": "kept"}),
+    "lite": lambda path: torch.jit.script(model())._save_for_lite_interpreter(str(path)),
+    "buffer": save_buffer,
+}
+
+
+def test_every_way_to_save_torchscript_is_stamped(tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        for name, save in SCRIPTS.items():
+            save(tmp_path / name)
+    for name in SCRIPTS:
+        found = fanfold.inspect(tmp_path / name)
+        assert (found["format"], found["stamp"]["run"]["id"]) == ("TorchScript", run.id), name
+        assert torch.jit.load(str(tmp_path / name))(torch.ones(2, 3)) is not None
+    kept = {"mine.txt": ""}
+    torch.jit.load(str(tmp_path / "extra files"), _extra_files=kept)
+    assert kept["mine.txt"] in ("kept", b"kept")
+    assert len(fanfold.open(run.id, dir=tmp_path / "runs").files) == len(SCRIPTS) - 1  # a buffer is no file
+
+
+def test_a_package_of_compiled_code_is_stamped(tmp_path):
+    from torch._inductor.package import package_aoti
+
+    (tmp_path / "model.wrapper.so").write_bytes(b"machine code")
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        package_aoti(str(tmp_path / "m.pt2"), {"model": [str(tmp_path / "model.wrapper.so")]})
+    found = fanfold.inspect(tmp_path / "m.pt2")
+    assert (found["format"], found["stamp"]["run"]["id"]) == ("AOTInductor package", run.id)
+    assert [Path(entry["path"]).name for entry in fanfold.open(run.id, dir=tmp_path / "runs").files] == ["m.pt2"]
+
+
+@pytest.mark.faults  # a C++ compiler takes a minute over it
+@pytest.mark.timeout(600)
+def test_a_stamped_aotinductor_package_loads_and_computes(tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        path = torch._inductor.aoti_compile_and_package(export(), package_path=str(tmp_path / "m.pt2"))
+        assert fanfold.inspect(path)["stamp"]["run"]["id"] == run.id
+        fanfold.stamp(path, step=9)
+    assert fanfold.inspect(path)["stamp"]["run"]["step"] == 9
+    assert torch.allclose(torch._inductor.aoti_load_package(path)(torch.ones(2, 3)), model()(torch.ones(2, 3)))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_both_onnx_exporters_are_stamped(dynamo, tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        torch.onnx.export(model(), (torch.ones(2, 3),), str(tmp_path / "m.onnx"), dynamo=dynamo, verbose=False)
+        onnx.save(onnx_model(), str(tmp_path / "m.onnxtxt"))  # text: no place for a stamp, and nothing to complain of
+    assert fanfold.inspect(tmp_path / "m.onnx")["stamp"]["run"]["id"] == run.id
+    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
+    assert onnx.load(tmp_path / "m.onnxtxt").graph.name == "g"
+    (saved,) = fanfold.open(run.id, dir=tmp_path / "runs").files
+    assert saved["path"] == str(tmp_path / "m.onnx")
+
+
+def test_a_sharded_transformers_model_keeps_its_index_and_every_shard_is_stamped(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    tiny = BertModel(BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, intermediate_size=8))
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        tiny.save_pretrained(tmp_path / "checkpoint", max_shard_size="4KB")
+    found = fanfold.inspect(tmp_path / "checkpoint")
+    assert len(found["files"]) > 1
+    assert {entry["stamp"]["run"]["id"] for entry in found["files"]} == {run.id}
+    index = json.loads((tmp_path / "checkpoint" / "model.safetensors.index.json").read_text())
+    assert {Path(entry["path"]).name for entry in found["files"]} == set(index["weight_map"].values())
+    again = BertModel.from_pretrained(tmp_path / "checkpoint")
+    assert all(torch.equal(a, b) for a, b in zip(tiny.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_a_stamp_that_fails_leaves_the_saving_alone(tmp_path, monkeypatch, caplog):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True):
+        monkeypatch.setattr(automatic.Stamper, "text", lambda *_: 1 / 0)
+        for file, save, check in FORMATS.values():
+            save(tmp_path / file)
+            check(tmp_path / file)
+            assert fanfold.inspect(tmp_path / file)["stamp"] is None
+    assert "could not stamp" in caplog.text
+
+
+def test_without_room_on_the_disk_a_file_stays_as_it_was(tmp_path):
+    for name in ("torch.save", "safetensors", "ONNX"):
+        FORMATS[name][1](tmp_path / FORMATS[name][0])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    code = """
+        import resource, signal, sys, fanfold
+        from pathlib import Path
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        for name in sys.argv[1:]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (Path(name).stat().st_size + 10, resource.RLIM_INFINITY))
+            try:
+                fanfold.stamp(name)
+            except fanfold.FanfoldError as error:
+                print("could not be stamped" in str(error) or "no space" in str(error))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *before],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["True"] * 3
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_many_processes_may_stamp_one_file(tmp_path):
+    for file, save, _ in FORMATS.values():
+        save(tmp_path / file)
+    code = """
+        import sys, fanfold
+        for turn in range(6):
+            for name in sys.argv[2:]:
+                fanfold.stamp(name, who=sys.argv[1], filler="x" * 1500 * turn)
+    """
+    files = [file for file, _, _ in FORMATS.values()]
+    work = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(n), *files], cwd=tmp_path) for n in range(3)]
+    assert [child.wait(120) for child in work] == [0, 0, 0]
+    for file, _, check in FORMATS.values():
+        assert len(fanfold.inspect(tmp_path / file)["stamp"]["extra"]["filler"]) == 7500
+        check(tmp_path / file)
+
+
+def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(st_format, "_move", lambda *_: False)  # so that the file is written anew, as on other filesystems
+    save_file(model().state_dict(), tmp_path / "blob")
+    (tmp_path / "blob").chmod(0o640)
+    (tmp_path / "m.safetensors").symlink_to("blob")
+    fanfold.stamp(tmp_path / "m.safetensors")
+    assert (tmp_path / "m.safetensors").is_symlink()
+    assert fanfold.inspect(tmp_path / "blob")["stamp"]["run"]["id"] == run.id
+    assert (tmp_path / "blob").stat().st_mode & 0o777 == 0o640
+    check_safetensors(tmp_path / "m.safetensors")
+
+
+def test_an_archive_of_more_than_four_gigabytes_is_stamped(tmp_path, run):
+    path = tmp_path / "large.pt"
+    with path.open("wb") as file:
+        file.write(b"PK\x03\x04")
+        file.seek(5 << 30)  # a hole where the weights would be
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("m/data.pkl", b"pickle")
+            archive.writestr("m/version", b"3")
+    fanfold.stamp(path)
+    fanfold.stamp(path, step=9)
+    found = fanfold.inspect(path)
+    assert (found["format"], found["facts"]["version"], found["stamp"]["run"]["step"]) == ("torch.save", "3", 9)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.read("m/data.pkl") == b"pickle"
+        assert json.loads(archive.read(f"m/extra/{NAME}"))["run"]["id"] == run.id
+
+
+def test_other_zip_readers_find_a_stamped_archive_whole(tmp_path, run):
+    torch.save(model().state_dict(), tmp_path / "m.pt")
+    fanfold.stamp(tmp_path / "m.pt")
+    fanfold.stamp(tmp_path / "m.pt", step=9)
+    readers = [words for words in (["unzip", "-tq"], ["jar", "tf"], ["7z", "t"]) if shutil.which(words[0])]
+    for words in readers:
+        subprocess.run([*words, str(tmp_path / "m.pt")], check=True, capture_output=True, timeout=60)
+    assert torch._C.PyTorchFileReader(str(tmp_path / "m.pt")).get_record(f"extra/{NAME}")
+
+
+def test_ranks_and_forked_workers_stamp_what_they_save(tmp_path):
+    code = """
+        import os, numpy, safetensors.numpy, fanfold
+        rank = os.environ["RANK"]
+        run = fanfold.init("p", dir="runs", quiet=True, system=False, stamp=True)
+        safetensors.numpy.save_file({"a": numpy.ones(3)}, f"rank{rank}.safetensors")
+        child = os.fork()
+        if not child:
+            safetensors.numpy.save_file({"a": numpy.ones(3)}, f"worker{rank}.safetensors")
+            os._exit(0)
+        os.waitpid(child, 0)
+        run.finish()
+    """
+    work = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+            cwd=tmp_path,
+            env={**os.environ, "RANK": str(n), "LOCAL_RANK": str(n), "WORLD_SIZE": "2", "FANFOLD_RUN_ID": "together"},
+        )
+        for n in range(2)
+    ]
+    assert [child.wait(120) for child in work] == [0, 0]
+    for name, rank in (("rank0", 0), ("rank1", 1), ("worker0", 0), ("worker1", 1)):
+        stamp = fanfold.inspect(tmp_path / f"{name}.safetensors")["stamp"]
+        assert (stamp["run"]["id"], stamp["run"]["rank"]) == ("together", rank)
+    stored = fanfold.open("together", dir=tmp_path / "runs")
+    names = {Path(entry["path"]).stem for entry in stored.files}
+    assert names == {"rank0", "rank1", "worker0", "worker1"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "fanfold", "show", "together", "--dir", "runs", "--all"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert all(f"{name}.safetensors" in shown for name in names)
+
+
+SHAPES = ["[Infinity]", "[-1]", "[9223372036854775807,9223372036854775807]", '"12"', "[" + "2," * 200 + "2]", "[1e400]"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shape_that_no_tensor_has_is_refused(shape, tmp_path):
+    head = f'{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,0]}}}}'.encode()
+    (tmp_path / "m.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    with pytest.raises(FanfoldError, match="its header"):
+        fanfold.inspect(tmp_path / "m.safetensors")
+
+
+def test_the_command_shows_hostile_texts_and_never_obeys_them(tmp_path, run):
+    evil = "\x1b[2J\x1b]0;owned\x07\u202e"
+    stamp = {
+        "run": {"id": str(run.path), "name": evil, "project": evil, "step": evil},
+        "git": {"commit": evil, "remote": [evil]}, "command": [evil, {evil: 1}], "packages": {evil: evil},
+        "node": {"cpu": evil, "gpus": 7}, "extra": [evil], "data": {evil: evil}, "parent": {"id": evil}, "time": [evil],
+    }  # fmt: skip
+    safetensors.numpy.save_file({evil: np.ones(2)}, tmp_path / "m.safetensors", {NAME: json.dumps(stamp), evil: evil})
+    for words in ([], ["--json"]):
+        code, text = command(str(tmp_path / "m.safetensors"), "--dir", str(tmp_path / "runs"), *words)
+        assert code == 0
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert json.loads(text)["run"] is None  # a stamp names a run; a path in its place is not followed
+
+
+def test_a_huge_folder_beside_a_model_is_not_walked_to_its_end(tmp_path, run, monkeypatch):
+    from fanfold.provenance import look
+
+    torch.save(model().state_dict(), tmp_path / "m.pt")
+    for number in range(30):
+        (tmp_path / f"{number}.jpg").write_bytes(b"x")
+    monkeypatch.setattr(look, "MAX_ENTRIES", 10)
+    walked = []
+    monkeypatch.setattr(look.os, "walk", lambda path: walked.append(path) or iter([(str(path), [], _counted(walked, path))]))
+    assert look.size_of(tmp_path) > 0
+    assert len(walked) <= 12
+
+
+def _counted(seen: list[Any], folder: Path) -> Any:
+    for item in sorted(folder.iterdir()):
+        if item.is_file():
+            seen.append(item)
+            yield item.name

@@ -84,7 +84,13 @@ def test_columns_stand_on_multiples_of_eight_and_equal_ones_are_sent_once():
 
 @pytest.mark.parametrize(
     ("values", "kind"),
-    [([1e300, 1.0], "float64"), ([1e6, 1e6 + 0.01], "float64"), ([1e-40, 2e-40], "float64"), ([0.1, 0.9], "float32"), ([np.nan], "float32")],
+    [
+        ([1e300, 1.0], "float64"),
+        ([1e6, 1e6 + 0.01], "float64"),
+        ([1e-40, 2e-40], "float64"),
+        ([0.1, 0.9], "float32"),
+        ([np.nan], "float32"),
+    ],
 )
 def test_numbers_are_halved_only_where_nothing_is_lost(values, kind):
     assert wire.small(np.array(values)).dtype.name == kind
@@ -206,7 +212,9 @@ def test_openapi_names_every_endpoint(tmp_path):
     make(tmp_path)
     document = client(tmp_path).get("/api/openapi.json").json()
     assert set(document["paths"]) == {f"/{one.path}" for one in ALL}
-    assert document["paths"]["/api/series"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("SeriesQuery")
+    assert document["paths"]["/api/series"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(
+        "SeriesQuery"
+    )
     assert "SeriesQuery" in document["components"]["schemas"]
 
 
@@ -267,7 +275,10 @@ def test_every_answer_carries_the_policy(tmp_path):
 
 def test_media_come_in_ranges_and_cannot_act(tmp_path):
     run = fanfold.init("llm", dir=tmp_path, system=False, quiet=True)
-    run.log({"tone": fanfold.Audio(np.zeros(800, np.float32), sample_rate=8000), "page": fanfold.Html("<script>alert(1)</script>hi")}, step=0)
+    run.log(
+        {"tone": fanfold.Audio(np.zeros(800, np.float32), sample_rate=8000), "page": fanfold.Html("<script>alert(1)</script>hi")},
+        step=0,
+    )
     run.finish()
     http = client(tmp_path)
     entry = fanfold.open(run.path).media("tone")[0].entry
@@ -294,7 +305,12 @@ def test_no_name_leads_out_of_the_runs(tmp_path):
     (tmp_path / "outside" / start / name).write_text("secret")
     (run.path / "blobs" / start).symlink_to(tmp_path / "outside" / start)
     http = client(runs)
-    for project, id in (("../elsewhere/llm", secret.id), ("..", "elsewhere"), ("llm", "../../elsewhere/llm/" + secret.id), ("llm", "link")):
+    for project, id in (
+        ("../elsewhere/llm", secret.id),
+        ("..", "elsewhere"),
+        ("llm", "../../elsewhere/llm/" + secret.id),
+        ("llm", "link"),
+    ):
         assert http.get("/api/run", params={"project": project, "id": id}).status_code == 404, (project, id)
     for blob in ("../../../etc/passwd", "/etc/passwd", name, "de" * 32, ""):
         answer = http.get("/media", params={"project": "llm", "run": run.id, "blob": blob})
@@ -399,7 +415,7 @@ def test_the_command_serves_and_tells_of_news_at_once(tmp_path):
         _until(stream, b"event: hello")
         run.log({"loss": 0.5}, step=1)
         logged = time.monotonic()
-        assert json.loads(_until(stream, b"data: {\"runs\"")[6:]) == {"runs": [["llm", run.id]]}
+        assert json.loads(_until(stream, b'data: {"runs"')[6:]) == {"runs": [["llm", run.id]]}
         assert time.monotonic() - logged < 10  # half a second on a quiet machine
         connection.close()
     finally:
@@ -422,5 +438,10 @@ def test_a_port_that_is_taken_is_said(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = subprocess.run([sys.executable, "-m", "fanfold", "ui", "--dir", str(tmp_path), "--port", port], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "fanfold", "ui", "--dir", str(tmp_path), "--port", port],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     assert done.returncode == 2 and "cannot listen" in done.stderr

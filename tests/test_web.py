@@ -33,7 +33,9 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 SLOW = 30_000  # ms; the machine may be busy, and nothing here is about speed
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium on this machine")
-needs_node = pytest.mark.skipif(not (ROOT / "web" / "node_modules").is_dir() and not os.environ.get("CI"), reason="run `make web` first")
+needs_node = pytest.mark.skipif(
+    not (ROOT / "web" / "node_modules").is_dir() and not os.environ.get("CI"), reason="run `make web` first"
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +44,22 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     os.environ["FANFOLD_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     for i in range(12):
-        run = start(folder, name=f"run-{i:02d}", config={"lr": 10.0 ** -(i % 3), "model": {"dim": 64 * (1 + i % 2)}}, tags=["even"] if i % 2 == 0 else [])
+        run = start(
+            folder,
+            name=f"run-{i:02d}",
+            config={"lr": 10.0 ** -(i % 3), "model": {"dim": 64 * (1 + i % 2)}},
+            tags=["even"] if i % 2 == 0 else [],
+        )
         for step in range(0, 3000, 3 if i else 1):
             if i != 3 or not 900 < step < 1800:
-                run.log({"train/loss": 2 / (1 + step / 300) + i / 20 + 0.05 * np.sin(step), "train/acc": step / 3000, "lr": 0.1 / (1 + step)}, step=step)
+                run.log(
+                    {
+                        "train/loss": 2 / (1 + step / 300) + i / 20 + 0.05 * np.sin(step),
+                        "train/acc": step / 3000,
+                        "lr": 0.1 / (1 + step),
+                    },
+                    step=step,
+                )
         if i == 4:
             run.log({"train/loss": float("nan")}, step=3000)
             run.log({"train/loss": float("inf")}, step=3001)
@@ -54,7 +68,9 @@ def place(tmp_path_factory) -> Path:
             media(run)
         run.finish(status="failed" if i == 4 else "finished")
     ranks(folder)
-    hostile = start(folder, project=HOSTILE, name=HOSTILE, config={HOSTILE: HOSTILE}, tags=[HOSTILE], notes=HOSTILE, id="../../etc")
+    hostile = start(
+        folder, project=HOSTILE, name=HOSTILE, config={HOSTILE: HOSTILE}, tags=[HOSTILE], notes=HOSTILE, id="../../etc"
+    )
     hostile.log({HOSTILE: 1.0, "../../etc/passwd": 2.0, "say": HOSTILE, "page": fanfold.Html(f"<b>kept</b>{HOSTILE}")}, step=0)
     hostile.alert(HOSTILE, HOSTILE)
     hostile.finish()
@@ -74,7 +90,13 @@ def media(run) -> None:
         picture = np.full((16, 16, 3), step // 2, np.uint8)
         run.log({"picture": fanfold.Image(picture, caption=f"at {step}"), "weights": fanfold.Histogram(np.random.default_rng(step).normal(size=500)),
                  "words": f"the {run.name} at step {step}", "page": fanfold.Html("<h1>inside</h1>")}, step=step)  # fmt: skip
-    run.log({"rows": fanfold.Table(["name", "n"], [["a", 1], ["b", 2.5]]), "tone": fanfold.Audio(np.zeros(400, np.float32), sample_rate=8000)}, step=500)
+    run.log(
+        {
+            "rows": fanfold.Table(["name", "n"], [["a", 1], ["b", 2.5]]),
+            "tone": fanfold.Audio(np.zeros(400, np.float32), sample_rate=8000),
+        },
+        step=500,
+    )
 
 
 def ranks(folder: Path) -> None:
@@ -126,7 +148,10 @@ def context(browser):
     errors: list[str] = []
     made.on("weberror", lambda error: errors.append(str(error.error)))
     made.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    made.on("dialog", lambda dialog: dialog.accept() if "for good" in dialog.message else (errors.append(dialog.message), dialog.dismiss()))
+    made.on(
+        "dialog",
+        lambda dialog: dialog.accept() if "for good" in dialog.message else (errors.append(dialog.message), dialog.dismiss()),
+    )
     made.expected = errors  # a test that provokes an error takes it out
     yield made
     made.close()
@@ -154,6 +179,10 @@ def painted(page, key: str = "train/loss"):
 INK = """figure => { const canvas = figure.querySelector('canvas'), data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
   let other = 0; for (let i = 0; i < data.length; i += 4) if (data[i] !== data[0] || data[i + 1] !== data[1] || data[i + 2] !== data[2]) other++;
   return other / (data.length / 4); }"""
+
+
+HIDE = """hidden => { Object.defineProperty(document, 'hidden', { get: () => hidden, configurable: true });
+  document.dispatchEvent(new Event('visibilitychange')); }"""
 
 
 def inked(page, figure, least: float = 0.02) -> float:
@@ -316,7 +345,7 @@ def test_a_new_point_reaches_forty_charts_and_twelve_tabs_and_hidden_tabs_ask_no
             expect(tab.locator(".live", has_text=re.compile("^live$"))).to_be_visible()
             expect(tab.locator("figure[data-key='k00']")).to_have_attribute("aria-label", "k00: 1 runs, 1 points")
         asleep = tabs[5]
-        asleep.evaluate("() => { Object.defineProperty(document, 'hidden', { get: () => true }); document.dispatchEvent(new Event('visibilitychange')); }")
+        asleep.evaluate(HIDE, True)
         asked: list[str] = []
         asleep.on("request", lambda request: asked.append(request.url))
         run.log(point, step=1)
@@ -324,7 +353,7 @@ def test_a_new_point_reaches_forty_charts_and_twelve_tabs_and_hidden_tabs_ask_no
             if tab is not asleep:
                 expect(tab.locator("figure[data-key='k00']")).to_have_attribute("aria-label", "k00: 1 runs, 2 points")
         assert asked == []
-        asleep.evaluate("() => { Object.defineProperty(document, 'hidden', { get: () => false }); document.dispatchEvent(new Event('visibilitychange')); }")
+        asleep.evaluate(HIDE, False)
         expect(asleep.locator("figure[data-key='k00']")).to_have_attribute("aria-label", "k00: 1 runs, 2 points")
     run.finish()
 
@@ -392,7 +421,11 @@ def test_a_run_is_renamed_tagged_archived_and_deleted_from_the_page(context, tmp
         run.finish()
     with serving(context, tmp_path) as address:
         page = open_page(context, address, f"p=edit&v=run&r={run.id}")
-        for button, field, value in (("rename", "New name", "renamed"), ("tags", "New tags", "one, two"), ("note", "New notes", "why not")):
+        for button, field, value in (
+            ("rename", "New name", "renamed"),
+            ("tags", "New tags", "one, two"),
+            ("note", "New notes", "why not"),
+        ):
             page.get_by_role("button", name=button, exact=True).click()
             page.get_by_label(field).fill(value)
             page.get_by_role("button", name=re.compile("^save ")).click()
@@ -418,7 +451,12 @@ def test_media_share_one_step(context, address):
     page.locator("#step").fill("0")
     expect(page.get_by_text("at 0").first).to_be_visible()
     assert "step=0" in page.url
-    for key, sight in (("rows", "td >> text=2.5"), ("weights", "svg path.on"), ("tone", "audio"), ("words", "text=the run-00 at step 500")):
+    for key, sight in (
+        ("rows", "td >> text=2.5"),
+        ("weights", "svg path.on"),
+        ("tone", "audio"),
+        ("words", "text=the run-00 at step 500"),
+    ):
         page.get_by_role("button", name=key, exact=True).click()
         expect(page.locator(sight).first).to_be_visible()
     page.get_by_label("show differences to the first").check()
@@ -440,14 +478,26 @@ def test_console_alerts_and_provenance_are_there(context, address):
 
 
 @needs_browser
-@pytest.mark.parametrize("view", PAGES)
-def test_hostile_names_are_only_text(context, address, view):
+def test_hostile_names_are_only_text(context, address):
     from urllib.parse import quote
 
-    page = open_page(context, address, f"p={quote(HOSTILE)}&v={view}" + ("&key=say" if view == "media" else ""))
+    page = open_page(context, address, f"p={quote(HOSTILE)}&key=say")
     expect(page.locator("aside .name")).to_have_text(HOSTILE)
-    page.wait_for_load_state("networkidle")
-    assert page.locator("img[src='x']").count() == 0
+    main = page.get_by_role("main")
+    sights = {"charts": "figure[data-painted]", "table": "[role=row] >> nth=1", "run": "h2", "compare": ".chip", "media": "p.text",
+              "logs": "text=kept nothing", "alerts": "li b", "provenance": "svg g.run", "profile": "text=no operator profile"}  # fmt: skip
+    for number, view in enumerate(PAGES, 1):
+        page.keyboard.press(str(number))
+        main.locator(sights[view]).first.wait_for()
+        if view not in ("logs", "profile"):
+            expect(main).to_contain_text(HOSTILE[:20])
+        assert page.locator("img[src='x']").count() == 0
+    page.keyboard.press("5")
+    page.get_by_role("button", name="page", exact=True).click()
+    expect(page.frame_locator("iframe").locator("b")).to_have_text("kept")
+    context.expected[:] = [
+        error for error in context.expected if "sandboxed" not in error and "Content Security Policy" not in error
+    ]
 
 
 @needs_browser
@@ -523,7 +573,9 @@ def test_the_page_asks_nothing_of_the_outside():
 def test_the_committed_page_is_what_its_sources_build(tmp_path):
     out = tmp_path / "static"
     web = ROOT / "web"
-    subprocess.run(["npx", "vite", "build", "--outDir", str(out), "--emptyOutDir"], cwd=web, check=True, capture_output=True, timeout=240)
+    subprocess.run(
+        ["npx", "vite", "build", "--outDir", str(out), "--emptyOutDir"], cwd=web, check=True, capture_output=True, timeout=240
+    )
     built = {file.name: file.read_bytes() for file in out.iterdir()}
     kept = {file.name: file.read_bytes() for file in STATIC.iterdir()}
     assert sorted(built) == sorted(kept)
@@ -561,12 +613,16 @@ def test_wheel_and_sdist_hold_the_page(tmp_path):
     import zipfile
 
     code = "import sys\nfrom hatchling.build import build_sdist, build_wheel\nprint(build_wheel(sys.argv[1])); print(build_sdist(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
+    )
     wheel, sdist = done.stdout.split()[-2:]
     names = {Path(name).name for name in zipfile.ZipFile(tmp_path / wheel).namelist() if "/server/static/" in name}
     assert names == {file.name for file in STATIC.iterdir()}
     with tarfile.open(tmp_path / sdist) as archive:
         inside = archive.getnames()
     assert {Path(name).name for name in inside if "/server/static/" in name} == names
-    assert any(name.endswith("/web/src/App.svelte") for name in inside) and any(name.endswith("/hatch_build.py") for name in inside)
+    assert any(name.endswith("/web/src/App.svelte") for name in inside) and any(
+        name.endswith("/hatch_build.py") for name in inside
+    )
     assert not any("node_modules" in name for name in inside)

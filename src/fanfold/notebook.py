@@ -174,6 +174,7 @@ def serve(root: str) -> None:
         raise missing_extra("starlette and uvicorn", "all", "the dashboard") from error
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    listener.listen()  # whoever reads the address may ask at once
     server = uvicorn.Server(
         uvicorn.Config(app(root, embed=True), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     )

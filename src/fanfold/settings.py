@@ -79,8 +79,8 @@ _ROWS = (
     Setting("name", str, None, "The run's name. Default: two words and a number derived from its id."),
     Setting("node", str, None, "This node's name. Default: the host name."),
     Setting("notes", str, None, "A sentence about the run."),
-    Setting("ops", _boolean_or_json, False, "Profile PyTorch's operators and record which of its APIs are used; a JSON object sets "
-            "window, every, sampling, inputs."),
+    Setting("ops", _boolean_or_json, False, "Profile PyTorch's operators and record which of its APIs are used; a JSON object "
+            "sets window, every, sampling, inputs."),
     Setting("project", str, "default", "The project a run belongs to."),
     Setting("quiet", _boolean, False, "Print nothing at init and finish; warnings still go to the logger."),
     Setting("rank", int, None, "This process's rank, where no launcher says it."),

@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("page", "write charts, settings and figures of runs as one HTML file"),
     "query": ("query", "ask anything of the runs in SQL"),
     "sync": ("sync", "deliver runs to trackers: what is left, or all of it to a new one"),
+    "ops": ("ops", "show which PyTorch operators the time went to; compare runs, trace a running job"),
+    "usage": ("usage", "tell which PyTorch APIs runs use, and which model files they wrote and read"),
     "inspect": ("inspect", "say which run a model file comes from"),
     "rm": ("rm", "delete runs"),
     "prune": ("prune", "delete leftovers that hold no data"),

@@ -72,13 +72,13 @@ class Screen:
 
         with _raw(), Live(console=self.console, screen=True, auto_refresh=False) as live:
             due = 0.0
-            going = True
-            while going:
+            while True:
                 if time.monotonic() >= due:
                     self.look()
                     due = time.monotonic() + self.interval
                 live.update(self.frame(), refresh=True)
-                going = all([self.press(key) for key in _typed(max(0.0, due - time.monotonic()))])
+                if not all(self.press(key) for key in _typed(max(0.0, due - time.monotonic()))):
+                    return
 
     def look(self) -> None:
         """Read what is new."""
@@ -162,7 +162,7 @@ class Screen:
     # Frames
 
     def _room(self) -> int:
-        return max(1, self.console.height - ROOM)
+        return max(1, int(self.console.height) - ROOM)
 
     def frame(self) -> Any:
         """Return what the screen is to show now."""

@@ -93,12 +93,13 @@ def step_text(look: Look) -> str:
 
 def rate_text(rate: float | None) -> str:
     """Return a speed in six letters: steps a second, a minute or an hour."""
-    if rate is None or rate < 0:
-        return ""
-    for count, unit in ((rate, "s"), (rate * 60, "m"), (rate * 3600, "h")):
-        if count >= 1 or unit == "h":
-            return f"{count:.0f}/{unit}" if count >= 100 or count == 0 else f"{count:.1f}/{unit}"
-    raise AssertionError
+    if not rate or rate < 0:
+        return "" if rate is None else "0/s"
+    for count, unit in ((rate, "s"), (rate * 60, "m"), (rate * 3600, "h")):  # noqa: B007 - the last is used
+        if count >= 1:
+            break
+    shown = f"{count / 1000:.0f}k" if count >= 10_000 else f"{count:.0f}" if count >= 100 else f"{count:.1f}"
+    return f"{shown}/{unit}"
 
 
 def value_text(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,8 @@ def _try(name: str, root: str) -> dict[str, Any]:
     inside = [place for place in places if place[0].startswith(root + os.sep)]
     file, line = inside[-1] if inside else (None, 0)
     said = str(error).strip().splitlines()
-    return {"error": f"{type(error).__name__}: {said[0][:200] if said else ''}", "at": file, "line": line}
+    words = re.sub(r" at 0x[0-9a-f]+", "", said[0][:200]) if said else ""  # an address would differ each time
+    return {"error": f"{type(error).__name__}: {words}", "at": file, "line": line}
 
 
 def _leaving(action: Callable[[], Any]) -> Callable[[], Any]:

@@ -57,9 +57,9 @@ class Watcher:
         self.key = key
         self._kept: dict[str, tuple[tuple[Any, ...], Look]] = {}
 
-    def looks(self, filter: str = "", sort: str = SORTS[0]) -> list[Look]:
+    def looks(self, filter: str = "", sort: str = SORTS[0], *, now: float | None = None) -> list[Look]:
         """Return a line per run that lives or lived lately, those that need a look first."""
-        now = time.time()
+        now = time.time() if now is None else now
         rows = [row for row in self.store.runs(self.project, filter) if not row["archived"]]
         kept = [row for row in rows if self.since is None or row["status"] in LIVE or now - row["seen"] < self.since]
         found = [self._look(row, now) for row in kept]
@@ -82,7 +82,8 @@ class Watcher:
     def _fill(self, look: Look, run: StoredRun, now: float) -> None:
         latest = run.latest
         look.cpu, look.gpu = _load(latest)
-        keys = [key for key in run.keys() if isinstance(latest.get(key), (int, float))]
+        numbers = run.keys()
+        keys = [key for key in numbers if isinstance(latest.get(key), (int, float))]
         look.key = self.key if self.key in keys else next(iter(curve_order(keys)), "")
         if not look.key:
             return
@@ -92,7 +93,8 @@ class Watcher:
         look.step, look.rate, silent, pause = pace(run, look.key, now)
         if look.status == "running" and silent > max(STALLED_SECONDS, STALLED_STEPS * pause):
             look.status = "stalled"
-            look.rate = 0.0
+        if look.status != "running":
+            look.rate = 0.0 if look.status == "stalled" else None
 
 
 def _load(latest: dict[str, Any]) -> tuple[float | None, float | None]:

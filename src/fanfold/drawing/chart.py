@@ -128,7 +128,9 @@ def _extent(lines: Sequence[Line], log: bool) -> View | None:
 
 def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
     if log:
-        return (low / 2, high * 2) if low == high else (low / (high / low) ** 0.04, high * (high / low) ** 0.04)
+        down, up = math.log10(low), math.log10(high)
+        room = (up - down) * 0.04 or 0.3
+        return max(10.0 ** (down - room), 5e-324), 10.0 ** min(up + room, 308.25)
     room = abs(low) * 0.05 or 0.5 if low == high else (high / 2 - low / 2) * 0.08  # halves: two huge numbers may be too far apart
     return max(low - room, -1.7e308), min(high + room, 1.7e308)
 

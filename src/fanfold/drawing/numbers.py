@@ -80,7 +80,7 @@ def _even(low: float, high: float, count: float) -> list[float]:
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999 or factor == 10)
     first = math.ceil(low / step - 1e-9)
     places = (float(f"{(first + i) * step:.12g}") for i in range(MOST_TICKS))
-    return [place for place in places if place <= high + step * 1e-9]
+    return [place for place in places if math.isfinite(place) and place <= high + step * 1e-9]
 
 
 def _decades(low: float, high: float, count: float) -> list[float]:

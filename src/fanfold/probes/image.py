@@ -15,7 +15,7 @@ from typing import Any, Final
 MAGIC: Final = b"FANFOPS\0"
 VERSION: Final = 1
 HEAD: Final = struct.Struct("<8sIIIIiIIIQQQdIIIIQQQQQQQQQQ64s")
-ROW: Final = struct.Struct("<IHHHHBBHQQQQQQQ96s88s")
+ROW: Final = struct.Struct("<IHHHHBBHQQQQQQQQ96s80s")
 KINDS, LABELS, USAGE, ROWS = 512, 1536, 34304, 99840
 ROW_SIZE: Final = 768
 MAX_ROWS: Final = 4096
@@ -88,9 +88,8 @@ def parse(table: bytes) -> Table:
 
 def _rows(table: bytes, facts: dict[str, Any], kinds: list[str], labels: list[str]) -> Iterator[dict[str, Any]]:
     room = (len(table) - USAGE) // ROW_SIZE
-    always = bool(facts["every"]) and facts["window"] >= facts["every"]
     for at in range(USAGE, USAGE + min(facts["used"], room, MAX_ROWS) * ROW_SIZE, ROW_SIZE):
-        (ready, name, overload, inputs, label, scope, kind, _, _, count, total, own, longest, pairs, device,
+        (ready, name, overload, inputs, label, scope, kind, _, _, count, total, own, whole, longest, pairs, device,
          names, shapes) = ROW.unpack_from(table, at)  # fmt: skip
         if ready != 1 or not count:
             continue
@@ -104,8 +103,8 @@ def _rows(table: bytes, facts: dict[str, Any], kinds: list[str], labels: list[st
             "inputs": shapes[:inputs].decode("utf-8", "replace"),
             "count": count,
             "total_ns": total,
-            # Own time needs every call inside to be seen; under sampling, or for a range around windows, it cannot be told.
-            "self_ns": own if always or scope in (0, 1, 2, 10) else 0,
+            # Own time is known of calls inside which everything was observed; of a range around windows, that is a part.
+            "self_ns": round(own * count / whole) if whole else 0,
             "max_ns": longest,
             "device_count": pairs,
             "device_ns": device,

@@ -17,21 +17,26 @@ _here = threading.local()
 _ids: dict[str, int] = {"": 0}
 
 
-class label:
-    """Label the operators of a `with` block: `with label(model="encoder", request="42"):`. Inner labels add to outer ones."""
+class Label:
+    """One `with` block's names, on top of those around it."""
 
     __slots__ = ("_before", "_names")
 
-    def __init__(self, **names: Any) -> None:
+    def __init__(self, names: dict[str, Any]) -> None:
         self._names = names
 
-    def __enter__(self) -> label:
+    def __enter__(self) -> Label:
         self._before: dict[str, Any] = getattr(_here, "names", {})
         _put({**self._before, **self._names})
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         _put(self._before)
+
+
+def label(**names: Any) -> Label:
+    """Name what a `with` block works on, as in model="encoder", request="42"; inner names add to outer ones."""
+    return Label(names)
 
 
 def _put(names: dict[str, Any]) -> None:

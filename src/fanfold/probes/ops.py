@@ -125,8 +125,8 @@ class NativeTable:
         if facts["overflow"]:
             notices.once(
                 "ops table full",
-                f"the operator table is full: it holds {facts['capacity']} rows, and calls of further operators are only counted. "
-                "The rows it has stay exact. Use fewer labels or ranges with numbers in their names, or inputs=False.",
+                f"the operator table is full: it holds {facts['capacity']} rows, and calls of further operators are only "
+                "counted. The rows it has stay exact. Use fewer labels or ranges with numbers in their names, or inputs=False.",
             )
 
     def stop(self) -> None:
@@ -255,8 +255,7 @@ def start(options: Options, write: Write, *, path: Path, rank: int, node: str, l
         counter.start()
         _active = OpsProbe(counter, write, options, folder=folder, rank=rank)
         _watch_forks()
-        return _active
-    return None
+    return _active
 
 
 def _counter(options: Options, folder: Path | None, rank: int, node: str) -> Counter:

@@ -34,9 +34,11 @@ class ProfilerWindows:
         self._lock = threading.Lock()
         self._profiler: Any = None
         self._handle: Any = None
-        self._facts = {"id": self.id, "rank": rank, "node": node, "pid": os.getpid(), "every": every, "window": window, "worker": 0,
-                       "sampling": 0.0, "steps": 0, "observed": 0, "windows": 0, "seen_ns": 0, "overflow": 0, "now": 0,
-                       "started": time.time_ns(), "profiler": True}  # fmt: skip
+        self._facts: dict[str, Any] = {
+            "id": self.id, "rank": rank, "node": node, "pid": os.getpid(), "every": every, "window": window, "worker": 0,
+            "sampling": 0.0, "steps": 0, "observed": 0, "windows": 0, "seen_ns": 0, "overflow": 0, "started": time.time_ns(),
+            "now": 0, "profiler": True,
+        }  # fmt: skip
 
     def start(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -36,7 +36,7 @@ def read_file(path: Path) -> bytes | None:
     largest = image.ROWS + image.MAX_ROWS * image.ROW_SIZE
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
-        with open(fd, "rb") as file:
+        with os.fdopen(fd, "rb") as file:
             return file.read(largest)
     except OSError:
         return None
@@ -95,7 +95,7 @@ class Workers:
 def alive(pid: int) -> bool:
     """Tell whether a child still runs; one that has ended and was not waited for does not."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return False
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")

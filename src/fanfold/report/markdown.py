@@ -15,7 +15,7 @@ from ..drawing.markup import join, lone
 _INLINE = re.compile(
     r"(?P<code>`+)(?P<inside>.+?)(?P=code)(?!`)"
     r"|!?\[(?P<text>[^\[\]]*)\]\((?P<link>[^()\s]+)\)"
-    r"|\*\*(?P<strong>\S(?:.*?\S)?)\*\*"
+    r"|\*\*(?P<strong>\S(?:.*?\S)?)\*\*(?!\*)"
     r"|(?<!\w)_(?P<under>\S(?:.*?\S)?)_(?!\w)"
     r"|\*(?P<em>[^\s*](?:[^*]*[^\s*])?)\*",
     re.DOTALL,

@@ -79,18 +79,28 @@ def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
     """Return a project's runs, each with what the list shows, and which columns and keys there are."""
     rows = store.runs(project, filter, sort)
     listed = [{**{name: row.get(name) for name in BASICS}, "archived": bool(row.get("archived"))} for row in rows]
-    keys: dict[str, bool] = {}
-    columns: dict[str, None] = {}
-    seen: dict[str, None] = {}
+    settings = dict.fromkeys(f"config:{path}" for row in rows for path, _ in flat(row["config"]))
+    logged, figures = _keys(rows, "latest"), _keys(rows, "summary")
+    seen = dict.fromkeys(key for row in rows for key in row.get("media") or ())
+    return {
+        "runs": safe(listed),
+        "keys": [key for key, number in logged.items() if number],
+        "media": [*seen, *(key for key, number in logged.items() if not number)],
+        "columns": [*settings, *(f"metric:{key}" for key in {**logged, **figures})],
+    }
+
+
+def _keys(rows: Sequence[Mapping[str, Any]], part: str) -> dict[str, bool]:
+    """Return which keys runs have, and whether each is a number. Runs of a sweep have the same ones: those are looked at once."""
+    found: dict[str, bool] = {}
+    known: set[tuple[str, ...]] = set()
     for row in rows:
-        seen.update(dict.fromkeys(row.get("media") or ()))
-        columns.update(dict.fromkeys(f"config:{path}" for path, _ in flat(row["config"])))
-        for key, value in values_of(row).items():
-            keys[key] = keys.get(key, False) or not isinstance(value, str)
-    numeric = [key for key, number in keys.items() if number]
-    texts = [key for key, number in keys.items() if not number]
-    figures = [f"metric:{key}" for key in keys]
-    return {"runs": safe(listed), "keys": numeric, "media": [*seen, *texts], "columns": [*columns, *figures]}
+        values = row.get(part) or {}
+        names = tuple(values)
+        if names not in known:
+            known.add(names)
+            found.update({key: found.get(key, False) or not isinstance(value, str) for key, value in values.items()})
+    return found
 
 
 def values_of(row: Mapping[str, Any]) -> dict[str, Any]:

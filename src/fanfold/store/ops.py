@@ -84,8 +84,8 @@ def _finished(row: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
     return {
         **row,
         "kind": kind_of(row["op"], row["scope"]),
-        "p50_ns": round(image.quantile(hist, 0.5)),
-        "p99_ns": round(image.quantile(hist, 0.99)),
+        "p50_ns": min(round(image.quantile(hist, 0.5)), row["max_ns"]),
+        "p99_ns": min(round(image.quantile(hist, 0.99)), row["max_ns"]),
         "scale": estimate / row["count"] if row["count"] else 1.0,
         "hist": hist,
         **where,
@@ -93,7 +93,7 @@ def _finished(row: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(op: str, scope: str) -> str:
-    """Say what a row is: an operator, a compiled region, a collective, …"""
+    """Say what a row is: an operator, a compiled region, a collective, a range of the user's."""
     if scope == "compile":
         return "compiling"
     for kind, beginnings in _KINDS.items():
@@ -138,7 +138,7 @@ def together(rows: Iterable[Mapping[str, Any]], by: tuple[str, ...]) -> list[dic
             into["hist"][bucket] = into["hist"].get(bucket, 0) + count
     for row in found.values():
         row["mean_ns"] = row["total_ns"] / row["calls"] if row["calls"] else 0.0
-        row["p50_ns"], row["p99_ns"] = (round(image.quantile(row["hist"], share)) for share in (0.5, 0.99))
+        row["p50_ns"], row["p99_ns"] = (min(round(image.quantile(row["hist"], share)), row["max_ns"]) for share in (0.5, 0.99))
     return sorted(found.values(), key=lambda row: (-row["self_ns"], -row["total_ns"]))
 
 

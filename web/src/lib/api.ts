@@ -49,7 +49,7 @@ export async function columns(path: string, body: unknown): Promise<Answer> {
 export interface Wanted { project: string; runs: string[]; n: number; x: string; fold: string | null; rank: number | null; lo: number | null; hi: number | null }
 interface Waiting { key: string; resolve: (found: Series[]) => void; reject: (why: unknown) => void }
 
-const TOGETHER = 6; // charts in one question: few questions, and the first chart need not wait for the last
+const TOGETHER = 300; // series in one question: few questions, and the first chart need not wait for the last
 let queue = new Map<string, { wanted: Wanted; waiting: Waiting[] }>();
 
 /** Ask for one chart's series; what charts ask for in the same moment travels together. */
@@ -63,8 +63,10 @@ export function series(key: string, wanted: Wanted): Promise<Series[]> {
 function send() {
   const asked = queue;
   queue = new Map();
-  for (const { wanted, waiting } of asked.values())
-    for (let i = 0; i < waiting.length; i += TOGETHER) void deliver(wanted, waiting.slice(i, i + TOGETHER));
+  for (const { wanted, waiting } of asked.values()) {
+    const charts = Math.max(1, Math.min(12, Math.floor(TOGETHER / wanted.runs.length)));
+    for (let i = 0; i < waiting.length; i += charts) void deliver(wanted, waiting.slice(i, i + charts));
+  }
 }
 
 async function deliver(wanted: Wanted, waiting: Waiting[]) {

@@ -76,7 +76,7 @@ def build(folder: Path = HERE) -> Path:
     target = folder / library_name()
     if target.is_file():
         return target
-    for old in folder.glob("libfanfold_ops-*.so"):
+    for old in folder.glob("libfanfold_ops-*.so") if folder == HERE else ():  # a cache may serve several versions
         with contextlib.suppress(OSError):
             old.unlink()
     return compile_to(target, ["native.cpp"], FLAGS)

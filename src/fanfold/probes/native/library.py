@@ -1,4 +1,4 @@
-"""The Python face of the native library: find it, bind it to the torch that is here, and prove that it works before trusting it."""
+"""The Python face of the native library: find it, bind it to the torch that is here, and prove it before trusting it."""
 
 from __future__ import annotations
 

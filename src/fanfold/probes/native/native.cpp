@@ -141,6 +141,7 @@ struct Windows {
     if (on == open.load() || !torch_.add) return;
     open.store(on);
     if (!on) {
+      g_window.fetch_add(1);
       for (uint64_t handle : full) torch_.remove(handle);
       full.clear();
       head.seen_ns.fetch_add(mono_ns() - head.opened.load());
@@ -153,6 +154,7 @@ struct Windows {
     full.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kScript>), reinterpret_cast<void*>(end), 1.0, {kScript})));
     head.windows.fetch_add(1);
     head.opened.store(mono_ns());
+    g_window.fetch_add(1);
   }
   void sample(double p) {
     if (torch_.seed) torch_.seed(uint32_t(random64()));
@@ -322,7 +324,7 @@ void ff_child() {
     for (uint64_t handle : *list) torch_.remove(handle);
     list->clear();
   }
-  w.open.store(false);
+  if (w.open.exchange(false)) g_window.fetch_add(1);
   Head& head = state().block->head;
   double p = w.worker_sampling;
   w.always.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kUser>), reinterpret_cast<void*>(end_user), 1.0, {kUser})));
@@ -355,18 +357,18 @@ void ff_stamp_time() { state().block->head.now.store(clock_ns(CLOCK_REALTIME)); 
 // once per thread, never above an open profiler, and changed in place; a profiler may come and go at any moment.
 uint32_t ff_label_id(const char* text) { return intern_label(text); }
 int ff_label_set(uint32_t id) {
-  static thread_local std::shared_ptr<Label>* mine = nullptr;  // never freed: tasks of this thread may still look at it
+  static thread_local std::shared_ptr<Label> mine;  // torch's stack, and tasks that inherit it, hold it as well
   tl_label = id;
   if (!torch_.get) return 0;
   if (mine && torch_.get(torch_.label_kind)) {
-    (*mine)->id.store(id, std::memory_order_relaxed);
+    mine->id.store(id, std::memory_order_relaxed);
     return 2;
   }
   if (torch_.get(torch_.profiler_kind)) return 1;
   try {
-    if (!mine) mine = new std::shared_ptr<Label>(std::make_shared<Label>());
-    (*mine)->id.store(id, std::memory_order_relaxed);
-    torch_.push(torch_.label_kind, *mine);
+    if (!mine) mine = std::make_shared<Label>();
+    mine->id.store(id, std::memory_order_relaxed);
+    torch_.push(torch_.label_kind, mine);
   } catch (...) {
     return 0;
   }

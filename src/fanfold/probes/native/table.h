@@ -50,9 +50,9 @@ struct Row {
   uint8_t scope, kind;
   uint16_t spare;
   uint64_t hash;
-  std::atomic<uint64_t> count, total, self, max, device_count, device_ns;
+  std::atomic<uint64_t> count, total, self, whole, max, device_count, device_ns;  // whole: calls whose own time is known
   char name[96];
-  char inputs[88];
+  char inputs[80];
   std::atomic<uint32_t> hist[kBuckets];
 };
 static_assert(sizeof(Row) == 768);
@@ -138,6 +138,7 @@ struct Frame {
   Row* row;
   uint64_t start, child;
   void* device;
+  uint32_t window;
   bool backward;
 };
 
@@ -175,6 +176,7 @@ inline State& state() {
 }
 inline thread_local Shard* tl_shard = nullptr;
 inline thread_local int tl_compiling = 0;
+inline std::atomic<uint32_t> g_window{0};  // counts openings and closings: odd while everything is observed
 
 inline void write_head(Block* b, uint64_t parent, uint32_t capacity, bool worker, double sampling, uint32_t every, uint32_t window) {
   auto& s = state();
@@ -410,7 +412,7 @@ inline Frame& on_start(const void* call, Key key) {
   Row* row = find_row(shard, key);
   if (__builtin_expect(!row, 0)) state().block->head.overflow.fetch_add(1, std::memory_order_relaxed);
   Frame& frame = shard->stack[shard->depth++];
-  frame = Frame{call, row, 0, 0, nullptr, backward};
+  frame = Frame{call, row, 0, 0, nullptr, g_window.load(std::memory_order_relaxed), backward};
   frame.start = ticks();
   return frame;
 }
@@ -431,7 +433,10 @@ inline Frame on_end(const void* call) {
   if (Row* row = frame.row) {
     bump<uint64_t>(row->count, 1);
     bump<uint64_t>(row->total, took);
-    bump<uint64_t>(row->self, took > frame.child ? took - frame.child : 0);
+    if ((frame.window & 1) && frame.window == g_window.load(std::memory_order_relaxed)) {  // nothing inside went unseen
+      bump<uint64_t>(row->self, took > frame.child ? took - frame.child : 0);
+      bump<uint64_t>(row->whole, 1);
+    }
     if (took > row->max.load(std::memory_order_relaxed)) row->max.store(took, std::memory_order_relaxed);
     bump<uint32_t>(row->hist[bucket_of(took)], 1u);
   }

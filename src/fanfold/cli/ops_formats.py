@@ -1,0 +1,104 @@
+"""Operator profiles as monitoring systems read them: Prometheus text, and OpenTelemetry's JSON. Printed, never sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import __version__
+from ..probes.image import bucket_start
+from ..store import StoredRun
+
+NAMES = ("op", "overload", "scope", "thread", "label", "role")
+# name, what it counts, and how a row tells it
+COUNTERS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], float]], ...] = (
+    ("calls", "1", "Calls of the operator, estimated from those observed.", lambda row: row["count"] * row["scale"]),
+    ("observed_calls", "1", "Calls of the operator that were observed.", lambda row: float(row["count"])),
+    ("host_seconds", "s", "Host time inside the operator, estimated.", lambda row: row["total_ns"] * row["scale"] / 1e9),
+    ("self_seconds", "s", "Host time of the operator's own, estimated.", lambda row: row["self_ns"] * row["scale"] / 1e9),
+)
+OCTAVES = tuple(2.0**power for power in range(8, 36, 2))  # 256 ns to 17 s
+
+
+def prometheus(runs: list[StoredRun]) -> str:
+    """Write the text form that node_exporter's textfile collector takes."""
+    rows = [(run, row) for run in runs for row in run.ops()]
+    lines: list[str] = []
+    for name, _, meaning, value in COUNTERS:
+        lines += [f"# HELP fanfold_op_{name}_total {meaning}", f"# TYPE fanfold_op_{name}_total counter"]
+        lines += [f"fanfold_op_{name}_total{{{_labels(run, row)}}} {value(row):.9g}" for run, row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(run: StoredRun, row: dict[str, Any]) -> str:
+    named = {
+        "project": run.project,
+        "run": run.id,
+        "rank": row["rank"],
+        "node": row["node"],
+        **{name: row[name] for name in NAMES},
+    }
+    if row["inputs"]:
+        named["inputs"] = row["inputs"]
+    return ",".join(f'{name}="{_escaped(str(value))}"' for name, value in named.items())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def otlp(runs: list[StoredRun]) -> str:
+    """Write one ExportMetricsServiceRequest as JSON, as an OpenTelemetry collector's file receiver takes it."""
+    return json.dumps({"resourceMetrics": [part for run in runs for part in _resources(run)]}) + "\n"
+
+
+def _resources(run: StoredRun) -> Iterator[dict[str, Any]]:
+    rows = run.ops()
+    for rank, node in sorted({(row["rank"], row["node"]) for row in rows}):
+        mine = [row for row in rows if (row["rank"], row["node"]) == (rank, node)]
+        about = {
+            "service.name": "fanfold",
+            "host.name": node,
+            "fanfold.project": run.project,
+            "fanfold.run": run.id,
+            "fanfold.rank": rank,
+        }
+        scope = {"scope": {"name": "fanfold.ops", "version": __version__}, "metrics": list(_metrics(run, mine))}
+        yield {"resource": {"attributes": _attributes(about)}, "scopeMetrics": [scope]}
+
+
+def _metrics(run: StoredRun, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    span = {"startTimeUnixNano": str(int(run.started * 1e9)), "timeUnixNano": str(int(run.seen * 1e9))}
+    for name, unit, meaning, value in COUNTERS:
+        points = [{"attributes": _attributes(_named(row)), **span, "asDouble": value(row)} for row in rows]
+        total = {"dataPoints": points, "aggregationTemporality": 2, "isMonotonic": True}
+        yield {"name": f"fanfold.op.{name}", "unit": unit, "description": meaning, "sum": total}
+    histogram = {"dataPoints": [{**_histogram(row), **span} for row in rows], "aggregationTemporality": 2}
+    yield {"name": "fanfold.op.duration", "unit": "s", "description": "Host time of the calls observed.", "histogram": histogram}
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in (*NAMES, "inputs") if row[name] != ""}
+
+
+def _histogram(row: dict[str, Any]) -> dict[str, Any]:
+    counts = [0] * (len(OCTAVES) + 1)
+    for bucket, count in row["hist"].items():
+        counts[sum(bucket_start(bucket) >= bound for bound in OCTAVES)] += count
+    return {
+        "attributes": _attributes(_named(row)),
+        "count": str(sum(counts)),
+        "sum": row["total_ns"] / 1e9,
+        "max": row["max_ns"] / 1e9,
+        "bucketCounts": [str(count) for count in counts],
+        "explicitBounds": [bound / 1e9 for bound in OCTAVES],
+    }
+
+
+def _attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": name, "value": {"intValue": str(value)} if isinstance(value, int) else {"stringValue": str(value)}}
+            for name, value in values.items()]  # fmt: skip
+
+
+FORMATS = {"prometheus": prometheus, "otlp": otlp}

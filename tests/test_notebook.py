@@ -1,0 +1,116 @@
+"""Runs in a notebook: they show themselves, live where a dashboard serves them, and as text everywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import fanfold
+from fanfold import notebook
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+CELLS = (
+    """import fanfold, math
+run = fanfold.init("llm", name="<img src=x onerror=alert(1)>", config={"lr": 0.1, "model": {"dim": 64}}, quiet=True, system=False)
+for step in range(400): run.log({"train/loss": 2 / (1 + step / 50), "lr": 0.1}, step=step)
+run""",
+    "page = fanfold.ui(run, height=333); page",
+    "run",
+    """import urllib.request
+said = urllib.request.urlopen(page.url.partition("#")[0] + "api/runs?project=llm").read().decode()
+print("api has it" if run.id in said else said)""",
+    "fanfold.ui().url.partition('#')[0] == page.url.partition('#')[0]",
+    "run.finish(); run",
+    "fanfold.open(run.id)",
+    "fanfold.runs()",
+    "fanfold.runs()[:0]",
+    "page.stop(); page",
+)
+
+
+def test_a_real_notebook_shows_runs_charts_and_the_dashboard(runs_dir):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    NotebookClient(book, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(runs_dir.parent)}}).execute()
+    first, page, live, api, same, finished, stored, listed, none, stopped = ([*cell.outputs] for cell in book.cells)
+
+    picture = html(first)
+    assert picture.count('<svg class="plot"') == 2 and "fanfold.ui(run)" in picture
+    assert 'aria-label="train/loss of &lt;img' in picture and "330 of 400 points, extremes kept" in picture
+    assert "config </span>lr 0.1 · model.dim 64" in picture and "● running" in picture
+
+    address = re.search(r'<iframe src="(http://localhost:\d+/)#p=llm&amp;v=run&amp;r=(\w+)"', html(page))
+    assert 'height="333"' in html(page) and text(page) == f"<fanfold ui {address[1]}#p=llm&v=run&r={address[2]}>"
+    assert f'<iframe src="{address[1]}#p=llm' in html(live) and '<svg class="plot"' in html(live)
+    assert api[0].text == "api has it\n" and text(same) == "True"
+    assert "<iframe" not in html(finished) and "✓ finished" in html(finished) and "fanfold.ui" not in html(finished)
+    assert '<svg class="plot"' in html(stored) and text(stored).startswith("<run <img src=x")
+    assert "<table>" in html(listed) and "<polyline" in html(listed) and text(listed).startswith("1 run\n  <run ")
+    assert "No runs." in html(none)
+    assert text(stopped).endswith(", stopped>")
+    for cell in (first, live, finished, stored, listed):
+        assert "<img" not in html(cell) and "<script" not in html(cell)
+
+
+def output(outputs):
+    [found] = [one for one in outputs if one.output_type == "execute_result"]
+    return found.data
+
+
+def html(outputs) -> str:
+    return output(outputs)["text/html"]
+
+
+def text(outputs) -> str:
+    return output(outputs)["text/plain"]
+
+
+def test_in_a_terminal_the_address_is_printed_and_the_server_ends_with_its_process(runs_dir):
+    code = """
+import fanfold, os, signal, sys
+run = fanfold.init("p", quiet=True, system=False)
+run.log({"loss": 1.0})
+page = fanfold.ui(run)
+print(page._server._process.pid, flush=True)
+sys.stdin.read()
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    url, server = child.stdout.readline().strip(), int(child.stdout.readline())
+    assert re.fullmatch(r"http://localhost:\d+/#p=p&v=run&r=\w+", url)
+    home = urllib.request.urlopen(url.partition("#")[0], timeout=60)
+    assert "frame-ancestors 'self' http://localhost:*" in home.headers["content-security-policy"]
+    assert [row["name"] for row in json.loads(urllib.request.urlopen(url.partition("#")[0] + "api/projects", timeout=60).read())["projects"]] == ["p"]
+    pipe = os.pidfd_open(server) if hasattr(os, "pidfd_open") else None
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    if pipe is not None:
+        import select
+
+        assert select.select([pipe], [], [], 60)[0], "the server outlives the process it served"
+        os.close(pipe)
+
+
+def test_a_dashboard_that_cannot_start_says_why(runs_dir, monkeypatch):
+    monkeypatch.setattr(notebook.sys, "executable", "/bin/false")
+    with pytest.raises(fanfold.FanfoldError, match="did not start"):
+        fanfold.ui()
+
+
+def test_lists_of_runs_are_lists_and_tell_themselves_as_text(runs_dir):
+    for name in ("one", "two"):
+        fanfold.init("p", name=name, quiet=True, system=False).finish()
+    found = fanfold.runs()
+    assert isinstance(found, list) and [run.name for run in found[:1]] == ["two"]
+    assert type(found[:1]) is type(found) and found[0].name == "two"
+    assert repr(found).splitlines()[0] == "2 runs" and "one" in repr(found).splitlines()[2]
+    bundle = found[1]._repr_mimebundle_()
+    assert "No numbers yet." in bundle["text/html"] and bundle["text/plain"] == repr(found[1])
+    assert "p</td>" in found._repr_mimebundle_()["text/html"]
