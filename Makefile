@@ -3,12 +3,13 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup web check test unit faults bench demo clean
+.PHONY: help setup web native native-check check test unit faults bench demo clean
 
 PYTHON ?= python3
 ARGS ?=
 LOG := build/log
 BIN := .venv/bin
+comma := ,
 CODE := $(wildcard src tests benchmarks examples)
 
 EXTRAS := .[all,dev]
@@ -37,7 +38,7 @@ find_python = for p in python$(1) $$HOME/.pyenv/versions/$(1).*/bin/python$(1); 
   if "$$p" -c '' 2>/dev/null; then echo "$$p"; break; fi; done
 
 help:  ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1|\2/p' Makefile | while IFS='|' read -r t d; do printf '%-12s %s\n' "$$t" "$$d"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' Makefile | while IFS='|' read -r t d; do printf '%-12s %s\n' "$$t" "$$d"; done
 
 setup: $(STAMP)  ## make .venv with every tracker, framework and tool (PYTHON=... chooses another Python)
 	@echo '.venv is ready'
@@ -57,6 +58,18 @@ web: web/node_modules/.stamp  ## build the dashboard's page (needs Node 20)
 web/node_modules/.stamp: web/package-lock.json
 	$(call step,npm,Installing the tools of the page,npm ci --prefix web --no-audit --no-fund)
 	@touch $@
+
+native: $(STAMP)  ## build the native part of the operator probe beside its sources (needs a C++ compiler)
+	$(BIN)/python -m fanfold.probes.native.build
+
+NATIVE := src/fanfold/probes/native
+SANITIZE := -std=c++17 -O1 -g -fno-sanitize-recover=all -pthread
+
+native-check: $(STAMP)  ## prove the native part: torch's layout, then many threads under the address, undefined and thread sanitizers
+	@mkdir -p build/native
+	$(call step,abi,Comparing the layout with the headers of $(TORCH),g++ -std=c++20 -fsyntax-only $$($(BIN)/python -c "from torch.utils.cpp_extension import include_paths as p; print(*('-I' + x for x in p()))") $(NATIVE)/abi.cpp)
+	$(call step,asan,Threads and forks under the address and undefined sanitizers,g++ $(SANITIZE) -fsanitize=address$(comma)undefined -o build/native/asan $(NATIVE)/stress.cpp -ldl && timeout 120 build/native/asan)
+	$(call step,tsan,Threads under the thread sanitizer,g++ $(SANITIZE) -fsanitize=thread -o build/native/tsan $(NATIVE)/stress.cpp -ldl && timeout 120 build/native/tsan 60)
 
 check: $(STAMP)  ## lint, formatting and types
 	$(BIN)/ruff check $(CODE)
@@ -85,6 +98,8 @@ bench: $(STAMP)  ## measure fanfold beside its peers, then relay and callbacks (
 	$(BIN)/python benchmarks/run.py $(ARGS)
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/relay.py $(filter --quick,$(ARGS)))
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/callbacks.py $(filter --quick,$(ARGS)))
+	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/provenance.py $(filter --quick,$(ARGS)))
+	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/ops.py $(filter --quick,$(ARGS)))
 
 # The full environment serves when it is there; a newcomer gets a small one, without any tracker.
 demo: $(if $(wildcard .venv/.stamp-*),,.venvs/demo/$(SMALL))  ## a short tour in the terminal

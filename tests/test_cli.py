@@ -405,6 +405,11 @@ def test_chart_draws_anything(values: list[float]) -> None:
     assert isinstance(chart.spark(values), str)
 
 
+def test_a_curve_that_does_not_change_is_drawn_level() -> None:
+    assert len(set(chart.spark([0.1] * 1000))) == 1
+    assert chart.spark([0.0, 1.0], 2) == "▁█"
+
+
 # tail
 
 
@@ -603,7 +608,7 @@ def test_prune_never_deletes_a_journal_that_holds_anything(run: Any, capsys: pyt
     before = sorted((run.path / "journal").iterdir())
     told = answer(capsys, "prune")
     assert told["deleted"] == []
-    assert told["kept"] == {"holds data that is not in a merged segment": 1}
+    assert told["kept"] == {"holds the only copy of its data": 1}
     assert sorted((run.path / "journal").iterdir()) == before
 
 

@@ -87,7 +87,10 @@ sys.stdin.read()
     assert re.fullmatch(r"http://localhost:\d+/#p=p&v=run&r=\w+", url)
     home = urllib.request.urlopen(url.partition("#")[0], timeout=60)
     assert "frame-ancestors 'self' http://localhost:*" in home.headers["content-security-policy"]
-    assert [row["name"] for row in json.loads(urllib.request.urlopen(url.partition("#")[0] + "api/projects", timeout=60).read())["projects"]] == ["p"]
+    assert [
+        row["name"]
+        for row in json.loads(urllib.request.urlopen(url.partition("#")[0] + "api/projects", timeout=60).read())["projects"]
+    ] == ["p"]
     pipe = os.pidfd_open(server) if hasattr(os, "pidfd_open") else None
     child.send_signal(signal.SIGKILL)
     child.communicate()

@@ -66,6 +66,7 @@ ORDER = [
     {"encoder", "console", "probes"},
     {"store", "trackers", "provenance"},
     {"relay", "server", "report"},
+    {"fleet"},
     {"notebook"},
     {"_join"},
     {"_recorder"},

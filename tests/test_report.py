@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_data import Call, write_run
 
 import fanfold
 from fanfold.drawing import chart, escape, line_of, tag
 from fanfold.drawing.numbers import duration, number, tick, ticks
 from fanfold.report import markdown, pictures
+from store_data import Call, write_run
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -57,7 +57,9 @@ def fill(runs_dir: Path) -> None:
     bad = start(HOSTILE, HOSTILE, id="bad", config={HOSTILE: HOSTILE}, tags=[HOSTILE], notes=HOSTILE)
     bad.log({HOSTILE: 1.0, "train/loss": 1.0}, step=0)
     bad.finish()
-    calls = [Call(a, rank, step, 1000, {"train/loss": 3.0 + rank}) for a in (0, 1) for step in range(a * 5, 10) for rank in range(3)]
+    calls = [
+        Call(a, rank, step, 1000, {"train/loss": 3.0 + rank}) for a in (0, 1) for step in range(a * 5, 10) for rank in range(3)
+    ]
     write_run(runs_dir, calls, project="llm", id="ranks")
 
 
@@ -133,7 +135,14 @@ def test_pictures_that_are_large_damaged_or_of_another_kind_are_left_out_and_nam
     monkeypatch.setattr(pictures, "ONE", 500)
     run = start("run")
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3)).astype(np.uint8)
-    run.log({"large": fanfold.Image(noise), "gone": fanfold.Image(np.zeros((2, 2, 3), np.uint8)), "fine": fanfold.Image(np.full((2, 2, 3), 9, np.uint8))}, step=3)
+    run.log(
+        {
+            "large": fanfold.Image(noise),
+            "gone": fanfold.Image(np.zeros((2, 2, 3), np.uint8)),
+            "fine": fanfold.Image(np.full((2, 2, 3), 9, np.uint8)),
+        },
+        step=3,
+    )
     run.finish()
     stored = fanfold.open(run.id)
     gone = stored.artifact_file(stored.media("gone")[0].entry["blob"])
@@ -194,7 +203,27 @@ class Tags(HTMLParser):
 def test_no_note_can_make_anything_else(text):
     tags = Tags()
     tags.feed(markdown.html(text))
-    assert tags.seen <= {"p", "em", "strong", "code", "pre", "a", "ul", "ol", "li", "blockquote", "hr", "div", "table", "thead", "tbody", "tr", "th", "td", *(f"h{i}" for i in range(2, 7))}
+    assert tags.seen <= {
+        "p",
+        "em",
+        "strong",
+        "code",
+        "pre",
+        "a",
+        "ul",
+        "ol",
+        "li",
+        "blockquote",
+        "hr",
+        "div",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        *(f"h{i}" for i in range(2, 7)),
+    }
     assert all(link.lower().startswith(("http://", "https://", "mailto:")) for link in tags.links)
 
 
@@ -220,10 +249,19 @@ def curves(svg: str) -> list[list[tuple[float, float]]]:
 
 
 def test_every_extreme_is_drawn_and_holes_are_not_joined():
-    one = buckets([0, 1, 2, 3, 4, 100, 101], [1, 1, 1, 1, 1, 1, 1], raw=False, total=700, min=np.array([1, 1, -5, 1, 1, 1, 1.0]), max=np.array([1, 9, 1, 1, 1, 1, 1.0]))
+    one = buckets(
+        [0, 1, 2, 3, 4, 100, 101],
+        [1, 1, 1, 1, 1, 1, 1],
+        raw=False,
+        total=700,
+        min=np.array([1, 1, -5, 1, 1, 1, 1.0]),
+        max=np.array([1, 9, 1, 1, 1, 1, 1.0]),
+    )
     svg = chart([line_of("a", 0, one)], label="k", width=640, height=260)
     before, after = curves(svg)
-    assert (min(y for _, y in before), max(y for _, y in before)) == pytest.approx((8 + 232 * 0.5 / 15.12, 8 + 232 * (1 - 0.56 / 15.12)), abs=1)
+    assert (min(y for _, y in before), max(y for _, y in before)) == pytest.approx(
+        (8 + 232 * 0.5 / 15.12, 8 + 232 * (1 - 0.56 / 15.12)), abs=1
+    )
     assert before[-1][0] < after[0][0] and svg.count('stroke-dasharray="1 4"') == 1
     assert "7 of 700 points, extremes kept" in svg
 
@@ -251,14 +289,27 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 def test_whatever_was_logged_is_drawn_inside_the_frame(points, log):
     points.sort(key=lambda point: point[0])
     svg = chart([line_of("a", 0, buckets(*zip(*points, strict=True)))], label="k", log=log)
-    numbers = [float(word) for path in re.findall(r' d="([^"]*)"', svg) for word in re.findall(r"[-\d.a-z]+(?= |L|Z|$)", path.replace("M", "").replace("l", " ").replace("m", " ").replace("L", "L "))]
+    numbers = [
+        float(word)
+        for path in re.findall(r' d="([^"]*)"', svg)
+        for word in re.findall(
+            r"[-\d.a-z]+(?= |L|Z|$)", path.replace("M", "").replace("l", " ").replace("m", " ").replace("L", "L ")
+        )
+    ]
     assert all(-10 <= value <= 650 for value in numbers)
 
 
 def test_numbers_are_written_as_the_page_writes_them():
     assert [number(value) for value in (0.123456789, 1e-5, 12345678.5, -3, 1234567, math.nan, -math.inf, True, "x", None)] == [
         "0.12346", "1e-5", "1.2346e7", "\N{MINUS SIGN}3", "1,234,567", "NaN", "\N{MINUS SIGN}∞", "True", "x", ""]  # fmt: skip
-    assert [tick(value) for value in (0, 2500, 25000, 3e6, -0.0001, 1e13)] == ["0", "2500", "25k", "3M", "\N{MINUS SIGN}1e-4", "1e13"]
+    assert [tick(value) for value in (0, 2500, 25000, 3e6, -0.0001, 1e13)] == [
+        "0",
+        "2500",
+        "25k",
+        "3M",
+        "\N{MINUS SIGN}1e-4",
+        "1e13",
+    ]
     assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
     assert ticks(0.001, 1000, 8, log=True) == [0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0]
     assert [duration(seconds) for seconds in (4.2, 200, 18720, 183600)] == ["4.2 s", "3 min 20 s", "5 h 12 min", "2 d 3 h"]

@@ -15,13 +15,13 @@ import time
 
 import pytest
 from rich.cells import cell_len
-from store_data import Call, write_run
 
 import fanfold
 from fanfold.cli.screen import keys
 from fanfold.cli.top import age_text, rate_text
 from fanfold.cli.watch import Watcher, pace
 from fanfold.store.query import LocalStore
+from store_data import Call, write_run
 
 HOSTILE = "<img>\x1b[2J日本"
 TRAINING = """
@@ -49,7 +49,9 @@ class Terminal:
         self.slave = slave
         env = {**os.environ, "TERM": "xterm-256color"}
         env.pop("COLUMNS", None)
-        self.process = subprocess.Popen([sys.executable, "-m", "fanfold", *words], stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fanfold", *words], stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
+        )
         self.raw = ""
 
     def press(self, letters: str) -> None:
@@ -63,7 +65,9 @@ class Terminal:
     def lines(self) -> list[str]:
         """The last frame that is whole: each begins at the top left corner."""
         frames = self.raw.split("\x1b[H")
-        return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in (frames[-2] if len(frames) > 1 else "").split("\r\n")]
+        return [
+            re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in (frames[-2] if len(frames) > 1 else "").split("\r\n")
+        ]
 
     def until(self, pattern: str) -> list[str]:
         end = time.monotonic() + WAIT

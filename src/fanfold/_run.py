@@ -50,6 +50,7 @@ class Run(Recorder):
         self._summary: dict[str, Any] = {}
         self._stoppers: list[Callable[[float], None]] = []
         self._attached: Any = None
+        self._forwarding: Any = None
         self._wanted: dict[str, Any] = {}
         self._info(self._first_facts(options))
         self._keeper = Keeper([self._writer.rescue, self._writer.sync, *place.chores], self._beat)
@@ -222,6 +223,8 @@ class Run(Recorder):
         left = (
             self._attached.wait(max(0.0, deadline - time.monotonic())) if self._attached is not None and not self._worker else []
         )
+        if self._forwarding is not None:
+            left += self._forwarding.wait(self.path, self.rank, max(0.0, deadline - time.monotonic()))
         self._say_end(status, left)
 
     def _end_frame(self, status: str, error: str | None, exit_code: int | None = None) -> dict[str, Any]:
@@ -339,6 +342,11 @@ def start(options: Mapping[str, Any]) -> Run:
         run._stoppers.append(automatic.start(run))  # noqa: SLF001 - the other half of Run
     if chosen:
         run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
+    if options["server"] and place.me.local_main:
+        with guard("start the forwarder", strict=options["strict"]):
+            from .fleet.launch import Forwarding
+
+            run._forwarding = Forwarding(Path(options["root"]), options["server"])  # noqa: SLF001 - the other half of Run
     if place.me.main and not run.quiet:
         again = f", attempt {place.ordinal}" if place.ordinal > 1 else ""
         print(f"fanfold: run {run.name} ({run.id}{again}) → {run.path}", file=sys.stderr)
@@ -457,6 +465,7 @@ def options_for(project: str | None, *, file: Mapping[str, Any], **given: Any) -
         "strict",
         "resume",
         "quiet",
+        "server",
         "spool",
         "spool_dir",
     )

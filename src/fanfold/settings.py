@@ -87,6 +87,8 @@ _ROWS = (
     Setting("resume", _choice("never", "allow", "must", "auto"), "allow",
             "What to do when the run exists: refuse, continue, require it, or look for the last unfinished one."),
     Setting("run_id", str, None, "The run's id; every process that has it joins the same run."),
+    Setting("server", str, None, "The gateway that runs go to, such as https://runs.example.org; init() starts a forwarder."),
+    Setting("server_token", str, None, "What the forwarder shows the gateway."),
     Setting("spool", _choice("auto", "always", "never"), "auto", "Write journals to a node-local spool first: "
             "on network filesystems, always, or never."),
     Setting("spool_dir", str, None, "The node-local spool. Default: a folder of the user's in the system's temporary directory."),

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..errors import notices, outcome
@@ -64,24 +65,16 @@ class Outbox:
             self._hurry = False
             return len(self._calls)
 
-    def clear(self) -> int:
-        """Give up what is queued, and return how many calls that were."""
-        with self._changed:
-            count = len(self._calls)
-            self._calls.clear()
-            self._changed.notify_all()
-            return count
-
     def _work(self) -> None:
         pause = self._first_pause
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._calls))
                 call = self._calls[0]
-            _, error = outcome(call)
+            error = _tried(call)
             again = error is not None and not isinstance(error, FINAL)
             if error is not None:
-                self._say(error, again)
+                outcome(partial(self._say, error, again))  # a library may have broken stderr: that must not end this thread
             with self._changed:
                 if again:
                     self.error = error
@@ -103,3 +96,11 @@ class Outbox:
         notices.once(
             f"report:{self.name}:{type(error).__name__}", f"the tracker {self.name} could not take a call: {what}. {tail}"
         )
+
+
+def _tried(call: Call) -> Exception | None:
+    """Make a call and return what it raised; a library that leaves by sys.exit() takes only its call with it."""
+    try:
+        return outcome(call)[1]
+    except SystemExit as error:
+        return RuntimeError(f"it called sys.exit({error.code!r})")

@@ -6,10 +6,8 @@ goes through an outbox: in order, from a thread of its own.
 
 from __future__ import annotations
 
-import atexit
 import inspect
-import sys
-import time
+import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,11 +18,11 @@ from ..relay.attach import undisturbed
 from ..trackers.base import Adapter, is_tracker
 from ..trackers.registry import find_class
 from ..values import flatten
+from .closing import END_SECONDS, drop, end_other, hold
 from .events import TrainerCallback
 from .outbox import Outbox
 from .subjects import configuration, rewrite_logs
 
-END_SECONDS = 30.0
 PROJECT = "huggingface"
 
 
@@ -43,13 +41,16 @@ class TrackingCallback(TrainerCallback):
             raise SettingError(
                 f"TrackingCallback({tracker!r}) names no tracker, so nothing would be reported. Pass a name or a tracker object."
             )
-        self.tracker: Any = tracker if is_tracker(tracker) else None
-        self._class = type(tracker) if is_tracker(tracker) else find_class(str(tracker))
+        self._named = isinstance(tracker, str)
+        self.tracker: Any = None if self._named else tracker
+        self._class = find_class(tracker) if self._named else type(tracker)
         self.name = str(self._class.name)
         self._kwargs = kwargs
+        self.trainer: Any = None
+        self.thread: threading.Thread | None = None
         self._initialized = False
+        self._opened = False
         self._owns = True  # whether the run is ours to end
-        self._training = False
         self._trained = False
         self._closed = False
         self._ending = False
@@ -61,7 +62,9 @@ class TrackingCallback(TrainerCallback):
         """Open the run and keep the configuration. Called once before anything is logged, on every process."""
         del kwargs
         if state.is_world_process_zero:
-            self.open(args, state)
+            if not self._opened:  # else it is tried again because something after it failed
+                self.open(args, state)
+                self._opened = True
             self.keep(args, state, model)
 
     def open(self, args: Any, state: Any) -> None:
@@ -121,7 +124,7 @@ class TrackingCallback(TrainerCallback):
             self.finish("failed" if self._training else "finished")
             self._forget()
         self._ready(args, state, model, **kwargs)
-        self._training = True
+        self.thread = threading.current_thread()
 
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
         del control
@@ -135,7 +138,7 @@ class TrackingCallback(TrainerCallback):
         del args, control, kwargs
         if not self._training:
             return
-        self._training, self._trained = False, True
+        self.thread, self._trained = None, True
         if state.is_world_process_zero and self._initialized:
             if self.ends_with_training:
                 self.finish("finished")
@@ -144,10 +147,14 @@ class TrackingCallback(TrainerCallback):
 
     def on_exception(self, args: Any, state: Any, control: Any, exception: BaseException, **kwargs: Any) -> None:
         del args, state, control, exception, kwargs
-        self._training, self._trained = False, True
+        self.thread, self._trained = None, True
         self.finish("failed")
 
     # How it is done
+
+    @property
+    def _training(self) -> bool:
+        return self.thread is not None
 
     def _report(self, args: Any, state: Any, model: Any, logs: Mapping[str, Any] | None, kwargs: Mapping[str, Any]) -> None:
         self._ready(args, state, model, **kwargs)
@@ -164,6 +171,7 @@ class TrackingCallback(TrainerCallback):
 
     def _ready(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Call setup() where that was not done; what fails on the main process is tried again from the outbox."""
+        self.trainer = state
         if not self._initialized:
             self._initialized = True
             set_up = partial(self._set_up, args, state, model, kwargs)
@@ -177,16 +185,18 @@ class TrackingCallback(TrainerCallback):
             if error is not None and state.is_world_process_zero:
                 self._say_failed(error)
                 self._later(set_up)
+                hold(self)
         elif self._closed and state.is_world_process_zero:
             self._closed = False
             self._later(self._reopen)
 
     def _reopen(self) -> None:
         self.reopen()
-        _hold(self)
+        hold(self)
 
     def _set_up(self, args: Any, state: Any, model: Any, kwargs: Mapping[str, Any]) -> None:
-        _end_other(self)
+        if state.is_world_process_zero and isinstance(self.tracker, Adapter | None):
+            end_other(self)
         accepted = inspect.signature(self.setup).parameters
         every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
         self.setup(args, state, model, **{key: value for key, value in kwargs.items() if every or key in accepted})
@@ -194,8 +204,7 @@ class TrackingCallback(TrainerCallback):
             return
         if self.tracker is None:  # a setup() of the user's own
             self.tracker, self._owns = self.current(), False
-        if self._owns and self.tracker is not None:
-            _hold(self)
+        hold(self)
 
     def _say_failed(self, error: Exception) -> None:
         notices.once(
@@ -210,9 +219,9 @@ class TrackingCallback(TrainerCallback):
             self._outbox = Outbox(self.name)
         self._outbox.put(partial(call, *args) if args else call)
 
-    def _wait(self, timeout: float = END_SECONDS) -> int:
+    def _wait(self, timeout: float = END_SECONDS, *, last: bool = True) -> int:
         left = self._outbox.drain(timeout) if self._outbox is not None else 0
-        if left:
+        if left and last:
             notices.once(
                 f"report:{self.name}:left",
                 f"the tracker {self.name} has {left} calls still to take. They are tried until the process ends, and lost then. "
@@ -222,11 +231,11 @@ class TrackingCallback(TrainerCallback):
 
     def finish(self, status: str = "finished", timeout: float = END_SECONDS) -> None:
         """End the run, if it is this callback's own, within `timeout` seconds. A second call does nothing."""
-        self._start_ending(status)
-        self._finish_ending(status, timeout)
+        self.start_ending(status)
+        self.finish_ending(status, timeout)
 
-    def _start_ending(self, status: str) -> None:
-        _OPEN.discard(self)
+    def start_ending(self, status: str) -> None:
+        drop(self)
         self._ending = self._initialized and not self._closed
         if self._ending and self._owns and (self.tracker is not None or self._outbox is not None):
             self._closed = True
@@ -234,51 +243,28 @@ class TrackingCallback(TrainerCallback):
 
     def _end(self, status: str) -> None:
         """End the run, decided when its turn comes: a setup that was tried again may have opened it only now."""
-        _OPEN.discard(self)
+        drop(self)
         if self._owns and self.tracker is not None:
             self.end(status)
         else:
             self._closed = False
 
-    def _finish_ending(self, status: str, timeout: float) -> None:
-        ending, self._ending = self._ending, False
-        if ending and self._wait(timeout) == 0 and self._closed:
+    def finish_ending(self, status: str, timeout: float, *, last: bool = True) -> None:
+        """Wait until it has ended. Unless it is the `last` time, what is left is not given up yet."""
+        if not self._ending or self._wait(timeout, last=last) > 0:
+            return
+        self._ending = False
+        if self._closed:
             with undisturbed():
                 outcome(partial(self.release, status))
 
     def _forget(self) -> None:
         """Be as new, for the next run; what the last one still has to deliver goes on in its own outbox."""
-        self._initialized = self._closed = self._trained = self._training = False
-        if isinstance(self.tracker, Adapter):
+        self._initialized = self._opened = self._closed = self._trained = False
+        self.thread = None
+        if self._named:
             self.tracker = None
         self._owns, self._outbox = True, None
-
-
-_OPEN: set[TrackingCallback] = set()
-
-
-def _hold(callback: TrackingCallback) -> None:
-    """Remember a run to end with the process. Registered again each time, so that it comes before the library's own hook."""
-    _OPEN.add(callback)
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
-
-
-def _end_other(callback: TrackingCallback) -> None:
-    """End the run an earlier Trainer left open: its library would take it for the user's own, and go on in it."""
-    for other in [other for other in _OPEN if other is not callback and other.name == callback.name]:
-        other.finish("failed" if other._training else "finished")  # noqa: SLF001 - of the same class
-
-
-def _at_exit() -> None:
-    """End all runs that are open, side by side: the process may not have the time for one after the other."""
-    crashed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
-    ending = {callback: "failed" if crashed or callback._training else "finished" for callback in _OPEN}  # noqa: SLF001
-    for callback, status in ending.items():
-        callback._start_ending(status)  # noqa: SLF001 - of this module
-    deadline = time.monotonic() + END_SECONDS
-    for callback, status in ending.items():
-        callback._finish_ending(status, max(0.0, deadline - time.monotonic()))  # noqa: SLF001 - of this module
 
 
 def _snapshot(value: Any) -> Any:

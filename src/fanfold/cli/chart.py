@@ -58,7 +58,7 @@ def spark(values: Any, width: int = 16) -> str:
     known = [mean for mean in means if mean is not None]
     low, high = min(known), max(known)
     span = high - low
-    if not np.isfinite(span) or span <= 0:
+    if not np.isfinite(span) or span <= 1e-12 * max(abs(low), abs(high)):  # means of equal numbers differ in their last bit
         return "".join(" " if mean is None else _BLOCKS[3] for mean in means)
     return "".join(" " if mean is None else _BLOCKS[min(7, int((mean - low) / span * 8))] for mean in means)
 

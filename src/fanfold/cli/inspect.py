@@ -32,17 +32,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Find the run a stamp names, where it is on this machine."""
+    """Find the run a stamp names, where it is on this machine: by its id alone, since a file is anybody's."""
     named = _table(stamp or {}, "run").get("id")
-    if not isinstance(named, str) or "/" in named or named == "-":  # a file is anybody's: it names a run, never a path
+    if not isinstance(named, str):
         return None
-    from ..store import open as open_run
+    from ..journal import directory
+    from ..settings import find_directory
+
+    root = find_directory(args.dir)
+    folder = next(
+        (one for one in directory.run_directories(root, args.project) if directory.decode_name(one.name) == named), None
+    )
+    if folder is None:
+        return None
+    from ..store import open_run  # only where there is a run to tell of: it takes longer than all the rest
 
     try:
-        run = open_run(named, dir=args.dir)
+        run = open_run(folder)
     except (FanfoldError, OSError):
-        return None
-    if run.id != named:
         return None
     return {"id": run.id, "name": run.name, "project": run.project, "status": run.status, "path": str(run.path)}
 

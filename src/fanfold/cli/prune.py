@@ -1,7 +1,8 @@
 """Delete leftovers that hold no data: empty journals, files of dead processes, half-deleted runs.
 
-A journal that holds a single point, text, image or fact is never deleted. That will be possible only once its data is
-merged into segments and every tracker the run was sent to has settled it; the command says which of these is missing.
+A journal that holds a single point, text, image or fact is never deleted here: it is the only copy of record. Merged
+segments are a cache, and a tracker keeps what it likes. `fanfold rm` deletes a run, and `fanfold forward --prune` the
+journals that a gateway holds whole.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ def _silent_since(folder: Path) -> float:
     return max((file.stat().st_mtime for file in directory.journal_files(folder)), default=0.0)
 
 
-# Journals. Each condition says why a journal has to stay, or None; one reason is enough. What is added here later
-# (a segment that holds all of it) relaxes `holds_data`, and nothing else.
+# Journals. Each condition says why a journal has to stay, or None; one reason is enough.
 
 
 def being_written(journal: Journal) -> str | None:
@@ -98,10 +98,10 @@ def holds_damage(journal: Journal) -> str | None:
 
 
 def holds_data(journal: Journal) -> str | None:
-    """Keep everything that anybody logged. No merged segments exist yet that could hold it instead."""
+    """Keep everything that anybody logged. A merged segment does not count: it is a cache that may be deleted any time."""
     empty = {Kind.HEADER, Kind.SHAPE, Kind.BEAT, Kind.END}
     has = any(len(rows) for rows in journal.rows.values()) or any(kind not in empty for kind, _, _ in journal.frames)
-    return "holds data that is not in a merged segment" if has else None
+    return "holds the only copy of its data" if has else None
 
 
 def not_delivered(journal: Journal) -> str | None:

@@ -194,7 +194,7 @@ class Screen:
             return [Text(""), Text(empty, style="dim")]
         at = self.place
         self.first = max(at - room + 1, min(self.first, at, max(0, len(self.looks) - room)))
-        shown = self.looks[self.first : self.first + room]
+        shown = [self.watcher.whole(look) for look in self.looks[self.first : self.first + room]]
         widths = self._widths(shown)
         titles = {name: name for name in widths} | {"value": _title(shown, widths["value"])}
         head = Text(" ".join(_cell(titles[name], wide, name in RIGHT) for name, wide in widths.items()), style="bold dim")

@@ -63,7 +63,7 @@ def _interactive() -> bool:
 
 
 def _once(args: argparse.Namespace, watcher: Watcher) -> int:
-    looks = watcher.looks(args.filter, args.sort)
+    looks = [watcher.whole(look) for look in watcher.looks(args.filter, args.sort)]
     if args.json:
         output.print_json([look.facts() for look in looks])
     elif looks:

@@ -15,6 +15,7 @@ import threading
 import webbrowser
 from types import FrameType
 from typing import Any
+from urllib.parse import quote
 
 from ..errors import FanfoldError, missing_extra
 from ..settings import find_directory, resolve
@@ -89,7 +90,7 @@ def _address(args: argparse.Namespace, port: int, token: str | None) -> str:
     name = "localhost" if args.host in LOOPBACK else socket.getfqdn() if args.host in ("0.0.0.0", "::") else args.host  # noqa: S104 - compared, not bound
     shown = f"[{name}]" if ":" in name else name
     query = f"?token={token}" if token else ""
-    project: Any = f"#p={args.project}" if args.project else ""
+    project: Any = f"#p={quote(args.project)}" if args.project else ""
     return f"http://{shown}:{port}/{query}{project}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ STALLED_SECONDS = 60.0
 STALLED_STEPS = 20  # and this many times its usual pause between two steps
 PACE_ROWS = 200  # the last rows from which a run's speed is taken
 SPARK = 64  # buckets kept for a curve; a narrow screen shows fewer
+PROBES = ("system/", "energy/")
 SORTS = ("trouble", "newest", "name", "rate", "seen")
 
 
@@ -38,6 +40,7 @@ class Look:
     curve: list[float] = field(default_factory=list)
     cpu: float | None = None
     gpu: float | None = None
+    whole: bool = False
 
     def facts(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -58,7 +61,10 @@ class Watcher:
         self._kept: dict[str, tuple[tuple[Any, ...], Look]] = {}
 
     def looks(self, filter: str = "", sort: str = SORTS[0], *, now: float | None = None) -> list[Look]:
-        """Return a line per run that lives or lived lately, those that need a look first."""
+        """Return a line per run that lives or lived lately, those that need a look first.
+
+        Those that live are read to their end; of the others the catalogue knows enough until they are shown (see `whole`).
+        """
         now = time.time() if now is None else now
         rows = [row for row in self.store.runs(self.project, filter) if not row["archived"]]
         kept = [row for row in rows if self.since is None or row["status"] in LIVE or now - row["seen"] < self.since]
@@ -66,35 +72,39 @@ class Watcher:
         return sorted(found, key=lambda look: place(look, sort))
 
     def _look(self, row: Row, now: float) -> Look:
-        signs = (row["status"], row["seen"])
-        known = self._kept.get(row["path"])
-        if known is not None and known[0] == signs and row["status"] != "running":
-            known[1].row = row
-            return known[1]
+        latest = row["latest"]
         look = Look(row, row["status"])
-        try:
-            self._fill(look, self.store.run(row["project"], row["id"]), now)
-        except FanfoldError:  # deleted, or damaged since it was listed: its row is what we have
+        look.cpu, look.gpu = _load(latest)
+        keys = [key for key, value in latest.items() if isinstance(value, (int, float)) and not key.startswith(PROBES)]
+        look.key = self.key if self.key and self.key in keys else next(iter(curve_order(keys)), "")
+        look.value = latest.get(look.key)
+        return self.whole(look, now) if row["status"] in LIVE else look
+
+    def whole(self, look: Look, now: float | None = None) -> Look:
+        """Add what only the run's journals know: its step, speed and curve. One that ended is read once."""
+        if look.whole:
             return look
-        self._kept[row["path"]] = (signs, look)
+        look.whole = True
+        signs = (look.row["status"], look.row["seen"], look.key)
+        known = self._kept.get(look.row["path"])
+        if known is not None and known[0] == signs:
+            look.step, look.curve = known[1].step, known[1].curve
+            return look
+        with contextlib.suppress(FanfoldError):  # deleted or damaged since it was listed: its row is what we have
+            self._read(look, self.store.run(look.row["project"], look.row["id"]), time.time() if now is None else now)
+        if look.row["status"] not in LIVE:
+            self._kept[look.row["path"]] = (signs, look)
         return look
 
-    def _fill(self, look: Look, run: StoredRun, now: float) -> None:
-        latest = run.latest
-        look.cpu, look.gpu = _load(latest)
-        numbers = run.keys()
-        keys = [key for key in numbers if isinstance(latest.get(key), (int, float))]
-        look.key = self.key if self.key in keys else next(iter(curve_order(keys)), "")
-        if not look.key:
-            return
-        look.value = latest[look.key]
+    def _read(self, look: Look, run: StoredRun, now: float) -> None:
         found = series(run, look.key, buckets=SPARK)
-        look.curve = [] if found is None else found.last.tolist()
-        look.step, look.rate, silent, pause = pace(run, look.key, now)
-        if look.status == "running" and silent > max(STALLED_SECONDS, STALLED_STEPS * pause):
-            look.status = "stalled"
-        if look.status != "running":
-            look.rate = 0.0 if look.status == "stalled" else None
+        if found is None:
+            return
+        look.curve = found.last.tolist()
+        look.step, rate, silent, pause = pace(run, look.key, now)
+        if look.status == "running":
+            stalled = silent > max(STALLED_SECONDS, STALLED_STEPS * pause)
+            look.status, look.rate = ("stalled", 0.0) if stalled else ("running", rate)
 
 
 def _load(latest: dict[str, Any]) -> tuple[float | None, float | None]:

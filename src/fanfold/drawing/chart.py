@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -132,7 +133,7 @@ def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
         room = (up - down) * 0.04 or 0.3
         return max(10.0 ** (down - room), 5e-324), 10.0 ** min(up + room, 308.25)
     room = abs(low) * 0.05 or 0.5 if low == high else (high / 2 - low / 2) * 0.08  # halves: two huge numbers may be too far apart
-    return max(low - room, -1.7e308), min(high + room, 1.7e308)
+    return max(low - room, -sys.float_info.max), min(high + room, sys.float_info.max)
 
 
 def _frame(view: View, width: int, height: int) -> Frame:

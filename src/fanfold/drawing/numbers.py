@@ -79,12 +79,14 @@ def _even(low: float, high: float, count: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999 or factor == 10)
     first = math.ceil(low / step - 1e-9)
-    places = (float(f"{(first + i) * step:.12g}") for i in range(MOST_TICKS))
-    return [place for place in places if math.isfinite(place) and place <= high + step * 1e-9]
+    # Twelve digits hide that tenths are not exact; numbers that differ later still fall together.
+    places = dict.fromkeys(float(f"{(first + i) * step:.12g}") for i in range(MOST_TICKS))
+    room = step * 1e-9
+    return [place for place in places if low - room <= place <= high + room and math.isfinite(place)] or [low]
 
 
 def _decades(low: float, high: float, count: float) -> list[float]:
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    first, last = math.floor(math.log10(low)), min(math.ceil(math.log10(high)), 308)
     every = max(1, math.ceil((last - first) / max(1.0, count)))
     within = (1,) if last - first > count / 2 else (1, 3) if last - first > 2 else (1, 2, 5)
     places = (factor * 10.0**power for power in range(first, last + 1, every) for factor in within)

@@ -33,7 +33,9 @@ def status_of(path: Path, header: dict[str, Any], *, now: float | None = None) -
     """Judge a journal without an END frame: running, killed, or lost (reversible)."""
     if header.get("boot") == boot_id():
         home = Path(header["spool"]) / path.name if header.get("spool") else path
-        return "running" if is_locked(Path(f"{home}.alive")) else "killed"
+        lock = Path(f"{home}.alive")
+        if header.get("spool") or lock.exists():  # else a copy, such as a gateway's: it grows where nobody holds a lock
+            return "running" if is_locked(lock) else "killed"
     try:
         age = (time.time() if now is None else now) - path.stat().st_mtime
     except OSError:

@@ -124,7 +124,7 @@ def scale_of(facts: dict[str, Any], scope: str) -> float:
         return 1.0
     if facts["sampling"]:
         return 1.0 / max(float(facts["sampling"]), 1e-9)
-    if facts["every"] and facts["window"] >= facts["every"]:
+    if facts["every"] and facts["window"] >= facts["every"] and not facts.get("profiler"):
         return 1.0
     if facts["observed"]:
         return max(1.0, float(facts["steps"] / facts["observed"]))

@@ -54,11 +54,16 @@ class ProfilerWindows:
     def _stepped(self, *_args: Any) -> None:
         with guard("profile operators in a window"):
             self._facts["steps"] += 1
-            if self._profiler is not None:
-                self._facts["observed"] += 1
+            due = self._due(self._facts["steps"] + 1)
+            if self._profiler is None:
+                if due:
+                    self._open()
+                return
+            self._facts["observed"] += 1
+            # Never close and open in one go: we are inside the optimizer's own range, whose end would be written into memory
+            # of the profiler that is gone. So where every step is due, every other one is seen.
+            if not due or self._facts["window"] >= self._facts["every"]:
                 self._close()
-            if self._due(self._facts["steps"] + 1):
-                self._open()
 
     def _open(self) -> None:
         import torch

@@ -1,4 +1,7 @@
-"""What a stamp says: which run, code, command, data and environment a model file comes from. Never a secret."""
+"""What a stamp says: which run, code, command, data and environment a model file comes from. Never a secret.
+
+What only writing needs is imported where it is used: `fanfold inspect` reads, and answers at once.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .. import facts
-from .._config import plain
 from .._version import __version__
-from ..mask import mask
 
 NAME = "producer_info.json"  # the name PyTorch's own guide gives to such a file inside a model
 FORMAT = 1
@@ -29,6 +29,9 @@ def make(run: Any, extra: Mapping[str, Any], *, parent: Mapping[str, Any] | None
 
     `parent` is the stamp of the file that this one was made from, where it carries one.
     """
+    from .._config import plain
+    from ..mask import mask
+
     given: dict[str, Any] = dict(mask(plain(dict(extra))))  # type: ignore[call-overload]
     step = given.pop("step", None)
     stamp = {
@@ -61,6 +64,8 @@ def decode(data: bytes) -> dict[str, Any] | None:
 def _of_run(run: Any, step: Any) -> dict[str, Any] | None:
     if run is None or not getattr(run, "id", None):
         return None if step is None else {"step": step}
+    from .._config import plain
+
     return {
         "id": run.id,
         "project": run.project,
@@ -81,6 +86,8 @@ def step_of(run: Any) -> int | None:
 @functools.lru_cache(4)  # masking is the dear part of a stamp, and a config hardly changes between two checkpoints
 def _digest(config: str) -> str:
     """Return the digest of a config without its secrets: one of a short password could be found by trying."""
+    from ..mask import mask
+
     text = json.dumps(mask(json.loads(config)), sort_keys=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -96,6 +103,8 @@ def _origin(parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
 @functools.cache
 def of_process() -> dict[str, Any]:
     """Return what does not change while a process lives; read once, since every checkpoint asks for it."""
+    from .. import facts
+
     found: dict[str, Any] = facts.environment()
     node, packages = found.get("node") or {}, found.get("packages") or {}
     return {

@@ -7,6 +7,7 @@ nothing per page, and a page that was away asks once and is up to date.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -60,9 +61,12 @@ class Notices:
             queue.put_nowait(b"")
 
     async def _watch(self, token: Any) -> None:
+        took = 0.0
         while self._listeners:
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(max(self._interval, 4 * took))  # thousands of runs: looking must not become the main work
+            began = time.monotonic()
             token, runs = await self._changed(token)
+            took = time.monotonic() - began
             if runs:
                 self._tell(runs)
 

@@ -101,7 +101,7 @@ function axes(g: Context, f: Frame, v: View, s: Scales, look: Look) {
   g.beginPath();
   g.textAlign = 'right';
   g.textBaseline = 'middle';
-  for (const t of ticks(v.y0, v.y1, s.ph / 28, v.logY)) {
+  for (const t of ticks(v.y0, v.y1, s.ph / 33, v.logY)) {
     const y = Math.round(s.sy(t)) + 0.5;
     g.moveTo(PAD.l, y);
     g.lineTo(f.w - PAD.r, y);

@@ -45,6 +45,11 @@ export function moment(time: number): string {
   return time ? new Date(time * 1000).toLocaleString(undefined, { dateStyle: 'medium', timeStyle: 'short' }) : '';
 }
 
+/** `1 run`, `2 runs`. */
+export function plural(count: number, word: string): string {
+  return `${count.toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;
+}
+
 export function bytes(size: number): string {
   let unit = 0;
   for (; size >= 1024 && unit < 4; unit++) size /= 1024;

@@ -174,7 +174,7 @@ class Model {
       this.news = { n: this.news.n + 1, runs: mine ? new Set(mine) : null };
       if (waiting) return;
       waiting = true;
-      setTimeout(() => { waiting = false; void this.refresh(); }, this.runs.length > 500 ? 2000 : 400);
+      setTimeout(() => { waiting = false; if (!document.hidden) void this.refresh(); }, this.runs.length > 500 ? 2000 : 400);
     };
     const stop = watch(hear);
     const slow = setInterval(() => { if (!document.hidden && this.running) void this.refresh(); }, 15_000);

@@ -14,7 +14,7 @@ export function ticks(lo: number, hi: number, count: number, log = false): numbe
   }
   const rough = (hi - lo) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * ([1, 2, 5, 10].find((k) => k * power >= rough * 0.999) ?? 10);
+  const step = power * (rough < 1.5 * power ? 1 : rough < 3.5 * power ? 2 : rough < 7.5 * power ? 5 : 10);
   const found: number[] = [];
   for (let i = Math.ceil(lo / step - 1e-9); i * step <= hi + step * 1e-9 && found.length < 200; i++) found.push(Number((i * step).toPrecision(12)));
   return found;
@@ -38,6 +38,7 @@ export function timeTick(seconds: number, span: number): string {
   const at = new Date(seconds * 1000);
   const two = (n: number) => String(n).padStart(2, '0');
   if (span > 3 * 86_400) return `${at.getDate()} ${at.toLocaleString('en', { month: 'short' })}`;
+  if (span < 5) return `${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, '0')}`;
   const clock = `${two(at.getHours())}:${two(at.getMinutes())}`;
   return span < 300 ? `${clock}:${two(at.getSeconds())}` : clock;
 }

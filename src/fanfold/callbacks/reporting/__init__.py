@@ -23,6 +23,7 @@ __all__ = [
     "DVCLiveCallback",
     "DagsHubCallback",
     "FlyteCallback",
+    "KubeflowCallback",
     "MLflowCallback",
     "NeptuneCallback",
     "SwanLabCallback",

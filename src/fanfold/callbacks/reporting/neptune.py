@@ -13,6 +13,9 @@ from ..subjects import arguments_of, checkpoint_of, model_config, rewrite_logs, 
 from ..tracking import TrackingCallback
 
 CHECKPOINTS = (None, "same", "last", "best")
+# Neptune stands in for stdout and stderr, and what another library does to them in the meantime turns into an endless
+# recursion when both take it back.
+_PLAIN = {"capture_stdout": False, "capture_stderr": False}
 FLAT = frozenset({"train/epoch"})  # one value, not a series
 
 
@@ -69,7 +72,7 @@ class NeptuneCallback(TrackingCallback):
     def open(self, args: Any, state: Any) -> None:
         del args, state
         own = {} if "with_id" in self._arguments else {"custom_run_id": str(uuid.uuid4())}  # by which it can be opened again
-        self.tracker = NeptuneTracker("", **{**own, **self._arguments})
+        self.tracker = NeptuneTracker("", **{**_PLAIN, **own, **self._arguments})
         if self._given is None:
             self.tracker.start()
         else:

@@ -21,6 +21,7 @@ _HOMES = {
     "dagshub": ("mlflow", "DagsHubCallback"),
     "dvclive": ("dvclive", "DVCLiveCallback"),
     "flyte": ("flyte", "FlyteCallback"),
+    "kubeflow": ("kubeflow", "KubeflowCallback"),
     "mlflow": ("mlflow", "MLflowCallback"),
     "neptune": ("neptune", "NeptuneCallback"),
     "swanlab": ("swanlab", "SwanLabCallback"),
@@ -32,7 +33,7 @@ HOME_OF = {name: module for module, name in _HOMES.values()}
 # The order in which "all" reports. A Deck belongs to a task, so Flyte is used only where it is named.
 _ORDER = (
     "azure_ml", "comet_ml", "dagshub", "dvclive", "mlflow", "neptune", "tensorboard", "wandb", "codecarbon", "clearml",
-    "swanlab", "trackio", "aim",
+    "swanlab", "trackio", "kubeflow", "aim",
 )  # fmt: skip
 
 
@@ -62,6 +63,9 @@ def get_available_reporting_integrations() -> list[str]:
 def _installed(name: str) -> bool:
     if name == "codecarbon":
         return importlib.util.find_spec("codecarbon") is not None
+    if name == "kubeflow":  # not a library, but where this process runs
+        off = os.environ.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() in TRUE
+        return bool(os.environ.get("KUBEFLOW_TRAINER_SERVER_URL")) and not off
     if name == "mlflow" and os.environ.get("DISABLE_MLFLOW_INTEGRATION", "").upper() in TRUE:
         return False
     if name == "azure_ml" and _installed("mlflow"):
@@ -99,7 +103,7 @@ def _usable() -> list[str]:
 
 
 def _unusable(name: str) -> str | None:
-    if name == "codecarbon":
+    if name in ("codecarbon", "kubeflow"):
         return None
     if name == "dagshub" and not os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/").endswith(".mlflow"):
         return "MLFLOW_TRACKING_URI names no repository: run `dagshub.init()`"

@@ -26,6 +26,8 @@ class TensorBoardCallback(TrackingCallback):
         self.logging_dir = os.environ.get("TENSORBOARD_LOGGING_DIR")
         if self.logging_dir is not None:
             self.logging_dir = str(Path(self.logging_dir).expanduser())
+        self._asked: str | None = None
+        self._trainings = 0
 
     @property
     def tb_writer(self) -> Any:
@@ -33,9 +35,10 @@ class TensorBoardCallback(TrackingCallback):
         return getattr(self.tracker, "writer", self._given)
 
     def open(self, args: Any, state: Any) -> None:
-        trial = state.trial_name if state.is_hyper_param_search else None
-        if self.logging_dir is None or trial is not None:
-            self.logging_dir = str(_new_folder(Path(args.output_dir, "runs"), trial))
+        self._trainings += 1
+        if self._trainings == 1:
+            self._asked = self.logging_dir
+        self.logging_dir = str(self._folder(args, state))
         self.tracker = TensorBoardTracker("", self.logging_dir)
         if self._given is None:
             self.tracker.start()
@@ -48,10 +51,13 @@ class TensorBoardCallback(TrackingCallback):
             if found is not None:
                 self.tb_writer.add_text(title, json.dumps(found, indent=2, sort_keys=True, default=str))
 
-    def _forget(self) -> None:
-        super()._forget()
-        if "TENSORBOARD_LOGGING_DIR" not in os.environ:
-            self.logging_dir = None  # the next run gets a folder of its own
+    def _folder(self, args: Any, state: Any) -> Path:
+        """Return where a run is written: each training and each trial has a folder of its own, or their curves would mix."""
+        trial = (state.trial_name or f"trial-{self._trainings}") if state.is_hyper_param_search else None
+        if self._asked is None:
+            return _new_folder(Path(args.output_dir, "runs"), trial)
+        own = trial or (str(self._trainings) if self._trainings > 1 else "")
+        return Path(self._asked, own)
 
 
 def _new_folder(home: Path, trial: str | None) -> Path:

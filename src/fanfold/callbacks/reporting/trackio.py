@@ -33,9 +33,13 @@ class TrackioCallback(TrackingCallback):
         self._static_space_id: str | None = None
 
     def make(self, args: Any, state: Any) -> Any:
-        del state
-        known = {"name": "run_name", "space_id": "trackio_space_id", "private": "hub_private_repo"}
-        found = {key: getattr(args, name, None) for key, name in {**known, "bucket_id": "trackio_bucket_id"}.items()}
+        known = {"space_id": "trackio_space_id", "private": "hub_private_repo", "bucket_id": "trackio_bucket_id"}
+        found = {key: getattr(args, name, None) for key, name in known.items()}
+        name = getattr(args, "run_name", None)
+        if state.is_hyper_param_search:  # a name is a run: trials of one name would be one
+            found |= {"name": state.trial_name, "group": name}
+        else:
+            found["name"] = name
         return TrackioTracker(getattr(args, "project", None) or PROJECT, resume="allow", **found)
 
     def open(self, args: Any, state: Any) -> None:

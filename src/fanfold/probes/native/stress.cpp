@@ -72,6 +72,8 @@ void fail(const char* what) {
 int main(int, char** argv) {
   char dir[] = "/tmp/fanfold-stress-XXXXXX";
   if (!mkdtemp(dir)) fail("no temporary folder");
+  // torch's own list may be locked by another thread at a fork; that is not what is tried here
+  pthread_atfork([] { stress_mu.lock(); }, [] { stress_mu.unlock(); }, [] { stress_mu.unlock(); });
   int steps = argv[1] ? atoi(argv[1]) : 300;
   ff_init();
   torch_.add = stress_add;

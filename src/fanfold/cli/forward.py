@@ -1,0 +1,70 @@
+"""Carry the runs of this node to a gateway, as they grow and after their processes are gone.
+
+One forwarder serves a directory. It tries for ever, holds one batch in memory, and goes on where the gateway stands after
+any crash. init() starts one by itself when FANFOLD_SERVER is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from typing import Any
+
+from ..errors import SettingError
+from ..settings import find_directory, read_file, resolve
+from . import output
+
+EXAMPLE = """examples:
+  fanfold forward --to https://runs.example.org      until Ctrl-C; the token comes from FANFOLD_SERVER_TOKEN
+  fanfold forward --once                             what is there now, to FANFOLD_SERVER
+  fanfold forward --to http://gateway:8643 --prune   and delete here what arrived there"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", metavar="URL", help="the gateway (default: FANFOLD_SERVER)")
+    parser.add_argument("--once", action="store_true", help="ship what is there now, and end")
+    parser.add_argument("--prune", action="store_true", help="delete journals and blobs here once the gateway has them")
+    parser.add_argument("--idle", type=float, metavar="SECONDS", help="end when there was nothing to do for so long")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between looks for news (default: 1)")
+    parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)  # by init(): the end of stdin means hurry
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..fleet import logs
+    from ..fleet.client import Client
+    from ..fleet.forwarder import Forwarder, Taken, follow, only_one
+    from ..relay.process import stopped_by_signals
+
+    root = find_directory(args.dir)
+    file = read_file(root)
+    client = Client(_address(args, file), resolve("server_token", file=file))
+    logs.to_stream("warning" if args.quiet else "info")
+    forwarder = Forwarder(root, client, project=args.project, prune=args.prune, interval=max(0.05, args.interval))
+    if args.once:
+        with only_one(root, client.url):
+            arrived = forwarder.once()
+        output.remark(args, f"everything is at {client.url}." if arrived else f"not everything is at {client.url} yet.")
+        return 0 if arrived else 1
+    wake = threading.Event()
+    if args.started:
+        threading.Thread(target=_await_end, args=(wake,), daemon=True).start()
+    with stopped_by_signals(wake) as stop:
+        try:
+            follow(forwarder, wake, stop, idle=args.idle)
+        except Taken:
+            if not args.started:
+                raise
+    return 0
+
+
+def _address(args: argparse.Namespace, file: dict[str, Any]) -> str:
+    url = args.to or resolve("server", file=file)
+    if not url:
+        raise SettingError("no gateway is named. Nothing was sent. Pass --to URL, or set FANFOLD_SERVER.")
+    return str(url)
+
+
+def _await_end(wake: threading.Event) -> None:
+    sys.stdin.buffer.read()
+    wake.set()

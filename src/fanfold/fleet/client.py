@@ -1,0 +1,156 @@
+"""A forwarder's line to its gateway: one kept-alive connection, and what each kind of failure means for the next try."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from .._version import __version__
+from ..errors import FanfoldError, SettingError, notices
+from ..server.guard import LOOPBACK
+from .wire import APPEND, BLOB, LENGTH, MISSING, OFFSET, Conflict, Piece, encode
+
+TIMEOUT = 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+MAX_ANSWER = 16 << 20
+
+
+class Unreachable(FanfoldError):
+    """The gateway cannot be asked, or cannot take it now; `after` is when it said to come again, `forbidden` that it will not."""
+
+    def __init__(self, message: str, *, after: float = 0.0, status: int = 0) -> None:
+        super().__init__(message)
+        self.after = after
+        self.status = status
+
+
+class Backoff:
+    """Pauses that grow with every failure in a row, with jitter: a thousand nodes must not come back at one moment."""
+
+    def __init__(self, pick: Callable[[float, float], float] = random.uniform) -> None:
+        self.failures = 0
+        self._pick = pick
+
+    def succeed(self) -> None:
+        self.failures = 0
+
+    def fail(self, after: float = 0.0) -> float:
+        """Return how long to wait: a random part of the pause, and never less than the gateway asked for."""
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures, 16))
+        self.failures += 1
+        return min(after, 10 * LONGEST_PAUSE) + self._pick(pause / 2, pause)
+
+
+class Client:
+    """Speak with one gateway. Not for several threads at once."""
+
+    def __init__(self, url: str, token: str | None = None, *, timeout: float = TIMEOUT) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise SettingError(
+                f"{_plain(url)} is no address of a gateway. Nothing was sent. Write https://name:port, without a password."
+            )
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._path, self._token, self._timeout = parts.path.rstrip("/"), token, timeout
+        self._connection: http.client.HTTPConnection | None = None
+        self.sent = 0
+        if token and not self._secure and self._host not in LOOPBACK:
+            notices.once(
+                f"plain:{self.url}",
+                f"{self.url} is not encrypted, and the token goes there in the clear. Runs are forwarded all the same. Use https://.",
+            )
+
+    def append(self, project: str, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """Send pieces of journals; return what became of each: status, and offset or error."""
+        body, length = encode(pieces)
+        status, answer = self._ask("POST", APPEND, {"project": project}, body, {LENGTH: str(length)}, also=409)
+        results = answer.get("pieces")
+        if not isinstance(results, list) or len(results) != len(pieces):
+            raise Unreachable(f"{self.url} gives no answer a gateway gives (status {status})")
+        return results
+
+    def offset(self, project: str, run: str, journal: str) -> int:
+        """Ask how much of a journal the gateway has."""
+        return int(self._ask("GET", OFFSET, {"project": project, "run": run, "journal": journal})[1]["offset"])
+
+    def missing(self, project: str, run: str, names: Sequence[str]) -> dict[str, int]:
+        """Ask which blobs the gateway lacks, and how much of each it has."""
+        body = json.dumps(list(names)).encode()
+        return dict(self._ask("POST", MISSING, {"project": project, "run": run}, body)[1]["missing"])
+
+    def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
+        """Send a piece of a blob; return how much the gateway has now, or raise Conflict."""
+        query = {"project": project, "run": run, "name": name, "offset": str(offset), "total": str(total)}
+        status, answer = self._ask("POST", BLOB, query, data, also=409)
+        if status == 409:
+            raise Conflict(int(answer["offset"]))
+        return int(answer["offset"])
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(
+        self, method: str, path: str, query: dict[str, str], body: bytes | None = None,
+        headers: dict[str, str] | None = None, *, also: int = 200,
+    ) -> tuple[int, dict[str, Any]]:  # fmt: skip
+        given = {"user-agent": f"fanfold/{__version__}", **(headers or {})}
+        if self._token:
+            given["authorization"] = f"Bearer {self._token}"
+        target = f"{self._path}{path}?{urlencode(query, quote_via=quote)}"
+        try:
+            response, data = self._exchange(method, target, body, given)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Unreachable(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
+        if response.will_close:
+            self.close()
+        return self._judged(response, data, also)
+
+    def _exchange(
+        self, method: str, target: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        if self._connection is None:
+            self._connection = self._connect()
+        try:
+            self._connection.request(method, target, body, headers)
+        except (BrokenPipeError, ConnectionResetError):
+            # A gateway that refuses may close before it has read everything; what it said is worth more than the broken pipe.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                response = self._connection.getresponse()
+                return response, response.read(MAX_ANSWER)
+            raise
+        self.sent += len(body or b"")
+        response = self._connection.getresponse()
+        return response, response.read(MAX_ANSWER)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._secure:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+
+    def _judged(self, response: http.client.HTTPResponse, data: bytes, also: int) -> tuple[int, dict[str, Any]]:
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            answer = None
+        if response.status in (200, also) and isinstance(answer, dict):
+            return response.status, answer
+        said = answer.get("error") if isinstance(answer, dict) else None
+        after = response.getheader("retry-after") or ""
+        wait = float(after) if after.isascii() and after.isdecimal() else 0.0
+        raise Unreachable(f"{self.url} answers {response.status}: {said or response.reason}", after=wait, status=response.status)
+
+
+def _plain(url: str) -> str:
+    """Return an address as it may be shown: without what stands before an @."""
+    return repr(url.rpartition("@")[2])

@@ -1,0 +1,169 @@
+"""One run, followed from its node: its journals, the blobs they name, and when all of it is at the gateway."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import JournalError, notices
+from ..journal import blobs, directory
+from .client import Client, Unreachable
+from .note import Note
+from .tail import TORN_SECONDS, Tail
+from .wire import BATCH, Conflict
+
+SMALL_BLOB = 4 << 20  # goes before the frames that name it; a larger one after them, slice by slice
+SLICE = 8 << 20
+ASKED = 1000
+SETTLED_NS = 2_000_000_000  # a folder changed more recently than this may change again under the same time stamp
+
+
+class Following:
+    """A run of this node on its way."""
+
+    def __init__(self, path: Path, url: str) -> None:
+        self.path = path
+        self.note = Note(path, url)
+        self.project = directory.decode_name(path.parent.name)
+        self.id = directory.decode_name(path.name)
+        self.tails: dict[str, Tail] = {}
+        self.changed = -1  # when the folder of journals changed, as of the last listing
+        self.large: set[str] = set()
+        self._unswept: Iterator[list[str]] | None = None
+
+    def list(self) -> None:
+        """Take up journals that are new here. Those that a note says are over stay where they are."""
+        changed = (self.path / "journal").stat().st_mtime_ns
+        complete = time.time_ns() - changed > SETTLED_NS
+        for file in directory.journal_files(self.path):
+            if file.stem not in self.tails and not self.note.is_over(file):
+                complete = self._take_up(file) and complete
+        self.changed = changed if complete else -1
+
+    def _take_up(self, file: Path) -> bool:
+        header = directory.read_header(file)
+        if header is None and time.time() - file.stat().st_mtime < TORN_SECONDS:
+            return False  # its header is being written in this moment
+        try:
+            tail = Tail(file, header or {})
+        except JournalError:
+            return True  # a file of some other name
+        self._learn(header or {})
+        tail.offset = self.note.offsets.get(file.stem)
+        self.tails[file.stem] = tail
+        self.note.whole, self._unswept = False, None
+        return True
+
+    def _learn(self, header: dict[str, Any]) -> None:
+        """Take the names from a header: a folder's name may be cut."""
+        match header:
+            case {"project": str(project), "run": str(run)}:
+                self.project, self.id = project, run
+
+    # Blobs
+
+    def send_small(self, client: Client, names: set[str]) -> None:
+        """Bring the small blobs among `names` to the gateway now, and remember the large ones."""
+        here = {name: size for name in names if (size := self._size(name)) is not None}
+        self.large |= {name for name, size in here.items() if size > SMALL_BLOB}
+        small = sorted(name for name, size in here.items() if size <= SMALL_BLOB)
+        for some in _chunks(small):
+            for name, have in client.missing(self.project, self.id, some).items():
+                self._send(client, name, have, SLICE)
+
+    def send_large(self, client: Client) -> bool:
+        """Send a slice of one large blob; tell whether there was any."""
+        if not self.large:
+            return False
+        name = min(self.large)
+        have = client.missing(self.project, self.id, [name]).get(name)
+        if have is None or self._send(client, name, have, SLICE):
+            self.large.discard(name)
+        return True
+
+    def sweep(self, client: Client) -> bool:
+        """Ask for some of all blobs here whether the gateway has them; tell whether that was the last of them."""
+        if self._unswept is None:
+            self._unswept = _chunks(self._all_blobs())
+        some = next(self._unswept, None)
+        if some is not None:
+            self.send_small(client, set(client.missing(self.project, self.id, some)))
+        return some is None and not self.large
+
+    def _all_blobs(self) -> Iterator[str]:
+        for folder in sorted((self.path / "blobs").glob("[0-9a-f][0-9a-f]")):
+            yield from sorted(file.name for file in folder.iterdir() if self._size(file.name) is not None)
+
+    def _size(self, name: str) -> int | None:
+        try:
+            path = blobs.path_of(self.path, name)
+            return path.stat().st_size if path.is_file() and not path.is_symlink() else None
+        except (OSError, JournalError):
+            return None
+
+    def _send(self, client: Client, name: str, have: int, most: int) -> bool:
+        """Send up to `most` bytes of a blob from `have` on; True: it is there, or it cannot be had."""
+        try:
+            return self._send_from(client, name, have, most)
+        except OSError as error:
+            return self._give_up(name, error)
+        except Unreachable as error:
+            if error.status == 422 and have:  # what was there before is not of this blob, and is gone now: from the start
+                return self._send(client, name, 0, most)
+            if error.status not in (400, 413, 422):
+                raise
+            return self._give_up(name, error)
+
+    def _send_from(self, client: Client, name: str, have: int, most: int) -> bool:
+        with blobs.path_of(self.path, name).open("rb") as file:
+            total = os.fstat(file.fileno()).st_size
+            end = min(total, have + most)
+            while True:
+                file.seek(have)
+                try:
+                    have = client.blob(self.project, self.id, name, offset=have, total=total, data=file.read(BATCH))
+                except Conflict as conflict:  # another node sends the same content, or an answer was lost
+                    have = conflict.offset
+                if have >= end:
+                    return have >= total
+
+    def _give_up(self, name: str, error: Exception) -> bool:
+        notices.once(
+            f"blob:{self.path}:{name}",
+            f"a file of run {self.id} could not be forwarded: {error}. Its points are; this media or artifact ({name[:12]}…) is "
+            f"missing at the gateway. It is kept in {self.path}.",
+        )
+        return True
+
+    # The end
+
+    @property
+    def is_awaited(self) -> bool:
+        """Tell whether more can be done for this run: it is written, or something of it is not refused and not there."""
+        unswept = not self.tails and not self.note.whole
+        return unswept or bool(self.large) or any(not tail.hold_until for tail in self.tails.values())
+
+    def is_behind(self, goals: Mapping[Path, int]) -> bool:
+        """Tell whether a journal has not got as far as its goal yet, and can."""
+        return any(tail.look() and (tail.offset or 0) < goals.get(tail.path, 0) for tail in self.tails.values())
+
+    def settle(self) -> None:
+        """Let go of journals that are over, and note where the others stand."""
+        for name, tail in list(self.tails.items()):
+            if tail.offset is not None:
+                self.note.offsets[name] = tail.offset
+            if tail.is_over():
+                self.note.offsets.pop(name, None)
+                self.note.over[name] = tail.size
+                del self.tails[name]
+                self.note.save()
+
+
+def _chunks(names: Iterator[str] | list[str]) -> Iterator[list[str]]:
+    stream = iter(names)
+    while some := list(itertools.islice(stream, ASKED)):
+        yield some

@@ -1,0 +1,270 @@
+"""The forwarder: one per node and directory, carries every journal below it to a gateway, for ever, in bounded memory.
+
+The journals are its buffer. It holds one batch at a time and nothing that a restart would miss: how far each journal is
+shipped, the gateway says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import FanfoldError, notices
+from ..journal import directory
+from ..journal.spool import default_root, recover
+from ..journal.writer import try_lock
+from ..process import digest
+from ..settings import resolve
+from .client import Backoff, Client, Unreachable
+from .following import Following
+from .prune import prune
+from .tail import Tail
+from .wire import BATCH, Piece
+
+logger = logging.getLogger("fanfold.forwarder")
+INTERVAL = 1.0
+SCAN_SHARE = 100  # looking for new runs takes at most one part in so many of the time
+LONGEST_SCAN = 30.0
+RECOVER_SECONDS = 10.0
+NOTE_SECONDS = 1.0
+REFUSED_SECONDS = 600.0
+ONCE_TRIES = 6
+FOLDER = ".forward"
+
+
+class Taken(FanfoldError):
+    """Another forwarder serves this directory."""
+
+
+class Forwarder:
+    """Ship what is below `root`; `tries` bounds how often a failing gateway is asked in a row (None: for ever)."""
+
+    def __init__(
+        self, root: Path, client: Client, *, project: str | None = None, prune: bool = False, tries: int | None = None,
+        interval: float = INTERVAL,
+    ) -> None:  # fmt: skip
+        self.root = root
+        self.client = client
+        self.project = project
+        self.prune = prune
+        self.tries = tries
+        self.interval = interval
+        self.runs: dict[Path, Following] = {}
+        self._settled: dict[Path, int] = {}  # runs that are through, and when their folder had changed last
+        self._pauses: dict[str, tuple[Backoff, float]] = {}
+        self._next_scan = self._next_recover = self._next_note = 0.0
+        self._turn = 0
+
+    # The round: look, ship, settle
+
+    def serve(self, wake: threading.Event, stop: threading.Event, *, idle: float | None = None) -> None:
+        """Go on until stopped; with `idle`, until there was nothing to do for so many seconds. `wake` cuts a wait short."""
+        quiet_since = time.monotonic()
+        while not stop.is_set():
+            busy = self.round()
+            if busy or any(run.is_awaited for run in self.runs.values()):
+                quiet_since = time.monotonic()
+            elif idle is not None and time.monotonic() - quiet_since >= idle:
+                break
+            if not busy and wake.wait(self.interval):
+                wake.clear()
+                self._next_scan = self._next_note = 0.0
+        self.note()
+
+    def once(self) -> bool:
+        """Ship what is there now, and not what is added meanwhile; tell whether all of it arrived."""
+        self._scan()
+        goals = {tail.path: tail.size for run in self.runs.values() for tail in run.tails.values() if tail.look()}
+        while (moved := self.round()) or self._is_behind(goals):
+            if any(backoff.failures >= (self.tries or ONCE_TRIES) for backoff, _ in self._pauses.values()):
+                break
+            if moved and not self._is_behind(goals):
+                break  # all there was is there; what moves is a run that goes on
+            if not moved:
+                time.sleep(0.05)
+        self.note()
+        refused = any(tail.hold_until for run in self.runs.values() for tail in run.tails.values())
+        return not refused and not self._is_behind(goals)
+
+    def _is_behind(self, goals: dict[Path, int]) -> bool:
+        """Tell whether something that was there at the start is not at the gateway, or a run that is through not let go."""
+        return any(run.large or not run.tails or run.is_behind(goals) for run in self.runs.values())
+
+    def _ready_projects(self) -> set[str]:
+        now = time.monotonic()
+        return {run.project for run in self.runs.values() if self._pauses.get(run.project, (None, 0.0))[1] <= now}
+
+    def round(self) -> bool:
+        """Look for news and send one batch of each project; tell whether anything moved."""
+        self._scan()
+        moved = False
+        for project in sorted(self._ready_projects()):
+            try:
+                moved = self._serve_project(project) or moved
+            except Unreachable as error:
+                self._pause(project, error)
+            else:
+                self._resume(project)
+        if time.monotonic() >= self._next_note:
+            self.note()
+        return moved
+
+    def note(self) -> None:
+        """Write down how far everything is."""
+        self._next_note = time.monotonic() + NOTE_SECONDS
+        for run in self.runs.values():
+            run.settle()
+            run.note.save()
+
+    def _serve_project(self, project: str) -> bool:
+        runs = [run for run in self.runs.values() if run.project == project]
+        batch = list(self._batch(runs))
+        if batch:
+            self._ship(project, batch)
+        large = [run.send_large(self.client) for run in runs]
+        ended = [self._end(run) for run in runs]
+        return bool(batch) or any(large) or any(ended)
+
+    # Journals
+
+    def _batch(self, runs: list[Following]) -> Iterator[tuple[Tail, Piece]]:
+        """Gather what is new, about a batch of it; each time another journal comes first, so that none waits for ever."""
+        tails = [(run, tail) for run in runs for tail in run.tails.values() if tail.look()]
+        self._turn += 1
+        first, room = self._turn % len(tails) if tails else 0, BATCH
+        for run, tail in tails[first:] + tails[:first]:
+            if tail.offset is None:
+                tail.offset = self.client.offset(run.project, run.id, tail.name)
+            if room <= 0 or not tail.look():
+                continue
+            read = tail.read(max(room, 1 << 12))
+            if read is None or (len(read.data) > room and room < BATCH):  # a frame too long to come along goes first next time
+                continue
+            if read.blobs:
+                run.send_small(self.client, read.blobs)
+            room -= len(read.data)
+            yield tail, Piece(run.id, tail.name, tail.offset, read.gap, read.data)
+
+    def _ship(self, project: str, batch: list[tuple[Tail, Piece]]) -> None:
+        results = self.client.append(project, [piece for _, piece in batch])
+        failed = None
+        for (tail, piece), result in zip(batch, results, strict=True):
+            status, offset = result.get("status"), result.get("offset")
+            if status in (200, 409) and isinstance(offset, int) and (status == 200 or offset != piece.offset):
+                tail.offset, tail.hold_until = offset, 0.0
+            elif status in (400, 413, 422):
+                self._hold(tail, str(result.get("error")))
+            else:
+                failed = Unreachable(f"{self.client.url} answers {status}: {result.get('error')}")
+        if failed is not None:
+            raise failed
+
+    def _hold(self, tail: Tail, why: str) -> None:
+        tail.hold_until = time.monotonic() + REFUSED_SECONDS
+        notices.once(
+            f"refused:{tail.path}",
+            f"the gateway refuses {tail.path}: {why} It is kept here and tried again each {REFUSED_SECONDS / 60:.0f} minutes; "
+            "everything else goes on.",
+        )
+
+    # Runs
+
+    def _scan(self) -> None:
+        """Look for new runs and journals, as often as that is cheap."""
+        began = time.monotonic()
+        if began < self._next_scan:
+            return
+        self._recover(began)
+        for path in directory.run_directories(self.root, self.project):
+            with contextlib.suppress(OSError):  # deleted in this moment
+                self._look_at(path)
+        took = time.monotonic() - began
+        self._next_scan = began + min(LONGEST_SCAN, max(self.interval / 2, SCAN_SHARE * took))
+
+    def news(self) -> bool:
+        """Tell whether there are runs to follow."""
+        self._next_scan = 0.0
+        self._scan()
+        return bool(self.runs)
+
+    def _recover(self, now: float) -> None:
+        """Bring home what a killed process left in a spool."""
+        if now >= self._next_recover:
+            self._next_recover = now + RECOVER_SECONDS
+            with contextlib.suppress(OSError):
+                recover(Path(resolve("spool_dir") or default_root()))
+
+    def _look_at(self, path: Path) -> None:
+        changed = (path / "journal").stat().st_mtime_ns
+        if self._settled.get(path) == changed:
+            return
+        run = self.runs.get(path)
+        if run is None:
+            run = self.runs[path] = Following(path, self.client.url)
+        if run.changed != changed:
+            run.list()
+
+    def _end(self, run: Following) -> bool:
+        """Let go of a run when every journal is over and every blob is there; tell whether anything moved."""
+        run.settle()
+        if run.tails:
+            return False
+        if not run.note.whole and not run.sweep(self.client):
+            return True
+        run.note.whole = True
+        run.note.save()
+        if run.changed < 0 and run.path.exists():  # so young that a journal may still be added unseen
+            return False
+        self._settled[run.path] = run.changed
+        del self.runs[run.path]
+        if self.prune:
+            prune(run, self.client)
+        return True
+
+    # Outages
+
+    def _pause(self, project: str, error: Unreachable) -> None:
+        backoff, _ = self._pauses.get(project, (Backoff(), 0.0))
+        seconds = backoff.fail(error.after)
+        self._pauses[project] = (backoff, time.monotonic() + seconds)
+        if backoff.failures == 1:
+            logger.warning(
+                "project %s is not forwarded now: %s. Nothing is lost: it waits in %s, and is tried again until it works.",
+                project, error, self.root, extra={"event": "outage", "project": project, "seconds": round(seconds, 1)},
+            )  # fmt: skip
+
+    def _resume(self, project: str) -> None:
+        backoff, _ = self._pauses.pop(project, (None, 0.0))
+        if backoff is not None:
+            logger.info("project %s is forwarded again", project, extra={"event": "resumed", "project": project})
+
+
+@contextlib.contextmanager
+def only_one(root: Path, url: str) -> Iterator[None]:
+    """Be the one forwarder of this directory to that gateway, or raise Taken."""
+    folder = root / FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd = os.open(folder / f"{digest(url)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not try_lock(fd):
+            raise Taken(f"another forwarder serves {root}. Nothing was sent from here. Let it work, or end it first.")
+        yield
+    finally:
+        os.close(fd)
+
+
+def follow(forwarder: Forwarder, wake: threading.Event, stop: threading.Event, *, idle: float | None = None) -> None:
+    """Serve a directory as its only forwarder.
+
+    One that leaves because all is done looks once more after it let go: whoever started meanwhile found it here and left.
+    """
+    while True:
+        with only_one(forwarder.root, forwarder.client.url):
+            forwarder.serve(wake, stop, idle=idle)
+        if stop.is_set() or not forwarder.news():
+            return

@@ -1,0 +1,315 @@
+"""The gateway as an ASGI app: takes journal bytes and blobs from forwarders, exactly once, from those who may.
+
+It keeps nothing in memory that a restart would miss, so any number of copies can stand behind a load balancer. Whatever
+arrives is refused before it costs memory: first who asks, then how much is in hand, then the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from ..errors import SettingError
+from ..server.guard import Guard
+from ..store.query import LocalStore
+from .intake import DirectoryIntake, Intake
+from .limits import Budget, Busy, Rates
+from .metrics import Metrics
+from .tokens import ALL, READ, WRITE, Token, Tokens
+from .wire import APPEND, BATCH, BLOB, LENGTH, MAX_RAW, MISSING, OFFSET, RUNS, Conflict, Piece, Refused, checked_name, decode
+
+logger = logging.getLogger("fanfold.gateway")
+MEMORY = 256 << 20
+BODY_SECONDS = 60.0
+MAX_NAMES = 10_000
+STRANGER_RATE, STRANGER_BURST = 1.0, 20.0  # wrong tokens from one address, a second and at once
+_COLUMNS = ("id", "name", "status", "created", "seen", "ranks")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one gateway takes: bytes of bodies in hand, and bytes a second (and at once) from a project."""
+
+    memory: int = MEMORY
+    rate: float = 64 << 20
+    burst: float = 256 << 20
+
+
+class Gateway:
+    """What the routes share. `tokens=None`: whoever reaches it may do everything, which only loopback makes safe."""
+
+    def __init__(self, intake: Intake, tokens: Tokens | None, limits: Limits) -> None:
+        self.intake = intake
+        self.tokens = tokens
+        self.budget = Budget(limits.memory)
+        self.rates = Rates(limits.rate, limits.burst)
+        self.strangers = Rates(STRANGER_RATE, STRANGER_BURST)
+        self.metrics = Metrics()
+        self.closing = False
+        self.started = time.monotonic()
+        self.reader = LocalStore(intake.root) if isinstance(intake, DirectoryIntake) else None
+
+    def admit(self, request: Request, scopes: Sequence[str], project: str) -> Token | None:
+        """Return whose request this is, or raise: 401 for nobody we know, 403 for one who may not."""
+        if self.tokens is None:
+            return None
+        kind, _, word = request.headers.get("authorization", "").partition(" ")
+        try:
+            token = self.tokens.find(word.strip()) if kind.lower() == "bearer" else None
+        except SettingError as error:  # the file of tokens is unusable: nobody gets in, and the log says why
+            raise Refused(503, str(error)) from error
+        if token is None:
+            peer = request.client.host if request.client else ""
+            self.strangers.check(peer, "what this address tries")  # only now: friends may come from there, too
+            self.strangers.take(peer, 1.0)
+            raise Refused(401, "a token is needed. Nothing was done. Ask whoever runs this gateway for one.")
+        if not any(token.allows(scope, project) for scope in scopes):
+            raise Refused(403, f"this token may not {' or '.join(scopes)} there. Nothing was done. Ask for one that may.")
+        return token
+
+
+Handler = Callable[[Gateway, Request, str], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """One address: the method, which scope opens it (any of several; none: it is open), and whether it asks for a project."""
+
+    path: str
+    method: str
+    handler: Handler
+    scopes: tuple[str, ...] = ()
+    of_project: bool = True
+
+    def route(self, gateway: Gateway) -> Route:
+        async def answer(request: Request) -> Response:
+            began, refusal = time.monotonic(), None
+            try:
+                response = await self._answer(gateway, request)
+            except Refused as error:
+                refusal, response = error, _refusal(error)
+            except ClientDisconnect:
+                response = Response(status_code=400)
+            gateway.metrics.add("requests_total", route=self.path, status=str(response.status_code))
+            _log(request, self.path, response.status_code, time.monotonic() - began, refusal)
+            return response
+
+        return Route(self.path, answer, methods=[self.method])
+
+    async def _answer(self, gateway: Gateway, request: Request) -> Response:
+        if not self.scopes:
+            return await self.handler(gateway, request, "")
+        project = request.query_params.get("project") if self.of_project else ALL
+        token = gateway.admit(request, self.scopes, project or "")
+        request.state.token = token.id if token else None
+        return await self.handler(gateway, request, checked_name("project", project))
+
+
+async def _append(gateway: Gateway, request: Request, project: str) -> Response:
+    gateway.rates.check(project, f"project {project[:100]!r}")
+    length = _whole_number(request.headers, LENGTH, MAX_RAW)
+    size = _whole_number(request.headers, "content-length", MAX_RAW)
+    with gateway.budget.reserve(size + 2 * length):
+        pieces = await run_in_threadpool(decode, await _body(request, size), length)
+        gateway.rates.take(project, length)
+        gateway.metrics.add("received_bytes_total", size)
+        results = await run_in_threadpool(_store, gateway, project, pieces)
+    code = 200 if all(one["status"] == 200 for one in results) else 409
+    return _json({"pieces": results}, code)
+
+
+def _store(gateway: Gateway, project: str, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    """Store piece by piece; one that is refused does not hold up the others."""
+    began = time.monotonic()
+    results = [_store_one(gateway, project, piece) for piece in pieces]
+    gateway.metrics.add("store_seconds_total", time.monotonic() - began)
+    return results
+
+
+def _store_one(gateway: Gateway, project: str, piece: Piece) -> dict[str, Any]:
+    try:
+        offset = gateway.intake.append(project, piece)
+    except Conflict as conflict:
+        gateway.metrics.add("pieces_total", outcome="conflict")
+        return {"status": 409, "offset": conflict.offset}
+    except Refused as error:
+        gateway.metrics.add("pieces_total", outcome="refused")
+        facts = {"event": "refused", "project": project, "run": piece.run, "journal": piece.journal, "offset": piece.offset}
+        logger.warning("%s", error, extra=facts)
+        return {"status": error.status, "error": str(error)}
+    except OSError as error:
+        logger.error("a piece could not be stored: %s", error, extra={"event": "storage", "project": project})  # noqa: TRY400 - no trace
+        return {"status": 503, "error": f"the gateway could not store it: {error.strerror or error}. Nothing is lost. Try again."}
+    gateway.metrics.add("pieces_total", outcome="stored")
+    gateway.metrics.add("bytes_total", len(piece.data), kind="journal")
+    if not piece.offset:
+        facts = {"event": "journal", "project": project, "run": piece.run, "journal": piece.journal}
+        logger.info("a journal begins", extra=facts)
+    return {"status": 200, "offset": offset}
+
+
+async def _offset(gateway: Gateway, request: Request, project: str) -> Response:
+    query = request.query_params
+    offset = await run_in_threadpool(gateway.intake.offset, project, query.get("run", ""), query.get("journal", ""))
+    return _json({"offset": offset})
+
+
+async def _missing(gateway: Gateway, request: Request, project: str) -> Response:
+    size = _whole_number(request.headers, "content-length", BATCH)
+    with gateway.budget.reserve(2 * size):
+        try:
+            names = msgspec.json.decode(await _body(request, size), type=list[str])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Refused(400, f"the body is no list of names: {error}. Nothing was done.") from error
+        if len(names) > MAX_NAMES:
+            raise Refused(413, f"more than {MAX_NAMES} names at once. Nothing was done.")
+        found = await run_in_threadpool(gateway.intake.missing, project, request.query_params.get("run", ""), names)
+    return _json({"missing": found})
+
+
+async def _blob(gateway: Gateway, request: Request, project: str) -> Response:
+    gateway.rates.check(project, f"project {project[:100]!r}")
+    query = request.query_params
+    size = _whole_number(request.headers, "content-length", 2 * BATCH)
+    place = {name: _whole_number(query, name, 1 << 50) for name in ("offset", "total")}
+    with gateway.budget.reserve(2 * size):
+        data = await _body(request, size)
+        gateway.rates.take(project, size)
+        gateway.metrics.add("received_bytes_total", size)
+
+        def store() -> int:
+            return gateway.intake.blob(project, query.get("run", ""), query.get("name", ""), data=data, **place)
+
+        try:
+            offset = await run_in_threadpool(store)
+        except Conflict as conflict:
+            return _json({"offset": conflict.offset}, 409)
+        except OSError as error:
+            raise Busy(
+                503, f"the gateway could not store it: {error.strerror or error}. Nothing is lost. Try again.", 5.0
+            ) from error
+    gateway.metrics.add("bytes_total", size, kind="blob")
+    return _json({"offset": offset})
+
+
+async def _runs(gateway: Gateway, request: Request, project: str) -> Response:  # noqa: ARG001 - the interface
+    if gateway.reader is None:
+        raise Refused(404, "this store lists no runs. Nothing was read.")
+    rows = await run_in_threadpool(gateway.reader.runs, project)
+    return _json({"runs": [{name: row[name] for name in _COLUMNS if name in row} for row in rows]})
+
+
+async def _metrics(gateway: Gateway, request: Request, project: str) -> Response:  # noqa: ARG001 - the interface
+    gauges = {"body_bytes": gateway.budget.used, "up_seconds": time.monotonic() - gateway.started}
+    return PlainTextResponse(gateway.metrics.text(**gauges), media_type="text/plain; version=0.0.4")
+
+
+async def _healthz(gateway: Gateway, request: Request, project: str) -> Response:  # noqa: ARG001 - the interface
+    return PlainTextResponse("ok\n")
+
+
+async def _readyz(gateway: Gateway, request: Request, project: str) -> Response:  # noqa: ARG001 - the interface
+    if gateway.closing:
+        return PlainTextResponse("closing\n", 503)
+    try:
+        await run_in_threadpool(gateway.intake.check)
+    except OSError as error:
+        logger.warning("nothing can be stored: %s", error, extra={"event": "not ready"})
+        return PlainTextResponse("the store cannot be written to\n", 503)
+    return PlainTextResponse("ready\n")
+
+
+DOORS = (
+    Door("/healthz", "GET", _healthz),
+    Door("/readyz", "GET", _readyz),
+    Door("/metrics", "GET", _metrics, (READ,), of_project=False),
+    Door(RUNS, "GET", _runs, (READ,)),
+    Door(OFFSET, "GET", _offset, (READ, WRITE)),
+    Door(APPEND, "POST", _append, (WRITE,)),
+    Door(MISSING, "POST", _missing, (WRITE,)),
+    Door(BLOB, "POST", _blob, (WRITE,)),
+)
+
+
+def app(intake: Intake, *, tokens: Tokens | None = None, limits: Limits | None = None) -> Starlette:
+    """Make a gateway. Without tokens it answers to names of this machine only, and to no web page."""
+    gateway = Gateway(intake, tokens, limits or Limits())
+    guard = Middleware(Guard, hosts=() if tokens is None else None, token=None, embed=False)
+    served = Starlette(routes=[door.route(gateway) for door in DOORS], middleware=[guard])
+    served.state.gateway = gateway
+    return served
+
+
+def _whole_number(values: Any, name: str, limit: int) -> int:
+    text = values.get(name)
+    if text is None:
+        raise Refused(411 if name == "content-length" else 400, f"the request lacks {name}. Nothing was stored.")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 20:
+        raise Refused(400, f"{name} is no whole number. Nothing was stored.")
+    if int(text) > limit:
+        raise Refused(413, f"{name} is {int(text)}, over the limit of {limit}. Nothing was stored.")
+    return int(text)
+
+
+async def _body(request: Request, size: int) -> bytes:
+    """Read exactly what was announced, in good time."""
+    parts: list[bytes] = []
+    have = 0
+
+    async def read() -> None:
+        nonlocal have
+        async for chunk in request.stream():
+            parts.append(chunk)
+            have += len(chunk)
+            if have > size:
+                raise Refused(413, "the body is longer than announced. Nothing was stored.")
+
+    try:
+        await asyncio.wait_for(read(), BODY_SECONDS)
+    except asyncio.TimeoutError as error:
+        raise Refused(408, "the body came too slowly. Nothing was stored. Try again.") from error
+    if have != size:
+        raise Refused(400, "the body is shorter than announced. Nothing was stored.")
+    return b"".join(parts)
+
+
+def _json(value: Any, code: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), code, media_type="application/json")
+
+
+def _refusal(error: Refused) -> Response:
+    headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+    if isinstance(error, Busy):
+        headers["retry-after"] = str(max(1, round(error.seconds)))
+    response = _json({"error": str(error)}, error.status)
+    response.headers.update(headers)
+    return response
+
+
+def _log(request: Request, route: str, status: int, seconds: float, refusal: Refused | None) -> None:
+    """Log refusals and failures; the daily round only when asked for, since it is a line for every batch of every node."""
+    level = logging.DEBUG if status < 400 or status == 409 else logging.WARNING
+    if not logger.isEnabledFor(level):
+        return
+    facts = {
+        "event": "request",
+        "route": route,
+        "status": status,
+        "ms": round(seconds * 1000, 1),
+        "project": request.query_params.get("project", "")[:200] or None,
+        "token": getattr(request.state, "token", None),
+        "peer": request.client.host if request.client else None,
+    }
+    logger.log(level, "%s", refusal or "answered", extra=facts)

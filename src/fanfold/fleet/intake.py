@@ -1,0 +1,281 @@
+"""Where a gateway puts what arrives: run directories like any other, so that every reader works on them as it is.
+
+The bytes themselves say how far a journal goes: no second file that could disagree. Several gateways may work on one
+directory; whoever appends holds the file's lock, and anything torn by a kill is written over by the next try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import JournalError
+from ..journal import blobs, directory
+from ..journal import format as fmt
+from .frames import walk, whole_end
+from .wire import MAX_GAP, Conflict, Piece, Refused, checked_journal, checked_name
+
+REMEMBERED = 20_000
+STALE_PART_SECONDS = 7 * 86400.0
+MAX_HEADER = 1 << 20
+_ZEROS = bytes(1 << 20)
+_OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+_PART = ".part-"
+
+
+class Intake(Protocol):
+    """What a gateway needs of a store. Every call may come again: offsets make repeats harmless."""
+
+    def offset(self, project: str, run: str, journal: str) -> int:
+        """Return how many bytes of a journal are here."""
+
+    def append(self, project: str, piece: Piece) -> int:
+        """Keep a piece and return the new offset; raise Conflict when it belongs elsewhere, Refused when it is not sound."""
+
+    def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:
+        """Return which blobs are not here whole, and how much of each is."""
+
+    def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
+        """Keep a piece of a blob and return the new offset; at `total` its content must match its name."""
+
+    def check(self) -> None:
+        """Raise OSError when nothing can be stored."""
+
+
+class DirectoryIntake:
+    """An intake over a directory of runs. `power`: an answer means that the disk has it, not only the kernel."""
+
+    def __init__(self, root: Path, *, power: bool = True, max_blob: int = 64 << 30) -> None:
+        self.root = root
+        self.power = power
+        self.max_blob = max_blob
+        self._whole: OrderedDict[Path, tuple[int, int]] = OrderedDict()  # journals known to end whole: inode, size
+        self._lock = threading.Lock()
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    # Journals
+
+    def offset(self, project: str, run: str, journal: str) -> int:
+        path, seed = self._journal(project, run, journal)
+        with contextlib.suppress(FileNotFoundError), _locked(path) as fd:
+            return self._end(fd, path, seed)
+        return 0
+
+    def append(self, project: str, piece: Piece) -> int:
+        path, seed = self._journal(project, piece.run, piece.journal)
+        if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP:
+            raise Refused(400, "an offset or gap is out of range. Nothing was stored.")
+        _check_frames(project, piece, seed)
+        if piece.offset == 0:
+            _make_folders(path)
+        try:
+            with _locked(path, create=piece.offset == 0) as fd:
+                return self._append(fd, path, piece, self._end(fd, path, seed))
+        except FileNotFoundError as error:
+            raise Conflict(0) from error
+
+    def _journal(self, project: str, run: str, journal: str) -> tuple[Path, int]:
+        folder = self._run(project, run)
+        _, journal_id = checked_journal(journal)
+        return folder / "journal" / f"{journal}{fmt.SUFFIX}", fmt.seed_of(journal_id)
+
+    def _run(self, project: str, run: str) -> Path:
+        return directory.run_path(self.root, checked_name("project", project), checked_name("run", run))
+
+    def _end(self, fd: int, path: Path, seed: int) -> int:
+        """Return where the last whole frame ends; of a file that was left whole, its size."""
+        found = os.fstat(fd)
+        with self._lock:
+            known = self._whole.get(path) == (found.st_ino, found.st_size)
+        if known or not found.st_size:
+            return found.st_size
+        try:
+            return whole_end(fd, path, found.st_size, seed)
+        except JournalError as error:
+            raise Refused(422, f"the journal that is here cannot be read: {error}. Nothing was added to it.") from error
+
+    def _append(self, fd: int, path: Path, piece: Piece, have: int) -> int:
+        if have != piece.offset:
+            raise Conflict(have)
+        place = have + piece.gap
+        _blank(fd, have, min(place, os.fstat(fd).st_size))
+        _write(fd, piece.data, place)
+        if self.power:
+            os.fdatasync(fd)
+            if not have:
+                _sync_folders(path)
+        self._remember(fd, path, place + len(piece.data))
+        return place + len(piece.data)
+
+    def _remember(self, fd: int, path: Path, end: int) -> None:
+        found = os.fstat(fd)
+        with self._lock:
+            self._whole.pop(path, None)
+            if found.st_size == end:
+                self._whole[path] = (found.st_ino, end)
+            while len(self._whole) > REMEMBERED:
+                self._whole.popitem(last=False)
+
+    # Blobs
+
+    def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:
+        folder = self._run(project, run)
+        return {name: _size(_part(folder, name)) for name in names if not _blob_path(folder, name).is_file()}
+
+    def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
+        folder = self._run(project, run)
+        final, part = _blob_path(folder, name), _part(folder, name)
+        if not 0 <= offset <= offset + len(data) <= total:
+            raise Refused(400, "a blob's piece is out of range. Nothing was stored.")
+        if total > self.max_blob:
+            raise Refused(413, f"a blob of {total} bytes is over this gateway's limit of {self.max_blob}. It was not stored.")
+        if final.is_file():
+            return total
+        self._make_room(part)
+        with _locked(part, create=True) as fd:
+            if final.is_file():
+                part.unlink(missing_ok=True)  # two came at once, and the other was first
+                return total
+            have = os.fstat(fd).st_size
+            if have != offset:
+                raise Conflict(have)
+            _write(fd, data, have)
+            if have + len(data) == total:
+                self._complete(fd, part, final)
+        return offset + len(data)
+
+    def _make_room(self, part: Path) -> None:
+        """Make the folder; when a new part begins, remove those nobody went on with."""
+        _make_folders(part)
+        if not part.exists():
+            for old in part.parent.glob(f"{_PART}*"):
+                if time.time() - old.lstat().st_mtime > STALE_PART_SECONDS:
+                    old.unlink(missing_ok=True)
+
+    def _complete(self, fd: int, part: Path, final: Path) -> None:
+        digest = hashlib.sha256()
+        at = 0
+        while chunk := os.pread(fd, 1 << 20, at):
+            digest.update(chunk)
+            at += len(chunk)
+        if digest.hexdigest() != final.name:
+            part.unlink()
+            raise Refused(422, f"the content does not match its name {final.name}. It was not stored. Send it again.")
+        if self.power:
+            os.fsync(fd)
+        final.parent.mkdir(exist_ok=True, mode=0o700)
+        part.replace(final)
+
+    def check(self) -> None:
+        probe = self.root / f".ready-{os.getpid()}-{threading.get_ident()}"
+        with probe.open("wb") as file:
+            file.write(b"x")
+        probe.unlink()
+
+
+def _check_frames(project: str, piece: Piece, seed: int) -> None:
+    """Refuse anything but whole, sound frames; a header must be about the very journal it came for."""
+    first = piece.offset == 0 and piece.gap == 0
+    end = walk(piece.data, seed, first=first).end
+    if not piece.data or end != len(piece.data):
+        raise Refused(
+            422,
+            f"the bytes at {piece.offset + piece.gap + end} are not whole, sound frames of {piece.journal}. Nothing was stored.",
+        )
+    if first:
+        length = int.from_bytes(piece.data[4:8], "little")
+        _check_header(project, piece, piece.data[fmt.HEAD_SIZE : fmt.HEAD_SIZE + length])
+
+
+def _check_header(project: str, piece: Piece, body: bytes) -> None:
+    rank, journal_id = checked_journal(piece.journal)
+    try:
+        header = fmt.unpack(body) if len(body) <= MAX_HEADER else None
+    except JournalError:
+        header = None
+    expected = {"project": project, "run": piece.run, "rank": rank, "journal": journal_id}
+    if not isinstance(header, dict) or any(header.get(name) != value for name, value in expected.items()):
+        raise Refused(422, f"the header of {piece.journal} is about another journal. Nothing was stored.")
+    match header.get("format"):
+        case [int(major), *_] if major <= fmt.MAJOR:
+            return
+    raise Refused(422, f"{piece.journal} is of a format this gateway cannot read. Nothing was stored. Upgrade the gateway first.")
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, create: bool = False) -> Iterator[int]:
+    """Open a file and hold its lock. The lock belongs to the descriptor, so threads of one process exclude each other, too."""
+    while True:
+        fd = os.open(path, _OPEN | (os.O_CREAT if create else 0), 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if _is_at(fd, path):
+                yield fd
+                return
+        finally:
+            os.close(fd)
+        if not create:
+            raise FileNotFoundError(path)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Tell whether the file still has its name: while we waited, it may have been renamed or deleted."""
+    try:
+        return os.fstat(fd).st_ino == path.lstat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        view, at = view[done:], at + done
+
+
+def _blank(fd: int, start: int, end: int) -> None:
+    """Put zeros where a torn write left bytes; past the end of the file a hole reads as zeros by itself."""
+    while start < end:
+        start += os.pwrite(fd, memoryview(_ZEROS)[: end - start], start)
+
+
+def _make_folders(path: Path) -> None:
+    """Make project, run and the folder inside it, each private to the user."""
+    for folder in reversed(path.parents[:3]):
+        folder.mkdir(exist_ok=True, mode=0o700)
+
+
+def _sync_folders(path: Path) -> None:
+    for folder in path.parents[:4]:
+        with contextlib.suppress(OSError):  # the one above the store may not be ours
+            fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def _blob_path(run: Path, name: str) -> Path:
+    try:
+        return blobs.path_of(run, name)
+    except (JournalError, TypeError) as error:
+        raise Refused(400, f"{error}. Nothing was stored.") from error
+
+
+def _part(run: Path, name: str) -> Path:
+    return run / "blobs" / f"{_PART}{name}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0

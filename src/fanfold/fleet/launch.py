@@ -1,0 +1,71 @@
+"""The forwarder that init() starts: a process of its own, which outlives training and leaves when all is at the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ..journal import directory
+from ..process import digest
+from ..relay.process import clean_environment
+from .client import Client
+from .forwarder import FOLDER
+from .note import Note
+
+IDLE_SECONDS = 10.0
+FINISH_SECONDS = 10.0
+LOOK_SECONDS = 0.05
+MAX_LOG = 8 << 20
+
+
+class Forwarding:
+    """The side that started a forwarder: hurry it, and wait until this rank's journals are at the gateway."""
+
+    def __init__(self, root: Path, server: str) -> None:
+        self.url = Client(server).url  # an address that is none is said here, and not in the forwarder's log
+        self._root = root
+        self._process = self._start(server)
+
+    def _start(self, server: str) -> subprocess.Popen[bytes]:
+        folder = self._root / FOLDER
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = folder / f"{digest(self.url)}.log"
+        with contextlib.suppress(OSError):
+            if log.stat().st_size > MAX_LOG:
+                log.unlink()
+        with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "fanfold", "forward", "--dir", str(self._root), "--idle", str(IDLE_SECONDS), "--started"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**clean_environment(), "FANFOLD_SERVER": server},
+            )
+
+    def wait(self, run: Path, rank: int, timeout: float) -> list[str]:
+        """Wait until what this rank wrote is shipped; return a line that says what is not."""
+        self._hurry()
+        deadline = time.monotonic() + min(timeout, FINISH_SECONDS)
+        while self._left(run, rank):
+            if time.monotonic() >= deadline:
+                again = f"fanfold forward --once --to {self.url}"
+                return [f"{self.url} has not got all of it yet. The forwarder goes on; where it cannot, deliver it with: {again}"]
+            time.sleep(LOOK_SECONDS)
+        return []
+
+    def _hurry(self) -> None:
+        """Wake the forwarder: the end of its input is the sign."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._process.poll()
+
+    def _left(self, run: Path, rank: int) -> bool:
+        note = Note(run, self.url)
+        own = [file for file in directory.journal_files(run) if file.name.startswith(f"{rank}-")]
+        return any(not note.is_over(file) and note.offsets.get(file.stem, -1) < file.stat().st_size for file in own)

@@ -1,0 +1,34 @@
+"""One JSON object a line on stderr: what a gateway or forwarder did, for people and for log collectors. Never a token."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any, TextIO
+
+_KEPT = ("event", "project", "run", "journal", "route", "status", "bytes", "ms", "token", "peer", "offset", "seconds")
+
+
+class JsonLines(logging.Formatter):
+    """Write a record with the facts that came in `extra`. Everything not ASCII is escaped: no name can forge a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        line: dict[str, Any] = {"time": when, "level": record.levelname.lower(), "message": record.getMessage()}
+        line |= {name: value for name in _KEPT if (value := getattr(record, name, None)) is not None}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def to_stream(level: str = "info", stream: TextIO | None = None) -> None:
+    """Send what fanfold and its server library log to a stream, as JSON lines."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in ("fanfold", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        logger.setLevel(level.upper())

@@ -1,0 +1,51 @@
+"""A forwarder's note beside a run: how far each journal was shipped. It only saves questions; the gateway has the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from ..process import digest
+
+FOLDER = "forward"
+
+
+class Note:
+    """Offsets by journal. `over` are those that ended, with the size they had."""
+
+    def __init__(self, run: Path, url: str) -> None:
+        self.path = run / FOLDER / f"{digest(url)}.json"
+        self.url = url
+        self.offsets: dict[str, int] = {}
+        self.over: dict[str, int] = {}
+        self.whole = False  # every journal that was there is over, and every blob is at the gateway
+        self._saved = ""
+        self._load()
+
+    def _load(self) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+            self.offsets = {str(name): int(offset) for name, offset in known["offsets"].items()}
+            self.over = {str(name): int(size) for name, size in known["over"].items()}
+            self.whole = known["whole"] is True
+
+    def is_over(self, journal: Path) -> bool:
+        """Tell whether a journal was shipped to its end, and is as it was then."""
+        try:
+            return self.over.get(journal.stem) == journal.stat().st_size
+        except OSError:
+            return False
+
+    def save(self) -> None:
+        """Replace the file if anything changed; that it cannot be written costs a few questions, no more."""
+        text = json.dumps({"server": self.url, "whole": self.whole, "offsets": self.offsets, "over": self.over})
+        if text == self._saved:
+            return
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(exist_ok=True, mode=0o700)
+            aside = self.path.with_suffix(f".{os.getpid()}")
+            aside.write_text(text, encoding="utf-8")
+            aside.replace(self.path)
+            self._saved = text

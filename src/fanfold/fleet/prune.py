@@ -1,0 +1,69 @@
+"""Delete from a node what its gateway has: only when told, only after asking the gateway, and never what is needed here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from pathlib import Path
+
+from ..errors import JournalError
+from ..journal import Journal, Kind, directory
+from ..relay.cursor import settled
+from .client import Client
+from .following import Following
+from .note import FOLDER
+
+logger = logging.getLogger("fanfold.forwarder")
+UNFINISHED_SECONDS = 86400.0  # a run that did not finish may be resumed, and a resumed run reads its earlier journals
+
+
+def prune(run: Following, client: Client) -> bool:
+    """Delete a run's journals and blobs here if all of them are at the gateway; tell whether they are gone."""
+    files = directory.journal_files(run.path)
+    if not files or any(why_not(file, run, client) for file in files):
+        return False
+    names = [file for folder in (run.path / "blobs").glob("[0-9a-f][0-9a-f]") for file in folder.iterdir()]
+    for start in range(0, len(names), 1000):
+        if client.missing(run.project, run.id, [file.name for file in names[start : start + 1000]]):
+            return False
+    for file in [*files, *names]:
+        file.unlink(missing_ok=True)
+        file.with_name(f"{file.name}.alive").unlink(missing_ok=True)
+    _remove_empty(run.path)
+    logger.info("pruned %d journals, which the gateway has", len(files), extra={"event": "pruned", "run": run.id})
+    return True
+
+
+def why_not(file: Path, run: Following, client: Client) -> str | None:
+    """Return why a journal has to stay, or None."""
+    try:
+        journal = Journal(file)
+        journal.refresh()
+    except (OSError, JournalError) as error:
+        return f"cannot be read: {error}"
+    finished = any(record.data.get("status") == "finished" for record in journal.records(Kind.END))
+    if not finished and time.time() - file.stat().st_mtime < UNFINISHED_SECONDS:
+        return "its run may be resumed"
+    if journal.damaged or journal.tail:
+        return "has damaged bytes, which the gateway does not have"
+    if any(marks.get(file.stem, 0) < journal.verified for marks in _behind(file, run)):
+        return "a tracker has not confirmed it"
+    if client.offset(run.project, run.id, file.stem) < journal.verified:
+        return "the gateway does not have all of it"
+    return None
+
+
+def _behind(file: Path, run: Following) -> list[dict[str, int]]:
+    """Return how far each tracker is; other ranks than 0 go there only where keys are folded, and then count as well."""
+    known = settled(run.path).values()
+    return [marks for marks in known if file.name.startswith("0-") or file.stem in marks]
+
+
+def _remove_empty(run: Path) -> None:
+    """Remove the folders this leaves empty; trackers' own files stay, and so does the run's folder then."""
+    for note in (run / FOLDER).glob("*"):
+        note.unlink(missing_ok=True)
+    for folder in [*(run / "blobs").glob("*"), run / "blobs", run / FOLDER, run / "journal", run]:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

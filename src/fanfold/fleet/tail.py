@@ -1,0 +1,112 @@
+"""One journal, followed from its node: reads on from what the gateway has, whole frames only, never more than a batch."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..journal import Kind
+from ..journal import format as fmt
+from ..journal.format import HEAD_SIZE
+from ..journal.liveness import LOST_SECONDS, is_locked
+from ..process import boot_id
+from .frames import blobs_in, length_at, next_whole, walk
+from .wire import BATCH
+
+TORN_SECONDS = 5.0  # an incomplete frame at the end of a file as young as this is still being written
+FORGOTTEN_SECONDS = 86400.0
+
+
+class Read(NamedTuple):
+    """What comes next of a journal: damaged bytes to leave out, then whole frames, and the blobs they may name."""
+
+    gap: int
+    data: bytes
+    blobs: set[str]
+
+
+class Tail:
+    """How far one journal is shipped, and whether there can be more."""
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        self.path = path
+        self.name = path.stem
+        self.header = header
+        self.seed = fmt.seed_of(fmt.check_id(self.name.rpartition("-")[2]))
+        self.offset: int | None = None  # what the gateway has; None: not asked yet
+        self.size = 0
+        self.hold_until = 0.0  # refused for good: asked again much later
+        self._last = 0
+        self._stuck = (-1, -1)  # offset and size at which nothing whole was found
+
+    def look(self) -> bool:
+        """Tell whether there may be something to ship."""
+        try:
+            self.size = self.path.stat().st_size
+        except OSError:
+            return False
+        if self.hold_until > time.monotonic():
+            return False
+        return self.offset is None or (self.offset < self.size and self._stuck != (self.offset, self.size))
+
+    def read(self, limit: int = BATCH) -> Read | None:
+        """Read whole frames from the offset on, about `limit` bytes, or one frame that is longer; None: nothing whole yet."""
+        at = offset = self.offset or 0
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                read = self._read_at(file.fileno(), at, limit)
+                if read is None and self._is_young(file.fileno(), at):
+                    return None
+                if read is None:
+                    at = next_whole(self.path, offset) or offset
+                    read = self._read_at(file.fileno(), at, limit) if at > offset else None
+        except OSError:
+            return None
+        if read is None:
+            self._stuck = (offset, self.size)
+            return None
+        return Read(at - offset, *read)
+
+    def _read_at(self, fd: int, at: int, limit: int) -> tuple[bytes, set[str]] | None:
+        data = os.pread(fd, limit, at)
+        walked = walk(data, self.seed, first=at == 0)
+        length = length_at(data[:HEAD_SIZE])
+        if not walked.end and length is not None and length > len(data):
+            data = os.pread(fd, length, at)
+            walked = walk(data, self.seed, first=at == 0)
+        self._last = walked.last
+        return (data[: walked.end], blobs_in(data, walked)) if walked.end else None
+
+    def _is_young(self, fd: int, at: int) -> bool:
+        """Tell a frame that is still being written from damage: it is cut off by the end of the file, and young."""
+        size = os.fstat(fd).st_size
+        length = length_at(os.pread(fd, HEAD_SIZE, at))
+        short = at + HEAD_SIZE > size or (length is not None and at + length > size)
+        return short and time.time() - os.fstat(fd).st_mtime < TORN_SECONDS
+
+    def is_over(self) -> bool:
+        """Tell whether the writer is gone, and all it wrote is shipped."""
+        if not self.path.exists():
+            return True
+        gone = self._is_gone()  # asked first: what it wrote before it went is then there to be seen
+        return gone and self.offset is not None and self.hold_until == 0.0 and not self.look() and not self._is_torn()
+
+    def _is_torn(self) -> bool:
+        """Tell whether there are bytes behind the offset that were not judged yet."""
+        return self.offset is not None and self.offset < self.size and self._stuck != (self.offset, self.size)
+
+    def _is_gone(self) -> bool:
+        if self.header.get("boot") == boot_id():
+            return self._has_left()
+        age = time.time() - self.path.stat().st_mtime  # a process of another node, on a shared filesystem
+        return age > (LOST_SECONDS if self._last == Kind.END else FORGOTTEN_SECONDS)
+
+    def _has_left(self) -> bool:
+        """Tell whether a process of this node let go of its journal, and its spool (if any) is brought home."""
+        spool = self.header.get("spool")
+        home = Path(str(spool)) / self.path.name if spool else self.path
+        if is_locked(Path(f"{home}.alive")):
+            return False
+        return not spool or not home.exists() or home.stat().st_size <= self.size

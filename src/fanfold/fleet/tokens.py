@@ -1,0 +1,142 @@
+"""Who may do what at a gateway: bearer tokens for projects, to read or to write, kept only as hashes in a private file."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..errors import SettingError
+
+FILE_NAME = ".tokens.json"
+READ, WRITE = "read", "write"
+SCOPES = (READ, WRITE)
+ALL = "*"
+_PREFIX = "ffk"  # tells secret scanners, and people, what it is
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token: everything but itself. 32 random bytes cannot be guessed, so one round of a hash keeps them."""
+
+    id: str
+    name: str
+    hash: str
+    projects: tuple[str, ...]
+    scopes: tuple[str, ...]
+    created: float
+    expires: float | None = None
+
+    def allows(self, scope: str, project: str) -> bool:
+        """Tell whether this token may do that with that project (`*`: with all of them)."""
+        return scope in self.scopes and (ALL in self.projects or project in self.projects)
+
+    @property
+    def expired(self) -> bool:
+        return self.expires is not None and self.expires <= time.time()
+
+
+class Tokens:
+    """The file of tokens, read again whenever it changes: a revoked token ends at once, at every gateway."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._known: dict[str, Token] = {}
+
+    def all(self) -> list[Token]:
+        self._refresh()
+        return list(self._known.values())
+
+    def find(self, word: str) -> Token | None:
+        """Return whose token this is, or None."""
+        self._refresh()
+        prefix, _, rest = word.partition("_")
+        found = self._known.get(rest.partition("_")[0]) if prefix == _PREFIX else None
+        same = hmac.compare_digest(_hash(word), found.hash if found else _hash(""))
+        return found if found is not None and same and not found.expired else None
+
+    def create(
+        self, name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None
+    ) -> tuple[Token, str]:
+        """Make a token; return it, and the only copy of its secret."""
+        _check(projects, scopes)
+        id, now = secrets.token_hex(4), time.time()
+        word = f"{_PREFIX}_{id}_{secrets.token_urlsafe(32)}"
+        expires = None if seconds is None else now + seconds
+        token = Token(id, name, _hash(word), tuple(projects), tuple(scopes), now, expires)
+        with self._changing():
+            self._known[id] = token
+        return token, word
+
+    def revoke(self, id: str) -> Token:
+        """Take a token back."""
+        with self._changing():
+            if id not in self._known:
+                raise SettingError(
+                    f"there is no token {id!r}. Nothing was revoked. `fanfold token list` shows them: {', '.join(self._known)}."
+                )
+            return self._known.pop(id)
+
+    def _refresh(self) -> None:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            self._seen, self._known = None, {}
+            return
+        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if seen == self._seen:
+            return
+        if found.st_mode & 0o077:
+            raise SettingError(f"others can read {self.path}. No token is taken from it. Run: chmod 600 {self.path}")
+        self._known = _read(self.path)
+        self._seen = seen
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Read, change and replace the file, one at a time."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._refresh()
+            yield
+            aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+                json.dump({"tokens": [asdict(token) for token in self._known.values()]}, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(self.path)
+        finally:
+            self._seen = None
+            os.close(lock)
+
+
+def _hash(word: str) -> str:
+    return hashlib.sha256(word.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _check(projects: Sequence[str], scopes: Sequence[str]) -> None:
+    if not projects or not all(project.strip() for project in projects):
+        raise SettingError("a token needs a project. None was made. Name one with --for PROJECT, or '*' for all.")
+    if not scopes or set(scopes) - set(SCOPES):
+        raise SettingError(f"a token needs a scope. None was made. Known: {', '.join(SCOPES)}.")
+
+
+def _read(path: Path) -> dict[str, Token]:
+    try:
+        listed = [
+            Token(**{**row, "projects": tuple(row["projects"]), "scopes": tuple(row["scopes"])})
+            for row in json.loads(path.read_text(encoding="utf-8"))["tokens"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"{path} is no file of tokens: {error}. Nobody is let in. Restore it, or make new tokens.") from error
+    return {token.id: token for token in listed}

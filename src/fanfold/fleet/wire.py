@@ -1,0 +1,105 @@
+"""What travels between forwarder and gateway: pieces of journals, many to a request, packed and compressed.
+
+Both ends use this file. What arrives is untrusted: names are checked, and nothing is unpacked beyond the size announced.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import FanfoldError
+from .frames import MAX_FRAME
+
+BATCH = 1 << 20  # a request holds about this much, or one frame that is larger
+MAX_RAW = MAX_FRAME + BATCH + (1 << 16)
+MAX_PIECES = 4096
+MAX_GAP = 1 << 30
+MAX_NAME = 1000
+LENGTH = "x-fanfold-length"  # how long the body is once unpacked
+APPEND, OFFSET, MISSING, BLOB, RUNS = "/v1/append", "/v1/offset", "/v1/missing", "/v1/blob", "/v1/runs"
+_JOURNAL = re.compile(r"(0|[1-9][0-9]{0,8})-([0-9a-f]{16})")
+
+
+class Refused(FanfoldError):
+    """A request the gateway does not take, and the status that says so."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Conflict(FanfoldError):
+    """Bytes that belong elsewhere: `offset` is what the gateway has."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"the gateway has {offset} bytes")
+        self.offset = offset
+
+
+class Piece(msgspec.Struct, array_like=True, frozen=True):
+    """Whole frames of one journal: where they stand, and how many damaged bytes lie before them."""
+
+    run: str
+    journal: str
+    offset: int
+    gap: int
+    data: bytes
+
+
+_decoder = msgspec.msgpack.Decoder(list[Piece])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(pieces: Sequence[Piece]) -> tuple[bytes, int]:
+    """Pack pieces; return the body, and how long it is unpacked."""
+    raw = _encoder.encode(pieces)
+    return zlib.compress(raw, 1), len(raw)
+
+
+def decode(body: bytes, length: int) -> list[Piece]:
+    """Unpack a body of exactly `length` bytes; anything else is refused before it takes memory."""
+    pieces = _parsed(unpack(body, length))
+    if not pieces or len(pieces) > MAX_PIECES:
+        raise Refused(400, f"a request holds 1 to {MAX_PIECES} pieces, this one {len(pieces)}. Nothing was stored.")
+    return pieces
+
+
+def _parsed(raw: bytes) -> list[Piece]:
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(400, f"the body does not hold pieces of journals: {error}. Nothing was stored.") from error
+
+
+def unpack(body: bytes, length: int) -> bytes:
+    """Decompress, never to more than was announced."""
+    unpacker = zlib.decompressobj()
+    try:
+        raw = unpacker.decompress(body, length + 1)
+    except zlib.error as error:
+        raise Refused(400, f"the body is not compressed as it should be: {error}. Nothing was stored.") from error
+    if len(raw) != length or not unpacker.eof or unpacker.unused_data:
+        raise Refused(400, f"the body does not unpack to the {length} bytes it announces. Nothing was stored.")
+    return raw
+
+
+def checked_name(what: str, name: Any) -> str:
+    """Return the name of a project or run if it is one; as a path it is percent-encoded later."""
+    if not isinstance(name, str) or not name.strip() or "\0" in name or len(name) > MAX_NAME:
+        raise Refused(400, f"the {what} is no name: a text of 1 to {MAX_NAME} characters. Nothing was stored.")
+    return name
+
+
+def checked_journal(name: Any) -> tuple[int, str]:
+    """Return the rank and id in a journal's name, `3-0123456789abcdef`."""
+    match = _JOURNAL.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        raise Refused(
+            400, f"{str(name)[:60]!r} is not the name of a journal: rank, dash, 16 hexadecimal digits. Nothing was stored."
+        )
+    return int(match[1]), match[2]

@@ -1,0 +1,59 @@
+"""Run a program that profiles itself, and read back what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fanfold
+
+HEAD = """
+import json, os, sys, threading
+import fanfold
+def begin(ops, **more):
+    return fanfold.init("p", ops=ops, system=False, quiet=True, **more)
+"""
+
+
+def program(tmp_path: Path, code: str) -> Path:
+    """Write a program to a file: TorchScript reads sources."""
+    path = tmp_path / f"program{len(list(tmp_path.glob('program*')))}.py"
+    path.write_text(HEAD + code)
+    return path
+
+
+def start(path: Path, *launcher: str, **env: str) -> subprocess.Popen:
+    command = [sys.executable, *launcher, str(path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env})
+
+
+def run(path: Path, *launcher: str, timeout: float = 150, **env: str) -> tuple[str, str]:
+    """Run it to its end and return what it printed."""
+    process = start(path, *launcher, **env)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"the program hangs: {process.communicate()}") from None
+    assert process.returncode == 0, err
+    return out, err
+
+
+def stored(runs_dir: Path):
+    (found,) = fanfold.runs(dir=runs_dir)
+    return found
+
+
+def count(rows, op, **where) -> int:
+    return sum(row["count"] for row in rows if row["op"] == op and all(row[name] == value for name, value in where.items()))
+
+
+def said(err: str, what: str) -> int:
+    return err.count(what)
+
+
+def last_json(out: str):
+    return json.loads(out.strip().splitlines()[-1])

@@ -1,0 +1,72 @@
+"""API usage: which keys a process used, once each; model files written and read; one's own keys; the question across runs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ops_child import program, run, stored
+
+import fanfold
+from fanfold.probes.native import build
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built():
+    build.build()
+
+
+USED = """
+fanfold.log_api_usage_once("mine.early")
+run = begin({"every": 1})   # before torch is imported
+import torch
+model = torch.nn.Linear(2, 2); torch.optim.SGD(model.parameters(), 0.1)
+torch.save(model.state_dict(), "weights.pt"); torch.save(model.state_dict(), "weights.pt"); torch.load("weights.pt")
+torch.jit.save(torch.jit.trace(model, torch.ones(1, 2)), "traced.pt")
+for _ in range(3): fanfold.log_api_usage_once("mine.fit")
+run.finish()
+"""
+
+
+def test_keys_are_recorded_once_and_files_each_time(runs_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(program(tmp_path, USED))
+    found = stored(runs_dir).usage()
+    keys = [record["key"] for record in found if not record["data"]]
+    assert len(keys) == len(set(keys))
+    assert {"torch.python.import", "python.nn_module", "python.optimizer", "torch.save", "torch.load", "torch.jit.save", "mine.early", "mine.fit"} <= set(keys)
+    written = [record["data"] for record in found if record["key"] == "pytorch.stream.writer.metadata"]
+    assert [data["file_name"] for data in written].count("weights") == 2  # each save, though the key counts once
+    assert all(int(data["file_size"]) > 0 and data["serialization_id"] for data in written if data["file_name"] == "weights")
+    assert any(record["key"] == "pytorch.stream.reader.metadata" for record in found)
+    asked = [sys.executable, "-m", "fanfold", "usage", "--json"]
+    (who,) = json.loads(subprocess.run([*asked, "--api", "torch.jit.save"], capture_output=True, text=True, check=True).stdout)
+    assert (who["run"], who["processes"]) == (stored(runs_dir).id, 1)
+    assert who["versions"]["torch"].startswith("2.")
+    files = json.loads(subprocess.run([*asked, "--files"], capture_output=True, text=True, check=True).stdout)
+    assert {(row["file_name"], row["how"]) for row in files} >= {("weights", "written"), ("weights", "read")}
+    assert subprocess.run([*asked, "--api", "torch.never"], capture_output=True, text=True).returncode == 1
+
+
+def test_ones_own_keys_need_neither_torch_nor_a_profile(runs_dir, tmp_path):
+    code = """
+run = begin(False)
+for _ in range(3): fanfold.log_api_usage_once("mine.fit")
+run.finish()
+assert "torch" not in sys.modules
+"""
+    run(program(tmp_path, code))
+    assert [(record["key"], record["rank"]) for record in stored(runs_dir).usage()] == [("mine.fit", 0)]
+
+
+def test_usage_across_runs_names_each(runs_dir, tmp_path):
+    code = 'run = begin(False, name=sys.argv[1])\nfanfold.log_api_usage_once("old.api")\nrun.finish()'
+    path = program(tmp_path, code)
+    for name in ("a", "b"):
+        subprocess.run([sys.executable, str(path), name], check=True)
+    assert len(fanfold.runs(dir=runs_dir)) == 2
+    asked = [sys.executable, "-m", "fanfold", "usage", "--json", "--project", "p", "--api", "old.*"]
+    rows = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    assert sorted(row["name"] for row in rows) == ["a", "b"]

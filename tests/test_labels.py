@@ -1,0 +1,118 @@
+"""Labels: they follow forward, asynchronous forks and backward, and never get in the way of torch.profiler."""
+
+import sys
+
+import pytest
+from ops_child import program, run, stored
+
+from fanfold.probes.native import build
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built():
+    build.build()
+
+
+FOLLOWS = """
+import torch
+@torch.jit.script
+def inner(x): return x.sinh()
+@torch.jit.script
+def outer(x):
+    task = torch.jit.fork(inner, x)
+    return torch.jit.wait(task)
+run = begin({"every": 1})
+with fanfold.label(model="encoder"):
+    torch.ones(2).tan()
+    with fanfold.label(request=42): torch.ones(2).cos()
+    outer(torch.ones(2))
+torch.ones(2).cosh()
+x = torch.ones(2, requires_grad=True)
+with fanfold.label(model="forward"): y = x.exp().sum()
+with fanfold.label(model="backward"): y.backward()
+def elsewhere(): torch.ones(2).atan()
+with fanfold.label(model="here"):
+    thread = threading.Thread(target=elsewhere); thread.start(); thread.join()
+try:
+    with fanfold.label(model="gone"): raise KeyError
+except KeyError: pass
+torch.ones(2).erf()
+run.finish()
+"""
+
+
+def test_a_label_follows_what_is_done_in_its_name(runs_dir, tmp_path):
+    run(program(tmp_path, FOLLOWS))
+    labels = {}
+    for row in stored(runs_dir).ops():
+        labels.setdefault(row["op"], set()).add(row["label"])
+    assert labels["aten::tan"] == {"model=encoder"}
+    assert labels["aten::cos"] == {"model=encoder,request=42"}
+    assert labels["aten::sinh"] == {"model=encoder"}  # on a thread of torch's own
+    assert labels["aten::cosh"] == labels["aten::erf"] == {""}
+    assert labels["aten::exp"] == {"model=forward"}
+    assert labels["ExpBackward0"] == {"model=backward"}  # the label at backward(), not at forward
+    assert labels["aten::atan"] == {""}  # a new Python thread starts without
+
+
+ORDERS = """
+import torch
+from torch.profiler import profile, ProfilerActivity
+def profiler(): return profile(activities=[ProfilerActivity.CPU])
+run = begin({"every": 1})
+first = profiler(); first.start()
+with fanfold.label(model="under"):
+    torch.ones(2).tan()
+    first.stop()
+    torch.ones(2).cos()
+with fanfold.label(model="around"):
+    second = profiler(); second.start(); torch.ones(2).sinh()
+torch.ones(2).cosh(); second.stop()
+with profiler():
+    with fanfold.label(model="inside"): torch.ones(2).erf()
+third = profiler(); third.start()
+with fanfold.label(model="late"):
+    x = torch.ones(2, requires_grad=True); x.exp().sum().backward()
+third.stop()
+run.finish()
+assert "aten::sinh" in {event.name for event in second.events()}
+"""
+
+
+def test_labels_and_profilers_come_and_go_in_any_order(runs_dir, tmp_path):
+    run(program(tmp_path, ORDERS))
+    labels = {}
+    for row in stored(runs_dir).ops():
+        labels.setdefault(row["op"], set()).add(row["label"])
+    expected = {"aten::tan": "under", "aten::cos": "under", "aten::sinh": "around", "aten::erf": "inside", "ExpBackward0": "late"}
+    assert {op: labels[op] for op in expected} == {op: {f"model={name}"} for op, name in expected.items()}
+    assert labels["aten::cosh"] == {""}
+
+
+MANY = """
+import torch
+run = begin({"every": 1})
+for i in range(400):
+    with fanfold.label(request=i): torch.ones(2).tan()
+run.finish()
+"""
+
+
+def test_too_many_labels_are_said_and_counted_together(runs_dir, tmp_path):
+    _, err = run(program(tmp_path, MANY))
+    assert err.count("more than 254 different labels") == 1
+    tan = {row["label"]: row["count"] for row in stored(runs_dir).ops() if row["op"] == "aten::tan"}
+    assert sum(tan.values()) == 400
+    assert tan["(other labels)"] > 100
+    assert tan["request=7"] == 1
+
+
+def test_without_a_profile_a_label_costs_nothing_and_needs_no_torch(tmp_path):
+    code = """
+for _ in range(3):
+    with fanfold.label(model="m"): pass
+assert "torch" not in sys.modules
+"""
+    run(program(tmp_path, code))

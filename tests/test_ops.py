@@ -1,0 +1,398 @@
+"""The operator profile: what it counts, exactly, on real torch; windows, sampling, workers, kills, full tables, fallbacks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from ops_child import count, last_json, program, run, start, stored
+
+import fanfold
+from fanfold.errors import SettingError
+from fanfold.probes import image
+from fanfold.probes import ops as probe
+from fanfold.probes.native import build
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built():
+    """Build the library once, beside its sources, as a wheel has it."""
+    build.build()
+
+
+EXACT = """
+import torch
+@torch.library.custom_op("mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x.clone() * 2
+@torch.jit.script
+def scripted(x):
+    return x.sinh()
+run = begin({"every": 1})
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(20):
+    optimizer.zero_grad()
+    with torch.profiler.record_function("my range"):
+        model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+for _ in range(7):
+    twice(torch.ones(2)); scripted(torch.ones(2))
+def elsewhere():
+    for _ in range(5): torch.ones(2).tan()
+thread = threading.Thread(target=elsewhere); thread.start(); thread.join()
+with torch.inference_mode():
+    torch.ones(2).cosh()
+@torch.compile(backend="eager")
+def compiled(x): return x.atan() + 1
+for _ in range(4): compiled(torch.ones(3))
+live = sum(row["count"] for row in run.ops() if row["op"] == "aten::linear")
+run.finish()
+print(json.dumps({"live": live, "left": os.listdir(run.path / "ops")}))
+"""
+
+
+def test_every_call_is_counted_with_its_scope_and_thread(runs_dir, tmp_path):
+    out, err = run(program(tmp_path, EXACT))
+    rows = stored(runs_dir).ops()
+    assert last_json(out) == {"live": 20, "left": []}  # seen while it ran; at the end the journal has it all
+    assert count(rows, "aten::linear", scope="forward", thread="main") == 20
+    assert count(rows, "AddmmBackward0", scope="backward") == 20
+    assert count(rows, "aten::mm") == count(rows, "aten::mm", scope="backward")  # forward calls addmm
+    assert count(rows, "my range", scope="user", kind="range") == 20
+    assert count(rows, "Optimizer.step#SGD.step", scope="user", kind="optimizer") == 20
+    assert count(rows, "mine::twice") == 7
+    assert count(rows, "aten::sinh") == 7
+    assert count(rows, "scripted", scope="torchscript") == 7
+    assert count(rows, "aten::tan", thread="thread") == count(rows, "aten::tan") == 5
+    assert count(rows, "aten::cosh") == 1
+    regions = [row for row in rows if row["kind"] == "compiled region"]
+    assert sum(row["count"] for row in regions) >= 4
+    assert any(row["op"].startswith("Torch-Compiled Region") for row in regions)
+    assert all(row["scale"] == 1.0 for row in rows)
+
+
+def test_times_nest_and_quantiles_stay_within(runs_dir, tmp_path):
+    run(program(tmp_path, EXACT.partition("for _ in range(7)")[0] + "run.finish()"))
+    rows = stored(runs_dir).ops()
+    (linear,) = [row for row in rows if row["op"] == "aten::linear"]
+    (addmm,) = [row for row in rows if row["op"] == "aten::addmm"]
+    assert addmm["total_ns"] < linear["total_ns"]
+    assert 0 < linear["self_ns"] <= linear["total_ns"] - addmm["total_ns"]
+    assert 0 < linear["p50_ns"] <= linear["p99_ns"] <= linear["max_ns"] <= linear["total_ns"]
+    assert sum(linear["hist"].values()) == 20
+
+
+TRAIN = """
+import torch
+run = begin({ops})
+model = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(model.parameters(), 1e-3); x = torch.ones(4, 8)
+for _ in range({steps}):
+    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+run.finish()
+"""
+
+
+def test_windows_observe_whole_steps_and_say_what_they_stand_for(runs_dir, tmp_path):
+    run(program(tmp_path, TRAIN.format(ops={"every": 50, "window": 2}, steps=1000)))
+    rows = stored(runs_dir).ops()
+    (linear,) = [row for row in rows if row["op"] == "aten::linear"]
+    assert 40 <= linear["count"] <= 41  # two of each fifty, and the third step
+    assert linear["count"] * linear["scale"] == pytest.approx(1000)
+    assert count(rows, "AddmmBackward0") == linear["count"]
+    (step,) = [row for row in rows if row["op"] == "Optimizer.step#SGD.step"]
+    assert (step["count"], step["scale"]) == (1000, 1.0)  # ranges are always seen
+    assert 0 < step["self_ns"] < step["total_ns"]  # from the windows, where what happens inside is seen
+
+
+def test_a_short_run_shows_its_third_step(runs_dir, tmp_path):
+    run(program(tmp_path, TRAIN.format(ops=True, steps=5)))
+    assert count(stored(runs_dir).ops(), "aten::linear") in (1, 2)  # two if the random phase falls there
+
+
+SAMPLED = """
+import torch
+from fanfold.probes import image, ops
+from fanfold.probes.native import library
+run = begin({"sampling": 0.05})
+picks, L = [], library.current()
+x = torch.ones(2)
+for i in range(4000):
+    x.tan()
+    if i < 400:
+        picks.append(sum(r["count"] for r in image.parse(image.take(L)).rows if r["op"] == "aten::tan"))
+run.finish()
+print(json.dumps(picks))
+"""
+
+
+def test_sampling_picks_other_calls_in_each_process(runs_dir, tmp_path):
+    path = program(tmp_path, SAMPLED)
+    first, second = (last_json(run(path)[0]) for _ in range(2))
+    assert first != second
+    runs = fanfold.runs(dir=runs_dir)
+    for row in (row for one in runs for row in one.ops() if row["op"] == "aten::tan"):
+        assert row["scale"] == pytest.approx(20)
+        assert 100 < row["count"] < 320  # 200 expected; six standard deviations
+        assert (row["scope"], row["self_ns"]) == ("sampled", 0)
+
+
+WORKERS = """
+import multiprocessing, torch
+class Items(torch.utils.data.Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, i): return torch.ones(2).asinh()
+def forked():
+    for _ in range(11): torch.ones(2).acosh()
+def spawned(dir, id):
+    run = fanfold.init("p", ops={"every": 1}, id=id, system=False, quiet=True)
+    for _ in range(13): torch.ones(2).atanh()
+    run.finish()
+if __name__ == "__main__":
+    run = begin({"every": 1})
+    for _ in range(2):
+        for batch in torch.utils.data.DataLoader(Items(), batch_size=4, num_workers=2): batch.tan()
+    child = multiprocessing.get_context("fork").Process(target=forked); child.start(); child.join()
+    child = multiprocessing.get_context("spawn").Process(target=spawned, args=("", run.id)); child.start(); child.join()
+    assert child.exitcode == 0
+    run.finish()
+    print(json.dumps(os.listdir(run.path / "ops")))
+"""
+
+
+def test_workers_forked_and_spawned_children_count_their_own(runs_dir, tmp_path):
+    out, _ = run(program(tmp_path, WORKERS))
+    rows = stored(runs_dir).ops()
+    assert count(rows, "aten::asinh", role="worker") == count(rows, "aten::asinh") == 80
+    assert count(rows, "aten::acosh", role="worker") == 11
+    assert count(rows, "aten::tan", role="main") == count(rows, "aten::tan") == 20
+    assert count(rows, "aten::atanh", role="main") == 13
+    (stall,) = [row for row in rows if row["kind"] == "data"]
+    assert stall["count"] == 22  # each epoch asks once more than it has batches
+    assert last_json(out) == []  # the files of those that ended are folded into the journal
+
+
+RANKS = """
+import torch, torch.distributed as dist
+run = begin({"every": 1})
+dist.init_process_group("gloo")
+x = torch.ones(4)
+for _ in range(3 + dist.get_rank()): x.tan()
+for _ in range(6): dist.all_reduce(x)
+dist.destroy_process_group()
+run.finish()
+"""
+
+
+def test_ranks_and_collectives(runs_dir, tmp_path):
+    run(program(tmp_path, RANKS), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    rows = stored(runs_dir).ops()
+    assert [count(rows, "aten::tan", rank=rank) for rank in (0, 1)] == [3, 4]
+    assert [count(rows, "c10d::allreduce_", rank=rank, kind="collective") for rank in (0, 1)] == [6, 6]
+    assert count(rows, "gloo:all_reduce", kind="collective") == 12
+
+
+KILLED = """
+import torch
+run = begin({"every": 1})
+for _ in range(500): torch.ones(2).cosh()
+fanfold.log_api_usage_once("killed.api")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_rows_survive_a_kill(runs_dir, tmp_path):
+    process = subprocess.Popen([sys.executable, str(program(tmp_path, KILLED))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    found = stored(runs_dir)
+    assert found.status == "killed"
+    assert count(found.ops(), "aten::cosh") == 500
+    assert "killed.api" in {record["key"] for record in found.usage()}
+
+
+FULL = """
+import torch
+run = begin({"every": 1, "rows": 16})
+for i in range(100):
+    with torch.profiler.record_function(f"request {i}"): torch.ones(2).tan()
+run.finish()
+"""
+
+
+def test_a_full_table_is_said_and_counted(runs_dir, tmp_path):
+    _, err = run(program(tmp_path, FULL))
+    assert err.count("operator table is full: it holds 16 rows") == 1
+    found = stored(runs_dir)
+    assert len(found.ops()) == 16
+    assert count(found.ops(), "aten::tan") == 100  # rows it has stay exact
+    from fanfold.store.ops import tables
+
+    (table,) = tables(found)
+    assert table.facts["overflow"] > 80
+
+
+LOAD = """
+import torch
+from fanfold.probes.native import library
+run = begin({"every": 1000})
+L = library.current()
+stop = threading.Event()
+def work():
+    x = torch.ones(8, requires_grad=True)
+    while not stop.is_set(): (x * 2).sum().backward()
+def toggle():
+    for i in range(2000): L.ff_window(i % 2)
+threads = [threading.Thread(target=work) for _ in range(4)]
+toggles = [threading.Thread(target=toggle) for _ in range(4)]
+for t in threads + toggles: t.start()
+codes = []
+for _ in range(10):
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(200): torch.ones(2).erf()
+        os._exit(0)
+    codes.append(os.waitpid(pid, 0)[1])
+for t in toggles: t.join()
+stop.set()
+for t in threads: t.join()
+L.ff_window(1)
+for _ in range(30): torch.ones(2).erfc()
+run.finish()
+print(json.dumps(codes))
+"""
+
+
+def test_callbacks_come_and_go_under_load_and_forks(runs_dir, tmp_path):
+    out, _ = run(program(tmp_path, LOAD))
+    assert last_json(out) == [0] * 10
+    rows = stored(runs_dir).ops()
+    assert count(rows, "aten::erfc") == 30
+    for row in rows:
+        assert sum(row["hist"].values()) == row["count"]
+
+
+FALLBACK = """
+import torch
+from fanfold.probes.native import library
+{break_it}
+run = begin({{"every": 1, "inputs": {inputs}}})
+model = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(6):
+    optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
+run.finish()
+"""
+BREAKS = {
+    "unknown torch": ('library.torch_version = lambda: "9.9.0"', False, "torch 9.9.0 is not among the versions"),
+    "self-test": ('library.self_test = lambda library: "nothing was seen"', False, "self-test on torch"),
+    "no compiler": ('from fanfold.probes.native import build; build.compiler = lambda: None', True, "no C++ compiler was found"),
+}
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_without_the_native_part_profiler_windows_serve(how, runs_dir, tmp_path):
+    break_it, inputs, reason = BREAKS[how]
+    _, err = run(program(tmp_path, FALLBACK.format(break_it=break_it, inputs=inputs)))
+    assert err.count("the native operator probe is off") == 1
+    assert reason in err
+    rows = stored(runs_dir).ops()
+    (linear,) = [row for row in rows if row["op"] == "aten::linear"]
+    assert (linear["count"], linear["scale"]) == (3, 2.0)  # every other step
+    assert count(rows, "AddmmBackward0", scope="backward") == 3
+    if inputs:
+        assert any("[4, 8]" in row["inputs"] for row in rows if row["op"] == "aten::linear")
+
+
+INPUTS = """
+import torch
+run = begin({"every": 1, "inputs": True})
+for size in (3, 5):
+    for _ in range(4): torch.nn.functional.linear(torch.ones(2, size), torch.ones(6, size))
+torch.ones(2, dtype=torch.int64).neg()
+run.finish()
+"""
+
+
+def test_inputs_tell_shapes_and_dtypes_apart(runs_dir, tmp_path):
+    _, err = run(program(tmp_path, INPUTS), timeout=280)
+    assert "native operator probe is off" not in err
+    rows = stored(runs_dir).ops()
+    assert count(rows, "aten::linear", inputs="Float[2,3] Float[6,3]") == 4
+    assert count(rows, "aten::linear", inputs="Float[2,5] Float[6,5]") == 4
+    assert count(rows, "aten::neg", inputs="Long[2]") == 1
+
+
+TRACED = """
+import torch
+run = begin(True)
+model = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+print("ready", flush=True)
+while not any(name.startswith("trace-") and name.endswith("rank0.json") for name in os.listdir(run.path / "ops")):
+    optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
+run.finish()
+"""
+
+
+def test_a_running_job_is_traced_on_request(runs_dir, tmp_path):
+    process = start(program(tmp_path, TRACED))
+    try:
+        assert process.stdout.readline() == "ready\n"
+        asked = [sys.executable, "-m", "fanfold", "ops", "trace", "-", "--steps", "3", "--json"]
+        told = json.loads(subprocess.run(asked, capture_output=True, text=True, timeout=120, check=True).stdout)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    (file,) = told["traces"]
+    with open(file) as trace:
+        names = [event.get("name") for event in json.load(trace)["traceEvents"]]
+    assert names.count("Optimizer.step#SGD.step") == 3
+    assert "aten::linear" in names
+
+
+def test_options_that_cannot_be_are_refused_before_anything_is_written(tmp_path):
+    for wrong in ({"windw": 1}, {"every": 0}, {"sampling": 2.0}, {"window": 5, "every": 2}, {"sampling": 0.1, "inputs": True}, 7):
+        with pytest.raises(SettingError):
+            fanfold.init("p", dir=tmp_path / "none", ops=wrong)
+    assert not (tmp_path / "none").exists()
+
+
+class Table:
+    """A counter that has a table of any size."""
+
+    id = "0" * 16
+
+    def __init__(self, size):
+        self.size = size
+
+    def start(self): ...
+    def stop(self): ...
+    def done(self): ...
+
+    def snapshot(self):
+        return {"id": self.id, "table": bytes(self.size)}
+
+
+@pytest.mark.parametrize("size", [4_000, 200_000])
+def test_an_hour_of_snapshots_stays_below_a_megabyte(size, tmp_path):
+    now, written = [0.0], []
+    watch = probe.OpsProbe(Table(size), lambda facts: written.append(facts) or True, probe.Options(usage=False), folder=tmp_path, rank=0, clock=lambda: now[0])
+    while now[0] < 3600:
+        now[0] += 1
+        watch.tick()
+    assert 1 <= len(written) <= 60
+    assert sum(len(facts["table"]) for facts in written[1:]) <= 1_000_000
+
+
+def test_a_damaged_table_is_no_table(tmp_path):
+    for data in (b"", b"x" * 200_000, image.MAGIC + b"\xff" * 200_000):
+        with pytest.raises(image.NotATable):
+            image.parse(image.from_file(data))
+    with pytest.raises(image.NotATable):
+        image.unpack(b"not zlib")

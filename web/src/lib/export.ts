@@ -1,0 +1,68 @@
+// A chart as a file: the picture with its title and legend, or the numbers it shows.
+import { draw, type Line, type Look } from './chart';
+import type { Frame, View } from './scale';
+import { SvgContext } from './svg';
+
+export interface Shown { title: string; axis: string; frame: Frame; view: View; lines: Line[]; look: Look; nameOf: (id: string) => string }
+const HEAD = 26, ROW = 16, LEGEND = 12;
+
+export async function saveChart(kind: 'PNG' | 'SVG' | 'CSV', shown: Shown): Promise<void> {
+  const name = shown.title.replace(/[^\w.=-]+/g, '_');
+  if (kind === 'CSV') return hand(`${name}.csv`, new Blob([csv(shown)], { type: 'text/csv' }));
+  if (kind === 'SVG') return hand(`${name}.svg`, new Blob([svg(shown)], { type: 'image/svg+xml' }));
+  const canvas = document.createElement('canvas');
+  const [w, h] = size(shown);
+  canvas.width = w * 2;
+  canvas.height = h * 2;
+  paint(canvas.getContext('2d')!, shown, 2);
+  const blob = await new Promise<Blob | null>((done) => canvas.toBlob(done, 'image/png'));
+  if (blob) hand(`${name}.png`, blob);
+}
+
+export function svg(shown: Shown): string {
+  const [w, h] = size(shown);
+  const context = new SvgContext(w, h);
+  paint(context as unknown as CanvasRenderingContext2D, shown, 1);
+  return context.text(shown.title);
+}
+
+const size = ({ frame, lines }: Shown) => [frame.w, frame.h + HEAD + Math.ceil(Math.min(lines.length, LEGEND) / 2) * ROW + 8];
+
+function paint(g: CanvasRenderingContext2D, shown: Shown, dpr: number) {
+  const { frame, view, lines, look, title, nameOf } = shown;
+  const [w, h] = size(shown);
+  draw(g, { ...frame, dpr }, view, lines, look);
+  g.setTransform(dpr, 0, 0, dpr, 0, 0);
+  g.fillStyle = look.ground;
+  g.globalAlpha = 1;
+  g.fillRect(0, frame.h, w, h - frame.h);
+  g.fillStyle = look.ink;
+  g.textAlign = 'left';
+  g.textBaseline = 'top';
+  g.fillText(`${title}  over ${shown.axis}`, 8, frame.h + 6);
+  lines.slice(-LEGEND).reverse().forEach((line, i) => {
+    const x = 8 + (i % 2) * (w / 2), y = frame.h + HEAD + Math.floor(i / 2) * ROW;
+    g.fillStyle = line.colour;
+    g.fillRect(x, y + 3, 10, 4);
+    g.fillStyle = look.ink;
+    g.fillText(nameOf(line.run), x + 16, y);
+  });
+}
+
+/** One row a point or bucket; a name that needs it is quoted, and one that a spreadsheet would run is not left bare. */
+export function csv({ axis, title, lines, nameOf }: Shown): string {
+  const cell = (text: string) => (/[",\n\r]|^[=+\-@\t]/.test(text) ? `"${(/^[=+\-@\t]/.test(text) ? "'" : '') + text.replaceAll('"', '""')}"` : text);
+  const rows = [['run', axis, title, 'lowest', 'highest'].map(cell).join(',')];
+  for (const line of [...lines].reverse())
+    for (let i = 0; i < line.x.length; i++)
+      rows.push([cell(nameOf(line.run)), line.x[i], line.y[i], (line.low ?? line.lo ?? line.y)[i], (line.high ?? line.hi ?? line.y)[i]].join(','));
+  return rows.join('\n') + '\n';
+}
+
+function hand(name: string, blob: Blob) {
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
