@@ -55,8 +55,9 @@ $(STAMP):
 web: web/node_modules/.stamp  ## build the dashboard's page (needs Node 20)
 	cd web && npm run -s check && npm run -s test && npm run -s build
 
+# Not `npm ci`: it refuses a lock file without the bindings of platforms that a registry does not offer.
 web/node_modules/.stamp: web/package-lock.json
-	$(call step,npm,Installing the tools of the page,npm ci --prefix web --no-audit --no-fund)
+	$(call step,npm,Installing the tools of the page,npm install --prefix web --no-save --no-audit --no-fund)
 	@touch $@
 
 native: $(STAMP)  ## build the native part of the operator probe beside its sources (needs a C++ compiler)
@@ -65,9 +66,10 @@ native: $(STAMP)  ## build the native part of the operator probe beside its sour
 NATIVE := src/fanfold/probes/native
 SANITIZE := -std=c++17 -O1 -g -fno-sanitize-recover=all -pthread
 
-native-check: $(STAMP)  ## prove the native part: torch's layout, then many threads under the address, undefined and thread sanitizers
+native-check: $(STAMP)  ## prove the native part: torch's layout, then threads and forks, plain and under three sanitizers
 	@mkdir -p build/native
 	$(call step,abi,Comparing the layout with the headers of $(TORCH),g++ -std=c++20 -fsyntax-only $$($(BIN)/python -c "from torch.utils.cpp_extension import include_paths as p; print(*('-I' + x for x in p()))") $(NATIVE)/abi.cpp)
+	$(call step,forks,Forks amid busy threads,g++ -std=c++17 -O2 -pthread -o build/native/forks $(NATIVE)/stress.cpp -ldl && timeout 120 build/native/forks)
 	$(call step,asan,Threads and forks under the address and undefined sanitizers,g++ $(SANITIZE) -fsanitize=address$(comma)undefined -o build/native/asan $(NATIVE)/stress.cpp -ldl && timeout 120 build/native/asan)
 	$(call step,tsan,Threads under the thread sanitizer,g++ $(SANITIZE) -fsanitize=thread -o build/native/tsan $(NATIVE)/stress.cpp -ldl && timeout 120 build/native/tsan 60)
 

@@ -41,7 +41,10 @@ class BuiltPage(BuildHookInterface):  # type: ignore[misc,type-arg]
         try:
             library = native.build()
         except native.BuildError as error:
-            print(f"The wheel goes without the prebuilt operator probe: {error}. It is built where it is first used.", file=sys.stderr)
+            print(
+                f"The wheel goes without the prebuilt operator probe: {error}. It is built where it is first used.",
+                file=sys.stderr,
+            )
             return
         build_data.setdefault("artifacts", []).append(str(library.relative_to(self.root)))
         build_data["pure_python"] = False

@@ -197,7 +197,8 @@ def train(
     where = {"FANFOLD_DIR": str(node), "FANFOLD_RUN_ID": "job", "FANFOLD_RANK": str(rank), "FANFOLD_WORLD_SIZE": str(world)}
     names = {"FANFOLD_NODE": node.name, **settings}
     command = [sys.executable, "-c", TRAIN, str(count), str(pace), *words]
-    return subprocess.Popen(command, env={**os.environ, **where, **names}, stdout=subprocess.PIPE)
+    node.parent.mkdir(exist_ok=True)
+    return subprocess.Popen(command, env={**os.environ, **where, **names}, stdout=subprocess.PIPE, cwd=node.parent)
 
 
 def trained(*processes: subprocess.Popen[bytes]) -> None:

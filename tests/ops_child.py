@@ -27,7 +27,9 @@ def program(tmp_path: Path, code: str) -> Path:
 
 def start(path: Path, *launcher: str, **env: str) -> subprocess.Popen:
     command = [sys.executable, *launcher, str(path)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env})
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env}
+    )
 
 
 def run(path: Path, *launcher: str, timeout: float = 150, **env: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parent
+SECRET = "-".join(("sk", "not", "for", "any", "tracker"))  # not in one piece: ClearML keeps a copy of the source
 
 
 def settings(folder: Path) -> dict[str, str]:
@@ -31,7 +32,9 @@ def settings(folder: Path) -> dict[str, str]:
 COMMON = {"COMET_DISABLE_AUTO_LOGGING": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def case(folder: Path, way: str, names: str, kind: str = "ours", action: str = "train", env: Any = None, **more: Any) -> dict[str, Any]:
+def case(
+    folder: Path, way: str, names: str, kind: str = "ours", action: str = "train", env: Any = None, **more: Any
+) -> dict[str, Any]:
     """Describe a training: in which loop, with which callbacks."""
     (folder / "tmp").mkdir(parents=True)
     return {"folder": str(folder), "way": way, "names": names.split(), "kind": kind, "action": action, "options": {},
@@ -47,7 +50,9 @@ def run_all(home: Path, cases: list[dict[str, Any]], seconds: float = 400) -> No
         shutil.copyfile(empty, Path(one["folder"], "mlflow.db"))
     with (home / "output").open("wb") as out:
         command = [sys.executable, str(TESTS / "reporting_train.py"), str(plan)]
-        done = subprocess.run(command, env={**os.environ, **COMMON}, stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, **COMMON}, stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False
+        )
     assert done.returncode == 0, (home / "output").read_text()[-3000:]
 
 

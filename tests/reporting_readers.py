@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 import zipfile
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
@@ -120,17 +121,19 @@ def dvclive(folder: Path) -> dict:
     return found
 
 
-def swanlab(folder: Path) -> dict:
+def swanlab_records(folder: Path) -> list:
     from swanlab.proto.swanlab.record.v1.record_pb2 import Record
     from swanlab.sdk.internal.core_python.store import DataStoreReader
 
     (path,) = (folder / "swanlog").rglob("run-*.swanlab")
-    found: dict = {}
     reader = DataStoreReader()
     reader.open(str(path))
-    for data in reader:
-        record = Record()
-        record.ParseFromString(data)
+    return [Record.FromString(data) for data in reader]
+
+
+def swanlab(folder: Path) -> dict:
+    found: dict = {}
+    for record in swanlab_records(folder):
         if record.WhichOneof("record_type") == "scalar" and not record.scalar.key.startswith("__"):
             found.setdefault(record.scalar.key, []).append((record.scalar.step, record.scalar.value.number))
     return found
@@ -180,14 +183,39 @@ def flyte(folder: Path) -> dict:
     return found
 
 
-def aim(folder: Path) -> dict:
+def aim_runs(folder: Path) -> Iterator:
     from aim import Repo
 
-    found: dict = {}
     repo = Repo.from_path(str(folder / "out" / "runs"))
-    for run in repo.iter_runs():
+    yield from repo.iter_runs()
+    repo.close()
+
+
+def aim(folder: Path) -> dict:
+    found: dict = {}
+    for run in aim_runs(folder):
         for metric in run.metrics():
             steps, (values, *_) = metric.data.numpy()[0], metric.data.numpy()[1]
             found[metric.name] = list(zip((int(step) for step in steps), values, strict=True))
-    repo.close()
     return found
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    """Tell how each system says its run ended."""
+    (records,) = wandb_logs(folder)
+    run, _ = mlflow_run(folder)
+    task = json.loads(next((folder / "clearml" / "offline").glob("*/task.json")).read_text())
+    with sqlite3.connect(next((folder / "trackio").glob("*.db"))) as database:
+        (config,) = database.execute("SELECT config FROM configs ORDER BY id DESC").fetchone()
+    noted = [operation["value"] for operation in neptune_operations(folder) if operation["path"] == ["sys", "failed"]]
+    return {
+        "wandb": str([record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"]),
+        "mlflow": run.info.status,
+        "clearml": task["hyperparams"]["properties"]["fanfold_status"]["value"],
+        "comet_ml": [message["value"] for message in comet_messages(folder) if message.get("key") == "fanfold_status"][-1],
+        "neptune": str(noted[-1]),
+        "trackio": json.loads(config)["status"],
+        "swanlab": next(str(record.finish.state) for record in swanlab_records(folder) if record.HasField("finish")),
+        "aim": next(run["fanfold", "status"] for run in aim_runs(folder)),
+        "flyte": re.findall(r"<th>status</th><td>(\w+)", (folder / "out" / "deck.html").read_text())[0],
+    }

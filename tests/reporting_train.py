@@ -1,12 +1,27 @@
-"""Train a tiny model in the real Transformers Trainer: `python reporting_train.py ours|theirs NAMES FOLDER [crash]`."""
+"""Train tiny models with reporting callbacks: `python reporting_train.py CASES.json`, each case in a process of its own.
+
+They are forked after what takes longest to import, which starts no threads; each ends as any program does.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+
+from reporting_cases import SECRET
+
+AT_ONCE = 3
+ARGUMENTS = {
+    "max_steps": 4, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "save_total_limit": 1,
+    "per_device_train_batch_size": 4, "use_cpu": True, "run_name": "tiny-run", "disable_tqdm": True,
+}  # fmt: skip
 
 
 class TinyConfig(PretrainedConfig):
@@ -21,7 +36,7 @@ class Tiny(PreTrainedModel):
     config_class = TinyConfig
 
     def __init__(self, config=None, fails_at=None):
-        super().__init__(config or TinyConfig(api_key="sk-not-for-any-tracker"))
+        super().__init__(config or TinyConfig(api_key=SECRET))
         torch.manual_seed(0)
         self.layer = torch.nn.Linear(self.config.width, 1)
         self.post_init()
@@ -38,41 +53,156 @@ class Tiny(PreTrainedModel):
         return {"loss": ((y - labels) ** 2).mean(), "logits": y}
 
 
+def fresh():
+    return Tiny()
+
+
 def data(count=16):
     torch.manual_seed(1)
     return [{"x": torch.randn(4), "labels": torch.tensor(float(i % 3))} for i in range(count)]
 
 
-def trainer(folder, callbacks, fails_at=None, **given):
-    known = {
-        "max_steps": 4, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "save_total_limit": 1,
-        "per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True, "run_name": "tiny-run", "disable_tqdm": True,
-    }  # fmt: skip
-    args = TrainingArguments(output_dir=f"{folder}/out", **{**known, **given})
-    return Trainer(Tiny(fails_at=fails_at), args, train_dataset=data(), eval_dataset=data(4), callbacks=callbacks)
+class Recorder(TrainerCallback):
+    """Keep what a Trainer tells its callbacks."""
+
+    def __init__(self):
+        self.rows = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero:
+            return
+        self.rows.append([state.global_step, {key: float(value) for key, value in logs.items()}])
+        Path("logs.json").write_text(json.dumps(self.rows))
+
+    def on_predict(self, args, state, control, metrics=None, **kwargs):
+        self.on_log(args, state, control, metrics)
 
 
-def made(which, name, folder):
+class Boom(TrainerCallback):
+    """Raise after the first evaluation, where it is the run's last step."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            raise RuntimeError("a bad callback")
+
+
+def made(kind, name, options):
     """Make a callback; where Transformers takes other arguments than ours for the same thing, they are its own."""
-    if which == "ours":
+    if kind == "ours":
         from fanfold.callbacks.reporting import INTEGRATION_TO_CALLBACK as known
     else:
         from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK as known
-    if name == "neptune":
-        return known[name](log_checkpoints="last")
-    if name == "dvclive" and which == "ours":
-        return known[name](log_model=True, dir=f"{folder}/dvclive", save_dvc_exp=False)
-    if name == "dvclive":
+    if name == "dvclive" and kind == "theirs":
         from dvclive import Live
 
-        return known[name](live=Live(dir=f"{folder}/dvclive", save_dvc_exp=False))
-    return known[name]()
+        return known[name](live=Live(dir="dvclive", save_dvc_exp=False))
+    return known[name](**options.get(name, {}))
+
+
+def in_transformers(case):
+    """Train, evaluate and predict in Transformers' Trainer."""
+    callbacks = [made(case["kind"], name, case["options"]) for name in case["names"]]
+    search = case["action"] == "search"
+    model = None if search else Tiny(fails_at=case.get("fails_at"))
+    trained = Trainer(model, arguments(TrainingArguments, case, report_to="none"), train_dataset=data(), eval_dataset=data(4),
+                      callbacks=[*callbacks, Recorder], model_init=fresh if search else None)  # fmt: skip
+    follow(trained, case)
+
+
+def in_trainer(case):
+    """Train, evaluate and predict in ours."""
+    import fanfold
+
+    args = arguments(fanfold.TrainingArguments, case, report_to=case["names"])
+    boom = [Boom] if case["action"] == "boom" else []
+    follow(fanfold.Trainer(Tiny(), args, train_dataset=data(), eval_dataset=data(4), callbacks=[Recorder, *boom]), case)
+
+
+def arguments(cls, case, **more):
+    return cls(output_dir="out", **{**ARGUMENTS, **more, **case.get("arguments", {})})
+
+
+def follow(trained, case):
+    if case["action"] == "search":
+        trained.hyperparameter_search(lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-5, 1e-3)},
+                                      n_trials=2, backend="optuna", direction="minimize")  # fmt: skip
+        return
+    trained.train()
+    if case["action"] == "train":
+        trained.evaluate()
+        trained.predict(data(4))
+
+
+def in_loop(case):
+    """Train by hand."""
+    import fanfold
+
+    model, batches = (
+        Tiny(),
+        [{key: torch.stack([row[key] for row in data()[i : i + 4]]) for key in ("x", "labels")} for i in range(0, 16, 4)],
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fanfold.Loop(epochs=1, logging_steps=2, eval_steps=2, save_steps=2, output_dir="out", run_name="tiny-run", model=model,
+                      evaluate=lambda: {"loss": float(model(**batches[0])["loss"].detach())}, save=model.save_pretrained, report_to=case["names"],
+                      optimizer=optimizer, callbacks=[Recorder, *([Boom] if case["action"] == "boom" else [])]) as loop:  # fmt: skip
+        for _epoch in loop.epochs():
+            for batch in loop.steps(batches):
+                loss = model(**batch)["loss"]
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                loop.log({"loss": loss.detach()})
+
+
+def in_flyte(case):
+    """Train inside a task, run locally."""
+    from flytekit import FlyteContextManager, task
+
+    training.case = case
+    task(enable_deck=True)(training)()
+    Path("sandbox").write_text(str(FlyteContextManager.current_context().file_access.local_sandbox_dir))
+
+
+def training() -> None:
+    in_transformers(training.case)
+
+
+WAYS = {"transformers": in_transformers, "trainer": in_trainer, "loop": in_loop, "flyte": in_flyte}
+
+
+def fork_all(cases):
+    """Fork a process for each rank of each case, a few cases at a time; return the case in the child, None in the parent."""
+    running = {}
+    waiting = [(case, rank) for case in cases for rank in range(case.get("ranks", 1))]
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            case, rank = waiting.pop(0)
+            pid = os.fork()
+            if pid == 0:
+                become(case, rank)
+                return case
+            running[pid] = case, rank
+        pid, status = os.wait()
+        case, rank = running.pop(pid)
+        Path(case["folder"], f"code-{rank}").write_text(str(os.waitstatus_to_exitcode(status)))
+    return None
+
+
+def become(case, rank):
+    folder = Path(case["folder"])
+    os.chdir(folder)
+    os.environ.update(case["env"])
+    out = os.open("output" if rank == 0 else f"output-{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    tempfile.tempdir = None
+    atexit.register(print, "the very end", flush=True)  # registered first, called last: stdout must still be whole
+    if case.get("ranks", 1) > 1:  # as torchrun does
+        world = str(case["ranks"])
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, MASTER_ADDR="127.0.0.1")
 
 
 if __name__ == "__main__":
-    which, names, folder, *crash = sys.argv[1:]
-    os.chdir(folder)
-    trained = trainer(folder, [made(which, name, folder) for name in names.split(",")], fails_at=4 if crash else None)
-    trained.train()
-    trained.evaluate()
-    trained.predict(data(4))
+    mine = fork_all(json.loads(Path(sys.argv[1]).read_text()))
+    if mine is not None:
+        WAYS[mine["way"]](mine)

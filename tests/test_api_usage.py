@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from ops_child import program, run, stored
 
 import fanfold
 from fanfold.probes.native import build
+from ops_child import program, run, stored
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
 
@@ -36,7 +36,16 @@ def test_keys_are_recorded_once_and_files_each_time(runs_dir, tmp_path, monkeypa
     found = stored(runs_dir).usage()
     keys = [record["key"] for record in found if not record["data"]]
     assert len(keys) == len(set(keys))
-    assert {"torch.python.import", "python.nn_module", "python.optimizer", "torch.save", "torch.load", "torch.jit.save", "mine.early", "mine.fit"} <= set(keys)
+    assert {
+        "torch.python.import",
+        "python.nn_module",
+        "python.optimizer",
+        "torch.save",
+        "torch.load",
+        "torch.jit.save",
+        "mine.early",
+        "mine.fit",
+    } <= set(keys)
     written = [record["data"] for record in found if record["key"] == "pytorch.stream.writer.metadata"]
     assert [data["file_name"] for data in written].count("weights") == 2  # each save, though the key counts once
     assert all(int(data["file_size"]) > 0 and data["serialization_id"] for data in written if data["file_name"] == "weights")

@@ -17,6 +17,7 @@ SAYS = {
     "accelerate_tracking": "text: 20 lines; run: 20 points, 1 rank(s)",
     "by_hand": "by hand: 20 points, the last 0.05",
     "custom_callback": "stopped early: True",
+    "datasets": "in the workers: 64 x sin, 64 x cos; training waited",
     "early_stopping": "of 50; the best loss was",
     "hand_written_loop": "steps of at most 240; the best was at step",
     "hello": "",

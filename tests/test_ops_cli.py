@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from ops_child import program, run
 
 import fanfold
 from fanfold.cli import main
 from fanfold.probes.native import build
+from ops_child import program, run
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
 
@@ -44,7 +44,10 @@ def test_the_top_and_how_it_splits(two, capsys):
     linear = {row["op"]: row for row in rows}["aten::linear"]
     assert (linear["calls"], linear["observed"]) == (8, 8)
     by = json.loads(ask(capsys, "wide", "--dir", str(two), "--json", "--top", "0", "--by", "label", "--by", "rank"))
-    assert {(row["label"], row["rank"], row["calls"]) for row in by if row["op"] == "aten::linear"} == {("model=a", 0, 4), ("model=b", 0, 4)}
+    assert {(row["label"], row["rank"], row["calls"]) for row in by if row["op"] == "aten::linear"} == {
+        ("model=a", 0, 4),
+        ("model=b", 0, 4),
+    }
     both = json.loads(ask(capsys, "--project", "p", "--dir", str(two), "--json", "--top", "0"))
     assert {row["op"]: row for row in both}["aten::linear"]["calls"] == 16
     assert [row["self_ns"] for row in both] == sorted((row["self_ns"] for row in both), reverse=True)
@@ -68,7 +71,10 @@ def test_diff_says_what_got_slower_and_parts_can_be_compared(two, capsys):
 
 def test_prometheus_reads_it(two, capsys):
     parser = pytest.importorskip("prometheus_client.parser")
-    families = {family.name: family for family in parser.text_string_to_metric_families(ask(capsys, "wide", "--dir", str(two), "--format", "prometheus"))}
+    families = {
+        family.name: family
+        for family in parser.text_string_to_metric_families(ask(capsys, "wide", "--dir", str(two), "--format", "prometheus"))
+    }
     calls = [sample for sample in families["fanfold_op_calls"].samples if sample.labels["op"] == "aten::linear"]
     assert sorted((sample.labels["label"], sample.value) for sample in calls) == [("model=a", 4.0), ("model=b", 4.0)]
     assert sum(sample.value for sample in families["fanfold_op_host_seconds"].samples) > 0

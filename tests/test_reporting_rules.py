@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import reporting_cases as cases
 import reporting_readers as readers
 from fanfold.callbacks import (
     CallbackHandler,
     DefaultFlowCallback,
+    KubeflowCallback,
     TensorBoardCallback,
     TrackingCallback,
     TrainerControl,
@@ -26,7 +32,7 @@ from fanfold.callbacks import (
 )
 from fanfold.callbacks.outbox import Outbox
 from fanfold.callbacks.reporting import INTEGRATION_TO_CALLBACK
-from fanfold.callbacks.subjects import staged, unstage
+from fanfold.callbacks.subjects import checkpoint_of, staged, unstage
 from fanfold.errors import MissingExtra, SettingError, notices
 from fanfold.trackers import GeneralTracker
 from mlflow_server import MLflowServer
@@ -74,6 +80,26 @@ def args(tmp_path):
     return SimpleNamespace(to_dict=lambda: given, load_best_model_at_end=False, **given)
 
 
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory) -> Path:
+    return cases.empty_mlflow(tmp_path_factory.mktemp("mlflow"))
+
+
+@pytest.fixture
+def database(empty_database, tmp_path, monkeypatch) -> str:
+    """Have MLflow write to a database of this test, in the experiment `exp`, and to nothing it was told before."""
+    import mlflow
+
+    shutil.copyfile(empty_database, tmp_path / "mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "exp")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_experiment("exp")
+    yield f"sqlite:///{tmp_path}/mlflow.db"
+    mlflow.set_tracking_uri(None)
+
+
 class Play:
     """Tell a callback what a Trainer tells it."""
 
@@ -90,10 +116,9 @@ class Play:
 
 
 def test_names_are_rewritten_as_transformers_does():
-    from transformers.integrations.integration_utils import rewrite_logs as theirs
-
-    logs = {"loss": 1, "eval_loss": 2, "test_acc": 3, "epoch": 4, "train_loss": 5, "evaluate": 6, "eval_": 7}
-    assert rewrite_logs(logs) == theirs(logs)
+    logs = ("loss", "eval_loss", "test_acc", "epoch", "train_loss", "evaluate", "eval_")
+    named = ["train/loss", "eval/loss", "test/acc", "train/epoch", "train/train_loss", "train/evaluate", "eval/"]
+    assert rewrite_logs({key: i for i, key in enumerate(logs)}) == {key: i for i, key in enumerate(named)}
 
 
 def test_a_tracker_of_ones_own_gets_start_config_rows_and_finish_in_one_thread(args):
@@ -209,13 +234,9 @@ def test_a_writer_of_ones_own_is_used_and_left_open(args, tmp_path):
     assert (found["train/loss"], found["own"]) == ([(1, 1.0)], [(1, 1.0)])
 
 
-def test_an_exception_ends_the_run_as_failed_and_frees_mlflow(args, tmp_path, monkeypatch):
+def test_an_exception_ends_the_run_as_failed_and_frees_mlflow(args, tmp_path, monkeypatch, database):
     import mlflow
 
-    mlflow.set_tracking_uri(None)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "exp")
     monkeypatch.setenv("MLFLOW_MAX_LOG_PARAMS", "2")
     play = Play(args, INTEGRATION_TO_CALLBACK["mlflow"]())
     play.on_train_begin()
@@ -228,12 +249,9 @@ def test_an_exception_ends_the_run_as_failed_and_frees_mlflow(args, tmp_path, mo
     assert (run.info.status, run.data.metrics, len(run.data.params)) == ("FAILED", {"loss": 1.0, "a_b_": 2.0}, 2)
 
 
-def test_a_run_of_the_users_is_used_and_left_open(args, tmp_path, monkeypatch):
+def test_a_run_of_the_users_is_used_and_left_open(args, tmp_path, database):
     import mlflow
 
-    monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    mlflow.set_experiment("exp")
     with mlflow.start_run(run_name="mine"):
         play = Play(args, INTEGRATION_TO_CALLBACK["mlflow"]())
         play.on_train_begin()
@@ -244,12 +262,8 @@ def test_a_run_of_the_users_is_used_and_left_open(args, tmp_path, monkeypatch):
     assert (run.info.run_name, run.data.metrics) == ("mine", {"loss": 1.0})
 
 
-def test_a_setup_of_the_users_own_decides_which_run_it_is(args, tmp_path, monkeypatch):
+def test_a_setup_of_the_users_own_decides_which_run_it_is(args, tmp_path, database):
     import mlflow
-
-    monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    mlflow.set_experiment("exp")
 
     class Mine(INTEGRATION_TO_CALLBACK["mlflow"]):
         def setup(self, args, state, model):  # without **kwargs, as MLflow's is in Transformers
@@ -363,20 +377,192 @@ print(sorted({"mlflow", "wandb", "comet_ml", "clearml", "neptune", "torch", "tra
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-# In the real Trainer
+# When the process ends
+
+ENDING = """
+import concurrent.futures, multiprocessing, sys, threading
+from types import SimpleNamespace
+from fanfold.callbacks import CallbackHandler, DefaultFlowCallback, TrackingCallback, TrainerControl, TrainerState
+from fanfold.trackers import GeneralTracker
+
+class Pooled(GeneralTracker):
+    requires_logging_directory, tracker, pool = False, None, concurrent.futures.ThreadPoolExecutor()
+    def __init__(self, name):
+        self.name = name
+        super().__init__()
+    def log(self, values, step=None, **kwargs):
+        print(self.name, "log", step, flush=True)
+    def finish(self):
+        say = self.pool.submit if self.name == "main" else lambda call, *args, **kwargs: call(*args, **kwargs)
+        say(print, self.name, "finish", flush=True)
+
+class Play:
+    def __init__(self, name):
+        self.args = SimpleNamespace(output_dir="out", run_name=None, project="p", learning_rate=0.1)
+        self.state = TrainerState(max_steps=4)
+        self.handler = CallbackHandler([DefaultFlowCallback, TrackingCallback(Pooled(name))], None, None, None, None)
+        self.tell("on_train_begin")
+    def tell(self, event, *given):
+        getattr(self.handler, event)(self.args, self.state, TrainerControl(), *given)
+    def log(self, step):
+        self.state.global_step = step
+        self.tell("on_log", {"loss": step})
+
+def in_a_thread():
+    play = Play("thread")
+    play.log(1)
+    went.set()
+    threading.main_thread().join()
+    play.log(2)
+
+went = threading.Event()
+Play("main").log(1)
+child = multiprocessing.get_context("fork").Process(target=print, args=("child",), kwargs={"flush": True})
+child.start()
+child.join()
+threading.Thread(target=in_a_thread).start()
+went.wait()
+"""
 
 
-def test_a_crash_and_a_dead_tracker(tmp_path):
-    """One process: MLflow's server is not there, training goes on, then it crashes: wandb has all, and ended as failed."""
-    from test_reporting import start
+def test_a_process_that_ends_in_training_delivers_all_while_pools_still_work_and_its_children_end_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", ENDING], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert [line for line in lines if line.startswith("main")] == ["main log 1", "main finish"]
+    assert [line for line in lines if line.startswith("thread")] == ["thread log 1", "thread log 2", "thread finish"]
+    assert lines.count("child") == 1
 
-    process = start(tmp_path, "ours", "mlflow,wandb", "crash", MLFLOW_TRACKING_URI="http://127.0.0.1:9", WANDB_LOG_MODEL="false",
-                    MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", CI="1")  # fmt: skip
-    code, output = process.wait(200), Path(tmp_path / "output").read_text()
-    assert code == 1 and "RuntimeError: a bad batch" in output, output
-    assert output.count("MLflowCallback could not open its run") == 1
-    (records,) = readers.wandb_logs(tmp_path)
-    assert {key: [step for step, _ in found] for key, found in readers.wandb_rows(records).items() if key.endswith("loss")} == {
-        "train/loss": [2], "eval/loss": [2],
-    }  # fmt: skip
-    assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [1]
+
+def test_a_library_that_leaves_its_thread_or_breaks_stderr_does_not_end_the_outbox(monkeypatch):
+    class Broken(logging.Handler):
+        def emit(self, record):
+            raise RecursionError("stderr writes to itself")
+
+    made: list[str] = []
+
+    def leave():
+        made.append("left")
+        if made.count("left") == 1:
+            sys.exit(3)
+
+    def mistaken():
+        raise TypeError("no such argument")
+
+    monkeypatch.setattr(logging.getLogger("fanfold"), "handlers", [Broken()])
+    box = Outbox("odd", first_pause=0.01)
+    box.put(leave)
+    box.put(mistaken)
+    box.put(lambda: made.append("last"))
+    while box.drain(10):
+        pass
+    assert made == ["left", "left", "last"]
+
+
+def test_two_trackers_of_one_name_in_one_training_do_not_end_each_other(args):
+    first, second = Memory(), Memory()
+    play = Play(args, TrackingCallback(first), TrackingCallback(second))
+    play.on_train_begin()
+    play.log(1, loss=1)
+    play.on_train_end()
+    assert first.rows == second.rows == [(1, {"train/loss": 1})]
+    assert [call[0] for call in first.calls] == [call[0] for call in second.calls] == ["start", "config", "finish"]
+
+
+def test_a_run_that_opened_but_could_not_keep_its_configuration_is_not_opened_again(args, tmp_path, database):
+    class Shy(INTEGRATION_TO_CALLBACK["mlflow"]):
+        failures = 1
+
+        def keep(self, args, state, model):
+            self.failures -= 1
+            if self.failures == 0:
+                raise ConnectionError("gone for a moment")
+            super().keep(args, state, model)
+
+    play = Play(args, Shy())
+    play.on_train_begin()
+    play.log(1, loss=1.0)
+    play.on_train_end()
+    run, _ = readers.mlflow_run(tmp_path)  # exactly one
+    assert (run.info.status, run.data.metrics, run.data.params["learning_rate"]) == ("FINISHED", {"loss": 1.0}, "0.1")
+
+
+# Trials and folders
+
+
+def test_a_checkpoint_of_a_trial_is_found_in_the_trials_folder_and_a_missing_one_is_said(args, caplog):
+    for trial, name in (("run-0", "checkpoint-2"), ("run-1", "checkpoint-2")):
+        Path(args.output_dir, trial, name).mkdir(parents=True)
+    os.utime(Path(args.output_dir, "run-0", "checkpoint-2"), (1, 1))
+    state = TrainerState(global_step=2, is_hyper_param_search=True)
+    assert checkpoint_of(args, state) == Path(args.output_dir, "run-1", "checkpoint-2")
+    assert checkpoint_of(args, TrainerState(global_step=2)) is None
+    assert "there is no checkpoint-2" in caplog.text
+
+
+def test_a_folder_of_ones_own_has_a_folder_for_each_further_training_and_each_trial(args, tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    play = Play(args, callback := TensorBoardCallback())
+    folders = []
+    for search in (False, False, True):
+        play.state = TrainerState(max_steps=4, is_hyper_param_search=search)
+        play.on_train_begin()
+        folders.append(str(Path(callback.logging_dir).relative_to(tmp_path)))
+        play.on_train_end()
+    assert folders == ["board", "board/2", "board/trial-3"]
+
+
+# Kubeflow
+
+
+class Controller(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.said.append((self.headers["Authorization"], body["trainerStatus"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args):
+        """Say nothing."""
+
+
+def test_kubeflow_is_told_how_far_training_is(args, tmp_path, monkeypatch, caplog):
+    server = HTTPServer(("127.0.0.1", 0), Controller)
+    server.said = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "token").write_text("let-me-in\n")
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
+    now = [0.0]
+    callback = KubeflowCallback(clock=lambda: now[0])
+    play = Play(args, callback)
+    play.on_train_begin()
+    for step in (1, 2, 3):
+        now[0] += 4.0
+        play.log(step, loss=0.5)
+        callback.on_step_end(args, play.state, None)  # due at 8 s only
+        callback._outbox.drain(10)
+    play.on_train_end()
+    assert [status.get("progressPercentage") for _, status in server.said] == [0, 50, 100]
+    assert server.said[0][0] == "Bearer let-me-in"
+    assert server.said[1][1]["estimatedRemainingSeconds"] == 8
+    told = {item["name"]: item["value"] for item in server.said[1][1]["metrics"]}
+    assert told == {"loss": "0.5", "current_step": "2", "total_steps": "4", "current_epoch": "0"}
+    server.shutdown()
+    server.server_close()
+    play.on_train_begin()
+    play.on_exception(RuntimeError("stop"))
+    play.on_train_end()
+    callback._outbox.drain(10)
+    assert (len(server.said), caplog.text.count("Kubeflow was not told")) == (3, 1)
+
+
+def test_kubeflow_is_reported_to_inside_a_job_only(monkeypatch):
+    monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
+    assert "kubeflow" not in get_available_reporting_integrations()
+    with pytest.raises(SettingError, match="KUBEFLOW_TRAINER_SERVER_URL is not set"):
+        get_reporting_integration_callbacks("kubeflow")[0]()
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "http://127.0.0.1:9")
+    assert "kubeflow" in get_available_reporting_integrations()
+    monkeypatch.setenv("DISABLE_KUBEFLOW_INTEGRATION", "TRUE")
+    assert "kubeflow" not in get_available_reporting_integrations()

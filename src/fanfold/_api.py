@@ -145,7 +145,7 @@ def log_api_usage_once(key: str) -> None:
     """Say that an API of yours was used ("my_library.fit"); it counts once per process. `fanfold usage` tells which runs did."""
     from .probes import api_usage
 
-    if api_usage.log_once(key) and hasattr(_current, "_hand_over_usage"):
+    if api_usage.log_once(key) and _current is not None and _current.status == "running":
         _current._hand_over_usage()  # noqa: SLF001 - ours
 
 

@@ -30,6 +30,9 @@ class DisabledRun:
 
     log = alert = artifact = define_metric = finish = _nothing
 
+    def ops(self) -> list[dict[str, Any]]:
+        return []
+
     def flush(self, timeout: float | None = None) -> bool:  # noqa: ARG002 - the signature of Run.flush
         return True
 

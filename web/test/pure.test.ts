@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 import { printed } from '../src/lib/console';
 import { diff, lines, words } from '../src/lib/diff';
 import { duration, number, tick } from '../src/lib/format';
-import { grow, hit } from '../src/lib/icicle';
+import { estimated, grow, hit } from '../src/lib/icicle';
 import { compare, orderKeys, sections } from '../src/lib/model.svelte';
 import { DEFAULTS, read, write } from '../src/lib/view.svelte';
 
@@ -60,6 +60,10 @@ describe('differences', () => {
 });
 
 describe('the icicle', () => {
+  it('weighs sampled calls for the ones they stand for', () => {
+    const [one] = estimated([{ op: 'mm', scope: 'forward', thread: 'main', label: '', count: 3, total_ns: 9, self_ns: 6, max_ns: 4, scale: 10 }]);
+    expect([one.count, one.total_ns, one.self_ns, one.max_ns]).toEqual([30, 90, 60, 4]);
+  });
   it('is as wide as the time, and finds what is pointed at', () => {
     const op = (name: string, scope: string, self_ns: number) => ({ op: name, scope, thread: 1, label: '', count: 1, total_ns: self_ns, self_ns, max_ns: self_ns });
     const root = grow([op('mm', 'forward/attn', 30), op('add', 'forward', 10), op('mm', 'backward', 60)]);

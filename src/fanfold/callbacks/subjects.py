@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import notices
+from ..errors import guard, notices
 from ..mask import mask
 
 # What training says once, at its end: one value of the whole run rather than a point of a curve.
 SUMMARY = frozenset({"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"})
+STAGED = ".fanfold-upload-"  # folders of copies on their way
 TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 
@@ -68,14 +69,32 @@ def parameter_count(model: Any) -> int | None:
     return None
 
 
-def checkpoint_of(args: Any, state: Any) -> Path:
-    """Return the folder of the checkpoint that was saved just now."""
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+def checkpoint_of(args: Any, state: Any) -> Path | None:
+    """Return the folder of the checkpoint that was saved just now; a trial of a search has a folder of its own around it."""
+    name, home = f"checkpoint-{state.global_step}", Path(args.output_dir)
+    trials = home.glob(f"*/{name}") if state.is_hyper_param_search else ()
+    found = [folder for folder in (home / name, *trials) if folder.is_dir()]
+    if not found:
+        notices.once(
+            "report:no checkpoint",
+            f"there is no {name} in {home}, so it is not uploaded. Training goes on. A Trainer that saves elsewhere needs an "
+            "on_save of its own.",
+        )
+    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def staged_checkpoint(args: Any, state: Any) -> Path | None:
+    """Return a copy of the checkpoint that was saved just now, to be uploaded and then given to unstage()."""
+    found = checkpoint_of(args, state)
+    if found is not None:
+        with guard("set a checkpoint aside for its upload"):
+            return staged(found)
+    return None
 
 
 def staged(folder: Path) -> Path:
     """Return a copy of a checkpoint made of hard links: the Trainer may remove the checkpoint before it is uploaded."""
-    target = Path(tempfile.mkdtemp(prefix=".fanfold-upload-", dir=folder.parent)) / folder.name
+    target = Path(tempfile.mkdtemp(prefix=STAGED, dir=folder.parent)) / folder.name
     shutil.copytree(folder, target, copy_function=_link)
     return target
 

@@ -21,7 +21,7 @@ from ..values import flatten
 from .closing import END_SECONDS, drop, end_other, hold
 from .events import TrainerCallback
 from .outbox import Outbox
-from .subjects import configuration, rewrite_logs
+from .subjects import configuration, rewrite_logs, staged_checkpoint
 
 PROJECT = "huggingface"
 
@@ -44,7 +44,7 @@ class TrackingCallback(TrainerCallback):
         self._named = isinstance(tracker, str)
         self.tracker: Any = None if self._named else tracker
         self._class = find_class(tracker) if self._named else type(tracker)
-        self.name = str(self._class.name)
+        self.name = str((self._class if self._named else tracker).name)
         self._kwargs = kwargs
         self.trainer: Any = None
         self.thread: threading.Thread | None = None
@@ -218,6 +218,11 @@ class TrackingCallback(TrainerCallback):
         if self._outbox is None:
             self._outbox = Outbox(self.name)
         self._outbox.put(partial(call, *args) if args else call)
+
+    def _upload_later(self, upload: Any, args: Any, state: Any, *more: Any) -> None:
+        """Queue the upload of the checkpoint that was saved just now: `upload(a copy of its folder, *more)`."""
+        if (folder := staged_checkpoint(args, state)) is not None:
+            self._later(upload, folder, *more)
 
     def _wait(self, timeout: float = END_SECONDS, *, last: bool = True) -> int:
         left = self._outbox.drain(timeout) if self._outbox is not None else 0

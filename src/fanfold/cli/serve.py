@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             served.state.gateway.closing = True  # a load balancer that asks now sends no more
-            super().handle_exit(sig, frame)
+            self.force_exit = self.should_exit  # the second time; the library's own way ends with the signal's exit code
+            self.should_exit = True
 
     config = uvicorn.Config(
         served,

@@ -14,11 +14,12 @@ from urllib.parse import quote, urlencode, urlsplit
 from .._version import __version__
 from ..errors import FanfoldError, SettingError, notices
 from ..server.guard import LOOPBACK
-from .wire import APPEND, BLOB, LENGTH, MISSING, OFFSET, Conflict, Piece, encode
+from .wire import APPEND, BATCH, BLOB, LENGTH, MISSING, OFFSET, Conflict, Piece, encode
 
 TIMEOUT = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 MAX_ANSWER = 16 << 20
+SMALLEST = 32 << 10
 
 
 class Unreachable(FanfoldError):
@@ -60,7 +61,8 @@ class Client:
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path, self._token, self._timeout = parts.path.rstrip("/"), token, timeout
         self._connection: http.client.HTTPConnection | None = None
-        self.sent = 0
+        self.accepted = 0  # requests whose bytes the gateway has now
+        self.room = BATCH  # how much to send at once: less on a line that breaks, else nothing would ever get through
         if token and not self._secure and self._host not in LOOPBACK:
             notices.once(
                 f"plain:{self.url}",
@@ -74,6 +76,7 @@ class Client:
         results = answer.get("pieces")
         if not isinstance(results, list) or len(results) != len(pieces):
             raise Unreachable(f"{self.url} gives no answer a gateway gives (status {status})")
+        self.accepted += 1
         return results
 
     def offset(self, project: str, run: str, journal: str) -> int:
@@ -91,6 +94,7 @@ class Client:
         status, answer = self._ask("POST", BLOB, query, data, also=409)
         if status == 409:
             raise Conflict(int(answer["offset"]))
+        self.accepted += 1
         return int(answer["offset"])
 
     def close(self) -> None:
@@ -110,9 +114,13 @@ class Client:
             response, data = self._exchange(method, target, body, given)
         except (OSError, http.client.HTTPException) as error:
             self.close()
+            if body:
+                self.room = max(SMALLEST, self.room // 2)
             raise Unreachable(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
         if response.will_close:
             self.close()
+        if body:
+            self.room = min(BATCH, self.room + self.room // 4)
         return self._judged(response, data, also)
 
     def _exchange(
@@ -128,7 +136,6 @@ class Client:
                 response = self._connection.getresponse()
                 return response, response.read(MAX_ANSWER)
             raise
-        self.sent += len(body or b"")
         response = self._connection.getresponse()
         return response, response.read(MAX_ANSWER)
 

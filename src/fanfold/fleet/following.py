@@ -14,7 +14,7 @@ from ..journal import blobs, directory
 from .client import Client, Unreachable
 from .note import Note
 from .tail import TORN_SECONDS, Tail
-from .wire import BATCH, Conflict
+from .wire import Conflict
 
 SMALL_BLOB = 4 << 20  # goes before the frames that name it; a larger one after them, slice by slice
 SLICE = 8 << 20
@@ -125,7 +125,7 @@ class Following:
             while True:
                 file.seek(have)
                 try:
-                    have = client.blob(self.project, self.id, name, offset=have, total=total, data=file.read(BATCH))
+                    have = client.blob(self.project, self.id, name, offset=have, total=total, data=file.read(client.room))
                 except Conflict as conflict:  # another node sends the same content, or an answer was lost
                     have = conflict.offset
                 if have >= end:

@@ -24,7 +24,7 @@ from .client import Backoff, Client, Unreachable
 from .following import Following
 from .prune import prune
 from .tail import Tail
-from .wire import BATCH, Piece
+from .wire import Piece
 
 logger = logging.getLogger("fanfold.forwarder")
 INTERVAL = 1.0
@@ -58,7 +58,7 @@ class Forwarder:
         self._settled: dict[Path, int] = {}  # runs that are through, and when their folder had changed last
         self._pauses: dict[str, tuple[Backoff, float]] = {}
         self._next_scan = self._next_recover = self._next_note = 0.0
-        self._turn = 0
+        self._turn = self._accepted = 0
 
     # The round: look, ship, settle
 
@@ -136,14 +136,16 @@ class Forwarder:
         """Gather what is new, about a batch of it; each time another journal comes first, so that none waits for ever."""
         tails = [(run, tail) for run in runs for tail in run.tails.values() if tail.look()]
         self._turn += 1
-        first, room = self._turn % len(tails) if tails else 0, BATCH
+        first, room = self._turn % len(tails) if tails else 0, self.client.room
         for run, tail in tails[first:] + tails[:first]:
             if tail.offset is None:
                 tail.offset = self.client.offset(run.project, run.id, tail.name)
             if room <= 0 or not tail.look():
                 continue
             read = tail.read(max(room, 1 << 12))
-            if read is None or (len(read.data) > room and room < BATCH):  # a frame too long to come along goes first next time
+            if read is None or (
+                len(read.data) > room and room < self.client.room
+            ):  # a frame too long to come along goes first next time
                 continue
             if read.blobs:
                 run.send_small(self.client, read.blobs)
@@ -230,6 +232,9 @@ class Forwarder:
 
     def _pause(self, project: str, error: Unreachable) -> None:
         backoff, _ = self._pauses.get(project, (Backoff(), 0.0))
+        if self.client.accepted > self._accepted and backoff.failures:
+            backoff.failures = 1  # the line breaks, and yet something gets through: no reason to wait ever longer
+        self._accepted = self.client.accepted
         seconds = backoff.fail(error.after)
         self._pauses[project] = (backoff, time.monotonic() + seconds)
         if backoff.failures == 1:

@@ -160,7 +160,6 @@ class OpsProbe:
         self._workers = workers.Workers(folder, rank)
         self._trace = trace.Requests(folder, rank, write)
         self._compile_hooks: Callable[[], None] | None = None
-        self.refreshers: list[Callable[[], None]] = []
 
     def tick(self) -> None:
         """Do what is due; called each second, off the training thread."""
@@ -179,7 +178,7 @@ class OpsProbe:
         kept = self._write({"event": "ops", **facts})
         size = len(facts["table"]) + self._fold_workers()
         self._next = self._clock() + max(SNAPSHOT_SECONDS, 3600.0 * size / BYTES_PER_HOUR)
-        for refresh in self.refreshers:
+        for refresh in (*refreshers,):
             refresh()
         return kept
 
@@ -228,6 +227,7 @@ class OpsProbe:
 
 
 _active: OpsProbe | None = None
+refreshers: list[Callable[[], None]] = []  # what is to be brought up to date with each snapshot
 _forks_watched = False
 
 

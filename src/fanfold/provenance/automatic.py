@@ -19,6 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import guard
+from ..probes import ops
+from ..probes.native import library as native
 from . import onnx
 from .record import NAME, decode, encode, make, of_process, step_of
 from .write import note, write_beside
@@ -157,8 +159,24 @@ def _with_stamp(stamper: Stamper | None, extra: Any) -> Any:
     """Return the extra files of a TorchScript archive with ours among them; the caller's own of that name wins."""
     if stamper is not None:
         with guard("stamp a TorchScript file"):
-            return {NAME: stamper.text(), **(extra or {})}
+            if not _export_natively(None if NAME in (extra or {}) else stamper):
+                return {NAME: stamper.text(), **(extra or {})}
     return extra or {}
+
+
+def _export_natively(stamper: Stamper | None) -> bool:
+    """Let torch's own export hook write the stamp (None: nothing): it also reaches what C++ saves. False: no native library."""
+    library = native.current()
+    if library is None:
+        return False
+    text = stamper.text() if stamper is not None else b""
+    return bool(library.ff_export_file(NAME.encode() if stamper is not None else b"", text, len(text)))
+
+
+def _refresh() -> None:
+    """Bring the stamp that is exported natively up to the run's step."""
+    if _active:
+        _export_natively(_active[-1])
 
 
 def _archive_open(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,6 +315,8 @@ def start(run: Any) -> Callable[[float], None]:
     """Stamp everything saved from now on with `run`; return what ends that."""
     stamper = Stamper(run)
     _active.append(stamper)
+    if _export_natively(stamper):
+        ops.refreshers.append(_refresh)
     for name in {hook.module for hook in HOOKS}:
         if name in sys.modules:
             _put_on(name)
@@ -310,6 +330,9 @@ def start(run: Any) -> Callable[[float], None]:
 def _stop(stamper: Stamper) -> None:
     if stamper in _active:
         _active.remove(stamper)
+    _export_natively(_active[-1] if _active else None)
+    if _refresh in ops.refreshers:
+        ops.refreshers.remove(_refresh)
     if not _active:
         for hook in HOOKS:
             hook.take_off()

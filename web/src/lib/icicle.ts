@@ -1,9 +1,17 @@
 // An icicle: what lies within what, as wide as the time it took. The tree is thread, then scope, then operator.
 import { DARK, LIGHT } from './colours';
 
-export interface Op { op: string; scope: string; thread: string | number; label: string; count: number; total_ns: number; self_ns: number; max_ns: number }
+export interface Op { op: string; scope: string; thread: string | number; label: string; count: number; total_ns: number; self_ns: number; max_ns: number; scale?: number; rank?: number }
 export interface Node { name: string; start: number; size: number; depth: number; deep: number; kids: Node[] }
 export const ROW = 20;
+
+/** Count each observed call for the ones it stands for: some operators are sampled, some are not, and shares must agree. */
+export function estimated(ops: Op[]): Op[] {
+  return ops.map((op) => {
+    const scale = op.scale ?? 1;
+    return { ...op, count: Math.round(op.count * scale), total_ns: op.total_ns * scale, self_ns: op.self_ns * scale };
+  });
+}
 
 export function grow(ops: Op[]): Node {
   const make = (name: string, depth: number): Node => ({ name, start: 0, size: 0, depth, deep: depth, kids: [] });
@@ -14,8 +22,9 @@ export function grow(ops: Op[]): Node {
     if (!kids.has(name)) { const kid = make(name, node.depth + 1); kids.set(name, kid); node.kids.push(kid); }
     return kids.get(name)!;
   };
+  const many = new Set(ops.map((op) => op.rank ?? 0)).size > 1;
   for (const op of ops) {
-    const path = [[op.label, `thread ${op.thread}`].filter(Boolean).join(' · '), ...String(op.scope ?? '').split('/').filter(Boolean), op.op];
+    const path = [[many ? `rank ${op.rank ?? 0}` : '', op.label, `thread ${op.thread}`].filter(Boolean).join(' · '), ...String(op.scope ?? '').split('/').filter(Boolean), op.op];
     let node = root;
     node.size += op.self_ns;
     for (const name of path) { node = under(node, name); node.size += op.self_ns; }

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ...errors import notices, outcome
 from ...trackers.base import flat_config
 from ...trackers.clearml import ClearMLTracker
-from ..subjects import SUMMARY, TRUE, arguments_of, checkpoint_of, model_config, rewrite_logs, staged, unstage
+from ..subjects import SUMMARY, TRUE, arguments_of, model_config, rewrite_logs, unstage
 from ..tracking import TrackingCallback
 
 PROJECT, TASK = "HuggingFace Transformers", "Trainer"
@@ -123,7 +123,7 @@ class ClearMLCallback(TrackingCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del control, kwargs
         if self._log_model and self._clearml_task is not None and state.is_world_process_zero:
-            self._later(self._upload, staged(checkpoint_of(args, state)), state.global_step, args.save_total_limit)
+            self._upload_later(self._upload, args, state, state.global_step, args.save_total_limit)
 
     def _upload(self, folder: Path, step: int, most: int | None) -> None:
         name = f"{folder.name}{self._suffix}"

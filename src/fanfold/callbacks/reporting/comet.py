@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import notices
 from ...trackers.comet import CometMLTracker
-from ..subjects import arguments_of, model_config
+from ..subjects import STAGED, arguments_of, model_config
 from ..tracking import TrackingCallback
 
 MODES = ("get_or_create", "create", "get")
@@ -74,9 +74,11 @@ class CometCallback(TrackingCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training and self._log_assets and self._experiment is not None and state.is_world_process_zero:
-            self._later(
-                partial(
-                    self._experiment.log_asset_folder, args.output_dir, recursive=True, log_file_name=True, step=state.global_step
-                )
-            )
+            self._later(self._upload, Path(args.output_dir), state.global_step)
         super().on_train_end(args, state, control, **kwargs)
+
+    def _upload(self, folder: Path, step: int) -> None:
+        for path in sorted(folder.rglob("*")):
+            inside = path.relative_to(folder)
+            if path.is_file() and not inside.parts[0].startswith(STAGED):
+                self._experiment.log_asset(str(path), file_name=str(folder.name / inside), step=step)

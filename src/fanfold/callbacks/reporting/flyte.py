@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ class FlyteCallback(TrackingCallback):
 
     def make(self, args: Any, state: Any) -> Any:
         del state
+        self._context = contextvars.copy_context()
         name = getattr(args, "run_name", None) or Path(args.output_dir).name
         return FlyteTracker(name, directory=None if in_task() else args.output_dir)
 
@@ -38,7 +40,8 @@ class FlyteCallback(TrackingCallback):
             super().deliver(values, step, epoch)
 
     def end(self, status: str) -> None:
-        if self.save_log_history:
+        over = self.tracker.deck is not None and not self._context.run(in_task)  # a Deck cannot change after its task
+        if self.save_log_history and not over:
             super().end(status)
 
     def reopen(self) -> None:
@@ -46,5 +49,6 @@ class FlyteCallback(TrackingCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del control, kwargs
-        if self.sync_checkpoints and state.is_world_process_zero and getattr(self.tracker, "deck", None) is not None:
-            self.tracker.sync_checkpoint(checkpoint_of(args, state))  # here and now: a retry must find it
+        wanted = self.sync_checkpoints and state.is_world_process_zero and getattr(self.tracker, "deck", None) is not None
+        if wanted and (folder := checkpoint_of(args, state)) is not None:
+            self.tracker.sync_checkpoint(folder)  # here and now: a retry must find it

@@ -17,7 +17,7 @@ from ...trackers.base import Identity
 from ...trackers.dagshub import DagsHubTracker
 from ...trackers.mlflow import MLflowTracker
 from ...values import flatten
-from ..subjects import checkpoint_of, configuration, staged, truth, unstage
+from ..subjects import configuration, truth, unstage
 from ..tracking import TrackingCallback
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED"}
@@ -103,7 +103,7 @@ class MLflowCallback(TrackingCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del control, kwargs
         if self._log_artifacts and self._initialized and state.is_world_process_zero:
-            self._later(self._keep_checkpoint, staged(checkpoint_of(args, state)))
+            self._upload_later(self._keep_checkpoint, args, state)
 
     def _keep_checkpoint(self, folder: Path) -> None:
         """Keep a checkpoint as a pyfunc model of its name; saved first and then sent, because that needs no active run."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ...errors import SettingError
 from ...trackers.neptune import NeptuneTracker
-from ..subjects import arguments_of, checkpoint_of, model_config, rewrite_logs, staged, unstage
+from ..subjects import arguments_of, model_config, rewrite_logs, unstage
 from ..tracking import TrackingCallback
 
 CHECKPOINTS = (None, "same", "last", "best")
@@ -123,7 +123,7 @@ class NeptuneCallback(TrackingCallback):
         del control, kwargs
         wanted = self._log_checkpoints is not None and (self._log_checkpoints != "best" or self._better)
         if wanted and self._initialized and state.is_world_process_zero:
-            self._later(self._upload, staged(checkpoint_of(args, state)))
+            self._upload_later(self._upload, args, state)
 
     def _upload(self, folder: Path) -> None:
         """Upload a checkpoint, and remove the one it stands for now. Neptune reads the files later, so they stay till then."""

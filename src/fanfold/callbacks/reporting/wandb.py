@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ...errors import notices
 from ...trackers.wandb import WandBTracker
-from ..subjects import SUMMARY, checkpoint_of, model_config, parameter_count, rewrite_logs, saved_model, staged, unstage
+from ..subjects import SUMMARY, model_config, parameter_count, rewrite_logs, saved_model, staged, unstage
 from ..tracking import PROJECT, TrackingCallback
 from .model_card import add_to_model_card
 
@@ -80,7 +80,7 @@ class WandbCallback(TrackingCallback):
         del control, kwargs
         if self._log_model == "checkpoint" and self._initialized and state.is_world_process_zero:
             aliases = [f"epoch_{round(state.epoch or 0, 2)}", f"checkpoint_global_step_{state.global_step}"]
-            self._later(self._upload, staged(checkpoint_of(args, state)), self._facts(), aliases, self._model_name(args))
+            self._upload_later(self._upload, args, state, self._facts(), aliases, self._model_name(args))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training and self._log_model != "false" and self.tracker is not None and state.is_world_process_zero:

@@ -115,9 +115,7 @@ struct Device {
     waiting.resize(kept);
   }
 };
-inline Device& device() {
-  static Device* d = new Device();
-  return *d;
-}
+inline Device* const g_device = new Device();
+inline Device& device() { return *g_device; }
 
 }  // namespace ff

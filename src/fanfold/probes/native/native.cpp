@@ -172,10 +172,8 @@ struct Windows {
     }
   }
 };
-Windows& windows() {
-  static Windows* w = new Windows();
-  return *w;
-}
+Windows* const g_windows = new Windows();
+Windows& windows() { return *g_windows; }
 
 void end_user(const void* call, Context* context) {
   bool step = !strncmp(torch_.name(call), "Optimizer.step#", 15);
@@ -226,6 +224,7 @@ void reopen_in_child() {
 }
 }  // namespace ff
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int ff_version() { return 1; }
@@ -415,3 +414,4 @@ int ff_export_file(const char* name, const char* content, int64_t size) {
   return 1;
 }
 }
+#pragma GCC visibility pop

@@ -170,10 +170,8 @@ struct State {
   uint32_t capacity = kMaxRows;
   pthread_key_t key{};
 };
-inline State& state() {
-  static State* s = new State();  // never destroyed: threads may outlive static objects
-  return *s;
-}
+inline State* const g_state = new State();  // never destroyed: threads may outlive static objects
+inline State& state() { return *g_state; }
 inline thread_local Shard* tl_shard = nullptr;
 inline thread_local int tl_compiling = 0;
 inline std::atomic<uint32_t> g_window{0};  // counts openings and closings: odd while everything is observed
@@ -262,7 +260,7 @@ inline void retire_shard(void* p) {
   tl_shard = nullptr;
 }
 
-// main, thread (a plain Python thread), or the kernel's name for a thread of torch's own, without its number.
+// main, thread (a plain Python thread), or the kernel's name for a thread of torch's own.
 inline void name_kind(char* out) {
   char name[16] = {0}, process[16] = {0};
   pid_t tid = pid_t(syscall(SYS_gettid));

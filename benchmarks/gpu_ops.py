@@ -1,0 +1,110 @@
+"""What the operator profile costs and shows on a GPU: default and full modes, device time by event pairs, graph capture.
+
+Wall time per step with the device synchronised around each measurement, ratio to the bare step, median of interleaved rounds.
+Run on a machine with CUDA: `python benchmarks/gpu_ops.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from fanfold.probes import image
+from fanfold.probes.native import library
+from ops import CONFIGURATIONS, LIMITS, Profiled, step
+
+LIMITS = {**LIMITS, ("default", "gpu"): 1.01}
+
+
+def wall_time(run: Callable[[], None], count: int) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / count
+
+
+def training_step() -> Callable[[], None]:
+    layer = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).cuda()
+    return step(model, torch.randn(8, 256, 768, device="cuda"))
+
+
+def overhead(rounds: int, count: int) -> None:
+    run = training_step()
+    wall_time(run, 10)
+    ratios: dict[str, list[float]] = {name: [] for name in CONFIGURATIONS}
+    for _ in range(rounds):
+        for name, start in CONFIGURATIONS.items():
+            before = wall_time(run, count)
+            with start():
+                run()
+                seconds = wall_time(run, count)
+            ratios[name].append(seconds / statistics.mean((before, wall_time(run, count))))
+    for name, found in ratios.items():
+        low, middle, high = statistics.quantiles(found, n=4)
+        limit = LIMITS.get((name, "gpu"))
+        print(f"{name:<16} {middle:.3f} ({low:.3f} to {high:.3f})" + (f"  promised: at most {limit}" if limit else ""))
+
+
+def device_time() -> None:
+    """Compare device time by event pairs with what a large product really takes."""
+    a = torch.randn(4096, 4096, device="cuda")
+    torch.mm(a, a)
+    truth = wall_time(lambda: torch.mm(a, a), 50)
+    model = nn.Linear(8, 8).cuda()
+    tick = step(model, torch.randn(4, 8, device="cuda"))
+    with Profiled(every=1):
+        for _ in range(400):
+            torch.mm(a, a)
+        torch.cuda.synchronize()
+        time.sleep(1.1)  # pairs are read at a step's end, once a second at most
+        tick()
+        rows = [row for row in image.parse(image.take(library.current())).rows if row["op"] == "aten::mm" and row["device_count"]]
+    for row in rows:
+        print(f"mm 4096: device {row['device_ns'] / row['device_count'] / 1e6:.3f} ms by {row['device_count']} pairs, "
+              f"host {row['total_ns'] / row['count'] / 1e6:.3f} ms, really {truth * 1e3:.3f} ms")  # fmt: skip
+    if not rows:
+        print("mm 4096: no event pair was read")
+
+
+def capture() -> None:
+    """Capture and replay a graph while everything is observed: it has to succeed, and replays show no operators."""
+    x = torch.randn(256, 256, device="cuda")
+    with Profiled(every=1):
+        x @ x
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x @ x
+        for _ in range(100):
+            graph.replay()
+        torch.cuda.synchronize()
+        seen = sum(row["count"] for row in image.parse(image.take(library.current())).rows if row["op"] == "aten::mm")
+    assert torch.allclose(y, x @ x, atol=1e-2)
+    print(f"graph captured and replayed 100 times; aten::mm seen {seen} times, none of them in a replay")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--steps", type=int, default=100)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("No CUDA device is here: nothing was measured.")
+        return 1
+    device_time()
+    capture()
+    overhead(args.rounds, args.steps)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

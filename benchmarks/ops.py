@@ -1,0 +1,155 @@
+"""What the operator profile costs: CPU time of a training step with it, as a ratio to the same step without, in one process.
+
+Each round measures every configuration once, in random order, beside the bare step; the figure is the median of the rounds'
+ratios, with the middle half. CPU time, not wall time: it holds on a busy machine. `--quick` for fewer rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fanfold.probes import image, ops
+
+LIMITS = {("default", "transformer"): 1.01, ("default", "mlp"): 1.02, ("p=1", "transformer"): 1.05, ("p=1", "mlp"): 1.09}
+
+
+def mlp() -> Callable[[], None]:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    return step(model, torch.randn(32, 64))
+
+
+def transformer() -> Callable[[], None]:
+    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
+    return step(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(8, 64, 128))
+
+
+def step(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return run
+
+
+class Profiled:
+    """The probe as init(ops=…) starts it, without a run around it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fanfold-bench-"))
+        self.written: list[int] = []
+        found = ops.start(ops.Options(**options), self.write, path=self.folder, rank=0, node="here")
+        assert found is not None
+        self.probe = found
+
+    def write(self, facts: Any) -> bool:
+        self.written.append(len(facts.get("table", b"")))
+        return True
+
+    def __enter__(self) -> Profiled:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.probe.stop()
+
+
+class TorchProfiler:
+    """torch.profiler, always on; what stopping it costs is left out."""
+
+    def __enter__(self) -> TorchProfiler:
+        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        self.profiler.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.profiler.stop()
+
+
+CONFIGURATIONS: dict[str, Callable[[], Any]] = {
+    "default": Profiled,
+    "sampling=0.01": lambda: Profiled(sampling=0.01),
+    "p=1": lambda: Profiled(every=1),
+    "torch.profiler": TorchProfiler,
+}
+
+
+def cpu_time(run: Callable[[], None], count: int) -> float:
+    begin = time.process_time()
+    for _ in range(count):
+        run()
+    return (time.process_time() - begin) / count
+
+
+def one_round(run: Callable[[], None], count: int) -> dict[str, float]:
+    """Measure each configuration between two measurements of the bare step."""
+    ratios = {}
+    for name in random.sample(list(CONFIGURATIONS), len(CONFIGURATIONS)):
+        before = cpu_time(run, count)
+        with CONFIGURATIONS[name]():
+            run()
+            seconds = cpu_time(run, count)
+        ratios[name] = seconds / statistics.mean((before, cpu_time(run, count)))
+    return ratios
+
+
+def snapshot_cost(run: Callable[[], None]) -> tuple[float, int]:
+    """Return the milliseconds and bytes of one snapshot of a full profile of the step."""
+    with Profiled(every=1) as profiled:
+        for _ in range(20):
+            run()
+        times = []
+        for _ in range(9):
+            begin = time.process_time()
+            profiled.probe.snapshot()
+            times.append(time.process_time() - begin)
+        return statistics.median(times) * 1e3, profiled.written[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rounds = args.rounds or (9 if args.quick else 21)
+    figures: dict[str, Any] = {"torch": torch.__version__, "cores": os.cpu_count(), "rounds": rounds}
+    for name, make, count in (("mlp", mlp, 200), ("transformer", transformer, 40)):
+        run = make()
+        cpu_time(run, 10)
+        found = [one_round(run, count if not args.quick else max(count // 4, 20)) for _ in range(rounds)]
+        print(f"\n{name}: CPU time of a step, ratio to none; median of {rounds} rounds (middle half)")
+        for configuration in CONFIGURATIONS:
+            ratios = [one[configuration] for one in found]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            limit = LIMITS.get((configuration, name))
+            print(
+                f"  {configuration:<16} {middle:.3f} ({low:.3f} to {high:.3f})"
+                + (f"  promised: at most {limit}" if limit else "")
+            )
+            figures[f"{name} {configuration}"] = ratios
+        milliseconds, size = snapshot_cost(run)
+        hourly = size * min(60.0, ops.BYTES_PER_HOUR / max(size, 1)) / 1e6
+        print(f"  snapshot {milliseconds:.2f} ms, {size:,} bytes, at most {hourly:.2f} MB an hour (promised: 5 ms, 1 MB); "
+              f"table row {image.ROW_SIZE} bytes")  # fmt: skip
+        figures[f"{name} snapshot"] = [milliseconds, size]
+    if args.json:
+        args.json.write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
