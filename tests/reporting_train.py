@@ -6,6 +6,7 @@ They are forked after what takes longest to import, which starts no threads; eac
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import sys
@@ -170,6 +171,12 @@ def training() -> None:
 WAYS = {"transformers": in_transformers, "trainer": in_trainer, "loop": in_loop, "flyte": in_flyte}
 
 
+def import_first():
+    """Import, once for all, libraries that start nothing and read no settings by being imported."""
+    for module in ("alembic", "aim", "azureml.core", "flytekit", "neptune", "sqlalchemy", "torch.utils.tensorboard", "wandb"):
+        importlib.import_module(module)
+
+
 def fork_all(cases):
     """Fork a process for each rank of each case, a few cases at a time; return the case in the child, None in the parent."""
     running = {}
@@ -203,6 +210,7 @@ def become(case, rank):
 
 
 if __name__ == "__main__":
+    import_first()
     mine = fork_all(json.loads(Path(sys.argv[1]).read_text()))
     if mine is not None:
         WAYS[mine["way"]](mine)

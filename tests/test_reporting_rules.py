@@ -380,10 +380,13 @@ print(sorted({"mlflow", "wandb", "comet_ml", "clearml", "neptune", "torch", "tra
 # When the process ends
 
 ENDING = """
-import concurrent.futures, multiprocessing, sys, threading
+import concurrent.futures, multiprocessing, os, threading
 from types import SimpleNamespace
 from fanfold.callbacks import CallbackHandler, DefaultFlowCallback, TrackingCallback, TrainerControl, TrainerState
 from fanfold.trackers import GeneralTracker
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())
 
 class Pooled(GeneralTracker):
     requires_logging_directory, tracker, pool = False, None, concurrent.futures.ThreadPoolExecutor()
@@ -391,10 +394,12 @@ class Pooled(GeneralTracker):
         self.name = name
         super().__init__()
     def log(self, values, step=None, **kwargs):
-        print(self.name, "log", step, flush=True)
+        say(f"{self.name} log {step}")
     def finish(self):
-        say = self.pool.submit if self.name == "main" else lambda call, *args, **kwargs: call(*args, **kwargs)
-        say(print, self.name, "finish", flush=True)
+        if self.name == "main":
+            self.pool.submit(say, "main finish").result()
+        else:
+            say("thread finish")
 
 class Play:
     def __init__(self, name):
@@ -417,7 +422,7 @@ def in_a_thread():
 
 went = threading.Event()
 Play("main").log(1)
-child = multiprocessing.get_context("fork").Process(target=print, args=("child",), kwargs={"flush": True})
+child = multiprocessing.get_context("fork").Process(target=say, args=("child",))
 child.start()
 child.join()
 threading.Thread(target=in_a_thread).start()

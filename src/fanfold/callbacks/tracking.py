@@ -176,6 +176,8 @@ class TrackingCallback(TrainerCallback):
             self._initialized = True
             set_up = partial(self._set_up, args, state, model, kwargs)
             if self.tracker is not None and not isinstance(self.tracker, Adapter):
+                if state.is_world_process_zero:
+                    hold(self)
                 self._later(set_up)  # lives in one thread from start to finish: what it opens is used where it was opened
                 return
             with undisturbed():
@@ -188,6 +190,7 @@ class TrackingCallback(TrainerCallback):
                 hold(self)
         elif self._closed and state.is_world_process_zero:
             self._closed = False
+            hold(self)
             self._later(self._reopen)
 
     def _reopen(self) -> None:

@@ -9,11 +9,12 @@ import random
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from .._version import __version__
-from ..errors import FanfoldError, SettingError, notices
-from ..server.guard import LOOPBACK
+from ..errors import FanfoldError, notices
+from ..process import LOOPBACK
+from .address import parse
 from .wire import APPEND, BATCH, BLOB, LENGTH, MISSING, OFFSET, Conflict, Piece, encode
 
 TIMEOUT = 60.0
@@ -52,18 +53,13 @@ class Client:
     """Speak with one gateway. Not for several threads at once."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = TIMEOUT) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise SettingError(
-                f"{_plain(url)} is no address of a gateway. Nothing was sent. Write https://name:port, without a password."
-            )
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._path, self._token, self._timeout = parts.path.rstrip("/"), token, timeout
+        self._place = parse(url)
+        self.url = self._place.url
+        self._token, self._timeout = token, timeout
         self._connection: http.client.HTTPConnection | None = None
         self.accepted = 0  # requests whose bytes the gateway has now
         self.room = BATCH  # how much to send at once: less on a line that breaks, else nothing would ever get through
-        if token and not self._secure and self._host not in LOOPBACK:
+        if token and not self._place.secure and self._place.host not in LOOPBACK:
             notices.once(
                 f"plain:{self.url}",
                 f"{self.url} is not encrypted, and the token goes there in the clear. Runs are forwarded all the same. Use https://.",
@@ -109,7 +105,7 @@ class Client:
         given = {"user-agent": f"fanfold/{__version__}", **(headers or {})}
         if self._token:
             given["authorization"] = f"Bearer {self._token}"
-        target = f"{self._path}{path}?{urlencode(query, quote_via=quote)}"
+        target = f"{self._place.path}{path}?{urlencode(query, quote_via=quote)}"
         try:
             response, data = self._exchange(method, target, body, given)
         except (OSError, http.client.HTTPException) as error:
@@ -140,10 +136,10 @@ class Client:
         return response, response.read(MAX_ANSWER)
 
     def _connect(self) -> http.client.HTTPConnection:
-        if self._secure:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=context)
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+        host, port = self._place.host, self._place.port
+        if self._place.secure:
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=ssl.create_default_context())
+        return http.client.HTTPConnection(host, port, timeout=self._timeout)
 
     def _judged(self, response: http.client.HTTPResponse, data: bytes, also: int) -> tuple[int, dict[str, Any]]:
         try:
@@ -156,8 +152,3 @@ class Client:
         after = response.getheader("retry-after") or ""
         wait = float(after) if after.isascii() and after.isdecimal() else 0.0
         raise Unreachable(f"{self.url} answers {response.status}: {said or response.reason}", after=wait, status=response.status)
-
-
-def _plain(url: str) -> str:
-    """Return an address as it may be shown: without what stands before an @."""
-    return repr(url.rpartition("@")[2])

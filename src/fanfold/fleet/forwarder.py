@@ -22,6 +22,7 @@ from ..process import digest
 from ..settings import resolve
 from .client import Backoff, Client, Unreachable
 from .following import Following
+from .note import HOME
 from .prune import prune
 from .tail import Tail
 from .wire import Piece
@@ -34,7 +35,6 @@ RECOVER_SECONDS = 10.0
 NOTE_SECONDS = 1.0
 REFUSED_SECONDS = 600.0
 ONCE_TRIES = 6
-FOLDER = ".forward"
 
 
 class Taken(FanfoldError):
@@ -252,7 +252,7 @@ class Forwarder:
 @contextlib.contextmanager
 def only_one(root: Path, url: str) -> Iterator[None]:
     """Be the one forwarder of this directory to that gateway, or raise Taken."""
-    folder = root / FOLDER
+    folder = root / HOME
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(folder / f"{digest(url)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -11,10 +11,8 @@ from pathlib import Path
 
 from ..journal import directory
 from ..process import digest
-from ..relay.process import clean_environment
-from .client import Client
-from .forwarder import FOLDER
-from .note import Note
+from .address import parse
+from .note import HOME, Note
 
 IDLE_SECONDS = 10.0
 FINISH_SECONDS = 10.0
@@ -26,12 +24,12 @@ class Forwarding:
     """The side that started a forwarder: hurry it, and wait until this rank's journals are at the gateway."""
 
     def __init__(self, root: Path, server: str) -> None:
-        self.url = Client(server).url  # an address that is none is said here, and not in the forwarder's log
+        self.url = parse(server).url  # an address that is none is said here, and not in the forwarder's log
         self._root = root
         self._process = self._start(server)
 
     def _start(self, server: str) -> subprocess.Popen[bytes]:
-        folder = self._root / FOLDER
+        folder = self._root / HOME
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = folder / f"{digest(self.url)}.log"
         with contextlib.suppress(OSError):
@@ -44,7 +42,7 @@ class Forwarding:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**clean_environment(), "FANFOLD_SERVER": server},
+                env={**os.environ, **_same_modules(), "FANFOLD_SERVER": server},
             )
 
     def wait(self, run: Path, rank: int, timeout: float) -> list[str]:
@@ -69,3 +67,8 @@ class Forwarding:
         note = Note(run, self.url)
         own = [file for file in directory.journal_files(run) if file.name.startswith(f"{rank}-")]
         return any(not note.is_over(file) and note.offsets.get(file.stem, -1) < file.stat().st_size for file in own)
+
+
+def _same_modules() -> dict[str, str]:
+    """Return what makes a child find the modules we find, and nothing that lies about in the working directory."""
+    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}  # noqa: PTH109 - a text

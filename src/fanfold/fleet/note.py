@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..process import digest
 
-FOLDER = "forward"
+FOLDER = "forward"  # in a run: its notes
+HOME = ".forward"  # beside the projects: locks and logs
 
 
 class Note:

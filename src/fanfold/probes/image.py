@@ -104,7 +104,7 @@ def _rows(table: bytes, facts: dict[str, Any], kinds: list[str], labels: list[st
             "count": count,
             "total_ns": total,
             # Own time is known of calls inside which everything was observed; of a range around windows, that is a part.
-            "self_ns": round(own * count / whole) if whole else 0,
+            "self_ns": round(total * own / whole) if whole else 0,
             "max_ns": longest,
             "device_count": pairs,
             "device_ns": device,

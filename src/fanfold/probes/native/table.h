@@ -50,7 +50,7 @@ struct Row {
   uint8_t scope, kind;
   uint16_t spare;
   uint64_t hash;
-  std::atomic<uint64_t> count, total, self, whole, max, device_count, device_ns;  // whole: calls whose own time is known
+  std::atomic<uint64_t> count, total, self, whole, max, device_count, device_ns;  // whole: time of calls whose own time is known
   char name[96];
   char inputs[80];
   std::atomic<uint32_t> hist[kBuckets];
@@ -433,7 +433,7 @@ inline Frame on_end(const void* call) {
     bump<uint64_t>(row->total, took);
     if ((frame.window & 1) && frame.window == g_window.load(std::memory_order_relaxed)) {  // nothing inside went unseen
       bump<uint64_t>(row->self, took > frame.child ? took - frame.child : 0);
-      bump<uint64_t>(row->whole, 1);
+      bump<uint64_t>(row->whole, took);
     }
     if (took > row->max.load(std::memory_order_relaxed)) row->max.store(took, std::memory_order_relaxed);
     bump<uint32_t>(row->hist[bucket_of(took)], 1u);

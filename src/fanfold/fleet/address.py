@@ -1,0 +1,39 @@
+"""The address of a gateway, taken apart and checked. Apart from the client, so that init() need not load one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from ..errors import SettingError
+
+
+class Address(NamedTuple):
+    """Where a gateway is; `url` is its one spelling, which names locks and notes."""
+
+    secure: bool
+    host: str
+    port: int | None
+    path: str
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = f":{self.port}" if self.port else ""
+        return f"{'https' if self.secure else 'http'}://{host}{port}{self.path}"
+
+
+def parse(url: str) -> Address:
+    """Read an address; one with a password in it is refused, since addresses are shown and logged."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or port == 0:
+        shown = url.rpartition("@")[2].partition("?")[0]
+        raise SettingError(
+            f"{shown!r} is no address of a gateway. Nothing is forwarded. Write https://name:port, without a password or a query; "
+            "the token belongs in FANFOLD_SERVER_TOKEN."
+        )
+    return Address(parts.scheme == "https", parts.hostname, port, parts.path.rstrip("/"))
