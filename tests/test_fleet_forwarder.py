@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -116,11 +117,14 @@ def test_a_line_that_cuts_connections_at_random_bytes_changes_nothing(nodes, sto
 
 def test_a_run_whose_process_was_killed_is_followed_to_its_last_byte(nodes, store, ends):
     node = nodes[0]
-    job = train(node, 0, 500, "--hang", world=1)
+    job = train(node, 0, 500, "--image", "--hang", world=1)
     assert job.stdout is not None
     assert job.stdout.readline() == b"logged\n"
     gateway = ends(Gateway(store))
     forwarder = ends(Forwarder(node, gateway.url, "--idle", "0.2"))
+    assert until(lambda: arrived(store, node))
+    (point,) = fanfold.open("job", dir=store).media("text")
+    assert blobs.get(store / "llm" / "job", point.entry["blob"]) == b"x" * 5000  # a file is there before the frame that names it
     job.send_signal(signal.SIGKILL)
     job.wait(10)
     job.stdout.close()
@@ -131,6 +135,24 @@ def test_a_run_whose_process_was_killed_is_followed_to_its_last_byte(nodes, stor
     old = time.time() - 100
     os.utime(next((store / "llm" / "job" / "journal").glob("*.ffj")), (old, old))
     assert fanfold.open("job", dir=store).status in ("lost", "killed")
+
+
+def test_a_run_that_says_nothing_for_a_while_is_still_followed(nodes, store, ends):
+    node = nodes[0]
+    run = fanfold.init("llm", dir=node, id="job", system=False, quiet=True)
+    run.log({"x": 1.0}, step=0)
+    run.flush()
+    hour_ago = time.time() - 3600
+    os.utime(run.path / "journal", (hour_ago, hour_ago))
+    gateway = ends(Gateway(store))
+    forwarder = ends(Forwarder(node, gateway.url, "--idle", "0.2"))
+    assert until(lambda: arrived(store, node))
+    assert not until(lambda: forwarder.popen.poll() is not None, 1.0)
+    run.log({"x": 2.0}, step=1)
+    assert until(lambda: fanfold.open("job", dir=store).series("x").values.tolist() == [1.0, 2.0])
+    run.finish()
+    assert forwarder.wait() == 0
+    assert arrived(store, node)
 
 
 def test_a_slow_gateway_does_not_fill_the_forwarder_s_memory(nodes, store, ends):
@@ -174,6 +196,17 @@ def test_what_is_pruned_is_at_the_gateway_and_nothing_else_is_pruned(nodes, stor
     assert [entry.name for entry in (node / "llm" / "job").iterdir()] == ["trackers"]
     assert len([file for file in (store / "llm" / "job" / "blobs").rglob("*") if file.is_file()]) >= 1
 
+    lost, run = store / "llm" / "again" / "journal", fanfold.init("llm", dir=node, id="again", system=False, quiet=True)
+    run.log({"x": 1.0}, step=0)
+    run.finish()
+    assert main(["forward", "--once", "--dir", str(node), "--to", gateway.url]) == 0
+    for file in lost.iterdir():
+        file.unlink()  # the gateway's disk is lost, after we noted that all is there
+    source = journals(node)
+    assert main(["forward", "--once", "--prune", "--dir", str(node), "--to", gateway.url]) == 0
+    assert len(source) == 1
+    assert source.items() <= journals(store).items()
+
     job = train(unfinished, 1, 50, "--hang", world=2)
     assert job.stdout is not None
     job.stdout.readline()
@@ -182,6 +215,24 @@ def test_what_is_pruned_is_at_the_gateway_and_nothing_else_is_pruned(nodes, stor
     job.stdout.close()
     assert main(["forward", "--once", "--prune", "--dir", str(unfinished), "--to", gateway.url]) == 0
     assert len(journals(unfinished)) == 1  # it may be resumed
+
+
+def test_a_large_file_comes_in_slices_and_once_however_many_nodes_have_it(tmp_path, nodes, store, ends):
+    content = os.urandom(9 << 20)
+    (tmp_path / "model.bin").write_bytes(content)
+    for node in nodes:
+        run = fanfold.init("llm", dir=node, id="job", system=False, quiet=True)
+        run.artifact(tmp_path / "model.bin")
+        run.finish()
+    gateway = ends(Gateway(store))
+    for node in nodes:
+        assert main(["forward", "--once", "--dir", str(node), "--to", gateway.url, "--quiet"]) == 0
+    name = hashlib.sha256(content).hexdigest()
+    assert blobs.path_of(store / "llm" / "job", name).read_bytes() == content
+    with urllib.request.urlopen(f"{gateway.url}/metrics") as answer:
+        (line,) = [line for line in answer.read().decode().splitlines() if 'kind="blob"' in line]
+    sizes = {file.name: file.stat().st_size for file in (store / "llm" / "job" / "blobs").rglob("*") if file.is_file()}
+    assert float(line.rpartition(" ")[2]) == sum(sizes.values())
 
 
 def test_init_starts_a_forwarder_that_delivers_and_leaves(nodes, store, ends):

@@ -9,6 +9,7 @@ import random
 import secrets
 import threading
 import time
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 import fanfold
 from fanfold.errors import SettingError
-from fanfold.fleet.client import Backoff, Client
+from fanfold.fleet.client import Backoff, Client, Unreachable
 from fanfold.fleet.frames import walk, whole_end
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.fleet.limits import Budget, Busy, Rates
@@ -25,7 +26,7 @@ from fanfold.fleet.tokens import Tokens
 from fanfold.fleet.wire import Conflict, Piece, Refused, decode, encode
 from fanfold.journal import Journal, Kind
 from fanfold.journal import format as fmt
-from fleet_tools import frames_of, kept, pieces_of, write_run
+from fleet_tools import Line, frames_of, kept, pieces_of, write_run
 
 
 @pytest.fixture
@@ -176,6 +177,9 @@ def test_damage_at_the_source_keeps_its_place_and_nothing_damaged_is_stored(jour
     tail = Tail(journal, {})
     tail.offset = 0
     while tail.look() and (read := tail.read(1500)):
+        if read.gap:  # a gateway was killed while it wrote this very piece
+            with kept(intake.root, journal).open("ab") as file:
+                file.write(b"torn" * 50)
         tail.offset = intake.append("llm", Piece("r1", journal.stem, tail.offset, read.gap, read.data))
     source, copy = Journal(journal), Journal(kept(intake.root, journal))
     source.refresh()
@@ -203,29 +207,40 @@ def test_a_frame_that_is_being_written_is_waited_for(journal):
     assert read.data + read_on.data == whole
 
 
-def _send_all(root: Path, pieces: list[Piece]) -> None:
-    intake = DirectoryIntake(root, power=False)
-    offset = 0
-    end = pieces[-1].offset + len(pieces[-1].data)
-    while offset < end:
-        piece = next(piece for piece in pieces if piece.offset == offset)
-        try:
-            offset = intake.append("llm", piece)
-        except Conflict as conflict:
-            offset = conflict.offset
+def _add_events(root: Path, journal: str, sender: int, count: int) -> None:
+    """Append frames of one's own, each as soon as the place for it is known."""
+    intake, seed = DirectoryIntake(root, power=False), fmt.seed_of(journal.rpartition("-")[2])
+    for number in range(count):
+        data = fmt.frame(Kind.EVENT, fmt.pack({"event": "mark", "sender": sender, "number": number, "pad": "x" * 5000}), seed)
+        offset = 0
+        while True:
+            try:
+                intake.append("llm", Piece("r1", journal, offset, 0, data))
+                break
+            except Conflict as conflict:
+                offset = conflict.offset
+            except Refused:  # at the very start a header is wanted: now we know that there is one
+                offset = intake.offset("llm", "r1", journal)
 
 
-def test_many_gateways_and_threads_at_one_directory_store_each_byte_once(journal, intake):
-    pieces = pieces_of(journal, *range(1, 200, 2))
+def test_many_gateways_and_threads_at_one_journal_overwrite_nothing(journal, intake):
+    (whole,) = pieces_of(journal)
+    intake.append("llm", whole)
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_send_all, args=(intake.root, pieces)) for _ in range(2)]
-    threads = [threading.Thread(target=_send_all, args=(intake.root, pieces)) for _ in range(4)]
+    processes = [context.Process(target=_add_events, args=(intake.root, journal.stem, n, 60)) for n in range(2)]
+    threads = [threading.Thread(target=_add_events, args=(intake.root, journal.stem, n, 60)) for n in range(2, 5)]
     for one in [*processes, *threads]:
         one.start()
     for one in [*processes, *threads]:
         one.join()
     assert [one.exitcode for one in processes] == [0, 0]
-    assert kept(intake.root, journal).read_bytes() == journal.read_bytes()
+    copy = Journal(kept(intake.root, journal))
+    copy.refresh()
+    assert (copy.damaged, copy.tail) == (0, 0)
+    marks = [record.data for record in copy.records(Kind.EVENT) if record.data["event"] == "mark"]
+    assert {n: [mark["number"] for mark in marks if mark["sender"] == n] for n in range(5)} == dict.fromkeys(
+        range(5), list(range(60))
+    )
 
 
 def test_blobs_arrive_in_pieces_and_only_under_their_own_name(intake):
@@ -269,6 +284,12 @@ def test_a_body_never_unpacks_to_more_than_it_announces():
     for announced in (length - 1, length + 1, 10, 0):
         with pytest.raises(Refused):
             decode(body, announced)
+    bomb = zlib.compress(bytes(300 << 20))
+    tracemalloc.start()
+    with pytest.raises(Refused):
+        decode(bomb, 1000)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
     for bad in (b"", b"plain", body + b"x", body[:-4], zlib.compress(b"\xc1"), zlib.compress(fmt.pack([]))):
         with pytest.raises(Refused):
             decode(bad, 1)
@@ -305,6 +326,18 @@ def test_pauses_grow_to_a_minute_and_never_undercut_what_the_gateway_asks():
     longest.succeed()
     assert longest.fail() == 0.5
     assert len({Backoff().fail() for _ in range(50)}) > 40  # a thousand nodes do not come back at one moment
+
+
+def test_on_a_line_that_breaks_less_is_sent_at_once():
+    line = Line(9, cut=1.0)  # nobody is there, and everything breaks
+    client = Client(line.url, timeout=5)
+    rooms = [client.room]
+    for _ in range(3):
+        with pytest.raises(Unreachable):
+            client.append("llm", [Piece("r", "0-0123456789abcdef", 0, 0, b"x")])
+        rooms.append(client.room)
+    line.close()
+    assert rooms == [1 << 20, 1 << 19, 1 << 18, 1 << 17]
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://user:secret@host", "http://host?token=x"])

@@ -175,20 +175,20 @@ def serve(root: str) -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()  # whoever reads the address may ask at once
-    server = uvicorn.Server(
-        uvicorn.Config(app(root, embed=True), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
-    )
-    threading.Thread(target=_watch, args=[server], daemon=True).start()
+    served = app(root, embed=True)
+    server = uvicorn.Server(uvicorn.Config(served, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
+    threading.Thread(target=_watch, args=[server, served.state.notices], daemon=True).start()
     print(json.dumps({"address": f"http://localhost:{listener.getsockname()[1]}/"}), flush=True)
     server.run(sockets=[listener])
 
 
-def _watch(server: Any) -> None:
+def _watch(server: Any, notices: Any) -> None:
     """End the server when whoever started it is gone."""
     with contextlib.suppress(OSError):
         while os.read(0, 1024):
             pass
     server.should_exit = True
+    notices.close()  # open pages hold a stream each; without this the server would wait for them
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,9 @@ class Following:
         unswept = not self.tails and not self.note.whole
         return unswept or bool(self.large) or any(not tail.hold_until for tail in self.tails.values())
 
-    def is_behind(self, goals: Mapping[Path, int]) -> bool:
-        """Tell whether a journal has not got as far as its goal yet, and can."""
-        return any(tail.look() and (tail.offset or 0) < goals.get(tail.path, 0) for tail in self.tails.values())
+    def is_behind(self, goals: dict[Path, int]) -> bool:
+        """Tell whether a journal has not got as far as its goal yet, and can; one seen first now gets its size as goal."""
+        return any(tail.look() and (tail.offset or 0) < goals.setdefault(tail.path, tail.size) for tail in self.tails.values())
 
     def settle(self) -> None:
         """Let go of journals that are over, and note where the others stand."""

@@ -224,8 +224,9 @@ class Forwarder:
             return False
         self._settled[run.path] = run.changed
         del self.runs[run.path]
-        if self.prune:
-            prune(run, self.client)
+        if self.prune and not prune(run, self.client) and not run.note.whole:
+            del self._settled[run.path]
+            self._look_at(run.path)
         return True
 
     # Outages

@@ -39,6 +39,11 @@ class Note:
         except OSError:
             return False
 
+    def forget(self) -> None:
+        """Drop the note: everything is to be asked anew."""
+        self.path.unlink(missing_ok=True)
+        self.offsets, self.over, self.whole, self._saved = {}, {}, False, ""
+
     def save(self) -> None:
         """Replace the file if anything changed; that it cannot be written costs a few questions, no more."""
         text = json.dumps({"server": self.url, "whole": self.whole, "offsets": self.offsets, "over": self.over})

@@ -50,6 +50,7 @@ def why_not(file: Path, run: Following, client: Client) -> str | None:
     if any(marks.get(file.stem, 0) < journal.verified for marks in _behind(file, run)):
         return "a tracker has not confirmed it"
     if client.offset(run.project, run.id, file.stem) < journal.verified:
+        run.note.forget()  # it had, as we noted; now it has to be sent again
         return "the gateway does not have all of it"
     return None
 

@@ -170,6 +170,8 @@ def _packed(id: str, one: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     ends = [[end] if end is not None else [] for end in (one.before, one.after)]
 
     def reached(column: Any, place: int) -> Any:  # the neighbours just outside, so that lines run to the edge
+        if one.before is None and one.after is None:
+            return column
         return np.concatenate([[end[place] for end in ends[0]], column, [end[place] for end in ends[1]]])
 
     found = {"x": reached(one.x, 0), "y": wire.small(reached(one.last, 1))}

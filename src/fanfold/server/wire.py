@@ -8,6 +8,7 @@ the same content are sent once: runs of one project mostly share their x.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MEDIA_TYPE = "application/vnd.fanfold.columns"
-_TYPES = {"float64": "f8", "float32": "f4", "int32": "i4"}
+_TYPES = {"d": "f8", "f": "f4", "i": "i4"}  # by numpy's letters: its names take longer to ask for than a column to copy
 
 
 def encode(head: Mapping[str, Any], items: Iterable[tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]]) -> bytes:
@@ -37,7 +38,7 @@ def encode(head: Mapping[str, Any], items: Iterable[tuple[Mapping[str, Any], Map
                 at = places[data] = size
                 body.append(data.ljust(-len(data) % 8 + len(data), b"\0"))
                 size += len(body[-1])
-            named[name] = [_TYPES[column.dtype.name], at, len(column)]
+            named[name] = [_TYPES[column.dtype.char], at, len(column)]
         listed.append({**facts, "columns": named})
     header = msgspec.json.encode({**head, "items": listed})
     header += b" " * (-len(header) % 8)
@@ -49,10 +50,14 @@ def small(column: NDArray[Any]) -> NDArray[Any]:
     import numpy as np
 
     wide = np.ascontiguousarray(column, np.float64)
-    finite = wide[np.isfinite(wide)]
-    if not len(finite):
+    if not len(wide):
         return wide.astype(np.float32)
-    top = float(np.abs(finite).max())
-    span = float(finite.max() - finite.min())
+    low, high = float(wide.min()), float(wide.max())
+    if not math.isfinite(high - low):  # NaN, an infinity, or a range that is one
+        finite = wide[np.isfinite(wide)]
+        if not len(finite):
+            return wide.astype(np.float32)
+        low, high = float(finite.min()), float(finite.max())
+    top, span = max(abs(low), abs(high)), high - low
     fits = top < 3e38 and (top == 0 or (top > 1e-30 and (span == 0 or span > top * 1e-3)))
     return wide.astype(np.float32) if fits else wide

@@ -112,6 +112,8 @@ class Shelf:
     rows: dict[Path, tuple[str, StoredRun]] = field(default_factory=dict)
     opened: dict[Path, StoredRun] = field(default_factory=dict)
     settled: dict[Path, int] = field(default_factory=dict)  # the folder's date, of runs that ended a while ago
+    whole: dict[Path, int | None] = field(default_factory=dict)  # that date when an open run was last read on
+    files: dict[Path, int] = field(default_factory=dict)  # how many each open run holds
 
     def unchanged(self, folder: Path, date: int) -> StoredRun | None:
         """Return a run that cannot have changed: it ended a while ago, and no journal came or went since."""
@@ -124,14 +126,25 @@ class Shelf:
 
     def run(self, folder: Path) -> StoredRun:
         """Return an open run, read on to its end. The longest unused are closed when there are many files."""
-        run = self.opened.pop(folder, None) or StoredRun(folder)
-        self.opened[folder] = run.refresh()
-        room = _room_for_files() - len(run.journals)
-        for other in list(self.opened)[-2::-1]:
-            room -= len(self.opened[other].journals)
-            if room < 0:
-                del self.opened[other]
+        date = self.settled.get(folder)  # as of before we read: what settles later is read once more
+        run = self.opened.pop(folder, None)
+        if run is None or date is None or self.whole.get(folder) != date or date_of(folder) != date:
+            run = (run or StoredRun(folder)).refresh()
+            self.files[folder] = len(run.journals)
+            self.whole[folder] = date
+        self.opened[folder] = run
+        if sum(self.files.values()) > _room_for_files():
+            self._close_oldest()
         return run
+
+    def _close_oldest(self) -> None:
+        self.files = {folder: self.files[folder] for folder in self.opened}
+        over = sum(self.files.values()) - _room_for_files()
+        for folder in list(self.opened)[:-1]:
+            if over <= 0:
+                return
+            over -= self.files.pop(folder)
+            del self.opened[folder]
 
 
 def _room_for_files() -> int:
@@ -192,6 +205,15 @@ def date_of(run: Path) -> int:
         return os.stat(f"{run}/journal").st_mtime_ns  # noqa: PTH116 - by the thousand
     except OSError:
         return 0
+
+
+def touched(run: Path) -> float:
+    """Return when a run's journals were last written, in seconds; 0 where there are none."""
+    try:
+        with os.scandir(f"{run}/journal") as entries:
+            return max((e.stat(follow_symlinks=False).st_mtime for e in entries if e.name.endswith(fmt.SUFFIX)), default=0.0)
+    except OSError:
+        return 0.0
 
 
 def _entry(connection: sqlite3.Connection, folder: Path, shelf: Shelf) -> StoredRun | None:

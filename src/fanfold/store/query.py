@@ -66,10 +66,13 @@ class LocalStore:
     def projects(self) -> list[Row]:
         """Return the projects, the one with the newest sign of life first: name, runs, last."""
         found: dict[str, Row] = {}
-        for row in self.runs():
-            one = found.setdefault(row["project"], {"name": row["project"], "runs": 0, "last": 0.0})
-            one["runs"] += 1
-            one["last"] = max(one["last"], row["seen"])
+        for folder in directory.run_directories(self.root):  # by their files alone: rows of wide runs take seconds to read
+            last = catalogue.touched(folder)
+            if last:
+                name = directory.decode_name(folder.parent.name)
+                one = found.setdefault(name, {"name": name, "runs": 0, "last": 0.0})
+                one["runs"] += 1
+                one["last"] = max(one["last"], last)
         return sorted(found.values(), key=lambda one: one["last"], reverse=True)
 
     def runs(

@@ -11,6 +11,7 @@ export interface Runs { runs: Run[]; keys: string[]; media: string[]; columns: s
 export interface Series {
   run: string; key: string; total: number; raw: boolean; axis: string; marks: [number, string][]; marked: number; restarts: number[];
   x: Column; y: Column; lo?: Column; hi?: Column; low?: Column; high?: Column; lowRank?: Column; highRank?: Column;
+  who?: string[]; // of a group: the runs that lowRank and highRank count
 }
 
 export class Refused extends Error {

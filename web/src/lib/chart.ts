@@ -17,6 +17,7 @@ export interface Line {
   high?: ArrayLike<number>;
   smooth?: ArrayLike<number>;
   raw: boolean;
+  beneath?: number; // how strong the raw line stands beneath the smooth one
   marks: [number, string][];
   restarts: number[];
 }
@@ -180,7 +181,7 @@ function line(g: Context, l: Line, v: View, s: Scales) {
   g.lineJoin = 'round';
   g.setLineDash(l.dash);
   g.lineWidth = l.width;
-  g.globalAlpha = l.smooth ? 0.28 * l.alpha : l.alpha;
+  g.globalAlpha = l.smooth ? (l.beneath ?? 0.28) * l.alpha : l.alpha;
   const parts = stretches(l, l.y);
   for (const part of parts) stroke(g, l, l.y, part, v, s, true);
   if (l.smooth) {

@@ -77,6 +77,13 @@ class Model {
     return found;
   }
 
+  /** Runs by the values they are coloured and dashed by, in the order of the list. */
+  grouped(ids: string[]): Map<string, string[]> {
+    const fields = [view.colour, view.dash].filter((name, i, all) => name && all.indexOf(name) === i);
+    const name = (id: string) => fields.map((field) => `${field.replace(/^config:/, '')}=${this.value(this.byId.get(id)!, field) ?? '–'}`).join(' ');
+    return Map.groupBy(ids.filter((id) => this.byId.has(id)), name);
+  }
+
   /** How a run is drawn, everywhere: colour and dash by its age in the project, or by the group it belongs to. */
   look(id: string, few = false): { colour: string; dash: number[]; strong: boolean } {
     const run = this.byId.get(id);

@@ -7,20 +7,20 @@ export type Page = (typeof PAGES)[number];
 export interface View {
   project: string; page: Page; run: string; filter: string; sort: string; metric: string; hidden: string[]; baseline: string;
   compare: string[]; pins: string[]; folded: string[]; search: string; x: string; ranks: string; smooth: number; ema: boolean;
-  logX: boolean; logY: boolean; band: boolean; zoom: [number, number] | null; colour: string; dash: string; split: string;
+  logX: boolean; logY: boolean; band: boolean; zoom: [number, number] | null; colour: string; dash: string; split: string; each: boolean;
   columns: string[]; differing: boolean; archived: boolean; key: string; step: number | null;
 }
 
 export const DEFAULTS: View = {
   project: '', page: 'charts', run: '', filter: '', sort: '', metric: '', hidden: [], baseline: '', compare: [], pins: [], folded: [],
   search: '', x: 'step', ranks: '', smooth: 0, ema: false, logX: false, logY: false, band: false, zoom: null, colour: '', dash: '',
-  split: '', columns: [], differing: false, archived: false, key: '', step: null,
+  split: '', each: false, columns: [], differing: false, archived: false, key: '', step: null,
 };
 
 const NAMES: Record<keyof View, string> = {
   project: 'p', page: 'v', run: 'r', filter: 'f', sort: 'o', metric: 'm', hidden: 'hide', baseline: 'base', compare: 'with', pins: 'pin',
   folded: 'fold', search: 'q', x: 'x', ranks: 'ranks', smooth: 's', ema: 'ema', logX: 'logx', logY: 'log', band: 'band', zoom: 'zoom',
-  colour: 'colour', dash: 'dash', split: 'split', columns: 'cols', differing: 'diff', archived: 'archived', key: 'key', step: 'step',
+  colour: 'colour', dash: 'dash', split: 'split', each: 'each', columns: 'cols', differing: 'diff', archived: 'archived', key: 'key', step: 'step',
 };
 
 export function read(fragment: string): View {
