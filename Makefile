@@ -109,6 +109,9 @@ bench: $(STAMP)  ## measure fanfold beside its peers, then relay and callbacks (
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/provenance.py $(filter --quick,$(ARGS)))
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/ops.py $(filter --quick,$(ARGS)))
 
+bench-dashboard: $(STAMP)  ## measure five dashboards over the same data, and the budgets of ours (ARGS="--quick", "--soak 30")
+	$(BIN)/python benchmarks/dashboard.py $(ARGS)
+
 # The full environment serves when it is there; a newcomer gets a small one, without any tracker.
 demo: $(if $(wildcard .venv/.stamp-*),,.venvs/demo/$(SMALL))  ## a short tour in the terminal
 	$(if $(wildcard .venv/.stamp-*),$(BIN),.venvs/demo/bin)/python -m fanfold demo

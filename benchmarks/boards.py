@@ -9,6 +9,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -310,8 +311,7 @@ def written(board: Board, data: Path, size: Size) -> tuple[Path, float]:
     dir = data / f"{board.name.lower()}-{size.runs}x{size.metrics}x{size.steps}"
     mark = dir.with_suffix(".seconds")
     if not mark.exists():
-        if dir.exists():
-            raise SystemExit(f"{dir} was left half written. Nothing was measured. Remove it and start again.")
+        shutil.rmtree(dir, ignore_errors=True)  # what an interrupted run left
         dir.mkdir(parents=True)
         began = time.monotonic()
         sizes = [str(one) for one in (size.runs, size.metrics, size.steps)]

@@ -41,7 +41,7 @@ def case(
             "env": {**settings(folder), **(env or {})}, **more}  # fmt: skip
 
 
-def run_all(home: Path, cases: list[dict[str, Any]], seconds: float = 400) -> None:
+def run_all(home: Path, cases: list[dict[str, Any]], seconds: float = 800) -> None:
     """Run all cases to their end; what each printed and returned is in its folder."""
     plan = home / "cases.json"
     plan.write_text(json.dumps(cases))

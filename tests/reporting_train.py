@@ -173,7 +173,7 @@ WAYS = {"transformers": in_transformers, "trainer": in_trainer, "loop": in_loop,
 
 def import_first():
     """Import, once for all, libraries that start nothing and read no settings by being imported."""
-    for module in ("alembic", "aim", "azureml.core", "flytekit", "neptune", "sqlalchemy", "torch.utils.tensorboard", "wandb"):
+    for module in ("alembic", "aim", "azureml.core", "neptune", "sqlalchemy", "torch.utils.tensorboard", "wandb"):
         importlib.import_module(module)
 
 

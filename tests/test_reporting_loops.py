@@ -190,7 +190,9 @@ def test_wandb_watches_and_keeps_the_final_model(ran):
 
 
 def test_comet_uploads_the_output_folder(ran):
-    names = {message.get("additional_params", {}).get("fileName") or "" for message in readers.comet_messages(ran / "uploads")}
+    names = {
+        (message.get("additional_params") or {}).get("fileName") or "" for message in readers.comet_messages(ran / "uploads")
+    }
     assert {name for name in names if name.endswith("model.safetensors")} == {"out/checkpoint-100/model.safetensors"}
 
 

@@ -11,6 +11,7 @@ import msgspec
 from ..errors import FanfoldError, RunNotFound, SettingError
 from ..journal import Kind, directory
 from ..media import Table
+from ..store.buckets import Buckets
 from ..store.query import Store
 from ..store.run import MediaPoint, StoredRun
 from . import wire
@@ -144,15 +145,18 @@ def _cell(row: Mapping[str, Any], name: str) -> Any:
 
 def series(store: Store, query: SeriesQuery) -> bytes:
     """Return series of many runs and keys, thinned to the pixels that will show them. Runs that are gone are left out."""
+    return wire.encode({"axis": query.x}, [_packed(id, one) for id, _, one in found_series(store, query)])
+
+
+def found_series(store: Store, query: SeriesQuery) -> list[tuple[str, StoredRun, Buckets]]:
+    """Return the series there are of those asked for, with their runs."""
     if len(query.runs) * len(query.keys) > MOST_SERIES:
         raise SettingError(f"that is more than {MOST_SERIES} series. None was read. Ask for fewer runs or keys at a time.")
     opened = [(id, run) for id in query.runs if (run := _there(store, query.project, id)) is not None]
-    asked = [(run, key) for key in query.keys for _, run in opened]
-    found = store.series_many(asked, buckets=max(1, min(query.n, MOST_BUCKETS)), x=query.x, rank=query.rank, fold=query.fold,
-                              lo=query.lo, hi=query.hi)  # fmt: skip
-    ids = [id for _ in query.keys for id, _ in opened]
-    items = [_packed(id, one) for id, one in zip(ids, found, strict=True) if one is not None]
-    return wire.encode({"axis": query.x}, items)
+    asked = [(id, run, key) for key in query.keys for id, run in opened]
+    found = store.series_many([(run, key) for _, run, key in asked], buckets=max(1, min(query.n, MOST_BUCKETS)), x=query.x,
+                              rank=query.rank, fold=query.fold, lo=query.lo, hi=query.hi)  # fmt: skip
+    return [(id, run, one) for (id, run, _), one in zip(asked, found, strict=True) if one is not None]
 
 
 def _there(store: Store, project: str, id: str) -> StoredRun | None:

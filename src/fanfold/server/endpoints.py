@@ -11,7 +11,7 @@ import msgspec
 from .._version import __version__
 from ..errors import SettingError
 from ..store.query import Store
-from . import data, edit
+from . import data, edit, export
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ ALL = (
     Endpoint("api/run", data.run, "Everything about one run but its points.", RUN),
     Endpoint("api/columns", data.columns, "Columns of the run table.", body=data.ColumnQuery, binary=True),
     Endpoint("api/series", data.series, "Series of many runs and keys, thinned exactly.", body=data.SeriesQuery, binary=True),
+    Endpoint("api/parquet", export.parquet, "The same series as a Parquet file.", body=data.SeriesQuery, binary=True),
     Endpoint("api/alerts", data.alerts, "What fired in a project, newest first.", (PROJECT,)),
     Endpoint("api/console", data.console, "What a run's processes printed.", (*RUN, Argument("before", "integer"))),
     Endpoint("api/media", data.media, "Media and texts logged under a key.",

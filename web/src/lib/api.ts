@@ -42,6 +42,10 @@ export async function post<T>(path: string, body: unknown): Promise<T> {
   return (await ask(path, { method: 'POST', body: JSON.stringify(body), headers: { 'content-type': 'application/json' } })).json();
 }
 
+export async function file(path: string, body: unknown): Promise<Blob> {
+  return (await ask(path, { method: 'POST', body: JSON.stringify(body), headers: { 'content-type': 'application/json' } })).blob();
+}
+
 export async function columns(path: string, body: unknown): Promise<Answer> {
   const response = await ask(path, { method: 'POST', body: JSON.stringify(body), headers: { 'content-type': 'application/json' } });
   return decode(await response.arrayBuffer());

@@ -153,6 +153,20 @@ function band(g: Context, l: Line, v: View, s: Scales) {
   }
 }
 
+/** Whether most points of the left or right half stand in its upper half: what lies over a chart then belongs below. */
+export function crowded(lines: Line[], s: Scales, left: boolean): boolean {
+  let above = 0, all = 0;
+  for (const l of lines) {
+    const every = Math.max(1, Math.floor(l.x.length / 48));
+    for (let i = 0; i < l.x.length; i += every) {
+      if (!Number.isFinite(l.y[i]) || s.sx(l.x[i]) < PAD.l + s.pw / 2 !== left) continue;
+      all++;
+      if (s.sy(l.y[i]) < PAD.t + s.ph / 2) above++;
+    }
+  }
+  return above * 2 > all;
+}
+
 /** Index ranges without a hole: what is not finite, and steps far wider than usual, end one. */
 export function stretches(l: Pick<Line, 'x'>, y: ArrayLike<number>): [number, number][] {
   const usual = median(l.x);

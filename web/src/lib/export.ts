@@ -7,7 +7,7 @@ export interface Shown { title: string; axis: string; frame: Frame; view: View; 
 const HEAD = 26, ROW = 16, LEGEND = 12;
 
 export async function saveChart(kind: 'PNG' | 'SVG' | 'CSV', shown: Shown): Promise<void> {
-  const name = shown.title.replace(/[^\w.=-]+/g, '_');
+  const name = fileName(shown.title);
   if (kind === 'CSV') return hand(`${name}.csv`, new Blob([csv(shown)], { type: 'text/csv' }));
   if (kind === 'SVG') return hand(`${name}.svg`, new Blob([svg(shown)], { type: 'image/svg+xml' }));
   const canvas = document.createElement('canvas');
@@ -18,6 +18,8 @@ export async function saveChart(kind: 'PNG' | 'SVG' | 'CSV', shown: Shown): Prom
   const blob = await new Promise<Blob | null>((done) => canvas.toBlob(done, 'image/png'));
   if (blob) hand(`${name}.png`, blob);
 }
+
+export const fileName = (title: string) => title.replace(/[^\w.=-]+/g, '_');
 
 export function svg(shown: Shown): string {
   const [w, h] = size(shown);
@@ -59,7 +61,7 @@ export function csv({ axis, title, lines, nameOf }: Shown): string {
   return rows.join('\n') + '\n';
 }
 
-function hand(name: string, blob: Blob) {
+export function hand(name: string, blob: Blob) {
   const link = document.createElement('a');
   link.href = URL.createObjectURL(blob);
   link.download = name;
