@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help system setup web native native-check check test unit faults bench demo clean
+.PHONY: help system setup web native native-check check test unit faults bench bench-dashboard demo clean
 
 PYTHON ?= python3
 ARGS ?=

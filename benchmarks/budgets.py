@@ -188,15 +188,15 @@ def long_series(plan: Plan) -> list[Budget]:
 
     root, points = long_run(plan)
     journals = list((root / "long" / "long" / "journal").glob("*.ffj"))
-    found = []
+    found, merged = [], 0
     for origin, most in (("a journal", 20), ("a segment", 3)):
         store = LocalStore(root)  # a reader that opens the run anew sees its segments
         ask = partial(store.series, store.run("long", "long"), "loss", buckets=1000)
         least, median = best(ask, 15)
         note = f"median of the same question asked again, best {least:.2f} ms"
         found.append(Budget(f"{points:,} points to 1,000 buckets from {origin}", median, most, "ms", note))
-        for journal in journals:
-            list(merge(journal))
+        merged = sum(one.points for journal in journals for one in merge(journal)) if origin == "a journal" else merged
+    found[-1].note += f"; {merged:,} points merged" if merged else "; too short to be merged, so still the journal"
     return found
 
 

@@ -98,7 +98,7 @@ def _asked(page: Any, meter: Meter, code: str, given: Any) -> tuple[float, float
 
 # Live
 
-WATCH = """() => { window.shownAt = {}; const counts = new Map();
+WATCH = """attribute => { window.shownAt = {}; const counts = new Map();
   const inView = figure => { const r = figure.getBoundingClientRect(); return r.top < innerHeight && r.bottom > 0; };
   new MutationObserver(news => {
     for (const one of news) {
@@ -108,47 +108,59 @@ WATCH = """() => { window.shownAt = {}; const counts = new Map();
     const seen = [...document.querySelectorAll('figure[data-key]')].filter(inView);
     const all = Math.min(...seen.map(figure => counts.get(figure) ?? 0));
     window.inView = seen.length;
-    if (all && !(all in window.shownAt)) { window.shownAt[all] = 0; requestAnimationFrame(() => (window.shownAt[all] = Date.now())); }
-  }).observe(document.body, { subtree: true, attributes: true, attributeFilter: ['data-painted'] }); }"""
+    if (!all || all in window.shownAt) return;
+    window.shownAt[all] = 0;
+    const now = () => (window.shownAt[all] = Date.now());
+    if (attribute === 'data-painted') requestAnimationFrame(now); else now();
+  }).observe(document.body, { subtree: true, attributes: true, attributeFilter: [attribute] }); }"""
 
 
 def live(plan: Plan, scratch: Path) -> list[Budget]:
-    """Log a point now and then, and ask every tab when the last of its charts in view had painted it."""
+    """Log a point now and then; ask the tab in front when the last of forty charts had painted it, and the others when they had it.
+
+    A tab behind another has one frame a second at most, whatever the page does: what it would paint nobody sees.
+    """
     import fanfold
 
     names = [f"live/k{i:02d}" for i in range(20)] + [f"more/k{i:02d}" for i in range(20)]
     run = fanfold.init("live", dir=scratch / "live", id="now", name="now", system=False, quiet=True)
     run.log(dict.fromkeys(names, 0.0), step=0)
-    delays: list[float] = []
-    points = plan.of(20, 5)
     with dashboard(scratch / "live") as base, window() as context:
-        tabs = [context.new_page() for _ in range(12)]
-        tabs[0].set_viewport_size({"width": WINDOW["width"], "height": 4000})  # one that shows all forty
+        tabs = [_live_tab(context, base) for _ in range(12)]
+        tabs[0].set_viewport_size({"width": WINDOW["width"], "height": 4000})
+        tabs[0].bring_to_front()
         for tab in tabs:
-            tab.set_default_timeout(60_000)
-            tab.goto(f"{base}#p=live")
-            tab.wait_for_function(f"given => ({Fanfold.drawn})(given) >= 4", arg={"runs": 1})
-            tab.locator(".live", has_text="live").first.wait_for()
-            tab.evaluate(WATCH)
+            tab.evaluate(WATCH, "data-painted" if tab is tabs[0] else "aria-label")
         tabs[0].wait_for_timeout(2000)
-        meters = [Meter(tab) for tab in tabs]
-        before = sum(meter.main() for meter in meters)
-        rng = random.Random(1)
-        for n in range(2, 2 + points):
+        rng, rounds = random.Random(1), []
+        for n in range(2, 2 + plan.of(20, 5)):
             began = time.time()
             run.log(dict.fromkeys(names, float(n)), step=n)
-            for tab in tabs:
-                tab.wait_for_function("n => window.shownAt[n]", arg=n)
-                delays.append(tab.evaluate("n => window.shownAt[n]", n) / 1000 - began)
+            rounds.append([_shown(tab, n) - began for tab in tabs])
             tabs[0].wait_for_timeout(rng.uniform(400, 1300))
         charts = tabs[0].evaluate("() => window.inView")
-        cpu = (sum(meter.main() for meter in meters) - before) / points * 1000
     run.finish()
+    front, behind = [one[0] for one in rounds], [delay for one in rounds for delay in one[1:]]
     note = (
-        f"slowest of {len(delays)}; median {statistics.median(delays):.2f} s; one tab with {charts} charts in view, eleven with a window's; "
-        f"main threads of all tabs {cpu:.0f} ms of CPU a point"
+        f"slowest of {len(rounds)} points; median {statistics.median(front):.2f} s; {charts} charts in view; "
+        f"the eleven tabs behind have it within {max(behind):.2f} s, median {statistics.median(behind):.2f} s"
     )
-    return [Budget("point logged to painted, 40 charts, 12 tabs", max(delays), 1.5, "s", note)]
+    return [Budget("point logged to painted, 40 charts, 12 tabs", max(front + behind), 1.5, "s", note)]
+
+
+def _live_tab(context: Any, base: str) -> Any:
+    tab = context.new_page()
+    tab.set_default_timeout(60_000)
+    tab.goto(f"{base}#p=live")
+    tab.wait_for_function(f"given => ({Fanfold.drawn})(given) >= 4", arg={"runs": 1})
+    tab.locator(".live", has_text="live").first.wait_for()
+    return tab
+
+
+def _shown(tab: Any, count: int) -> float:
+    # Frames are rare in a tab behind others: the question is asked by the clock.
+    tab.wait_for_function("count => window.shownAt[count]", arg=count, polling=50)
+    return tab.evaluate("count => window.shownAt[count]", count) / 1000
 
 
 def heap(plan: Plan, scratch: Path) -> list[Budget]:

@@ -145,6 +145,10 @@ def test_debug_shows_the_traceback(run: Any) -> None:
 
 def test_a_bad_setting_is_exit_code_2(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Known: running" in call(capsys, "ls", "--status", "asleep", code=2)
+    said = call(capsys, "export", "-", "--format", "json", code=2)
+    assert "--format json is not known. Nothing was written. Did you mean jsonl? Known: csv, jsonl, parquet." in said
+    for words in (["export", "-"], ["report", "-"]):
+        assert "Nothing was written. It has" in call(capsys, *words, "--keys", "nope", code=2)
     assert "Known: id" in call(capsys, "ls", "--columns", "colour", code=2)
     assert "KEY=VALUE" in call(capsys, "ls", "--config", "lr", code=2)
 
@@ -328,7 +332,8 @@ def test_show_of_a_failed_run_has_its_traceback(runs_dir: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "words"), [(signal.SIGKILL, "killed", "kill -9"), (signal.SIGTERM, "preempted", "SIGTERM")]
+    ("number", "status", "words"),
+    [(signal.SIGKILL, "killed", "kill -9"), (signal.SIGTERM, "preempted", "rank 0, stopped by SIGTERM (a scheduler, or kill)")],
 )
 def test_show_names_the_cause_of_death(
     runs_dir: Path, capsys: pytest.CaptureFixture[str], number: int, status: str, words: str
@@ -337,6 +342,20 @@ def test_show_names_the_cause_of_death(
     shown = call(capsys, "show", "-")
     assert status in shown
     assert words in shown
+    other = "finished" if status == "killed" else "killed"
+    assert [one["status"] for one in answer(capsys, "ls", "--status", f"{other}, {status}")] == [status]
+
+
+def test_show_has_what_the_user_put_into_the_summary_and_sizes_people_read(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fanfold.init("toy", system=False) as made:
+        made.log({"loss": 0.5, "system/process/rss_gb": 0.0421}, step=0)
+        made.summary["best"] = 0.9
+        made.summary["at"] = {"epoch": 3}
+    shown = call(capsys, "show", "-")
+    assert re.search(r"^  summary +best 0\.9 · at\.epoch 3$", shown, re.MULTILINE)
+    assert "process 42.1 MB" in shown
 
 
 def test_show_counts_attempts(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,6 +376,7 @@ def test_show_folds_ranks_and_shows_one_when_asked(runs_dir: Path, capsys: pytes
     assert "mean over ranks" in call(capsys, "show", "job")
     assert "mean of 2 ranks" in call(capsys, "show", "job", "--key", "loss")
     assert "rank 1" in call(capsys, "show", "job", "--rank", "1")
+    assert facts["summary"]["loss"] == 0.0  # by name: rank 0's
 
 
 def test_show_names_close_keys_when_one_is_unknown(run: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,9 +222,7 @@ def test_metrics_are_as_prometheus_reads_them(journal, store):
 
 def test_logs_are_json_lines_without_tokens_and_no_name_forges_one(journal, store):
     stream = io.StringIO()
-    before = {name: logging.getLogger(name).handlers[:] for name in ("fanfold", "uvicorn.error")}
-    logs.to_stream("debug", stream)
-    try:
+    with logs.to_stream("debug", stream):
         tokens = Tokens(store / FILE_NAME)
         token, word = tokens.create("x", projects=["llm"], scopes=["write"])
         http = client(store, tokens)
@@ -232,11 +230,7 @@ def test_logs_are_json_lines_without_tokens_and_no_name_forges_one(journal, stor
         append(http, piece, authorization=f"Bearer {word}")
         append(http, piece, project='a\n{"level": "forged"}', authorization=f"Bearer {word}")
         http.get("/metrics", headers={"authorization": f"Bearer {word[:-2]}"})
-    finally:
-        for name, handlers in before.items():
-            logging.getLogger(name).handlers[:] = handlers
-            logging.getLogger(name).propagate = True
-            logging.getLogger(name).setLevel(logging.NOTSET)
+    assert logging.getLogger("fanfold").propagate
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["status"] for line in lines if line.get("event") == "request"] == [200, 403, 401]
     assert lines[0]["event"] == "journal"

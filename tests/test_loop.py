@@ -470,6 +470,10 @@ def test_a_generator_that_is_used_up_is_said(runs_dir, caplog):
 def test_wrong_uses_are_refused(runs_dir):
     with pytest.raises(SettingError, match="Give epochs=… or max_steps=…"):
         looping()
+    with pytest.raises(
+        SettingError, match=r"^Loop does not know epoch\. Nothing was started\. Did you mean epochs\? Known: .*callbacks"
+    ):
+        fanfold.Loop(epoch=3)
     with pytest.raises(SettingError, match=r"does not know evaluation_steps.*eval_steps"):
         looping(epochs=1, evaluation_steps=3)
     with pytest.raises(TypeError, match=r"<object object at .* of type object is no callback"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import random
 import re
@@ -27,6 +28,7 @@ from fanfold.relay import Cursor, Owned, cursors
 from fanfold.relay import feed as feeding
 from fanfold.relay.feed import Feed
 from fanfold.relay.process import remaining
+from fanfold.trackers.registry import TABLE
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
@@ -599,17 +601,32 @@ def test_arguments_that_cannot_travel_are_an_error_before_anything_is_written(ru
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trackers": ["wandbb"]}, "wandbb.*'tensorboard'.*'wandb'"),
+        (
+            {"trackers": ["wandbb"]},
+            r"^there is no tracker 'wandbb'\. The run was not started\. Did you mean wandb\? Known: [^']*, all\.$",
+        ),
         ({"trackers": [42]}, "neither a name nor a GeneralTracker"),
         ({"trackers": ["tensorboard"], "tracker_kwargs": {"wandb": {}}}, "tracker_kwargs names wandb"),
         ({"trackers": ["tensorboard"], "relay": "pigeon"}, "Known: process, thread"),
+        ({"relay": "proces"}, r"Did you mean process\? Known: process, thread"),
         ({"trackers": ["tensorboard"], "fold": "median"}, "Known: mean, min"),
+        ({"fold": "median"}, "Known: mean, min"),
     ],
 )
 def test_mistakes_are_errors_that_say_what_is_known(runs_dir, options, message):
     with pytest.raises(ValueError, match=message):
         fanfold.init("p", **options)
     assert not runs_dir.exists()
+
+
+def test_all_says_when_nothing_is_installed(runs_dir, monkeypatch, caplog):
+    for library in (library for row in TABLE for library in row.libraries):
+        monkeypatch.setitem(sys.modules, library, None)  # Python's own way to say that there is no such module
+    with caplog.at_level(logging.WARNING, "fanfold"):
+        fanfold.init("p", trackers="all", system=False, quiet=True).finish()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("trackers='all' was asked for, but no tracker's library is installed. The run is kept here")
+    assert "tensorboard" in said.partition("pip install")[2]
 
 
 def test_a_missing_library_names_its_extra(play):

@@ -162,8 +162,23 @@ def test_wandb_arguments_are_said_once_and_unknown_ones_refused(runs_dir, caplog
         start(runs_dir, entity="team", job_type="train").finish()
         start(runs_dir, entity="team").finish()
     assert len(caplog.records) == 2
-    with pytest.raises(SettingError, match="colour"):
+    with pytest.raises(SettingError, match=r"does not know colour\. The run was not started\. Known: project, name, .*quiet\.$"):
         start(runs_dir, colour="blue")
+    with pytest.raises(SettingError, match=r"does not know nam\. .* Did you mean name\?"):
+        start(runs_dir, nam="x")
+
+
+def test_a_misspelt_variable_is_said_once_by_the_main_process(runs_dir, caplog, monkeypatch):
+    monkeypatch.setenv("FANFOLD_PROJEKT", "llm")
+    with caplog.at_level(logging.WARNING, "fanfold"):
+        start(runs_dir).finish()
+        start(runs_dir).finish()
+        monkeypatch.setenv("FANFOLD_NAMEE", "x")
+        monkeypatch.setenv("FANFOLD_RANK", "1")
+        monkeypatch.setenv("FANFOLD_WORLD_SIZE", "2")
+        start(runs_dir, id="two").finish()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "no setting is called FANFOLD_PROJEKT. The run goes on without it. Did you mean FANFOLD_PROJECT?"
 
 
 def test_config_takes_what_people_have(runs_dir):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
 import struct
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -21,7 +23,8 @@ import fanfold
 from fanfold.errors import SettingError
 from fanfold.server import app, wire
 from fanfold.server.endpoints import ALL
-from fanfold.store import StoredRun
+from fanfold.store import StoredRun, catalogue
+from fanfold.store.query import LocalStore
 
 DATA = Path(__file__).parent / "data"
 LOCAL = "http://localhost:8642"
@@ -155,6 +158,57 @@ def test_ranks_fold_with_the_lowest_and_highest_named(tmp_path):
     columns = found["columns"]
     assert (columns["y"][0], columns["low"][0], columns["high"][0]) == (5, 1, 9)
     assert (columns["lowRank"][0], columns["highRank"][0]) == (1, 2)
+
+
+def test_what_a_chart_shows_comes_as_parquet(tmp_path, monkeypatch):
+    ids = [make(tmp_path, name, points=1000).id for name in ("one", "two")]
+    asked = {"project": "llm", "runs": [*ids, "gone"], "keys": ["loss"], "n": 100}
+    with client(tmp_path) as http:
+        table = pyarrow.parquet.read_table(io.BytesIO(http.post("/api/parquet", json=asked).content))
+        none = pyarrow.parquet.read_table(io.BytesIO(http.post("/api/parquet", json={**asked, "runs": []}).content))
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        without = http.post("/api/parquet", json=asked)
+    rows = table.to_pylist()
+    assert table.schema.metadata[b"axis"] == b"step" and none.schema == table.schema and none.num_rows == 0
+    assert rows[0] == {
+        "run": ids[0],
+        "name": "one",
+        "key": "loss",
+        "x": 0.0,
+        "value": 0.1,
+        "lowest": 0.1,
+        "highest": 1.0,
+        "points": 10,
+    }
+    assert [sum(row["points"] for row in rows if row["run"] == id) for id in ids] == [1000, 1000]
+    assert without.status_code == 400 and "pip install" in without.json()["error"] and "CSV works" in without.json()["error"]
+
+
+def test_listing_projects_reads_no_run(tmp_path):
+    make(tmp_path, "one")
+    make(tmp_path, "two", project="other")
+    (tmp_path / "empty" / "run" / "journal").mkdir(parents=True)
+    store = LocalStore(tmp_path)
+    assert [(one["name"], one["runs"]) for one in store.projects()] == [("other", 1), ("llm", 1)]
+    assert (store._shelf.rows, store._shelf.opened) == ({}, {})
+
+
+def test_a_run_that_ended_long_ago_is_read_once_until_somebody_edits_it(tmp_path, monkeypatch):
+    run = make(tmp_path)
+    monkeypatch.setattr(catalogue, "SETTLED_SECONDS", -1.0)
+    read: list[Path] = []
+    refresh = StoredRun.refresh
+    monkeypatch.setattr(StoredRun, "refresh", lambda self: (read.append(self.path), refresh(self))[1])
+    with client(tmp_path, write=True) as http:
+        http.get("/api/runs", params={"project": "llm"})
+        http.get("/api/runs", params={"project": "llm"})
+        series(http, runs=[run.id], keys=["loss"])
+        read.clear()
+        assert series(http, runs=[run.id], keys=["acc"])[0]["total"] == 50
+        assert read == []
+        http.post("/api/edit", json={"project": "llm", "ids": [run.id], "name": "other"})
+        assert http.get("/api/run", params={"project": "llm", "id": run.id}).json()["name"] == "other"
+        assert read != []
 
 
 def test_columns_of_the_table_tell_missing_from_nan(tmp_path):

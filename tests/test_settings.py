@@ -20,11 +20,20 @@ def test_the_argument_wins_then_the_environment_then_the_file_then_the_default(m
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("quiet", "perhaps"), ("durability", "eternal"), ("resume", "si"), ("rank", "first"), ("mode", "off")]
+    ("name", "text", "advice"),
+    [
+        ("quiet", "perhaps", "one of 1, true, yes, on, 0, false, no, off"),
+        ("durability", "eternal", "one of process, power"),
+        ("resume", "si", "one of never, allow, must, auto"),
+        ("rank", "first", "a whole number"),
+        ("hold", "long", "a number"),
+        ("mode", "off", "one of on, disabled"),
+        ("ops", "{x", "a JSON object, true or false .*"),
+    ],
 )
-def test_a_value_that_cannot_be_understood_names_itself(monkeypatch, name, text):
+def test_a_value_that_cannot_be_understood_names_itself_and_ends_with_what_can_be(monkeypatch, name, text, advice):
     monkeypatch.setenv(f"FANFOLD_{name.upper()}", text)
-    with pytest.raises(SettingError, match=rf"FANFOLD_{name.upper()} is '{text}'.*not started"):
+    with pytest.raises(SettingError, match=rf"FANFOLD_{name.upper()} is '{text}'.*not started.*Give {advice}\.$"):
         settings.resolve(name)
 
 
@@ -44,6 +53,12 @@ def test_the_file_is_toml_and_unknown_names_list_the_known(tmp_path):
     (tmp_path / "settings.toml").write_text("= broken")
     with pytest.raises(SettingError, match="not valid TOML"):
         settings.read_file(tmp_path)
+
+
+def test_a_variable_nothing_reads_is_found_with_the_nearest_one(monkeypatch):
+    for name in ("FANFOLD_PROJEKT", "FANFOLD_QQQ", "FANFOLD_LOCAL_WORLD_SIZE", "FANFOLD_DEBUG"):
+        monkeypatch.setenv(name, "1")
+    assert settings.unknown_variables() == {"FANFOLD_PROJEKT": "FANFOLD_PROJECT", "FANFOLD_QQQ": None}
 
 
 def test_every_setting_is_documented():

@@ -81,6 +81,10 @@ def test_an_unknown_key_names_the_ones_there_are(runs_dir):
     stored = fanfold.open(run.path)
     with pytest.raises(FanfoldError, match=r"no numbers under 'los'.*loss"):
         stored.series("los")
+    with pytest.raises(
+        FanfoldError, match=r"^rank 7 of run .* has no numbers under 'loss'\. Nothing was read\. Ranks that have it: 0\.$"
+    ):
+        stored.series("loss", rank=7)
     with pytest.raises(FanfoldError, match="number, text, media, system"):
         stored.keys("everything")
 

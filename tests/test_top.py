@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import select
@@ -188,6 +189,17 @@ def test_a_run_that_steps_rarely_is_not_stalled(runs_dir):
     run = fanfold.open("r")
     step, rate, silent, pause = pace(run, "loss", run.series("loss").times[-1] + 70.0)
     assert (step, rate, silent, pause) == (4, pytest.approx(0.01), pytest.approx(70.0), pytest.approx(100.0))
+
+
+@pytest.mark.parametrize("steps", [3, 500])
+def test_the_value_of_several_ranks_is_their_last_mean(runs_dir, steps):
+    calls = [Call(0, rank, step, 1000, {"loss": float(rank) + step}) for step in range(steps) for rank in range(2)]
+    write_run(runs_dir, calls)
+    write_run(runs_dir, [*calls, *(Call(0, rank, steps, 1000, {"loss": [1.0, math.nan][rank]}) for rank in range(2))], id="nan")
+    watcher = Watcher(LocalStore(), project=None, since=None, key=None)
+    for _ in range(2):  # the second time from what it kept
+        values = {look.row["id"]: watcher.whole(look).value for look in watcher.looks()}
+        assert values == {"r": steps - 0.5, "nan": pytest.approx(math.nan, nan_ok=True)}
 
 
 def test_keys_are_told_from_what_terminals_send():

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import plotly.graph_objects
 import pytest
 
 import fanfold
@@ -94,6 +95,7 @@ def media(run) -> None:
         {
             "rows": fanfold.Table(["name", "n"], [["a", 1], ["b", 2.5]]),
             "tone": fanfold.Audio(np.zeros(400, np.float32), sample_rate=8000),
+            "plot": fanfold.Figure(plotly.graph_objects.Figure({"data": [{"type": "scatter", "y": [1, 3, 2]}]})),
         },
         step=500,
     )
@@ -293,6 +295,22 @@ def test_smoothing_log_axes_band_and_groups_change_the_picture(page):
 
 
 @needs_browser
+def test_a_group_is_its_mean_with_a_band_unless_every_run_is_asked_for(context, address):
+    page = open_page(context, address, "p=llm&colour=config:model.dim")
+    figure = painted(page)
+    expect(figure).to_have_attribute("aria-label", re.compile(r"^train/loss: 2 groups, "))
+    figure.hover()
+    tip = figure.locator(".tip")
+    expect(tip.get_by_text("model.dim=64", exact=True)).to_be_visible()
+    figure.get_by_label("Show train/acc as a table").or_(figure.get_by_label("Show train/loss as a table")).click()
+    expect(figure.locator("tbody tr")).to_have_count(2)
+    page.locator("summary", has_text="group").click()
+    page.get_by_label("Every run a line").check()
+    expect(figure).to_have_attribute("aria-label", re.compile(r"^train/loss: 12 runs, "))
+    assert "each=1" in page.url
+
+
+@needs_browser
 def test_nan_infinities_and_holes_are_said_and_drawn(context, address):
     page = open_page(context, address, "p=llm&f=name=run-04")
     figure = painted(page)
@@ -327,7 +345,7 @@ def test_a_chart_is_saved_as_picture_and_numbers(context, address):
     page = open_page(context, address, "p=odd")
     figure = painted(page, "alone")
     saved = {}
-    for kind in ("PNG", "SVG", "CSV"):
+    for kind in ("PNG", "SVG", "CSV", "Parquet"):
         figure.hover()
         figure.get_by_role("button", name="Save alone").click()
         with page.expect_download() as download:
@@ -336,6 +354,7 @@ def test_a_chart_is_saved_as_picture_and_numbers(context, address):
     assert saved["PNG"].startswith(b"\x89PNG") and len(saved["PNG"]) > 2000
     assert saved["SVG"].startswith(b"<svg") and b"one-point" in saved["SVG"]
     assert saved["CSV"].decode() == "run,step,alone,lowest,highest\none-point,7,5,5,5\n"
+    assert saved["Parquet"].startswith(b"PAR1")
 
 
 @needs_browser
@@ -397,6 +416,22 @@ def test_the_page_survives_its_server(context, tmp_path):
         run.finish()
     assert all("ERR_" in error for error in context.expected), context.expected
     context.expected.clear()
+
+
+@needs_browser
+def test_what_takes_a_while_is_said_meanwhile(context, address):
+    waiting: list = []
+    done: list = []
+    context.route(re.compile("api/(runs|series)"), lambda route: route.continue_() if done else waiting.append(route))
+    page = open_page(context, address)
+    expect(page.get_by_role("status").get_by_text("Reading the journals of llm")).to_be_visible()
+    waiting.pop().continue_()
+    expect(page.locator("figure[data-key='train/loss']").get_by_text("reading…")).to_be_visible()
+    done.append(True)
+    for route in waiting:
+        route.continue_()
+    inked(page, painted(page))
+    expect(page.get_by_text("reading…")).to_have_count(0)
 
 
 @needs_browser
@@ -479,6 +514,12 @@ def test_media_share_one_step(context, address):
     expect(page.locator("ins").first).to_be_visible()
     page.get_by_role("button", name="page", exact=True).click()
     expect(page.frame_locator("iframe").first.get_by_role("heading", name="inside")).to_be_visible()
+    page.get_by_role("button", name="plot", exact=True).click()
+    expect(page.get_by_text("Plotly figure").first).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").first.click()
+    assert download.value.suggested_filename == "plot-500.json"
+    assert json.loads(Path(download.value.path()).read_bytes())["data"][0]["y"] == [1, 3, 2]
 
 
 @needs_browser

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import RunError, SettingError, notices
-from .settings import find_directory, read_file, resolve
+from .errors import RunError, SettingError, notices, suggestion
+from .settings import find_directory, read_file, resolve, unknown_variables
 
 if TYPE_CHECKING:
     from ._run import Run
@@ -79,17 +79,26 @@ def init(
         quiet=quiet, trackers=trackers, tracker_kwargs=tracker_kwargs, fold=fold, relay=relay,
     )  # fmt: skip
     _current = start(options)
+    if _current.is_main_process:
+        _say_unknown_variables()
     return _current  # type: ignore[no-any-return]
 
 
 def _say_foreign(given: Mapping[str, Any]) -> None:
     unknown = sorted(set(given) - _FOREIGN)
     if unknown:
-        raise SettingError(
-            f"init() does not know {', '.join(unknown)}. The run was not started. See docs/settings.md for what it knows."
-        )
+        import inspect
+
+        known = [name for name in inspect.signature(init).parameters if name != "wandb_style"]
+        raise SettingError(f"init() does not know {', '.join(unknown)}. The run was not started.{suggestion(unknown[0], known)}")
     for name in sorted(set(given) - {"mode"}):
         notices.once(f"foreign:{name}", f"init({name}=…) has no meaning in fanfold and is ignored; the run starts without it.")
+
+
+def _say_unknown_variables() -> None:
+    for name, near in unknown_variables().items():
+        advice = f"Did you mean {near}?" if near else "docs/settings.md lists those there are."
+        notices.once(f"variable:{name}", f"no setting is called {name}. The run goes on without it. {advice}")
 
 
 def _needed() -> Any:

@@ -354,7 +354,7 @@ def start(options: Mapping[str, Any]) -> Run:
 
 
 def _chosen_trackers(options: Mapping[str, Any]) -> list[Any]:
-    if not options["trackers"]:
+    if not options["trackers"] and not options["fold"] and options["relay"] == "process":
         return []
     from .relay.attach import check
     from .relay.attach import resolve as resolve_trackers

@@ -15,11 +15,12 @@ FanfoldWarning        everything fanfold has to say while training goes on
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 logger = logging.getLogger("fanfold")
@@ -100,6 +101,13 @@ def outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return action(), None
     except Exception as error:  # noqa: BLE001 - this module is where everything is caught
         return None, error
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest known one, if one is near, and all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, 1)
+    return (f" Did you mean {near[0]}?" if near else "") + f" Known: {', '.join(names)}."
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:

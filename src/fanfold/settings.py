@@ -5,6 +5,7 @@ The settings file is `settings.toml` in the runs' directory. Nothing is read at 
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ def _boolean(text: str) -> bool:
         return True
     if word in _FALSE:
         return False
-    raise ValueError("expected one of 1, true, yes, on, 0, false, no, off")
+    raise ValueError("one of 1, true, yes, on, 0, false, no, off")
 
 
 def _boolean_or_json(text: str) -> bool | dict[str, Any]:
@@ -34,8 +35,25 @@ def _boolean_or_json(text: str) -> bool | dict[str, Any]:
         return _boolean(text)
     import json
 
-    found: dict[str, Any] = json.loads(text)
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"a JSON object, true or false ({error})") from error
     return found
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError("a whole number") from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError("a number") from error
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -45,7 +63,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _choice(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in words:
-            raise ValueError("expected one of " + ", ".join(words))
+            raise ValueError("one of " + ", ".join(words))
         return text
 
     return parse
@@ -73,7 +91,7 @@ _ROWS = (
             "the death of the process, or also a power cut (each write waits for the disk)."),
     Setting("energy", _boolean, False, "Record energy, emissions and power of each node, with CodeCarbon."),
     Setting("group", str, None, "A name that several runs share, such as a sweep."),
-    Setting("hold", float, None, "How many seconds a step waits for device values, media and slow ranks before it goes to "
+    Setting("hold", _number, None, "How many seconds a step waits for device values, media and slow ranks before it goes to "
             "trackers. Default: 10, or 90 on a network filesystem."),
     Setting("mode", _choice("on", "disabled"), "on", "disabled: every call works and nothing is recorded."),
     Setting("name", str, None, "The run's name. Default: two words and a number derived from its id."),
@@ -83,7 +101,7 @@ _ROWS = (
             "sets window, every, sampling, inputs."),
     Setting("project", str, "default", "The project a run belongs to."),
     Setting("quiet", _boolean, False, "Print nothing at init and finish; warnings still go to the logger."),
-    Setting("rank", int, None, "This process's rank, where no launcher says it."),
+    Setting("rank", _whole, None, "This process's rank, where no launcher says it."),
     Setting("resume", _choice("never", "allow", "must", "auto"), "allow",
             "What to do when the run exists: refuse, continue, require it, or look for the last unfinished one."),
     Setting("run_id", str, None, "The run's id; every process that has it joins the same run."),
@@ -96,10 +114,13 @@ _ROWS = (
     Setting("strict", _boolean, False, "Raise instead of warning when a value cannot be logged."),
     Setting("system", _boolean, True, "Record CPU, memory, disk, network and GPU figures every 10 s."),
     Setting("tags", _names, (), "Comma-separated tags."),
-    Setting("token", str, None, "What `fanfold ui` asks for when it listens beyond this machine. Default: made up at each start."),
-    Setting("world_size", int, None, "How many processes the run has, where no launcher says it."),
+    Setting("token", str, None, "What `fanfold ui` asks for when it listens beyond this machine. "
+            "Default: made up at each start."),
+    Setting("world_size", _whole, None, "How many processes the run has, where no launcher says it."),
 )  # fmt: skip
 TABLE: Mapping[str, Setting] = {row.name: row for row in _ROWS}
+# Variables that are no settings: they mean something to the command line, or stand in for a launcher's.
+_OTHERS = ("FANFOLD_DEBUG", "FANFOLD_LOCAL_RANK", "FANFOLD_LOCAL_WORLD_SIZE")
 
 
 def resolve(name: str, argument: Any = None, *, file: Mapping[str, Any] | None = None) -> Any:
@@ -115,12 +136,19 @@ def resolve(name: str, argument: Any = None, *, file: Mapping[str, Any] | None =
     return setting.default
 
 
+def unknown_variables() -> dict[str, str | None]:
+    """Return the FANFOLD_* variables that nothing reads, each with the nearest one that something does."""
+    known = [*(row.variable for row in _ROWS), *_OTHERS]
+    found = sorted(name for name in os.environ if name.startswith("FANFOLD_") and name not in known)
+    return {name: next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.8)), None) for name in found}
+
+
 def _parsed(setting: Setting, text: str, origin: str) -> Any:
     try:
         return setting.parse(text)
     except ValueError as error:
         raise SettingError(
-            f"{origin} is {text!r}, which cannot be understood: {error}. The run was not started. {setting.meaning}"
+            f"{origin} is {text!r}, which cannot be understood. The run was not started. {setting.meaning} Give {error}."
         ) from error
 
 

@@ -1,11 +1,26 @@
 // Charts: what they span, where they break, and how they are smoothed.
 import { describe, expect, it } from 'vitest';
-import { draw, extent, stretches, type Line } from '../src/lib/chart';
+import { beside, draw, extent, stretches, type Line } from '../src/lib/chart';
 import { at, nearest, scales, ticks } from '../src/lib/scale';
 import { centred, exponential, smoothed } from '../src/lib/smooth';
 
 const line = (x: number[], y: number[], more: Partial<Line> = {}): Line => ({
   run: 'r', colour: '#000', dash: [], width: 1, alpha: 1, x, y, raw: true, marks: [], restarts: [], ...more,
+});
+
+describe('the box beside the pointer', () => {
+  const frame = { w: 400, h: 200, dpr: 1 };
+  const falling = line([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 8, 3, 1, 0, 0, 0, 0, 0, 0]), rising = line(falling.x as number[], [0, 6, 8, 9, 9, 9, 9, 9, 9, 9]);
+  const s = scales(frame, extent([falling], false, false, null)!);
+  it('stands where it hides the fewest points', () => {
+    expect(beside(100, [falling], frame, s, 120, 80)).toMatchObject({ from: 112, below: false });
+    expect(beside(100, [rising], frame, s, 120, 80)).toMatchObject({ from: 112, below: true });
+  });
+  it('stays inside, on the side that has room', () => {
+    expect(beside(380, [falling], frame, s, 120, 80)).toMatchObject({ from: 248, below: false });
+    expect(beside(300, [], frame, s, 350, 80).from).toBe(0);
+    expect(beside(100, [], frame, s, 350, 80).from).toBe(50);
+  });
 });
 
 describe('extent', () => {

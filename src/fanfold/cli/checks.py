@@ -17,7 +17,7 @@ from typing import NamedTuple
 from .. import __version__, process
 from ..errors import FanfoldError, guard
 from ..journal import spool
-from ..settings import TABLE, cache_directory, find_directory, read_file, resolve
+from ..settings import cache_directory, find_directory, read_file, resolve, unknown_variables
 from .text import size
 
 LOW_BYTES = 1_000_000_000
@@ -126,8 +126,9 @@ def ranks(_args: argparse.Namespace) -> Iterator[Line]:
         yield Line("run id", "from FANFOLD_RUN_ID")
     else:
         yield Line("run id", _key_source(me))
+    unknown = unknown_variables()
     for name in sorted(name for name in os.environ if name.startswith("FANFOLD_")):
-        known = name.removeprefix("FANFOLD_").lower() in TABLE or name in ("FANFOLD_DEBUG", "FANFOLD_LOCAL_RANK")
+        known = name not in unknown
         yield Line(name, "set", "note" if known else "warning", "" if known else "No setting has this name; it does nothing.")
 
 

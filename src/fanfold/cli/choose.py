@@ -7,7 +7,7 @@ import fnmatch
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import FanfoldError, SettingError
+from ..errors import FanfoldError, SettingError, suggestion
 from ..store import StoredRun, catalogue, runs
 from ..store import open as open_stored
 from ..store.filter import FIELDS, Filter, same
@@ -40,7 +40,9 @@ def everything(args: argparse.Namespace) -> list[StoredRun]:
 def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--filter", default="", metavar="F",
                         help="only runs it fits: 'lr<1e-3 and tag:baseline and loss.min<0.2' (see docs/query.md)")  # fmt: skip
-    parser.add_argument("--status", action="append", metavar="S", help=f"only runs that are {', '.join(STATUS)} (repeatable)")
+    parser.add_argument(
+        "--status", action="append", metavar="S", help=f"only runs that are {', '.join(STATUS)} (a list, or repeatable)"
+    )
     parser.add_argument("--tag", action="append", metavar="T", help="only runs with this tag (repeatable: all of them)")
     parser.add_argument("--name", metavar="GLOB", help="only runs whose name matches, such as 'base-*'")
     parser.add_argument("--config", nargs="+", action="extend", metavar="KEY=VALUE",
@@ -49,27 +51,27 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 
 def matching(args: argparse.Namespace, found: list[StoredRun]) -> list[StoredRun]:
     """Keep the runs that pass every filter."""
-    for status in args.status or ():
+    statuses = [status.strip() for some in args.status or () for status in some.split(",")]
+    for status in statuses:
         if status not in STATUS:
-            raise SettingError(f"--status {status} is not known. Nothing was listed. Known: {', '.join(STATUS)}.")
+            raise SettingError(f"--status {status} is not known. Nothing was listed.{suggestion(status, STATUS)}")
     wanted = dict(_pair(word) for word in args.config or ())
     fits = Filter(args.filter)
-    kept = [run for run in found if _passes(run, args, wanted)]
+    kept = [run for run in found if _passes(run, args, statuses, wanted)]
     if not args.filter:
         return kept
     rows = [catalogue.as_row(run) for run in kept]
     chosen = [run for run, row in zip(kept, rows, strict=True) if fits.matches(row, stats=catalogue.statistics)]
-    unknown = [] if chosen else fits.unknown(rows)
-    if rows and unknown:
-        remark(
-            args,
-            f"no run has {', '.join(unknown)}. Nothing fits the filter. Fields: {', '.join(FIELDS)}, config and metric names.",
-        )
+    if not chosen:
+        unknown = fits.unknown(rows) if rows else []
+        fields = f"Fields: {', '.join(FIELDS)}, config and metric names."
+        why = f"no run has {', '.join(unknown)}, so none fits the filter. {fields}"
+        remark(args, why if unknown else "no run fits the filter.")
     return chosen
 
 
-def _passes(run: StoredRun, args: argparse.Namespace, wanted: dict[str, str]) -> bool:
-    if args.status and run.status not in args.status:
+def _passes(run: StoredRun, args: argparse.Namespace, statuses: list[str], wanted: dict[str, str]) -> bool:
+    if statuses and run.status not in statuses:
         return False
     if args.name and not fnmatch.fnmatchcase(run.name, args.name):
         return False
@@ -86,7 +88,7 @@ def _pair(word: str) -> tuple[str, str]:
     return name, text
 
 
-def keys_of(run: StoredRun, patterns: Iterable[str], *, system: bool = True) -> list[str]:
+def keys_of(run: StoredRun, patterns: Iterable[str], *, system: bool = True, undone: str = "shown") -> list[str]:
     """Return the numeric keys that patterns name (`val/*`); a pattern that names none is an error that lists some."""
     known = run.keys() + (run.keys("system") if system else [])
     found: list[str] = []
@@ -95,7 +97,7 @@ def keys_of(run: StoredRun, patterns: Iterable[str], *, system: bool = True) -> 
         if not hits:
             close = [key for key in known if pattern.strip("*").lower() in key.lower()][:8] or known[:8]
             raise FanfoldError(
-                f"run {run.id} has no numbers under {pattern!r}. Nothing was shown. "
+                f"run {run.id} has no numbers under {pattern!r}. Nothing was {undone}. "
                 f"It has {len(known)} keys, among them: {', '.join(close) or 'none'}."
             )
         found += hits

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ..errors import SettingError
+from ..errors import SettingError, suggestion
 from ..journal.directory import encode_name
 from ..store import StoredRun
 from . import choose, output
@@ -30,12 +30,13 @@ EXAMPLE = """examples:
   fanfold export run-a run-b --long -o both.jsonl
   fanfold export run-a run-b -o folder/ --format parquet     one file per run"""
 
+FORMATS = ("csv", "jsonl", "parquet")
 SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help=choose.RUN_HELP)
-    parser.add_argument("--format", choices=("csv", "jsonl", "parquet"), help="default: by the ending of -o, else csv")
+    parser.add_argument("--format", metavar="{csv,jsonl,parquet}", help="default: by the ending of -o, else csv")
     parser.add_argument("-o", "--output", metavar="FILE|DIR", help="where to (default: stdout); a folder gets a file per run")
     parser.add_argument("--keys", nargs="+", action="extend", metavar="KEY", help="only these keys (patterns such as 'val/*')")
     which = parser.add_mutually_exclusive_group()
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format(args: argparse.Namespace) -> str:
+    if args.format and args.format not in FORMATS:
+        raise SettingError(f"--format {args.format} is not known. Nothing was written.{suggestion(args.format, FORMATS)}")
     kind = args.format or (SUFFIXES.get(Path(args.output).suffix.lower()) if args.output else None)
     kind = kind or ("jsonl" if args.json else "csv")
     if kind == "parquet" and not args.output:

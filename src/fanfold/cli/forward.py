@@ -9,16 +9,21 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
 from ..settings import find_directory, read_file, resolve
 from . import output
 
+if TYPE_CHECKING:
+    from ..fleet.forwarder import Forwarder
+
 EXAMPLE = """examples:
   fanfold forward --to https://runs.example.org      until Ctrl-C; the token comes from FANFOLD_SERVER_TOKEN
   fanfold forward --once                             what is there now, to FANFOLD_SERVER
   fanfold forward --to http://gateway:8643 --prune   and delete here what arrived there"""
+
+TURN_SECONDS = 10.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,28 +38,45 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..fleet import logs
     from ..fleet.client import Client
-    from ..fleet.forwarder import Forwarder, Taken, follow, only_one
-    from ..relay.process import stopped_by_signals
+    from ..fleet.forwarder import Forwarder
 
     root = find_directory(args.dir)
     file = read_file(root)
     client = Client(_address(args, file), resolve("server_token", file=file))
-    logs.to_stream("warning" if args.quiet else "info")
     forwarder = Forwarder(root, client, project=args.project, prune=args.prune, interval=max(0.05, args.interval))
-    if args.once:
-        with only_one(root, client.url):
-            arrived = forwarder.once()
-        output.remark(args, f"everything is at {client.url}." if arrived else f"not everything is at {client.url} yet.")
-        return 0 if arrived else 1
+    with logs.to_stream("warning" if args.quiet else "info"):
+        return _once(args, forwarder) if args.once else _follow(args, forwarder)
+
+
+def _once(args: argparse.Namespace, forwarder: Forwarder) -> int:
+    from ..fleet.forwarder import only_one
+
+    url = forwarder.client.url
+    with only_one(forwarder.root, url):
+        arrived = forwarder.once()
+    output.remark(args, f"everything is at {url}." if arrived else f"not everything is at {url} yet.")
+    return 0 if arrived else 1
+
+
+def _follow(args: argparse.Namespace, forwarder: Forwarder) -> int:
+    from ..fleet.forwarder import Taken, follow
+    from ..journal.spool import is_network
+    from ..relay.process import stopped_by_signals
+
     wake = threading.Event()
     if args.started:
         threading.Thread(target=_await_end, args=(wake,), daemon=True).start()
     with stopped_by_signals(wake) as stop:
-        try:
-            follow(forwarder, wake, stop, idle=args.idle)
-        except Taken:
-            if not args.started:
-                raise
+        while not stop.is_set():
+            try:
+                follow(forwarder, wake, stop, idle=args.idle)
+                break
+            except Taken:
+                if not args.started:
+                    raise
+                # One is enough; but where nodes share the directory, that one may go away with its node.
+                if not is_network(forwarder.root) or wake.wait(TURN_SECONDS):
+                    break
     return 0
 
 

@@ -72,9 +72,7 @@ def run(args: argparse.Namespace) -> int:
         output.print_json([_facts(one, columns if args.columns else None) for one in chosen])
     elif chosen:
         _print(args, columns, chosen, len(found))
-    if not found and args.filter:
-        output.remark(args, "no run fits the filter.")
-    elif not found:
+    if not found and not args.filter:
         where = f"project {args.project} in " if args.project else ""
         output.remark(args, f"no runs found in {where}{find_directory(args.dir)}. "
                             "Start one with fanfold.init(), or look elsewhere with --dir.")  # fmt: skip

@@ -70,7 +70,7 @@ def _keys(stored: list[StoredRun], patterns: list[str] | None) -> list[str] | No
         hits: list[str] = []
         for one in stored:
             try:
-                hits += choose.keys_of(one, [pattern])
+                hits += choose.keys_of(one, [pattern], undone="written")
             except FanfoldError as error:
                 missing = error
         if not hits and missing is not None:

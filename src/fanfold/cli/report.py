@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..drawing.order import curve_order
@@ -71,6 +71,7 @@ class Report:
         self.settings()
         self.origin()
         self.figures()
+        self.summary()
         self.curves()
         self.rest()
         self.problems()
@@ -109,7 +110,9 @@ class Report:
         if verdict["status"] in ("running", "finished"):
             return
         parts = [f"rank {verdict['rank']}"] if verdict.get("rank") is not None else []
-        parts += [f"by {verdict['signal']}"] if verdict.get("signal") else []
+        asked = verdict["status"] == "preempted"
+        by = "stopped by {} (a scheduler, or kill)" if asked else "by {}"
+        parts += [by.format(verdict.get("signal") or "a signal")] if asked or verdict.get("signal") else []
         parts += [f"exit code {verdict['exit_code']}"] if verdict.get("exit_code") else []
         parts += [_MEANING[verdict["status"]]] if verdict["status"] in _MEANING and not verdict.get("error") else []
         self.fact("cause", (clean(", ".join(parts)), STATUS[verdict["status"]][1]))
@@ -132,15 +135,18 @@ class Report:
     # What it is
 
     def settings(self) -> None:
-        config = list(flat(self.run.config).items())
-        shown = self._cut(config, SETTINGS)
-        cells = [f"{short(str(name), 40)} {short(value, 40)}" for name, value in shown]
-        more = [f"and {len(config) - len(shown)} more (--all)"] if len(shown) < len(config) else []
-        for place, text in enumerate(_wrapped(cells + more, self.width - 14)):
-            self.fact("config" if not place else "", text)
+        self._pairs("config", self.run.config)
         for name, value in (("tags", ", ".join(self.run.tags)), ("group", self.run.group), ("notes", self.run.notes)):
             if value:
                 self.fact(name, short(str(value), self.width - 14))
+
+    def _pairs(self, title: str, values: dict[str, Any]) -> None:
+        pairs = list(flat(values).items())
+        shown = self._cut(pairs, SETTINGS)
+        cells = [f"{short(str(name), 40)} {short(value, 40)}" for name, value in shown]
+        more = [f"and {len(pairs) - len(shown)} more (--all)"] if len(shown) < len(pairs) else []
+        for place, text in enumerate(_wrapped(cells + more, self.width - 14)):
+            self.fact(title if not place else "", text)
 
     def origin(self) -> None:
         facts = self.run.facts
@@ -179,6 +185,13 @@ class Report:
             self.line("  ", (name, "bold"), f"  {cells}  {row['count']:>8,}  ", (spark, "cyan"))
         if len(shown) < len(keys):
             self.line((f"  and {len(keys) - len(shown)} more keys (--all, or --key)", "dim"))
+
+    def summary(self) -> None:
+        """Print what the user put into the summary; the rest of it is the figures above."""
+        assigned = self.run.assigned
+        if assigned:
+            self.line()
+            self._pairs("summary", assigned)
 
     def curves(self) -> None:
         keys = self.chosen()
@@ -248,7 +261,7 @@ class Report:
 
     def system(self) -> None:
         latest = self.run.latest
-        words = [text.format(latest[key]) for key, text in _SYSTEM.items() if isinstance(latest.get(key), float)]
+        words = [say(latest[key]) for key, say in _SYSTEM.items() if isinstance(latest.get(key), float)]
         words += list(_gpus(latest))
         if words:
             self.fact("system", ", ".join(words[:12]))
@@ -269,13 +282,12 @@ class Report:
 _MEANING = {
     "killed": "the process ended without a word: kill -9, out of memory, or power",
     "lost": "no sign of life for a minute; it may come back",
-    "preempted": "the scheduler asked for room",
 }
-_SYSTEM = {
-    "system/cpu": "CPU {:.0f} %",
-    "system/memory": "memory {:.0f} %",
-    "system/process/rss_gb": "process {:.1f} GB",
-    "system/disk_free_gb": "disk {:.0f} GB free",
+_SYSTEM: dict[str, Callable[[float], str]] = {
+    "system/cpu": "CPU {:.0f} %".format,
+    "system/memory": "memory {:.0f} %".format,
+    "system/process/rss_gb": lambda count: f"process {size(count * 1e9)}",
+    "system/disk_free_gb": "disk {:.0f} GB free".format,
 }
 
 

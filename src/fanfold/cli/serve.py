@@ -56,10 +56,9 @@ def run(args: argparse.Namespace) -> int:
     limits = Limits(args.memory << 20, args.rate * (1 << 20), 4 * args.rate * (1 << 20))
     served = app(DirectoryIntake(store, power=args.durability == "power"), tokens=tokens, limits=limits)
     listener = _listen(args.host, args.port)
-    logs.to_stream(args.log_level)
 
     class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the interface
             served.state.gateway.closing = True  # a load balancer that asks now sends no more
             self.force_exit = self.should_exit  # the second time; the library's own way ends with the signal's exit code
             self.should_exit = True
@@ -72,13 +71,14 @@ def run(args: argparse.Namespace) -> int:
         server_header=False,
         timeout_graceful_shutdown=10,
         timeout_keep_alive=75,
-        limit_concurrency=2048,
+        limit_concurrency=10_000,
         ssl_certfile=args.certfile,
         ssl_keyfile=args.keyfile,
     )
     config.load()  # a certificate that cannot be read stops here, before an address is announced
     _say(args, listener, tokens is not None)
-    Server(config).run(sockets=[listener])
+    with logs.to_stream(args.log_level):
+        Server(config).run(sockets=[listener])
     return 0
 
 

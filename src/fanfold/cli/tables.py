@@ -145,7 +145,7 @@ class Wide:
 
 
 def _keys(run: StoredRun, args: argparse.Namespace) -> list[str]:
-    keys = choose.keys_of(run, args.keys) if args.keys else run.keys()
+    keys = choose.keys_of(run, args.keys, undone="written") if args.keys else run.keys()
     if args.rank is None:
         return keys
     has = {key for journal in run.journals if journal.header.get("rank") == args.rank for key in journal.by_key}

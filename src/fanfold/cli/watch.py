@@ -10,7 +10,8 @@ from typing import Any
 
 from ..drawing.order import curve_order
 from ..errors import FanfoldError
-from ..store import StoredRun
+from ..store import StoredRun, axes
+from ..store.buckets import Buckets
 from ..store.display import series
 from ..store.query import LocalStore, Row
 from . import chart
@@ -88,7 +89,7 @@ class Watcher:
         signs = (look.row["status"], look.row["seen"], look.key)
         known = self._kept.get(look.row["path"])
         if known is not None and known[0] == signs:
-            look.step, look.curve = known[1].step, known[1].curve
+            look.step, look.curve, look.value = known[1].step, known[1].curve, known[1].value
             return look
         with contextlib.suppress(FanfoldError):  # deleted or damaged since it was listed: its row is what we have
             self._read(look, self.store.run(look.row["project"], look.row["id"]), time.time() if now is None else now)
@@ -101,10 +102,19 @@ class Watcher:
         if found is None:
             return
         look.curve = found.last.tolist()
+        if found.low is not None:
+            look.value = last_fold(run, found)
         look.step, rate, silent, pause = pace(run, look.key, now)
         if look.status == "running":
             stalled = silent > max(STALLED_SECONDS, STALLED_STEPS * pause)
             look.status, look.rate = ("stalled", 0.0) if stalled else ("running", rate)
+
+
+def last_fold(run: StoredRun, found: Buckets) -> float:
+    """Return the last mean over ranks, NaN included: a bucket of many points speaks of the finite ones alone."""
+    if not found.raw:
+        found = axes.thin(run, found.key, buckets=1, x="step", rank=None, fold="mean", lo=float(found.x_last[-1]), hi=None)
+    return float(found.last[-1])
 
 
 def _load(latest: dict[str, Any]) -> tuple[float | None, float | None]:

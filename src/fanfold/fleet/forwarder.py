@@ -138,9 +138,11 @@ class Forwarder:
         self._turn += 1
         first, room = self._turn % len(tails) if tails else 0, self.client.room
         for run, tail in tails[first:] + tails[:first]:
+            if room <= 0:
+                break
             if tail.offset is None:
                 tail.offset = self.client.offset(run.project, run.id, tail.name)
-            if room <= 0 or not tail.look():
+            if not tail.look():
                 continue
             read = tail.read(max(room, 1 << 12))
             if read is None or (

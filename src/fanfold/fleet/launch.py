@@ -66,7 +66,10 @@ class Forwarding:
     def _left(self, run: Path, rank: int) -> bool:
         note = Note(run, self.url)
         own = [file for file in directory.journal_files(run) if file.name.startswith(f"{rank}-")]
-        return any(not note.is_over(file) and note.offsets.get(file.stem, -1) < file.stat().st_size for file in own)
+        try:
+            return any(not note.is_over(file) and note.offsets.get(file.stem, -1) < file.stat().st_size for file in own)
+        except OSError:  # deleted in this moment: there is nothing to wait for
+            return False
 
 
 def _same_modules() -> dict[str, str]:

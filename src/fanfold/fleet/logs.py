@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 _KEPT = ("event", "project", "run", "journal", "route", "status", "bytes", "ms", "token", "peer", "offset", "seconds")
@@ -23,12 +25,19 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def to_stream(level: str = "info", stream: TextIO | None = None) -> None:
-    """Send what fanfold and its server library log to a stream, as JSON lines."""
+@contextlib.contextmanager
+def to_stream(level: str = "info", stream: TextIO | None = None) -> Iterator[None]:
+    """Send what fanfold and its server library log to a stream, as JSON lines; afterwards all is as it was."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
-    for name in ("fanfold", "uvicorn.error"):
-        logger = logging.getLogger(name)
-        logger.handlers[:] = [handler]
-        logger.propagate = False
+    loggers = [logging.getLogger(name) for name in ("fanfold", "uvicorn.error")]
+    before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    for logger in loggers:
+        logger.handlers[:], logger.propagate = [handler], False
         logger.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        for logger, (handlers, propagate, was) in zip(loggers, before, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagate
+            logger.setLevel(was)

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import SettingError, guard, logger, notices, outcome
+from ..errors import SettingError, guard, logger, notices, outcome, suggestion
 from ..fold import check as check_fold
 from ..journal.directory import decode_name
 from ..probes import energy
 from ..trackers.base import Adapter, is_tracker
-from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed
+from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed, load_entry_points
 from .deadline import can_limit
 from .process import Relay, address_of, check_arguments, cursor_of, hold_seconds, left_line, make
 from .worker import Worker
@@ -56,11 +56,16 @@ def resolve(trackers: Any) -> list[Any]:
 
 def _named(item: Any) -> str:
     if not isinstance(item, (str, enum.Enum)):
-        known = ", ".join(LOGGER_TYPE_TO_CLASS)
         raise SettingError(
-            f"trackers={item!r} is neither a name nor a GeneralTracker object. The run was not started. Known: {known}."
+            f"trackers={item!r} is neither a name nor a GeneralTracker object. The run was not started. "
+            f"Known: {', '.join(LOGGER_TYPE_TO_CLASS)}."
         )
     name = str(item)
+    if name not in LOGGER_TYPE_TO_CLASS:
+        load_entry_points()
+    if name not in LOGGER_TYPE_TO_CLASS:
+        known = suggestion(name, [*LOGGER_TYPE_TO_CLASS, "all"])
+        raise SettingError(f"there is no tracker {name!r}. The run was not started.{known}")
     find_class(name)
     return name
 
@@ -73,6 +78,12 @@ def _all() -> list[str]:
             continue
         why = LOGGER_TYPE_TO_CLASS[row.name].unusable()
         usable.append(row.name) if why is None else not_so.append(f"{row.name} ({why})")
+    if not usable and not not_so:
+        notices.once(
+            "all:none",
+            "trackers='all' was asked for, but no tracker's library is installed. The run is kept here and goes nowhere else. "
+            f"Run: pip install 'fanfold[NAME]', where NAME is one of {', '.join(row.extra for row in TABLE)}.",
+        )
     if not_so:
         logger.warning("trackers='all' leaves out what cannot start without a word from you: %s.", ", ".join(not_so))
     return usable
@@ -81,7 +92,7 @@ def _all() -> list[str]:
 def check(chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Any, mode: str) -> None:
     """Raise for whatever cannot work, before anything of the run is written."""
     if mode not in MODES:
-        raise SettingError(f"relay={mode!r} is not known. The run was not started. Known: {', '.join(MODES)}.")
+        raise SettingError(f"relay={mode!r} is not known. The run was not started.{suggestion(mode, MODES)}")
     unknown = set(kwargs) - {item if isinstance(item, str) else item.name for item in chosen} - {energy.NAME}
     if unknown:
         raise SettingError(

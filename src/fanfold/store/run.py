@@ -267,7 +267,13 @@ class StoredRun:
             steps = np.where(steps == NO_STEP, -1, steps)
         return Series(key, steps, times, values)
 
-    def _nothing(self, key: str) -> Any:
+    def _nothing(self, key: str, rank: int | None = None) -> Any:
+        ranks = holders(self, key)
+        if ranks:
+            raise FanfoldError(
+                f"rank {rank} of run {self.id} has no numbers under {key!r}. Nothing was read. "
+                f"Ranks that have it: {', '.join(map(str, ranks))}."
+            )
         known = self.keys() + self.keys("system")
         close = [name for name in known if key.lower() in name.lower()][:8] or known[:8]
         raise FanfoldError(
@@ -280,7 +286,7 @@ class StoredRun:
     def _of_rank(self, key: str, rank: int, raw: bool) -> tuple[Any, Any, Any]:
         found = points(self, key, rank, raw=raw)
         if not found.chunks:
-            self._nothing(key)
+            self._nothing(key, rank)
         return found.columns()
 
     def _folded(self, key: str, how: str, raw: bool) -> Series:
@@ -318,7 +324,10 @@ class StoredRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What each key comes down to (its last value unless define_metric says otherwise), and what the user added."""
+        """What each key comes down to (its last value unless define_metric says otherwise), and what the user added.
+
+        Of several ranks the lowest that has the key counts, as in `latest` and `series`.
+        """
         if self._row is not None:
             return dict(self._row["summary"])
         found = {key: value for key, value in self.latest.items() if not key.startswith("system/")}
@@ -328,7 +337,12 @@ class StoredRun:
                 del found[key]
             elif rule not in (None, "last") and not isinstance(found[key], str):
                 found[key] = reduce(str(rule), self.series(key).values)
-        return {**found, **(self.info.get("summary") or {})}
+        return {**found, **self.assigned}
+
+    @property
+    def assigned(self) -> dict[str, Any]:
+        """What the user put into the summary."""
+        return dict(self.info.get("summary") or {})
 
     # Everything else
 

@@ -168,8 +168,8 @@ def find_class(name: str) -> Any:
     if name not in LOGGER_TYPE_TO_CLASS:
         load_entry_points()
     if name not in LOGGER_TYPE_TO_CLASS:
-        known = ", ".join(LOGGER_TYPE_TO_CLASS)
-        raise ValueError(f"Unsupported logging capability: {name}. Choose between {LoggerType.list()} (registered: {known})")
+        known = list(dict.fromkeys([*LoggerType.list(), *LOGGER_TYPE_TO_CLASS]))
+        raise ValueError(f"Unsupported logging capability: {name}. Choose between {known}")
     row = ROWS.get(name)
     found = LOGGER_TYPE_TO_CLASS[name]
     if row is not None and found.__module__.startswith("fanfold.") and not installed(name):

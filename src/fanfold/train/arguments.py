@@ -6,15 +6,14 @@ LoopArguments is what any loop needs; TrainingArguments adds what the Trainer do
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import SettingError, notices
+from ..errors import SettingError, notices, suggestion
 from ..mask import mask
 from ..process import detect
 
@@ -256,17 +255,19 @@ def _whole_multiple(number: float, of: float) -> bool:
     return times >= 1 and abs(times - round(times)) < 1e-9
 
 
+def refuse_unknown(what: str, given: Iterable[str], known: set[str]) -> None:
+    """Raise for the first name that is neither known nor Transformers'."""
+    for name in given:
+        if name not in known and name not in _INERT:
+            raise SettingError(f"{what} does not know {name}. Nothing was started.{suggestion(name, sorted(known))}")
+
+
 def _known_only(cls: type[LoopArguments], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Part what is ours from what is Transformers' and harmless; refuse the rest by name."""
     ours = {item.name for item in dataclasses.fields(cls)}
     others = {name: value for name, value in given.items() if name not in ours}
+    refuse_unknown(cls.__name__, others, ours)
     for name, value in others.items():
-        if name not in _INERT:
-            near = difflib.get_close_matches(name, ours, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise SettingError(
-                f"{cls.__name__} does not know {name}. Nothing was started.{hint} Known: {', '.join(sorted(ours))}."
-            )
         if value != _INERT[name] and name not in _HARMLESS:
             raise SettingError(
                 f"{name}={value!r} is Transformers' and not done here. Nothing was started. Leave it out, or keep Transformers' "

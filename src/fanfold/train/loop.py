@@ -7,6 +7,8 @@ What Python lets a loop see of its body: that it asked for the next batch (the l
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import itertools
 import math
 import os
@@ -17,7 +19,7 @@ from typing import Any
 
 from ..callbacks import TrainerControl, TrainerState
 from ..errors import RunError, SettingError, notices
-from .arguments import LoopArguments
+from .arguments import LoopArguments, refuse_unknown
 from .due import Due
 from .spans import how_long, length_of, updates_of, when_to_save, with_last
 from .telling import Place
@@ -66,6 +68,7 @@ class Loop(Due):
         on_error: str = "raise",
         **arguments: Any,
     ) -> None:
+        refuse_unknown("Loop", arguments, _NAMES)
         if args is None:
             epochs = arguments.pop("num_train_epochs", epochs)
             arguments |= {"gradient_accumulation_steps": gradient_accumulation_steps, "logging_steps": logging_steps}
@@ -362,6 +365,9 @@ class Loop(Due):
             if self._phase == "training":
                 self._fire("on_train_end")
             self._stop()
+
+
+_NAMES = {item.name for item in dataclasses.fields(LoopArguments)} | {*inspect.signature(Loop).parameters} - {"arguments"}
 
 
 class _Watch:

@@ -153,18 +153,19 @@ function band(g: Context, l: Line, v: View, s: Scales) {
   }
 }
 
-/** Whether most points of the left or right half stand in its upper half: what lies over a chart then belongs below. */
-export function crowded(lines: Line[], s: Scales, left: boolean): boolean {
-  let above = 0, all = 0;
+/** Where a box of a size stands beside the pointer, left or right of it, high or low: there where it hides the fewest points. */
+export function beside(pointer: number, lines: Line[], f: Frame, s: Scales, width: number, height: number): { from: number; below: boolean } {
+  const sides = [pointer + 12, pointer - 12 - width].filter((from) => from >= PAD.l && from + width <= f.w);
+  if (!sides.length) sides.push(pointer > f.w / 2 ? 0 : Math.max(0, f.w - width)); // a box wider than the room beside
+  const found = sides.flatMap((from) => [false, true].map((below) => ({ from, below, top: below ? f.h - PAD.b - height : PAD.t, hides: 0 })));
   for (const l of lines) {
-    const every = Math.max(1, Math.floor(l.x.length / 48));
+    const every = Math.max(1, Math.floor(l.x.length / 48)); // a sample is enough
     for (let i = 0; i < l.x.length; i += every) {
-      if (!Number.isFinite(l.y[i]) || s.sx(l.x[i]) < PAD.l + s.pw / 2 !== left) continue;
-      all++;
-      if (s.sy(l.y[i]) < PAD.t + s.ph / 2) above++;
+      const px = s.sx(l.x[i]), py = s.sy((l.smooth ?? l.y)[i]);
+      for (const c of found) if (px >= c.from && px <= c.from + width && py >= c.top && py <= c.top + height) c.hides++;
     }
   }
-  return above * 2 > all;
+  return found.reduce((best, one) => (one.hides < best.hides ? one : best));
 }
 
 /** Index ranges without a hole: what is not finite, and steps far wider than usual, end one. */

@@ -1,0 +1,85 @@
+"""The dashboard over much: ten million points in one run, and fifteen hundred runs of fifteen hundred metrics each."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from fanfold.journal import Writer
+from fanfold.journal import format as fmt
+from fanfold.server import app
+from store_data import START
+from test_server import LOCAL, series
+from test_web import browser, context, expect, inked, needs_browser, open_page, painted, serving  # noqa: F401 - fixtures
+
+STEPS, KEYS = 1_000_000, 10
+RUNS, WIDE = 1_500, 1_500
+NODES = 3_000
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder of runs that goes at once: these are large."""
+    monkeypatch.setenv("FANFOLD_CACHE_DIR", str(tmp_path / "cache"))
+    yield tmp_path / "runs"
+    shutil.rmtree(tmp_path)
+
+
+def write(folder: Path, project: str, id: str, rows) -> None:
+    header = {"format": [fmt.MAJOR, fmt.MINOR], "rank": 0, "role": "main", "attempt": "a", "run": id, "project": project}
+    sheet = Writer(folder / project / id / "journal", header)
+    for step, values in enumerate(rows):
+        sheet.row(values, "d" * len(values), time_ns=START + step * 1_000_000, step=step)
+    sheet.close({"status": "finished", "t": START})
+
+
+@needs_browser
+def test_ten_million_points_are_drawn_with_every_extreme_in_a_small_answer(context, place):  # noqa: F811
+    names = [f"loss{key}" for key in range(KEYS)]
+    noise = np.random.default_rng(0).random(997).tolist()
+    spikes = {123_457: -7.25, 777_771: 99.5}
+    write(place, "llm", "long", (dict.fromkeys(names, spikes.get(step, noise[step % 997])) for step in range(STEPS)))
+    with TestClient(app(place), base_url=LOCAL) as http:
+        found = series(http, runs=["long"], keys=names)
+        assert [(one["total"], float(one["columns"]["lo"].min()), float(one["columns"]["hi"].max())) for one in found] == [
+            (STEPS, -7.25, 99.5)
+        ] * KEYS
+        answer = http.post("/api/series", json={"project": "llm", "runs": ["long"], "keys": names})
+        assert len(answer.content) < KEYS * 330 * 4 * 8
+        near = series(http, runs=["long"], keys=["loss3"], lo=777_700, hi=777_800)
+        assert near[0]["raw"] and near[0]["columns"]["y"].max() == 99.5  # zooming in reaches the points themselves
+    with serving(context, place) as address:
+        page = open_page(context, address)
+        inked(page, painted(page, "loss0"))
+        chart = page.locator("figure[data-key='loss0']")
+        assert "of 1,000,000 points, extremes kept" in chart.get_attribute("aria-label")
+        chart.hover()
+        chart.get_by_label("Show loss0 as a table").click()
+        assert chart.locator("tbody td").all_inner_texts()[2:] == ["\N{MINUS SIGN}7.25", "99.5", "1,000,000"]
+
+
+@needs_browser
+def test_fifteen_hundred_runs_of_fifteen_hundred_metrics_open_as_a_page_of_bounded_size(context, place):  # noqa: F811
+    names = [f"part{key % 30:02d}/m{key:04d}" for key in range(WIDE)]
+    for run in range(RUNS):
+        write(place, "wide", f"r{run:04d}", [dict.fromkeys(names, float(run + step)) for step in range(2)])
+    with serving(context, place) as address:
+        page = open_page(context, address, "p=wide")
+        inked(page, painted(page, "part00/m0000"), 0.005)
+        assert page.evaluate("document.querySelectorAll('*').length") < NODES
+        first = page.locator("figure[data-key='part00/m0000']")
+        page.locator("figure").last.scroll_into_view_if_needed()
+        expect(first.locator("canvas")).to_have_count(0)  # far away only the frame stays
+        first.scroll_into_view_if_needed()
+        expect(first.locator("canvas")).to_have_count(2)
+        inked(page, first, 0.005)
+        page.get_by_label("Search charts").fill("m1499")
+        inked(page, painted(page, "part29/m1499"), 0.005)
+        page.keyboard.press("Escape")
+        page.get_by_role("link", name="Table").click()
+        page.get_by_text("r1499").first.wait_for()
+        assert page.evaluate("document.querySelectorAll('*').length") < NODES
