@@ -630,7 +630,7 @@ def test_trainers_and_actors_in_one_ray_job_never_mix(desk: Desk) -> None:
     quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": 0, "RAY_TRAIN_V2_ENABLED": 1}
     storage = [desk.folder / f"results{job}" for job in (1, 2)]
     driver = desk.start(sys.executable, script, *storage, free_port(), free_port(), **quiet)
-    desk.wait(driver, seconds=110)  # four workers import torch at once
+    desk.wait(driver, seconds=240)  # four workers import torch at once
     runs = desk.runs()
     assert sorted(int(run.series("job").values[0]) for run in runs) == [1, 2, 3, 4]
     for run in runs:

@@ -27,7 +27,8 @@ run""",
     "run",
     """import urllib.request
 said = urllib.request.urlopen(page.url.partition("#")[0] + "api/runs?project=llm").read().decode()
-print("api has it" if run.id in said else said)""",
+print("api has it" if run.id in said else said)
+assert fanfold.open(run.id).facts["script"] == 'notebook'""",
     "fanfold.ui().url.partition('#')[0] == page.url.partition('#')[0]",
     "run.finish(); run",
     "fanfold.open(run.id)",

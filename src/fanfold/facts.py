@@ -88,7 +88,7 @@ def _read(readers: Mapping[str, Callable[[], object]]) -> dict[str, object]:
 
 def _script(argv: Sequence[str]) -> str:
     """Name the entry: a path, `-m module`, `-c`, the notebook's path (or `notebook`), or `interactive`."""
-    if "ipykernel" in sys.modules:
+    if _in_notebook():
         main = vars(sys.modules["__main__"])
         return str(main.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME") or "notebook")
     words = iter(argv[1:])
@@ -102,6 +102,12 @@ def _script(argv: Sequence[str]) -> str:
         elif not word.startswith("-") or word == "-":
             return word
     return "interactive"
+
+
+def _in_notebook() -> bool:
+    """Tell whether a kernel runs this code; libraries import ipykernel in plain programs, too."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
 
 
 def _python() -> dict[str, object]:
