@@ -153,7 +153,7 @@ def loop_cost(base: Path, quick: bool) -> list[list[str]]:
     four = list(delivery.TRACKERS)
     cases = {"nothing logged": ("nothing", []), "fanfold, no tracker": ("fanfold", []),
              "fanfold, four trackers": ("fanfold", four), "Accelerate, the same four": ("accelerate", four)}  # fmt: skip
-    found = compare(cases, 1000 if quick else 10_000, 1 if quick else 5, base)
+    found = compare(cases, 1000 if quick else 5000, 1 if quick else 3, base)
     least = found["nothing logged"]["cpu_ms"]
     return [
         [title, f"{one['cpu_ms']:.3f} ms", f"{one['cpu_ms'] / least:.3f}", f"{one['wall_ms']:.3f} ms", f"{one['p50_us']:.1f} µs",
@@ -179,7 +179,7 @@ def trouble(base: Path, quick: bool) -> list[list[str]]:
         "and one that raises, and one that hangs": ["tensorboard", "raising", "hanging"],
     }.items():
         several = []
-        for _ in range(1 if quick else 5):
+        for _ in range(1 if quick else 3):
             play = delivery.Play(base, trackers)
             one = measure("fanfold", trackers, steps, turns, play.folder)
             if one is not None:
