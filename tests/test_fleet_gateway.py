@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from prometheus_client import parser
 from starlette.testclient import TestClient
 
 from fanfold.cli import main
@@ -208,7 +209,6 @@ def test_a_store_that_cannot_be_written_is_not_ready_and_loses_nothing(journal, 
 
 
 def test_metrics_are_as_prometheus_reads_them(journal, store):
-    parser = pytest.importorskip("prometheus_client.parser")
     (piece,) = pieces_of(journal)
     http = client(store)
     append(http, piece)

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+import torch
 
 import fanfold
 from fanfold.callbacks import DefaultFlowCallback, EarlyStoppingCallback, Event, TrainerCallback
@@ -330,7 +332,6 @@ def test_numbers_on_a_device_are_fetched_only_when_somebody_reads_them(runs_dir)
 
 
 def test_tensors_and_jax_arrays_are_averaged_where_they_are(runs_dir):
-    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
     buffer, recorder = torch.zeros(()), Recorder()
     loop = looping(recorder, epochs=1, logging_steps=4)
     for _epoch in loop.epochs():
@@ -345,7 +346,6 @@ def test_tensors_and_jax_arrays_are_averaged_where_they_are(runs_dir):
 
 
 def test_a_torch_optimizer_tells_of_its_steps(runs_dir, caplog):
-    torch = pytest.importorskip("torch")
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     recorder = Recorder()

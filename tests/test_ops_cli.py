@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from prometheus_client import parser
 
 import fanfold
 from fanfold.cli import main
@@ -70,7 +71,6 @@ def test_diff_says_what_got_slower_and_parts_can_be_compared(two, capsys):
 
 
 def test_prometheus_reads_it(two, capsys):
-    parser = pytest.importorskip("prometheus_client.parser")
     families = {
         family.name: family
         for family in parser.text_string_to_metric_families(ask(capsys, "wide", "--dir", str(two), "--format", "prometheus"))
@@ -81,7 +81,6 @@ def test_prometheus_reads_it(two, capsys):
 
 
 def test_opentelemetry_reads_it(two, capsys):
-    pytest.importorskip("opentelemetry.proto")
     code = """
 import sys
 from google.protobuf.json_format import Parse
