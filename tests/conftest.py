@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import fanfold
 from fanfold import errors
 
 
@@ -26,3 +28,17 @@ def runs_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("FANFOLD_DIR", str(folder))
     monkeypatch.setenv("FANFOLD_QUIET", "1")
     return folder
+
+
+@pytest.fixture
+def in_a_framework(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A folder of its own to train in; runs that a framework's callback leaves open are ended after the test."""
+    monkeypatch.setenv("FANFOLD_SYSTEM", "0")
+    monkeypatch.chdir(tmp_path)
+    yield
+    from fanfold.frameworks import _session
+
+    for run in list(_session._opened):
+        run.finish(1.0)
+    if fanfold.run is not None:
+        fanfold.run.finish(1.0)

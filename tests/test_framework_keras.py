@@ -18,7 +18,6 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import keras
 
 import fanfold
-from fanfold.frameworks import _session
 from fanfold.frameworks.keras import FanfoldCallback
 
 # Keras' own: its variables have the older signature of __array__.
@@ -29,14 +28,8 @@ Y = X.sum(axis=1)
 
 
 @pytest.fixture(autouse=True)
-def fresh(runs_dir, monkeypatch, tmp_path):
-    monkeypatch.setenv("FANFOLD_SYSTEM", "0")
-    monkeypatch.chdir(tmp_path)
-    yield
-    for run in list(_session._opened):
-        run.finish(1.0)
-    if fanfold.run is not None:
-        fanfold.run.finish(1.0)
+def fresh(in_a_framework):
+    """Every test stands alone."""
 
 
 def compiled(**more):

@@ -15,7 +15,6 @@ import pytorch_lightning
 import torch
 
 import fanfold
-from fanfold.frameworks import _session
 from fanfold.frameworks.lightning import MARK, FanfoldLogger, _note_in
 
 # Lightning's own: advice to users, and a call that torch has renamed.
@@ -62,14 +61,8 @@ Model = model_class(lightning.pytorch)
 
 
 @pytest.fixture(autouse=True)
-def fresh(runs_dir, monkeypatch, tmp_path):
-    monkeypatch.setenv("FANFOLD_SYSTEM", "0")
-    monkeypatch.chdir(tmp_path)
-    yield
-    for run in list(_session._opened):
-        run.finish(1.0)
-    if fanfold.run is not None:
-        fanfold.run.finish(1.0)
+def fresh(in_a_framework):
+    """Every test stands alone."""
 
 
 def trainer(logger, library=lightning.pytorch, **more):

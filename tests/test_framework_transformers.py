@@ -53,14 +53,8 @@ class Tiny(transformers.PreTrainedModel):
 
 
 @pytest.fixture(autouse=True)
-def fresh(runs_dir, monkeypatch, tmp_path):
-    monkeypatch.setenv("FANFOLD_SYSTEM", "0")
-    monkeypatch.chdir(tmp_path)
+def fresh(in_a_framework):
     yield
-    for run in list(_session._opened):
-        run.finish(1.0)
-    if fanfold.run is not None:
-        fanfold.run.finish(1.0)
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState._reset_state()
 
