@@ -58,6 +58,16 @@ class Plan:
     quick: bool
     soak: float  # seconds of live heap
 
+    @property
+    def latest(self) -> tuple[int, int]:
+        """Runs and keys whose latest values are asked for."""
+        return self.of(1000, 50), self.of(100, 20)
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """Runs and columns of the table that is sorted and filtered."""
+        return self.of(5000, 200), self.of(1000, 50)
+
     def of(self, full: int, quick: int) -> int:
         return quick if self.quick else full
 
@@ -68,6 +78,13 @@ def dashboard(dir: Path) -> Iterator[str]:
         if not base:
             raise SystemExit(f"`fanfold ui --dir {dir}` did not answer. The budgets were not measured. See {dir}.server.log.")
         yield base
+
+
+def prepare(plan: Plan) -> None:
+    """Write the data that the budgets ask for, once."""
+    long_run(plan)
+    for runs, keys in (plan.latest, plan.table):
+        many_runs(plan, runs, keys)
 
 
 # Bytes and requests
@@ -216,7 +233,7 @@ def many_runs(plan: Plan, runs: int, keys: int) -> Path:
 def latest_values(plan: Plan) -> list[Budget]:
     from fanfold.store.query import LocalStore
 
-    runs, keys = plan.of(1000, 50), plan.of(100, 20)
+    runs, keys = plan.latest
     root = many_runs(plan, runs, keys)
     LocalStore(root).runs("wide")
     fresh, _ = best(lambda: LocalStore(root).runs("wide"), 5)

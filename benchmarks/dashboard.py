@@ -1,10 +1,11 @@
 """The dashboards of five tools over the same data, in one run, and the budgets of our own.
 
-python benchmarks/dashboard.py [--data FOLDER] [--quick] [--only fanfold,MLflow] [--rounds 3] [--soak 30]
+python benchmarks/dashboard.py [--data FOLDER] [--quick] [--only fanfold,MLflow] [--rounds 3] [--soak 30] [--part data]
 
 `make bench-dashboard` runs it. The data is written once and kept under --data (writing it takes a quarter of an hour, most of it Aim's);
 then about a quarter of an hour, half an hour more with `--soak 30`. A full run writes its block of docs/benchmarks.md; `--quick` is a check
-of a few minutes that writes nothing.
+of a few minutes that writes nothing. `--part data` only writes the data, so that the timing can wait for a quiet machine, `--part heap`
+only watches the live page's heap, which load does not disturb.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,7 @@ def race_sheet(visits: Visits, seconds: dict[str, float], size: Size) -> Sheet:
         "downloaded",
         "of it JS",
         "hover: frame p95",
-        "writing",
+        "writing, CPU",
     ]
     rows = [[name, *_cells(name, ones, ours), _seconds(seconds.get(name))] for name, ones in visits.items()]
     note = (
@@ -119,12 +121,23 @@ def promises(visits: Visits) -> list[Budget]:
     return found
 
 
-def own(plan: Plan, base: str, urls: dict[str, str], scratch: Path, console: Console) -> list[Budget]:
-    """Measure the budgets, the long ones last; what does not get there is a row that says so."""
+def asked(questions: dict[str, Callable[[], list[Budget]]], console: Console) -> list[Budget]:
+    """Measure the budgets in turn; what does not get there is a row that says so."""
     from playwright.sync_api import Error
 
     found: list[Budget] = []
-    for what, ask in {
+    for what, ask in questions.items():
+        console.print(f"  {what}")
+        try:
+            found += ask()
+        except (Error, OSError, HTTPException) as error:
+            found.append(Budget(what, None, 0, "", str(error).splitlines()[0][:120]))
+    return found
+
+
+def own(plan: Plan, base: str, urls: dict[str, str], scratch: Path) -> dict[str, Callable[[], list[Budget]]]:
+    """Return what we promise of our own dashboard, the long ones last."""
+    return {
         "bytes": lambda: budgets.first_page(base, urls),
         "requests": lambda: budgets.series_request(base, plan),
         "extremes": lambda: budgets.extremes(base, plan),
@@ -134,13 +147,7 @@ def own(plan: Plan, base: str, urls: dict[str, str], scratch: Path, console: Con
         "table": lambda: page.table(plan),
         "live": lambda: page.live(plan, scratch),
         "heap": lambda: page.heap(plan, scratch),
-    }.items():
-        console.print(f"  {what}")
-        try:
-            found += ask()
-        except (Error, OSError, HTTPException) as error:
-            found.append(Budget(what, None, 0, "", str(error).splitlines()[0][:120]))
-    return found
+    }
 
 
 def facts(names: list[str]) -> list[str]:
@@ -158,6 +165,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="how often each is opened (3, quick: 1)")
     parser.add_argument("--limit", type=float, default=120, help="seconds a board may take to draw")
     parser.add_argument("--soak", type=float, help="minutes of the live heap check (0.5, quick: 0.1)")
+    parser.add_argument("--part", choices=("data", "heap"), help="only this, and no page is written")
     args = parser.parse_args()
     args.rounds = args.rounds or (1 if args.quick else 3)
     args.soak = args.soak or (0.1 if args.quick else 0.5)
@@ -166,28 +174,49 @@ def arguments() -> argparse.Namespace:
     return args
 
 
+def write_data(args: argparse.Namespace, plan: Plan, console: Console) -> tuple[dict[str, Path], dict[str, float]]:
+    """Write what is not there yet; return each board's folder, and the seconds its writing took."""
+    folders, seconds = {}, {}
+    for name in args.names:
+        folders[name], seconds[name] = written(BOARDS[name], args.data, plan.size)
+        console.print(f"{name}: data written in {seconds[name]:.0f} s of CPU")
+    budgets.prepare(plan)
+    return folders, seconds
+
+
+def measure(args: argparse.Namespace, plan: Plan, scratch: Path, console: Console) -> tuple[list[Sheet], dict[str, Any]]:
+    """Open all boards, then ask ours what we promise of it."""
+    folders, seconds = write_data(args, plan, console)
+    with contextlib.ExitStack() as servers:
+        bases = {name: servers.enter_context(served(BOARDS[name], folders[name], plan.size)) for name in args.names}
+        visits = race(args, bases, plan.size, console)
+        sheet = race_sheet(visits, seconds, plan.size)
+        sheet.print(console)  # now: the rest takes a while
+        urls = next((one["urls"] for one in visits["fanfold"] if "urls" in one), {})
+        kept = promises(visits) + asked(own(plan, bases["fanfold"], urls, scratch), console)
+    return [sheet, budget_sheet(kept)], {"visits": visits, "budgets": [vars(one) for one in kept]}
+
+
+def budget_sheet(kept: list[Budget]) -> Sheet:
+    return Sheet("The dashboard's own budgets", ["", "measured", "at most", "kept", "how"], [one.row() for one in kept])
+
+
 def main() -> None:
     args, console = arguments(), Console(width=200)
-    size = Size(10, 5, 200) if args.quick else Size()
-    before, seconds, folders = facts(args.names), {}, {}
+    before = facts(args.names)
+    plan = Plan(args.data, Size(10, 5, 200) if args.quick else Size(), args.quick, args.soak * 60)
     args.data.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fanfold-dashboard-") as scratch, contextlib.ExitStack() as servers:
+    with tempfile.TemporaryDirectory(prefix="fanfold-dashboard-") as scratch:
         os.environ["FANFOLD_CACHE_DIR"] = f"{scratch}/cache"
-        for name in args.names:
-            folders[name], seconds[name] = written(BOARDS[name], args.data, size)
-            console.print(f"{name}: data written in {seconds[name]:.0f} s")
-        bases = {name: servers.enter_context(served(BOARDS[name], folders[name], size)) for name in args.names}
-        visits = race(args, bases, size, console)
-        race_sheet(visits, seconds, size).print(console)  # now: the rest takes a while
-        urls = next((one["urls"] for one in visits["fanfold"] if "urls" in one), {})
-        plan = Plan(args.data, size, args.quick, args.soak * 60)
-        kept = promises(visits) + own(plan, bases["fanfold"], urls, Path(scratch), console)
-    sheets = [
-        race_sheet(visits, seconds, size),
-        Sheet("The dashboard's own budgets", ["", "measured", "at most", "kept", "how"], [one.row() for one in kept]),
-    ]
+        if args.part == "data":
+            write_data(args, plan, console)
+            return
+        if args.part == "heap":
+            budget_sheet(asked({"heap": lambda: page.heap(plan, Path(scratch))}, console)).print(console)
+            return
+        sheets, found = measure(args, plan, Path(scratch), console)
     sheets[1].print(console)
-    (args.data / "last.json").write_text(json.dumps({"visits": visits, "budgets": [vars(one) for one in kept]}, indent=1))
+    (args.data / "last.json").write_text(json.dumps(found, indent=1))
     if not args.quick and set(args.names) == set(BOARDS):
         write_page(PAGE, before, sheets, marks=MARKS)
 

@@ -7,10 +7,12 @@ Run on a machine with CUDA: `python benchmarks/gpu_ops.py`.
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -32,22 +34,25 @@ def wall_time(run: Callable[[], None], count: int) -> float:
 
 
 def training_step() -> Callable[[], None]:
+    """A step of a small transformer in bf16: the host is as busy as the device, so that what the host spends shows."""
     layer = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, batch_first=True)
-    model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).cuda()
-    return step(model, torch.randn(8, 256, 768, device="cuda"))
+    model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).to("cuda", torch.bfloat16)
+    return step(model, torch.randn(8, 256, 768, device="cuda", dtype=torch.bfloat16))
 
 
 def overhead(rounds: int, count: int) -> None:
     run = training_step()
-    wall_time(run, 10)
+    wall_time(run, 20)
     ratios: dict[str, list[float]] = {name: [] for name in CONFIGURATIONS}
+    bare = wall_time(run, count)
     for _ in range(rounds):
-        for name, start in CONFIGURATIONS.items():
-            before = wall_time(run, count)
-            with start():
+        for name in random.sample(list(CONFIGURATIONS), len(CONFIGURATIONS)):
+            with CONFIGURATIONS[name]():
                 run()
                 seconds = wall_time(run, count)
-            ratios[name].append(seconds / statistics.mean((before, wall_time(run, count))))
+            before, bare = bare, wall_time(run, count)
+            ratios[name].append(seconds / statistics.mean((before, bare)))
+    print(f"transformer step of {bare * 1e3:.2f} ms on the GPU, ratio to none; median of {rounds} rounds (middle half)")
     for name, found in ratios.items():
         low, middle, high = statistics.quantiles(found, n=4)
         limit = LIMITS.get((name, "gpu"))
@@ -100,6 +105,9 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("No CUDA device is here: nothing was measured.")
         return 1
+    library.bind()  # or the reason why not
+    path = Path(library.current()._name)
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, Python {sys.version.split()[0]}; self-test passed: {path}")
     device_time()
     capture()
     overhead(args.rounds, args.steps)

@@ -63,7 +63,7 @@ FILTER = """text => new Promise(done => { const input = document.querySelector('
 
 def table(plan: Plan) -> list[Budget]:
     """Sort by figures and filter in the page; a filter is answered by the server, so its wait and its work are told apart."""
-    runs, keys = plan.of(5000, 200), plan.of(1000, 50)
+    runs, keys = plan.table
     root = many_runs(plan, runs, keys)
     with dashboard(root) as base, window() as context:
         page = context.new_page()

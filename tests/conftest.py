@@ -42,3 +42,25 @@ def in_a_framework(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         run.finish(1.0)
     if fanfold.run is not None:
         fanfold.run.finish(1.0)
+
+
+@pytest.fixture(scope="session")
+def clickhouse_server(tmp_path_factory):
+    """A real ClickHouse, one for each test process."""
+    import clickhouse_server as real
+
+    server = real.Server(tmp_path_factory.mktemp("clickhouse")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def clickhouse(clickhouse_server):
+    """A database of the test's own."""
+    import uuid
+
+    import clickhouse_server as real
+
+    database = real.Database([clickhouse_server], f"t{uuid.uuid4().hex[:12]}")
+    yield database
+    database.drop()

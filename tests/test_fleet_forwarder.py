@@ -306,7 +306,7 @@ def test_bytes_travel_encrypted_to_a_gateway_whose_certificate_is_trusted(tmp_pa
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     subprocess.run([*command.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
     trained(train(nodes[0], 0, 20, world=1))
-    gateway = ends(Gateway(store, "--certfile", str(cert), "--keyfile", str(key)))
+    gateway = ends(Gateway(store, "--tls-cert", str(cert), "--tls-key", str(key)))
     assert gateway.url.startswith("https://")
     with pytest.raises(fanfold.errors.FanfoldError, match="certificate verify failed"):
         Client(gateway.url).offset("llm", "job", "0-0123456789abcdef")

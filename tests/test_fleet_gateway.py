@@ -14,10 +14,14 @@ from starlette.testclient import TestClient
 
 from fanfold.cli import main
 from fanfold.fleet import logs
+from fanfold.fleet.audit import FILE_NAME as AUDIT
+from fanfold.fleet.audit import AuditFile
 from fanfold.fleet.gateway import DOORS, Limits, app
 from fanfold.fleet.intake import DirectoryIntake
+from fanfold.fleet.limits import Rates
 from fanfold.fleet.tokens import FILE_NAME, Tokens
 from fanfold.fleet.wire import LENGTH, Piece, encode
+from fanfold.store.query import LocalStore
 from fleet_tools import kept, pieces_of, write_run
 
 BLOB = b"picture"
@@ -35,7 +39,10 @@ def store(tmp_path: Path) -> Path:
 
 
 def client(store: Path, tokens: Tokens | None = None, *, base: str = "http://127.0.0.1", **limits) -> TestClient:
-    return TestClient(app(DirectoryIntake(store, power=False), tokens=tokens, limits=Limits(**limits)), base_url=base)
+    intake = DirectoryIntake(store, power=False)
+    audit = AuditFile(store / AUDIT)
+    served = app(intake, store=LocalStore(store), audit=audit, tokens=tokens, limits=Limits(**limits), allow_delete=True)
+    return TestClient(served, base_url=base)
 
 
 def append(http: TestClient, piece: Piece, project: str = "llm", **headers: str):
@@ -48,6 +55,8 @@ def knock(http: TestClient, door: str, project: str, piece: Piece, word: str | N
     """Ask for what a door is there for, with that token; return the status."""
     headers = {} if word is None else {"authorization": f"Bearer {word}"}
     query: dict[str, object] = {"project": project, "run": "r1"}
+    if door == "/v1/run":
+        return http.delete(door, params={**query, "run": "r2"}, headers=headers).status_code
     if door == "/v1/append":
         return append(http, piece, project, **headers).status_code
     if door == "/v1/missing":
@@ -64,6 +73,7 @@ OPENS = {
     "/readyz": {"none", "wrong", "read", "write", "other", "all", "revoked"},
     "/metrics": {"all"},
     "/v1/runs": {"read", "all"},
+    "/v1/run": {"write"},
     "/v1/offset": {"read", "write", "all"},
     "/v1/append": {"write"},
     "/v1/missing": {"write"},
@@ -84,6 +94,8 @@ def test_every_door_opens_to_the_right_tokens_and_to_no_other(journal, store):
         token, words[name] = tokens.create(name, projects=projects, scopes=scopes)
     tokens.revoke(token.id)
     http = client(store, tokens)
+    http.app.state.gateway.strangers = Rates(1e6, 1e6)
+    write_run(store, 3, id="r2")  # what a delete is for
     (piece,) = pieces_of(journal)
     seen = {door.path: {name: knock(http, door.path, "llm", piece, word) for name, word in words.items()} for door in DOORS}
     assert {door: {name for name, status in row.items() if status == 200} for door, row in seen.items()} == OPENS

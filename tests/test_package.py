@@ -67,6 +67,7 @@ ORDER = [
     {"store", "trackers", "provenance"},
     {"relay", "server", "report"},
     {"fleet"},
+    {"clickhouse"},
     {"notebook"},
     {"_join"},
     {"_recorder"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -282,8 +284,54 @@ def test_changed_tells_what_is_new_grew_ended_or_went_away(runs_dir):
     token, names = store.changed(token)
     assert names == [("p", "x")]
     assert store.runs()[0]["status"] == "finished"
+    assert store.changed(token) == (token, [])
     run.path.rename(run.path.with_name(".gone"))
     token, names = store.changed(token)
     assert names == [("p", "x")]
     with pytest.raises(RunNotFound):
         store.run("p", "x")
+
+
+LIFE = """
+import sys, fanfold
+run = fanfold.init("p", id="x", system=False, quiet=True)
+for line in sys.stdin:
+    run.log({"a": float(line)})
+    print("done", flush=True)
+"""
+
+
+def test_one_change_is_told_once_however_often_the_run_is_listed_and_read(runs_dir):
+    child = subprocess.Popen([sys.executable, "-c", LIFE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    store, token = LocalStore(), 0
+
+    def look() -> int:
+        """Look as a page does: hear the notice, list and draw, look again; return how often there was news."""
+        nonlocal token
+        told = 0
+        for _ in range(3):
+            token, names = store.changed(token)
+            told += len(names)
+            store.runs("p")
+            store.series(store.run("p", "x"), "a")
+        return told
+
+    def say(line: str) -> None:
+        child.stdin.write(f"{line}\n")
+        child.stdin.flush()
+        child.stdout.readline()
+
+    say("1")
+    assert look() == 1
+    assert store.runs()[0]["status"] == "running"
+    for value in ("2", "3"):
+        say(value)
+        assert look() == 1
+    assert look() == 0
+    child.kill()  # nothing is written, and yet it is news
+    child.wait()
+    assert look() == 1
+    assert store.runs()[0]["status"] == "killed"
+    assert look() == 0
+    child.stdin.close()
+    child.stdout.close()

@@ -66,7 +66,7 @@ def init(
 
         _current = DisabledRun(project, name, config)
         return _current  # type: ignore[no-any-return]
-    root = find_directory(dir)
+    root = find_directory(dir, writing=True)
     from ._run import options_for, start
 
     if isinstance(resume, bool):

@@ -99,6 +99,7 @@ _ROWS = (
     Setting("notes", str, None, "A sentence about the run."),
     Setting("ops", _boolean_or_json, False, "Profile PyTorch's operators and record which of its APIs are used; a JSON object "
             "sets window, every, sampling, inputs."),
+    Setting("oidc_secret", str, None, "The gateway's secret at the OpenID Connect provider."),
     Setting("project", str, "default", "The project a run belongs to."),
     Setting("quiet", _boolean, False, "Print nothing at init and finish; warnings still go to the logger."),
     Setting("rank", _whole, None, "This process's rank, where no launcher says it."),
@@ -106,7 +107,9 @@ _ROWS = (
             "What to do when the run exists: refuse, continue, require it, or look for the last unfinished one."),
     Setting("run_id", str, None, "The run's id; every process that has it joins the same run."),
     Setting("server", str, None, "The gateway that runs go to, such as https://runs.example.org; init() starts a forwarder."),
+    Setting("server_ca", str, None, "A file of certificates that sign the gateway's; default: the system's."),
     Setting("server_token", str, None, "What the forwarder shows the gateway."),
+    Setting("session_secret", str, None, "What a gateway signs logins with; the same for all that stand behind one address."),
     Setting("spool", _choice("auto", "always", "never"), "auto", "Write journals to a node-local spool first: "
             "on network filesystems, always, or never."),
     Setting("spool_dir", str, None, "The node-local spool. Default: a folder of the user's in the system's temporary directory."),
@@ -178,9 +181,38 @@ def read_file(directory: Path) -> dict[str, Any]:
     return found
 
 
-def find_directory(argument: str | os.PathLike[str] | None = None) -> Path:
-    """Find where runs live: the argument, FANFOLD_DIR, else the nearest .fanfold upward, else ./.fanfold."""
+STORES = {"clickhouse": "fanfold.clickhouse.store", "clickhouses": "fanfold.clickhouse.store"}
+
+
+def is_address(given: object) -> bool:
+    """Tell whether a text names a store on a server rather than a directory."""
+    return isinstance(given, str) and "://" in given
+
+
+def _mounted(address: str) -> Path:
+    """Open the store at an address; the folder that stands for it works wherever runs are read. Only then is its room loaded."""
+    import importlib
+
+    scheme = address.partition("://")[0]
+    if scheme not in STORES:
+        raise SettingError(f"there is no store of the kind {scheme!r}. Nothing was opened. Name a directory, or clickhouse://host/database.")
+    mounted: Path = importlib.import_module(STORES[scheme]).mount(address)
+    return mounted
+
+
+def find_directory(argument: str | os.PathLike[str] | None = None, *, writing: bool = False) -> Path:
+    """Find where runs live: the argument, FANFOLD_DIR, else the nearest .fanfold upward, else ./.fanfold.
+
+    The address of a store on a server is good for reading; a run writes its journal to a directory of this machine.
+    """
     given = argument if argument is not None else os.environ.get(TABLE["dir"].variable)
+    if given and is_address(given):
+        if writing:
+            raise SettingError(
+                "the directory of runs is the address of a server. The run was not started: a run writes to this machine, and a "
+                "forwarder carries it on. Name a directory, and the gateway in FANFOLD_SERVER."
+            )
+        return _mounted(str(given))
     if given:
         return Path(given).expanduser().absolute()
     here = Path.cwd()

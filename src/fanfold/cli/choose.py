@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import FanfoldError, SettingError, suggestion
+from ..settings import find_directory
 from ..store import StoredRun, catalogue, runs
 from ..store import open as open_stored
 from ..store.filter import FIELDS, Filter, same
@@ -20,6 +21,17 @@ RUN_HELP = "an id, the beginning of one, a name, a run's directory, or - for the
 def one(args: argparse.Namespace, word: str) -> StoredRun:
     """Open the run a word names."""
     return open_stored(word, dir=args.dir, project=args.project)
+
+
+def folder(args: argparse.Namespace, command: str) -> Path:
+    """Return the directory of runs, for a command that works on files and not on a server's store."""
+    root = find_directory(args.dir)
+    if root in catalogue.mounted:
+        raise SettingError(
+            f"`fanfold {command}` works on a directory of runs, and this is the address of a server. Nothing was done. "
+            "Name a directory with --dir."
+        )
+    return root
 
 
 def several(args: argparse.Namespace, words: Iterable[str]) -> list[StoredRun]:

@@ -28,6 +28,9 @@ TURN_SECONDS = 10.0
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", metavar="URL", help="the gateway (default: FANFOLD_SERVER)")
+    parser.add_argument(
+        "--ca", metavar="FILE", help="certificates that sign the gateway's (default: FANFOLD_SERVER_CA, or the system's)"
+    )
     parser.add_argument("--once", action="store_true", help="ship what is there now, and end")
     parser.add_argument("--prune", action="store_true", help="delete journals and blobs here once the gateway has them")
     parser.add_argument("--idle", type=float, metavar="SECONDS", help="end when there was nothing to do for so long")
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     root = find_directory(args.dir)
     file = read_file(root)
-    client = Client(_address(args, file), resolve("server_token", file=file))
+    client = Client(_address(args, file), resolve("server_token", file=file), ca=args.ca or resolve("server_ca", file=file))
     forwarder = Forwarder(root, client, project=args.project, prune=args.prune, interval=max(0.05, args.interval))
     with logs.to_stream("warning" if args.quiet else "info"):
         return _once(args, forwarder) if args.once else _follow(args, forwarder)

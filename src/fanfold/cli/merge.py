@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 
 from ..journal import directory
-from ..settings import find_directory
 from ..store.merge import Merged, merge
 from . import choose, output
 from .text import plural, size
@@ -44,7 +43,7 @@ def _merged(args: argparse.Namespace) -> Iterator[Merged]:
     if args.runs:
         folders = [one.path for one in choose.several(args, args.runs)]
     else:
-        folders = list(directory.run_directories(find_directory(args.dir), args.project))
+        folders = list(directory.run_directories(choose.folder(args, "merge"), args.project))
     for folder in output.progress(args, folders, len(folders), "Merging"):
         for journal in directory.journal_files(folder):
             yield from merge(journal)

@@ -1,8 +1,8 @@
-"""Delete leftovers that hold no data: empty journals, files of dead processes, half-deleted runs.
+"""Free space and lose nothing: pack journals that are finished and settled everywhere, delete leftovers that hold no data.
 
-A journal that holds a single point, text, image or fact is never deleted here: it is the only copy of record. Merged
-segments are a cache, and a tracker keeps what it likes. `fanfold rm` deletes a run, and `fanfold forward --prune` the
-journals that a gateway holds whole.
+A packed journal takes less than half the room and is read as before, to the last bit. Leftovers are empty journals, files of
+dead processes, half-deleted runs. No point, text, image or fact goes: `fanfold rm` deletes a run, and
+`fanfold forward --prune` the journals that a gateway holds whole.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import JournalError, SettingError
+from ..fleet.note import behind as not_at
 from ..journal import Journal, Kind, directory
-from ..journal.format import SUFFIX
+from ..journal.format import PACKED, SUFFIX
 from ..journal.liveness import LOST_SECONDS, is_locked, status_of
+from ..journal.packing import GAIN, Packed, estimate, packing
+from ..process import boot_id
 from ..relay.cursor import settled
-from ..settings import find_directory
-from ..store import open_run
+from ..store import catalogue, open_run
 from ..store.delete import ASIDE, weight
-from . import output
+from . import choose, output
 from .text import plural, size
 
 EXAMPLE = """examples:
@@ -36,6 +38,8 @@ EXAMPLE = """examples:
 _AGE = re.compile(r"(\d+)\s*(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 STALE_SECONDS = 3600.0  # a file that a dead process was writing; younger ones may belong to another node
+WORTH_BYTES = 64 << 10  # a smaller journal gives back too little for the time it takes to unpack
+MEGABYTE = 1_000_000
 
 
 class Leftover(NamedTuple):
@@ -46,24 +50,81 @@ class Leftover(NamedTuple):
     bytes: int
 
 
+@dataclass
+class Found:
+    """What there is to do, what was done, and why the other journals stay as they are."""
+
+    leftovers: list[Leftover] = field(default_factory=list)
+    journals: list[Path] = field(default_factory=list)
+    packed: list[Packed] = field(default_factory=list)
+    kept: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def freed(self) -> int:
+        return sum(one.bytes for one in self.leftovers) + sum(one.raw - one.stored for one in self.packed)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--older-than", metavar="AGE", default="0s", help="only runs silent for so long: 12h, 30d, 8w")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be packed and deleted")
 
 
 def run(args: argparse.Namespace) -> int:
-    root, oldest = find_directory(args.dir), time.time() - _age(args.older_than)
-    found: list[Leftover] = []
-    kept: Counter[str] = Counter()
+    root, oldest = choose.folder(args, "prune"), time.time() - _age(args.older_than)
+    found = Found()
     folders = [folder for folder in directory.run_directories(root, args.project) if _silent_since(folder) <= oldest]
     for folder in output.progress(args, folders, len(folders), "Looking"):
-        found += leftovers(folder, kept)
-    found += half_deleted(root, args.project)
-    if not args.dry_run:
-        for one in found:
-            _remove(one.path)
-    _report(args, found, kept)
+        look(folder, found)
+    found.leftovers += half_deleted(root, args.project)
+    if args.dry_run:
+        found.packed = [one for file in found.journals if (one := expected(file, found.kept)) is not None]
+    else:
+        for gone in found.leftovers:
+            _remove(gone.path)
+        pack_all(args, root, found)
+    _report(args, found)
     return 0
+
+
+def pack_all(args: argparse.Namespace, root: Path, found: Found) -> None:
+    """Pack the journals, after their runs' rows in the catalogue were made: listing them then needs none of it unpacked."""
+    if found.journals:
+        catalogue.listed(root, args.project)
+    total = sum(file.stat().st_size for file in found.journals) // MEGABYTE + 1
+    for _ in output.moving(args, _packing(found), total, "Packing (MB)"):
+        pass
+
+
+def _packing(found: Found) -> Iterator[int]:
+    """Pack one journal after the other, yielding how many megabytes are done. One that cannot be packed stays as it is."""
+    done = 0
+    for file in found.journals:
+        steps, before = packing(file), done
+        try:
+            while True:
+                done = before + next(steps)
+                yield done // MEGABYTE
+        except StopIteration as end:
+            _note(file, end.value, found)
+        except (OSError, JournalError) as error:
+            found.kept[f"could not be packed: {error}"] += 1
+
+
+def _note(file: Path, packed: Packed | None, found: Found) -> None:
+    if packed is None:
+        found.kept[HARDLY] += 1
+    else:
+        found.packed.append(packed)
+        Path(f"{file}.alive").unlink(missing_ok=True)
+
+
+def expected(file: Path, kept: Counter[str]) -> Packed | None:
+    """Return what packing would make of a journal, by some blocks of it that are packed to nowhere."""
+    raw, stored = file.stat().st_size, estimate(file)
+    if stored > GAIN * raw:
+        kept[HARDLY] += 1
+        return None
+    return Packed(file.with_suffix(PACKED), raw, stored)
 
 
 def _age(text: str) -> float:
@@ -114,6 +175,30 @@ def not_delivered(journal: Journal) -> str | None:
     return f"is not delivered to {', '.join(behind)} yet (fanfold sync)" if behind else None
 
 
+def not_forwarded(journal: Journal) -> str | None:
+    """Keep what a gateway that this run is forwarded to does not have whole."""
+    behind = not_at(journal.path.parent.parent, journal.path)
+    return f"is not at {', '.join(behind)} yet (fanfold forward)" if behind else None
+
+
+def may_grow(journal: Journal) -> str | None:
+    """Keep an ended journal that may be added to: exit handlers log after the end, and a spool has to be brought home."""
+    if journal.header.get("boot") != boot_id():
+        age = time.time() - journal.touched
+        return "ended a moment ago, perhaps on another node" if age < LOST_SECONDS else None
+    spool = journal.header.get("spool")
+    home = Path(spool) / journal.path.name if spool else journal.path
+    if is_locked(Path(f"{home}.alive")):
+        return "is still being written"
+    return "is not brought home from its spool yet" if spool and home.exists() else None
+
+
+def too_small(journal: Journal) -> str | None:
+    return "is too small to gain by packing" if journal.size < WORTH_BYTES else None
+
+
+HARDLY = "would hardly get smaller"
+PACK: tuple[Callable[[Journal], str | None], ...] = (not_delivered, not_forwarded, being_written, may_grow, too_small)
 KEEP: tuple[Callable[[Journal], str | None], ...] = (
     not_delivered, holds_data, being_written, has_no_end, ended_badly, holds_damage,
 )  # fmt: skip
@@ -127,21 +212,37 @@ def reason_to_keep(journal: Journal) -> str | None:
 # What can go
 
 
-def leftovers(folder: Path, kept: Counter[str]) -> Iterator[Leftover]:
-    """Yield what can go in one run's directory, and count why its journals stay."""
-    for file in directory.journal_files(folder):
-        try:
-            journal = Journal(file)
-            journal.refresh()
-            why = reason_to_keep(journal) if journal.header else "cannot be read"
-        except JournalError:
-            why = "cannot be read"
+def look(folder: Path, found: Found) -> None:
+    """See what can go in one run's directory, which of its journals can be packed, and why the others stay as they are."""
+    journals = [journal for file in directory.journal_files(folder) if (journal := _read(file, found.kept)) is not None]
+    live = any(being_written(journal) or may_grow(journal) for journal in journals)
+    for journal in journals:
+        why = reason_to_keep(journal)
+        if why is None:
+            found.leftovers.append(Leftover(journal.path, "an empty journal", journal.size))
+            continue
+        if holds_data(journal):
+            why = next((why for condition in PACK if (why := condition(journal))), "is of a run that goes on" if live else None)
         if why:
-            kept[why] += 1
+            found.kept[why] += 1
         else:
-            yield Leftover(file, "an empty journal", file.stat().st_size)
-    yield from orphans(folder)
-    yield from stale_blobs(folder)
+            found.journals.append(journal.path)
+    found.leftovers += [*orphans(folder), *stale_blobs(folder), *half_packed(folder)]
+
+
+def _read(file: Path, kept: Counter[str]) -> Journal | None:
+    if file.suffix == PACKED:
+        kept["is packed already"] += 1
+        return None
+    try:
+        journal = Journal(file)
+        journal.refresh()
+        if journal.header:
+            return journal
+    except (OSError, JournalError):
+        pass
+    kept["cannot be read"] += 1
+    return None
 
 
 @dataclass(frozen=True)
@@ -182,6 +283,14 @@ def stale_blobs(folder: Path) -> Iterator[Leftover]:
             yield Leftover(file.path, "half a blob of a process that is gone", file.size)
 
 
+def half_packed(folder: Path) -> Iterator[Leftover]:
+    """Yield what a killed `prune` was writing: the journal it belongs to is still there."""
+    for file in _files(folder / "journal"):
+        match = re.fullmatch(rf"\..+({SUFFIX}|{PACKED})\.(\d+)-[0-9a-f]{{8}}", file.path.name)
+        if match and file.age > LOST_SECONDS and not Path(f"/proc/{match[2]}").exists():
+            yield Leftover(file.path, "half a packed journal of a process that is gone", file.size)
+
+
 def half_deleted(root: Path, project: str | None) -> Iterator[Leftover]:
     """Yield what an interrupted `fanfold rm` left."""
     base = root / directory.encode_name(project) if project is not None else root
@@ -201,15 +310,29 @@ def _ended(journal: Journal) -> bool:
     return any(kind == Kind.END for kind, _, _ in journal.frames)
 
 
-def _report(args: argparse.Namespace, found: list[Leftover], kept: Counter[str]) -> None:
-    freed = sum(one.bytes for one in found)
+def _report(args: argparse.Namespace, found: Found) -> None:
     if args.json:
-        deleted = [{"path": str(one.path), "why": one.why, "bytes": one.bytes} for one in found]
-        output.print_json({"dry_run": args.dry_run, "bytes": freed, "kept": dict(kept), "deleted": deleted})
+        deleted = [{"path": str(one.path), "why": one.why, "bytes": one.bytes} for one in found.leftovers]
+        packed = [{"path": str(p.path), "bytes": p.raw - p.stored, "raw": p.raw, "packed": p.stored} for p in found.packed]
+        told = {"dry_run": args.dry_run, "bytes": found.freed, "kept": dict(found.kept), "deleted": deleted, "packed": packed}
+        output.print_json({**told, "estimated": args.dry_run and bool(packed)})
         return
-    for one in found:
-        output.remark(args, f"  {one.path}: {one.why}")
-    word = "would delete" if args.dry_run else "deleted"
-    print(f"{word} {plural(len(found), 'leftover')}, {size(freed)}.")
-    for why, count in kept.most_common():
+    for gone in found.leftovers:
+        output.remark(args, f"  {gone.path}: {gone.why}")
+    for one in found.packed:
+        output.remark(args, f"  {one.path}: {size(one.raw)} in {size(one.stored)}")
+    bytes_gone = sum(gone.bytes for gone in found.leftovers)
+    print(f"{'would delete' if args.dry_run else 'deleted'} {plural(len(found.leftovers), 'leftover')}, {size(bytes_gone)}.")
+    if found.packed:
+        _report_packed(args, found.packed)
+    for why, count in found.kept.most_common():
         print(f"kept {plural(count, 'journal')}: each {why}.")
+
+
+def _report_packed(args: argparse.Namespace, packed: list[Packed]) -> None:
+    raw, stored = sum(one.raw for one in packed), sum(one.stored for one in packed)
+    what = f"{plural(len(packed), 'journal')}: {size(raw)} in"
+    if args.dry_run:
+        print(f"would pack {what} about {size(stored)}, {size(raw - stored)} freed (an estimate, from a sample of each).")
+    else:
+        print(f"packed {what} {size(stored)}, {size(raw - stored)} freed.")

@@ -9,9 +9,8 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..settings import find_directory
 from ..store import catalogue
-from . import output
+from . import choose, output
 from .text import plural
 
 EXAMPLE = """example:
@@ -26,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     def watch(folders: Iterable[Path], total: int) -> Iterable[Path]:
         return output.progress(args, folders, total, "Reading runs")
 
-    root = find_directory(args.dir)
+    root = choose.folder(args, "reindex")
     found, gone = catalogue.reindex(root, progress=watch)
     if args.json:
         output.print_json({"dir": str(root), "runs": found, "gone": gone})

@@ -46,7 +46,7 @@ def series_of(run: StoredRun, key: str, rank: int | None = None) -> Series:
 
 def seen(attempt: Any) -> float:
     """Return an attempt's last sign of life."""
-    return float(max((journal.path.stat().st_mtime for journal in attempt.journals), default=attempt.started / 1e9))
+    return float(max((journal.touched for journal in attempt.journals), default=attempt.started / 1e9))
 
 
 class Report:

@@ -1,4 +1,4 @@
-"""Run a gateway: take in the runs of many nodes, into one directory that every fanfold command reads.
+"""Run a gateway: take in the runs of many nodes, into one store that every fanfold command reads, and show them at /ui/.
 
 It listens on this machine only, unless told otherwise; on any other address tokens are needed (`fanfold token create`).
 Any number of gateways may serve one directory.
@@ -10,38 +10,37 @@ import argparse
 import json
 import socket
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..errors import FanfoldError, SettingError
-from ..settings import find_directory
-from . import output
+from . import logins, output, places
 
 if TYPE_CHECKING:
-    from ..fleet.tokens import Tokens
+    from ..fleet.tokens import TokenBook
 
 EXAMPLE = """examples:
   fanfold serve --store /data/runs
   fanfold token create cluster-a --store /data/runs --for llm --scope write
-  fanfold serve --store /data/runs --host 0.0.0.0 --certfile cert.pem --keyfile key.pem"""
+  fanfold serve --store /data/runs --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem"""
 
 PORT = 8643
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", metavar="DIR", help="where runs are kept (default: as --dir)")
+    places.arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: this machine only)")
     parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"the port (default: {PORT}; 0: any that is free)")
-    parser.add_argument("--tokens", metavar="FILE", help="the file of tokens (default: .tokens.json in the store)")
-    parser.add_argument("--certfile", metavar="FILE", help="a certificate, to speak TLS")
-    parser.add_argument("--keyfile", metavar="FILE", help="its key")
+    parser.add_argument("--tls-cert", metavar="FILE", help="a certificate, to speak TLS")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key")
+    parser.add_argument("--allow-delete", action="store_true", help="let those who may write a project delete its runs")
     parser.add_argument("--durability", choices=("power", "process"), default="power",
                         help="what an answer means: the disk has it, or the kernel has it (default: power)")  # fmt: skip
     parser.add_argument("--memory", type=int, default=256, metavar="MB", help="bodies in hand at most (default: 256)")
     parser.add_argument("--rate", type=float, default=64.0, metavar="MB", help="taken from a project per second (default: 64)")
     parser.add_argument("--log-level", choices=("debug", "info", "warning"), default="info", help="default: info")
+    logins.arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,17 +48,23 @@ def run(args: argparse.Namespace) -> int:
 
     from ..fleet import logs
     from ..fleet.gateway import Limits, app
-    from ..fleet.intake import DirectoryIntake
 
-    store = _store(args)
-    tokens = _tokens(args, store)
-    limits = Limits(args.memory << 20, args.rate * (1 << 20), 4 * args.rate * (1 << 20))
-    served = app(DirectoryIntake(store, power=args.durability == "power"), tokens=tokens, limits=limits)
+    place = places.place(args, power=args.durability == "power")
+    tokens = _tokens(args, place.tokens)
+    served = app(
+        place.intake,
+        store=place.store,
+        views=place.views,
+        audit=place.audit,
+        logins=logins.logins(args, tokens),
+        limits=Limits(args.memory << 20, args.rate * (1 << 20), 4 * args.rate * (1 << 20)),
+        allow_delete=args.allow_delete,
+    )
     listener = _listen(args.host, args.port)
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the interface
-            served.state.gateway.closing = True  # a load balancer that asks now sends no more
+            served.state.gateway.close()  # a load balancer that asks now sends no more
             self.force_exit = self.should_exit  # the second time; the library's own way ends with the signal's exit code
             self.should_exit = True
 
@@ -69,11 +74,12 @@ def run(args: argparse.Namespace) -> int:
         access_log=False,
         lifespan="off",
         server_header=False,
+        proxy_headers=False,  # the library believes whoever is on this machine; --trusted-proxy says whom we believe
         timeout_graceful_shutdown=10,
         timeout_keep_alive=75,
         limit_concurrency=10_000,
-        ssl_certfile=args.certfile,
-        ssl_keyfile=args.keyfile,
+        ssl_certfile=args.tls_cert,
+        ssl_keyfile=args.tls_key,
     )
     config.load()  # a certificate that cannot be read stops here, before an address is announced
     _say(args, listener, tokens is not None)
@@ -82,19 +88,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _store(args: argparse.Namespace) -> Path:
-    if args.store and "://" in args.store:
-        raise SettingError(
-            f"there is no store of the kind {args.store.partition('://')[0]!r}. Nothing was started. Name a directory."
-        )
-    return Path(args.store).expanduser().absolute() if args.store else find_directory(args.dir)
-
-
-def _tokens(args: argparse.Namespace, store: Path) -> Tokens | None:
-    from ..fleet.tokens import FILE_NAME, Tokens
-
-    tokens = Tokens(Path(args.tokens) if args.tokens else store / FILE_NAME)
-    if tokens.all() or args.tokens:
+def _tokens(args: argparse.Namespace, tokens: TokenBook) -> TokenBook | None:
+    """Return the tokens that are asked for, or None: nobody is asked, on this machine only."""
+    if tokens.all() or args.tokens or logins.people_log_in(args):
         return tokens
     if args.host in LOOPBACK:
         return None
@@ -120,10 +116,12 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _say(args: argparse.Namespace, listener: socket.socket, guarded: bool) -> None:
     host = f"[{args.host}]" if ":" in args.host else args.host
-    address = f"{'https' if args.certfile else 'http'}://{host}:{listener.getsockname()[1]}"
+    address = f"{'https' if args.tls_cert else 'http'}://{host}:{listener.getsockname()[1]}"
     print(json.dumps({"address": address}) if args.json else address)
     if not args.json:
         output.remark(
-            args, "Ctrl-C stops it." + ("" if guarded else " Whoever is on this machine may write: there are no tokens.")
+            args,
+            f"The page is at {address}/ui/. Ctrl-C stops it."
+            + ("" if guarded else " Whoever is on this machine may write: there are no tokens."),
         )
     sys.stdout.flush()

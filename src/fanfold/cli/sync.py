@@ -21,7 +21,7 @@ from ..journal.directory import run_directories
 from ..relay.cursor import Cursor, cursors, public
 from ..relay.process import OWNED, Relay, cursor_of, learn, remaining
 from ..settings import find_directory
-from ..store import StoredRun, open_run
+from ..store import StoredRun, catalogue, open_run
 from . import choose, output
 from .text import plural
 
@@ -91,12 +91,20 @@ def read_kwargs(text: str | None) -> dict[str, Any]:
 def _folders(args: argparse.Namespace, names: list[str]) -> list[Path]:
     """Return the runs to look at: those named, else all that went to a tracker before."""
     if args.runs:
-        return [run.path for run in choose.several(args, args.runs)]
+        return [_here(run.path) for run in choose.several(args, args.runs)]
     if names:
         raise SettingError("--to without RUN would send every run there is. Nothing was sent. Name the runs.")
     return [
         folder for folder in run_directories(find_directory(args.dir), args.project) if any((folder / "relay").glob("*.cursor"))
     ]
+
+
+def _here(folder: Path) -> Path:
+    """Bring a run's journals and blobs here from a server's store, so that they can be sent on."""
+    store = catalogue.mounted.get(folder.parent.parent)
+    if store is not None:
+        store.pull(folder)
+    return folder
 
 
 def _jobs(folder: Path, names: list[str], kwargs: Mapping[str, Any], follow: bool) -> list[Job]:

@@ -87,7 +87,7 @@ class Reader:
         """Return the last `count` steps, reading only the ends of the journals."""
         self._choose()
         for journal in self._journals():
-            self._read[journal.id] = back(journal, self.keys, count)
+            self._read[journal.id] = journal.back(self.keys, count)
         rows = list(self.more())
         return rows[-count:] if count else []
 
@@ -111,19 +111,6 @@ class Reader:
             room = max(1, min(FIRST_KEYS, (output.width() - MARGIN) // (CELL + 2))) - len(self.keys)
             known = curve_order(self.stored.keys()) if room > 0 else []
             self.keys += [key for key in known if key not in self.keys][: max(room, 0)]
-
-
-def back(journal: Journal, keys: list[str], count: int) -> int:
-    """Return the byte from which each key still has `count` rows."""
-    starts = [journal.verified]
-    for rows in {id(rows): rows for key in keys for rows, _ in journal.by_key.get(key, ())}.values():
-        left = count
-        for offset, length in reversed(rows.runs):
-            starts.append(offset + max(0, length - left) * rows.stride)
-            left -= length
-            if left <= 0:
-                break
-    return min(starts)
 
 
 def _rows(journal: Journal, keys: list[str], since: int) -> list[Row]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
-from ..settings import find_directory
-from . import output
+from . import output, places
 
 EXAMPLE = """examples:
   fanfold token create cluster-a --store /data/runs --for llm --for vision --scope write
@@ -25,26 +23,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="a project it opens (repeatable; '*': all)")  # fmt: skip
     parser.add_argument("--scope", action="append", choices=("read", "write"), default=[], help="what it allows (repeatable)")
     parser.add_argument("--days", type=float, metavar="N", help="how long it is good for (default: until it is revoked)")
-    parser.add_argument("--store", metavar="DIR", help="the gateway's store (default: as --dir)")
-    parser.add_argument("--tokens", metavar="FILE", help="the file of tokens (default: .tokens.json in the store)")
+    places.arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..fleet.tokens import FILE_NAME, Tokens
+    from ..fleet.audit import CREATED, REVOKED, local
 
-    store = Path(args.store).expanduser() if args.store else find_directory(args.dir)
-    tokens = Tokens(Path(args.tokens).expanduser() if args.tokens else store / FILE_NAME)
+    tokens, audit = places.books(args)
     if args.action == "list":
         return _list(args, tokens)
     if not args.name:
         raise SettingError(f"`fanfold token {args.action}` needs a name. Nothing was changed. See fanfold token --help.")
     if args.action == "revoke":
         gone = tokens.revoke(args.name)
+        audit.write(local(REVOKED, id=gone.id, name=gone.name))
         output.remark(args, f"revoked {gone.id} ({gone.name}). Gateways refuse it from now on.")
         return 0
     projects = [*args.projects, *([args.project] if args.project else [])]
     seconds = None if args.days is None else args.days * 86400
     token, word = tokens.create(args.name, projects=projects, scopes=args.scope, seconds=seconds)
+    audit.write(local(CREATED, **{name: value for name, value in _row(token).items() if name != "created"}))
     if args.json:
         output.print_json({**_row(token), "token": word})
     else:
@@ -63,7 +61,7 @@ def _list(args: argparse.Namespace, tokens: Any) -> int:
     for token in found:
         print(f"{token.id}  {token.name}  {_what(token)}")
     if not found:
-        output.remark(args, f"no tokens in {tokens.path}.")
+        output.remark(args, "there are no tokens.")
     return 0 if found else 1
 
 

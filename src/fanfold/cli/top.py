@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import SettingError
 from ..settings import find_directory
 from ..store.filter import Filter, length
-from ..store.query import LocalStore
+from ..store.query import store_at
 from . import output
 from .text import number
 from .watch import SORTS, Look, Watcher, spark
@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     Filter(args.filter)  # a mistake in it is said before the screen is taken
-    watcher = Watcher(LocalStore(args.dir), project=args.project, since=_since(args), key=args.key)
+    watcher = Watcher(store_at(args.dir), project=args.project, since=_since(args), key=args.key)
     if args.json or args.once or not _interactive():
         return _once(args, watcher)
     from .screen import Screen

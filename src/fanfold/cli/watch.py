@@ -13,9 +13,8 @@ from ..errors import FanfoldError
 from ..store import StoredRun, axes
 from ..store.buckets import Buckets
 from ..store.display import series
-from ..store.query import LocalStore, Row
+from ..store.query import Row, Store
 from . import chart
-from .tail import back
 
 # Who needs a look first. A run whose processes live but have logged nothing for long is stalled.
 ORDER = ("failed", "killed", "lost", "stalled", "preempted", "running", "finished")
@@ -54,7 +53,7 @@ class Look:
 class Watcher:
     """Looks at the runs again and again; what has not changed is not read again."""
 
-    def __init__(self, store: LocalStore, *, project: str | None, since: float | None, key: str | None) -> None:
+    def __init__(self, store: Store, *, project: str | None, since: float | None, key: str | None) -> None:
         self.store = store
         self.project = project
         self.since = since
@@ -130,7 +129,7 @@ def pace(run: StoredRun, key: str, now: float) -> tuple[int | None, float | None
     if not journals:
         return None, None, 0.0, 0.0
     journal = min(journals, key=lambda one: int(one.header.get("rank", 0)))
-    steps, times, _ = journal.column(key, since=back(journal, [key], PACE_ROWS))
+    steps, times, _ = journal.column(key, since=journal.back([key], PACE_ROWS))
     if not len(steps):
         return None, None, 0.0, 0.0
     span = float(times[-1] - times[0])

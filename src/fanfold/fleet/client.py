@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from .._version import __version__
-from ..errors import FanfoldError, notices
+from ..errors import FanfoldError, SettingError, notices
 from ..process import LOOPBACK
 from .address import parse
 from .wire import APPEND, BATCH, BLOB, LENGTH, MISSING, OFFSET, Conflict, Piece, encode
@@ -52,10 +52,11 @@ class Backoff:
 class Client:
     """Speak with one gateway. Not for several threads at once."""
 
-    def __init__(self, url: str, token: str | None = None, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, url: str, token: str | None = None, *, timeout: float = TIMEOUT, ca: str | None = None) -> None:
         self._place = parse(url)
         self.url = self._place.url
         self._token, self._timeout = token, timeout
+        self._trust = _trust(ca) if self._place.secure else None
         self._connection: http.client.HTTPConnection | None = None
         self.accepted = 0  # requests whose bytes the gateway has now
         self.room = BATCH  # how much to send at once: less on a line that breaks, else nothing would ever get through
@@ -138,7 +139,7 @@ class Client:
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._place.host, self._place.port
         if self._place.secure:
-            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=ssl.create_default_context())
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._trust)
         return http.client.HTTPConnection(host, port, timeout=self._timeout)
 
     def _judged(self, response: http.client.HTTPResponse, data: bytes, also: int) -> tuple[int, dict[str, Any]]:
@@ -152,3 +153,11 @@ class Client:
         after = response.getheader("retry-after") or ""
         wait = float(after) if after.isascii() and after.isdecimal() else 0.0
         raise Unreachable(f"{self.url} answers {response.status}: {said or response.reason}", after=wait, status=response.status)
+
+
+def _trust(ca: str | None) -> ssl.SSLContext:
+    """Return whom to believe that they are the gateway: a file of certificates, else the system's."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # a file that is not there, or holds no certificate
+        raise SettingError(f"{ca} holds no certificates: {error}. Nothing is forwarded. Name a PEM file.") from error

@@ -156,6 +156,7 @@ class Following:
         for name, tail in list(self.tails.items()):
             if tail.offset is not None:
                 self.note.offsets[name] = tail.offset
+                self.note.deleted = False
             if tail.is_over():
                 self.note.offsets.pop(name, None)
                 self.note.over[name] = tail.size

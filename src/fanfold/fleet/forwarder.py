@@ -126,9 +126,12 @@ class Forwarder:
         batch = list(self._batch(runs))
         if batch:
             self._ship(project, batch)
-        large = [run.send_large(self.client) for run in runs]
-        ended = [self._end(run) for run in runs]
-        return bool(batch) or any(large) or any(ended)
+        moved = bool(batch)
+        for run in runs:
+            with self._unless_deleted(run):
+                if run.path in self.runs:
+                    moved = any([run.send_large(self.client), self._end(run), moved])
+        return moved
 
     # Journals
 
@@ -140,19 +143,23 @@ class Forwarder:
         for run, tail in tails[first:] + tails[:first]:
             if room <= 0:
                 break
-            if tail.offset is None:
-                tail.offset = self.client.offset(run.project, run.id, tail.name)
-            if not tail.look():
-                continue
-            read = tail.read(max(room, 1 << 12))
-            if read is None or (
-                len(read.data) > room and room < self.client.room
-            ):  # a frame too long to come along goes first next time
-                continue
-            if read.blobs:
-                run.send_small(self.client, read.blobs)
-            room -= len(read.data)
-            yield tail, Piece(run.id, tail.name, tail.offset, read.gap, read.data)
+            piece = None
+            with self._unless_deleted(run):
+                piece = self._next(run, tail, room) if run.path in self.runs else None
+            if piece is not None:
+                room -= len(piece.data)
+                yield tail, piece
+
+    def _next(self, run: Following, tail: Tail, room: int) -> Piece | None:
+        """Return what comes next of a journal, once the small files that it names are at the gateway."""
+        if tail.offset is None:
+            tail.offset = self.client.offset(run.project, run.id, tail.name)
+        read = tail.read(max(room, 1 << 12)) if tail.look() else None
+        if read is None or len(read.data) > room < self.client.room:  # a frame too long to come along goes first next time
+            return None
+        if read.blobs:
+            run.send_small(self.client, read.blobs)
+        return Piece(run.id, tail.name, tail.offset, read.gap, read.data)
 
     def _ship(self, project: str, batch: list[tuple[Tail, Piece]]) -> None:
         results = self.client.append(project, [piece for _, piece in batch])
@@ -161,6 +168,8 @@ class Forwarder:
             status, offset = result.get("status"), result.get("offset")
             if status in (200, 409) and isinstance(offset, int) and (status == 200 or offset != piece.offset):
                 tail.offset, tail.hold_until = offset, 0.0
+            elif status == 410:
+                self._let_go(self.runs.get(tail.path.parent.parent), str(result.get("error")))
             elif status in (400, 413, 422):
                 self._hold(tail, str(result.get("error")))
             else:
@@ -230,6 +239,31 @@ class Forwarder:
             del self._settled[run.path]
             self._look_at(run.path)
         return True
+
+    # Runs that were deleted at the gateway
+
+    @contextlib.contextmanager
+    def _unless_deleted(self, run: Following) -> Iterator[None]:
+        """Ask the gateway about a run; if it says that the run was deleted there, let go of it."""
+        try:
+            yield
+        except Unreachable as error:
+            if error.status != 410:
+                raise
+            self._let_go(run, str(error))
+
+    def _let_go(self, run: Following | None, why: str) -> None:
+        """Ship nothing of a run any more. A journal that is added later asks again, and finds the same answer."""
+        if run is None or run.path not in self.runs:  # another journal of the same batch was first
+            return
+        notices.once(
+            f"deleted:{run.path}",
+            f"run {run.id} is not forwarded any more: {why} It is kept here, in {run.path}; `fanfold rm {run.id}` deletes it.",
+        )
+        run.note.deleted = True
+        run.note.save()
+        self._settled[run.path] = run.changed
+        del self.runs[run.path]
 
     # Outages
 

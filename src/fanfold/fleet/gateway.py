@@ -12,23 +12,50 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
-from ..errors import SettingError
+from ..errors import FanfoldError, SettingError
+from ..server.edit import Views
 from ..server.guard import Guard
-from ..store.query import LocalStore
-from .intake import DirectoryIntake, Intake
+from ..server.live import Notices
+from ..store.query import Store
+from . import page
+from .answers import answered
+from .answers import as_json as _json
+from .audit import Audit
+from .changes import Change
+from .grants import Anybody, Holder
+from .intake import Intake, Result
 from .limits import Budget, Busy, Rates
+from .login import Logins
 from .metrics import Metrics
-from .tokens import ALL, READ, WRITE, Token, Tokens
-from .wire import APPEND, BATCH, BLOB, LENGTH, MAX_RAW, MISSING, OFFSET, RUNS, Conflict, Piece, Refused, checked_name, decode
+from .proxy import Proxied
+from .tokens import ALL, READ, WRITE, Token, TokenBook
+from .wire import (
+    APPEND,
+    BATCH,
+    BLOB,
+    LENGTH,
+    MAX_RAW,
+    MISSING,
+    OFFSET,
+    RUN,
+    RUNS,
+    Conflict,
+    Gone,
+    Piece,
+    Refused,
+    checked_name,
+    decode,
+)
 
 logger = logging.getLogger("fanfold.gateway")
 MEMORY = 256 << 20
@@ -50,16 +77,25 @@ class Limits:
 class Gateway:
     """What the routes share. `tokens=None`: whoever reaches it may do everything, which only loopback makes safe."""
 
-    def __init__(self, intake: Intake, tokens: Tokens | None, limits: Limits) -> None:
-        self.intake = intake
+    def __init__(self, change: Change, tokens: TokenBook | None, limits: Limits, store: Store | None) -> None:
+        self.change = change
+        self.intake = change.intake
+        self.audit = change.audit
         self.tokens = tokens
+        self.store = store
+        self.notices: Notices | None = None  # of the page, where it is served
         self.budget = Budget(limits.memory)
         self.rates = Rates(limits.rate, limits.burst)
         self.strangers = Rates(STRANGER_RATE, STRANGER_BURST)
         self.metrics = Metrics()
         self.closing = False
         self.started = time.monotonic()
-        self.reader = LocalStore(intake.root) if isinstance(intake, DirectoryIntake) else None
+
+    def close(self) -> None:
+        """Say that this gateway is going, and end the streams of open pages: a server that stops would wait for them."""
+        self.closing = True
+        if self.notices is not None:
+            self.notices.close()
 
     def admit(self, request: Request, scopes: Sequence[str], project: str) -> Token | None:
         """Return whose request this is, or raise: 401 for nobody we know, 403 for one who may not."""
@@ -71,13 +107,17 @@ class Gateway:
         except SettingError as error:  # the file of tokens is unusable: nobody gets in, and the log says why
             raise Refused(503, str(error)) from error
         if token is None:
-            peer = request.client.host if request.client else ""
-            self.strangers.check(peer, "what this address tries")  # only now: friends may come from there, too
-            self.strangers.take(peer, 1.0)
-            raise Refused(401, "a token is needed. Nothing was done. Ask whoever runs this gateway for one.")
+            raise self.stranger(request)
         if not any(token.allows(scope, project) for scope in scopes):
             raise Refused(403, f"this token may not {' or '.join(scopes)} there. Nothing was done. Ask for one that may.")
         return token
+
+    def stranger(self, request: Request) -> Refused:
+        """Return the refusal for one who brings no token of ours; whoever goes on trying is slowed down."""
+        peer = request.client.host if request.client else ""
+        self.strangers.check(peer, "what this address tries")  # only now: friends may come from there, too
+        self.strangers.take(peer, 1.0)
+        return Refused(401, "a token is needed. Nothing was done. Ask whoever runs this gateway for one.")
 
 
 Handler = Callable[[Gateway, Request, str], Awaitable[Response]]
@@ -95,25 +135,16 @@ class Door:
 
     def route(self, gateway: Gateway) -> Route:
         async def answer(request: Request) -> Response:
-            began, refusal = time.monotonic(), None
-            try:
-                response = await self._answer(gateway, request)
-            except Refused as error:
-                refusal, response = error, _refusal(error)
-            except ClientDisconnect:
-                response = Response(status_code=400)
-            gateway.metrics.add("requests_total", route=self.path, status=str(response.status_code))
-            _log(request, self.path, response.status_code, time.monotonic() - began, refusal)
-            return response
+            return await self._answer(gateway, request)
 
-        return Route(self.path, answer, methods=[self.method])
+        return Route(self.path, answered(gateway.metrics, self.path, answer), methods=[self.method])
 
     async def _answer(self, gateway: Gateway, request: Request) -> Response:
         if not self.scopes:
             return await self.handler(gateway, request, "")
         project = request.query_params.get("project") if self.of_project else ALL
         token = gateway.admit(request, self.scopes, project or "")
-        request.state.token = token.id if token else None
+        request.state.token, request.state.holder = (token.id, token) if token else (None, Anybody())
         return await self.handler(gateway, request, checked_name("project", project))
 
 
@@ -125,39 +156,40 @@ async def _append(gateway: Gateway, request: Request, project: str) -> Response:
         pieces = await run_in_threadpool(decode, await _body(request, size), length)
         gateway.rates.take(project, length)
         gateway.metrics.add("received_bytes_total", size)
-        results = await run_in_threadpool(_store, gateway, project, pieces)
+        results = await _store(gateway, project, pieces)
     code = 200 if all(one["status"] == 200 for one in results) else 409
     return _json({"pieces": results}, code)
 
 
-def _store(gateway: Gateway, project: str, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """Store piece by piece; one that is refused does not hold up the others."""
+async def _store(gateway: Gateway, project: str, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    """Store pieces; one that is refused does not hold up the others. No thread waits while a store gathers its batch."""
     began = time.monotonic()
-    results = [_store_one(gateway, project, piece) for piece in pieces]
+    coming = await run_in_threadpool(gateway.intake.append_all, project, pieces)
+    outcomes = await asyncio.wrap_future(coming)
     gateway.metrics.add("store_seconds_total", time.monotonic() - began)
-    return results
+    return [_answer(gateway, project, piece, outcome) for piece, outcome in zip(pieces, outcomes, strict=True)]
 
 
-def _store_one(gateway: Gateway, project: str, piece: Piece) -> dict[str, Any]:
-    try:
-        offset = gateway.intake.append(project, piece)
-    except Conflict as conflict:
-        gateway.metrics.add("pieces_total", outcome="conflict")
-        return {"status": 409, "offset": conflict.offset}
-    except Refused as error:
-        gateway.metrics.add("pieces_total", outcome="refused")
-        facts = {"event": "refused", "project": project, "run": piece.run, "journal": piece.journal, "offset": piece.offset}
-        logger.warning("%s", error, extra=facts)
-        return {"status": error.status, "error": str(error)}
-    except OSError as error:
-        logger.error("a piece could not be stored: %s", error, extra={"event": "storage", "project": project})  # noqa: TRY400 - no trace
-        return {"status": 503, "error": f"the gateway could not store it: {error.strerror or error}. Nothing is lost. Try again."}
+def _answer(gateway: Gateway, project: str, piece: Piece, outcome: Result) -> dict[str, Any]:
+    match outcome:
+        case Conflict():
+            gateway.metrics.add("pieces_total", outcome="conflict")
+            return {"status": 409, "offset": outcome.offset}
+        case Refused():
+            gateway.metrics.add("pieces_total", outcome="refused")
+            facts = {"event": "refused", "project": project, "run": piece.run, "journal": piece.journal, "offset": piece.offset}
+            logger.warning("%s", outcome, extra=facts)
+            return {"status": outcome.status, "error": str(outcome)}
+        case FanfoldError() | OSError():
+            logger.error("a piece could not be stored: %s", outcome, extra={"event": "storage", "project": project})
+            why = getattr(outcome, "strerror", None) or outcome
+            return {"status": 503, "error": f"the gateway could not store it: {why}. Nothing is lost. Try again."}
     gateway.metrics.add("pieces_total", outcome="stored")
     gateway.metrics.add("bytes_total", len(piece.data), kind="journal")
     if not piece.offset:
         facts = {"event": "journal", "project": project, "run": piece.run, "journal": piece.journal}
         logger.info("a journal begins", extra=facts)
-    return {"status": 200, "offset": offset}
+    return {"status": 200, "offset": outcome}
 
 
 async def _offset(gateway: Gateway, request: Request, project: str) -> Response:
@@ -205,10 +237,26 @@ async def _blob(gateway: Gateway, request: Request, project: str) -> Response:
 
 
 async def _runs(gateway: Gateway, request: Request, project: str) -> Response:  # noqa: ARG001 - the interface
-    if gateway.reader is None:
+    if gateway.store is None:
         raise Refused(404, "this store lists no runs. Nothing was read.")
-    rows = await run_in_threadpool(gateway.reader.runs, project)
+    rows = await run_in_threadpool(gateway.store.runs, project)
     return _json({"runs": [{name: row[name] for name in _COLUMNS if name in row} for row in rows]})
+
+
+async def _delete(gateway: Gateway, request: Request, project: str) -> Response:
+    store, run = gateway.store, checked_name("run", request.query_params.get("run"))
+    if store is None:
+        raise Refused(404, "this store lists no runs. Nothing was deleted.")
+    holder: Holder = request.state.holder
+    changes = gateway.change.by(holder, request.client.host if request.client else "")
+
+    def delete() -> None:
+        if gateway.intake.deleted(project, run):
+            raise Gone(project, run)
+        changes.delete(store.run(project, run))
+
+    await run_in_threadpool(delete)
+    return _json({"deleted": 1})
 
 
 async def _metrics(gateway: Gateway, request: Request, project: str) -> Response:  # noqa: ARG001 - the interface
@@ -236,6 +284,7 @@ DOORS = (
     Door("/readyz", "GET", _readyz),
     Door("/metrics", "GET", _metrics, (READ,), of_project=False),
     Door(RUNS, "GET", _runs, (READ,)),
+    Door(RUN, "DELETE", _delete, (WRITE,)),
     Door(OFFSET, "GET", _offset, (READ, WRITE)),
     Door(APPEND, "POST", _append, (WRITE,)),
     Door(MISSING, "POST", _missing, (WRITE,)),
@@ -243,13 +292,40 @@ DOORS = (
 )
 
 
-def app(intake: Intake, *, tokens: Tokens | None = None, limits: Limits | None = None) -> Starlette:
-    """Make a gateway. Without tokens it answers to names of this machine only, and to no web page."""
-    gateway = Gateway(intake, tokens, limits or Limits())
-    guard = Middleware(Guard, hosts=() if tokens is None else None, token=None, embed=False)
-    served = Starlette(routes=[door.route(gateway) for door in DOORS], middleware=[guard])
+def app(
+    intake: Intake,
+    *,
+    store: Store | None = None,
+    views: Views | None = None,
+    audit: Audit | None = None,
+    tokens: TokenBook | None = None,
+    logins: Logins | None = None,
+    limits: Limits | None = None,
+    allow_delete: bool = False,
+) -> Starlette:
+    """Make a gateway. Without tokens it answers to names of this machine only, and to no web page but its own.
+
+    store: what its page and its lists of runs read. views, audit: where the page's saved views and the record of
+    deletions and logins are kept. logins: how people get to the page, tokens included. allow_delete: let those who may
+    write a project delete its runs.
+    """
+    logins = logins or Logins(tokens)
+    if logins.tokens is None and (logins.oidc is not None or logins.proxies.user):
+        raise SettingError("people have to log in here, and forwarders not. The gateway was not started. Name a file of tokens.")
+    gateway = Gateway(Change(intake, audit, views, allow_delete), logins.tokens, limits or Limits(), store)
+    routes: list[BaseRoute] = [door.route(gateway) for door in DOORS]
+    served = Starlette(
+        routes=[*routes, *(page.routes(gateway, logins, store) if store is not None else [])],
+        middleware=[Middleware(Proxied, proxies=logins.proxies), _guard(logins)],
+    )
     served.state.gateway = gateway
     return served
+
+
+def _guard(logins: Logins) -> Middleware:
+    hosts = () if logins.tokens is None else None
+    names = [name] if (name := urlsplit(logins.public_url or "").hostname) else []
+    return Middleware(Guard, hosts=hosts, token=None, embed=False, pages=names)
 
 
 def _whole_number(values: Any, name: str, limit: int) -> int:
@@ -283,33 +359,3 @@ async def _body(request: Request, size: int) -> bytes:
     if have != size:
         raise Refused(400, "the body is shorter than announced. Nothing was stored.")
     return b"".join(parts)
-
-
-def _json(value: Any, code: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), code, media_type="application/json")
-
-
-def _refusal(error: Refused) -> Response:
-    headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
-    if isinstance(error, Busy):
-        headers["retry-after"] = str(max(1, round(error.seconds)))
-    response = _json({"error": str(error)}, error.status)
-    response.headers.update(headers)
-    return response
-
-
-def _log(request: Request, route: str, status: int, seconds: float, refusal: Refused | None) -> None:
-    """Log refusals and failures; the daily round only when asked for, since it is a line for every batch of every node."""
-    level = logging.DEBUG if status < 400 or status == 409 else logging.WARNING
-    if not logger.isEnabledFor(level):
-        return
-    facts = {
-        "event": "request",
-        "route": route,
-        "status": status,
-        "ms": round(seconds * 1000, 1),
-        "project": request.query_params.get("project", "")[:200] or None,
-        "token": getattr(request.state, "token", None),
-        "peer": request.client.host if request.client else None,
-    }
-    logger.log(level, "%s", refusal or "answered", extra=facts)

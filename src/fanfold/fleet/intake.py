@@ -9,19 +9,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import JournalError
-from ..journal import blobs, directory
+from ..errors import FanfoldError, JournalError
+from ..journal import blobs, directory, packed
 from ..journal import format as fmt
+from ..journal.packing import restore
+from ..store.delete import check_place
+from ..store.delete import delete as delete_run
+from ..store.run import StoredRun
 from .frames import walk, whole_end
-from .wire import MAX_GAP, Conflict, Piece, Refused, checked_journal, checked_name
+from .wire import MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
 
 REMEMBERED = 20_000
 STALE_PART_SECONDS = 7 * 86400.0
@@ -29,10 +35,17 @@ MAX_HEADER = 1 << 20
 _ZEROS = bytes(1 << 20)
 _OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 _PART = ".part-"
+DELETED = ".deleted"  # beside the projects: a small file for each run that was deleted here
+
+
+Result = int | FanfoldError | OSError
 
 
 class Intake(Protocol):
-    """What a gateway needs of a store. Every call may come again: offsets make repeats harmless."""
+    """What a gateway needs of a store. Every call may come again: offsets make repeats harmless.
+
+    The first four raise Gone for a run that was deleted.
+    """
 
     def offset(self, project: str, run: str, journal: str) -> int:
         """Return how many bytes of a journal are here."""
@@ -40,11 +53,20 @@ class Intake(Protocol):
     def append(self, project: str, piece: Piece) -> int:
         """Keep a piece and return the new offset; raise Conflict when it belongs elsewhere, Refused when it is not sound."""
 
+    def append_all(self, project: str, pieces: Sequence[Piece]) -> Future[list[Result]]:
+        """Begin to keep pieces; what comes says of each its new offset, or why it was not kept."""
+
     def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:
         """Return which blobs are not here whole, and how much of each is."""
 
     def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
         """Keep a piece of a blob and return the new offset; at `total` its content must match its name."""
+
+    def deleted(self, project: str, run: str) -> bool:
+        """Tell whether a run was deleted here."""
+
+    def delete(self, project: str, run: str, by: str) -> None:
+        """Delete everything of a run, and remember that for ever: before anything goes, the note of it is safe."""
 
     def check(self) -> None:
         """Raise OSError when nothing can be stored."""
@@ -65,22 +87,37 @@ class DirectoryIntake:
 
     def offset(self, project: str, run: str, journal: str) -> int:
         path, seed = self._journal(project, run, journal)
+        self._check_there(project, run)
         with contextlib.suppress(FileNotFoundError), _locked(path) as fd:
             return self._end(fd, path, seed)
-        return 0
+        return self._packed_end(path, seed)
 
     def append(self, project: str, piece: Piece) -> int:
         path, seed = self._journal(project, piece.run, piece.journal)
         if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP:
             raise Refused(400, "an offset or gap is out of range. Nothing was stored.")
+        self._check_there(project, piece.run)
         _check_frames(project, piece, seed)
         if piece.offset == 0:
             _make_folders(path)
+        self._unpack_to_grow(path, seed, piece)
         try:
             with _locked(path, create=piece.offset == 0) as fd:
+                self._check_still_there(project, piece.run, path)
                 return self._append(fd, path, piece, self._end(fd, path, seed))
         except FileNotFoundError as error:
             raise Conflict(0) from error
+
+    def append_all(self, project: str, pieces: Sequence[Piece]) -> Future[list[Result]]:
+        done: Future[list[Result]] = Future()
+        done.set_result([self._outcome(project, piece) for piece in pieces])
+        return done
+
+    def _outcome(self, project: str, piece: Piece) -> Result:
+        try:
+            return self.append(project, piece)
+        except (FanfoldError, OSError) as error:
+            return error
 
     def _journal(self, project: str, run: str, journal: str) -> tuple[Path, int]:
         folder = self._run(project, run)
@@ -97,10 +134,25 @@ class DirectoryIntake:
             known = self._whole.get(path) == (found.st_ino, found.st_size)
         if known or not found.st_size:
             return found.st_size
-        try:
+        with _readable():
             return whole_end(fd, path, found.st_size, seed)
-        except JournalError as error:
-            raise Refused(422, f"the journal that is here cannot be read: {error}. Nothing was added to it.") from error
+
+    def _packed_end(self, path: Path, seed: int) -> int:
+        """Return where the last whole frame of a packed journal ends; 0 if there is none."""
+        there = packed.present(path)
+        if there == path or there.is_symlink():
+            return 0
+        with _readable(), packed.readable(there).open("rb") as file:
+            return whole_end(file.fileno(), there, os.fstat(file.fileno()).st_size, seed)
+
+    def _unpack_to_grow(self, path: Path, seed: int, piece: Piece) -> None:
+        """Put a packed journal back when a piece is to follow it, such as what an exit handler logged."""
+        have = self._packed_end(path, seed)
+        if have and have != piece.offset:
+            raise Conflict(have)
+        if have:
+            with _readable():
+                restore(packed.present(path))
 
     def _append(self, fd: int, path: Path, piece: Piece, have: int) -> int:
         if have != piece.offset:
@@ -128,6 +180,7 @@ class DirectoryIntake:
 
     def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:
         folder = self._run(project, run)
+        self._check_there(project, run)
         return {name: _size(_part(folder, name)) for name in names if not _blob_path(folder, name).is_file()}
 
     def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
@@ -135,12 +188,14 @@ class DirectoryIntake:
         final, part = _blob_path(folder, name), _part(folder, name)
         if not 0 <= offset <= offset + len(data) <= total:
             raise Refused(400, "a blob's piece is out of range. Nothing was stored.")
+        self._check_there(project, run)
         if total > self.max_blob:
             raise Refused(413, f"a blob of {total} bytes is over this gateway's limit of {self.max_blob}. It was not stored.")
         if final.is_file():
             return total
         self._make_room(part)
         with _locked(part, create=True) as fd:
+            self._check_still_there(project, run, part)
             if final.is_file():
                 part.unlink(missing_ok=True)  # two came at once, and the other was first
                 return total
@@ -174,6 +229,40 @@ class DirectoryIntake:
         final.parent.mkdir(exist_ok=True, mode=0o700)
         part.replace(final)
 
+    # Deleted runs
+
+    def deleted(self, project: str, run: str) -> bool:
+        return self._tombstone(project, run).exists()
+
+    def delete(self, project: str, run: str, by: str) -> None:
+        path, stone = self._run(project, run), self._tombstone(project, run)
+        if path.exists():
+            check_place(path, self.root)
+        _make_folders(stone)
+        with _locked(stone, create=True) as fd:
+            if not os.fstat(fd).st_size:
+                _write(fd, json.dumps({"project": project, "run": run, "by": by, "time": time.time()}).encode(), 0)
+                os.fsync(fd)
+            _sync_folders(stone)
+            if path.exists():
+                delete_run(StoredRun(path))
+
+    def _tombstone(self, project: str, run: str) -> Path:
+        return directory.run_path(self.root / DELETED, checked_name("project", project), checked_name("run", run)) / "by.json"
+
+    def _check_there(self, project: str, run: str) -> None:
+        if self.deleted(project, run):
+            raise Gone(project, run)
+
+    def _check_still_there(self, project: str, run: str, path: Path) -> None:
+        """Look again with the file in hand: a run that was deleted a moment ago would begin anew with it."""
+        if self.deleted(project, run):
+            path.unlink(missing_ok=True)
+            for folder in path.parents[:2]:
+                with contextlib.suppress(OSError):  # not empty: whoever else is at it finds the note, too
+                    folder.rmdir()
+            raise Gone(project, run)
+
     def check(self) -> None:
         probe = self.root / f".ready-{os.getpid()}-{threading.get_ident()}"
         with probe.open("wb") as file:
@@ -192,10 +281,10 @@ def _check_frames(project: str, piece: Piece, seed: int) -> None:
         )
     if first:
         length = int.from_bytes(piece.data[4:8], "little")
-        _check_header(project, piece, piece.data[fmt.HEAD_SIZE : fmt.HEAD_SIZE + length])
+        check_header(project, piece, piece.data[fmt.HEAD_SIZE : fmt.HEAD_SIZE + length])
 
 
-def _check_header(project: str, piece: Piece, body: bytes) -> None:
+def check_header(project: str, piece: Piece, body: bytes) -> None:
     rank, journal_id = checked_journal(piece.journal)
     try:
         header = fmt.unpack(body) if len(body) <= MAX_HEADER else None
@@ -208,6 +297,14 @@ def _check_header(project: str, piece: Piece, body: bytes) -> None:
         case [int(major), *_] if major <= fmt.MAJOR:
             return
     raise Refused(422, f"{piece.journal} is of a format this gateway cannot read. Nothing was stored. Upgrade the gateway first.")
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except JournalError as error:
+        raise Refused(422, f"the journal that is here cannot be read: {error}. Nothing was added to it.") from error
 
 
 @contextlib.contextmanager

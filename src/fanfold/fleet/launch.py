@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ..journal import directory
+from ..journal.packed import raw_size
 from ..process import digest
 from .address import parse
 from .note import HOME, Note
@@ -65,9 +66,11 @@ class Forwarding:
 
     def _left(self, run: Path, rank: int) -> bool:
         note = Note(run, self.url)
+        if note.deleted:
+            return False
         own = [file for file in directory.journal_files(run) if file.name.startswith(f"{rank}-")]
         try:
-            return any(not note.is_over(file) and note.offsets.get(file.stem, -1) < file.stat().st_size for file in own)
+            return any(not note.is_over(file) and note.offsets.get(file.stem, -1) < raw_size(file) for file in own)
         except OSError:  # deleted in this moment: there is nothing to wait for
             return False
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_KEPT = ("event", "project", "run", "journal", "route", "status", "bytes", "ms", "token", "peer", "offset", "seconds")
+_KEPT = ("event", "project", "run", "journal", "route", "status", "bytes", "ms", "token", "by", "peer", "offset", "seconds")
 
 
 class JsonLines(logging.Formatter):

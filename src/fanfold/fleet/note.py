@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from ..journal.packed import raw_size
 from ..process import digest
 
 FOLDER = "forward"  # in a run: its notes
@@ -22,6 +23,7 @@ class Note:
         self.offsets: dict[str, int] = {}
         self.over: dict[str, int] = {}
         self.whole = False  # every journal that was there is over, and every blob is at the gateway
+        self.deleted = False  # the gateway said that it deleted this run
         self._saved = ""
         self._load()
 
@@ -31,22 +33,25 @@ class Note:
             self.offsets = {str(name): int(offset) for name, offset in known["offsets"].items()}
             self.over = {str(name): int(size) for name, size in known["over"].items()}
             self.whole = known["whole"] is True
+            self.deleted = known.get("deleted") is True
 
     def is_over(self, journal: Path) -> bool:
         """Tell whether a journal was shipped to its end, and is as it was then."""
         try:
-            return self.over.get(journal.stem) == journal.stat().st_size
+            return self.over.get(journal.stem) == raw_size(journal)
         except OSError:
             return False
 
     def forget(self) -> None:
         """Drop the note: everything is to be asked anew."""
         self.path.unlink(missing_ok=True)
-        self.offsets, self.over, self.whole, self._saved = {}, {}, False, ""
+        self.offsets, self.over, self.whole, self.deleted, self._saved = {}, {}, False, False, ""
 
     def save(self) -> None:
         """Replace the file if anything changed; that it cannot be written costs a few questions, no more."""
-        text = json.dumps({"server": self.url, "whole": self.whole, "offsets": self.offsets, "over": self.over})
+        text = json.dumps(
+            {"server": self.url, "whole": self.whole, "deleted": self.deleted, "offsets": self.offsets, "over": self.over}
+        )
         if text == self._saved:
             return
         with contextlib.suppress(OSError):
@@ -55,3 +60,14 @@ class Note:
             aside.write_text(text, encoding="utf-8")
             aside.replace(self.path)
             self._saved = text
+
+
+def behind(run: Path, journal: Path) -> list[str]:
+    """Return the gateways a run was ever forwarded to that do not have all of a journal, as far as is noted."""
+    found = []
+    for path in sorted((run / FOLDER).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            note = Note(run, str(json.loads(path.read_text(encoding="utf-8"))["server"]))
+            if not note.is_over(journal):
+                found.append(note.url)
+    return found

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import JournalError
 from ..journal import Journal, Kind, directory
+from ..journal.format import PACKED
 from ..relay.cursor import settled
 from .client import Client
 from .following import Following
@@ -27,7 +28,8 @@ def prune(run: Following, client: Client) -> bool:
     for start in range(0, len(names), 1000):
         if client.missing(run.project, run.id, [file.name for file in names[start : start + 1000]]):
             return False
-    for file in [*files, *names]:
+    packed = [file.with_suffix(PACKED) for file in files]  # one that a killed `fanfold prune` left beside its journal
+    for file in [*files, *packed, *names]:
         file.unlink(missing_ok=True)
         file.with_name(f"{file.name}.alive").unlink(missing_ok=True)
     _remove_empty(run.path)

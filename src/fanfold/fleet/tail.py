@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..journal import Kind
+from ..errors import JournalError, notices
+from ..journal import Kind, packed
 from ..journal import format as fmt
 from ..journal.format import HEAD_SIZE
 from ..journal.liveness import LOST_SECONDS, is_locked
@@ -43,8 +44,9 @@ class Tail:
 
     def look(self) -> bool:
         """Tell whether there may be something to ship."""
+        self.path = packed.present(self.path)
         try:
-            self.size = self.path.stat().st_size
+            self.size = packed.raw_size(self.path)
         except OSError:
             return False
         if self.hold_until > time.monotonic():
@@ -55,7 +57,7 @@ class Tail:
         """Read whole frames from the offset on, about `limit` bytes, or one frame that is longer; None: nothing whole yet."""
         at = offset = self.offset or 0
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with packed.readable(self.path).open("rb", buffering=0) as file:
                 read = self._read_at(file.fileno(), at, limit)
                 if read is None and self._is_young(file.fileno(), at):
                     return None
@@ -64,6 +66,9 @@ class Tail:
                     read = self._read_at(file.fileno(), at, limit) if at > offset else None
         except OSError:
             return None
+        except JournalError as error:  # packed, and damaged
+            notices.once(f"packed:{self.path}", str(error))
+            read = None
         if read is None:
             self._stuck = (offset, self.size)
             return None
@@ -88,7 +93,7 @@ class Tail:
 
     def is_over(self) -> bool:
         """Tell whether the writer is gone, and all it wrote is shipped."""
-        if not self.path.exists():
+        if not packed.present(self.path).exists():
             return True
         gone = self._is_gone()  # asked first: what it wrote before it went is then there to be seen
         return gone and self.offset is not None and self.hold_until == 0.0 and not self.look() and not self._is_torn()
@@ -98,6 +103,8 @@ class Tail:
         return self.offset is not None and self.offset < self.size and self._stuck != (self.offset, self.size)
 
     def _is_gone(self) -> bool:
+        if self.path.suffix == fmt.PACKED:
+            return True
         if self.header.get("boot") == boot_id():
             return self._has_left()
         age = time.time() - self.path.stat().st_mtime  # a process of another node, on a shared filesystem

@@ -10,9 +10,10 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import SettingError
 
@@ -43,6 +44,52 @@ class Token:
     def expired(self) -> bool:
         return self.expires is not None and self.expires <= time.time()
 
+    @property
+    def label(self) -> str:
+        return f"token {self.id} ({self.name})"
+
+    @property
+    def may_write(self) -> bool:
+        return WRITE in self.scopes
+
+
+def make(name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None) -> tuple[Token, str]:
+    """Make a token; return it, and the only copy of its secret."""
+    _check(projects, scopes)
+    id, now = secrets.token_hex(4), time.time()
+    word = f"{_PREFIX}_{id}_{secrets.token_urlsafe(32)}"
+    expires = None if seconds is None else now + seconds
+    return Token(id, name, _hash(word), tuple(projects), tuple(scopes), now, expires), word
+
+
+def match(known: Mapping[str, Token], word: str) -> Token | None:
+    """Return which of the known tokens a word is, in a time that says nothing of how near it came."""
+    prefix, _, rest = word.partition("_")
+    found = known.get(rest.partition("_")[0]) if prefix == _PREFIX else None
+    same = hmac.compare_digest(_hash(word), found.hash if found else _hash(""))
+    return found if found is not None and same and not found.expired else None
+
+
+class TokenBook(Protocol):
+    """Where tokens are kept. What is revoked ends at once, at every gateway."""
+
+    def find(self, word: str) -> Token | None:
+        """Return whose token this is, or None."""
+
+    def get(self, id: str) -> Token | None:
+        """Return a token that is still good, by its id."""
+
+    def all(self) -> list[Token]:
+        """Return every token."""
+
+    def create(
+        self, name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None
+    ) -> tuple[Token, str]:
+        """Make and keep a token; return it, and the only copy of its secret."""
+
+    def revoke(self, id: str) -> Token:
+        """Take a token back."""
+
 
 class Tokens:
     """The file of tokens, read again whenever it changes: a revoked token ends at once, at every gateway."""
@@ -59,22 +106,21 @@ class Tokens:
     def find(self, word: str) -> Token | None:
         """Return whose token this is, or None."""
         self._refresh()
-        prefix, _, rest = word.partition("_")
-        found = self._known.get(rest.partition("_")[0]) if prefix == _PREFIX else None
-        same = hmac.compare_digest(_hash(word), found.hash if found else _hash(""))
-        return found if found is not None and same and not found.expired else None
+        return match(self._known, word)
+
+    def get(self, id: str) -> Token | None:
+        """Return a token that is still good, by its id."""
+        self._refresh()
+        found = self._known.get(id)
+        return found if found is not None and not found.expired else None
 
     def create(
         self, name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None
     ) -> tuple[Token, str]:
-        """Make a token; return it, and the only copy of its secret."""
-        _check(projects, scopes)
-        id, now = secrets.token_hex(4), time.time()
-        word = f"{_PREFIX}_{id}_{secrets.token_urlsafe(32)}"
-        expires = None if seconds is None else now + seconds
-        token = Token(id, name, _hash(word), tuple(projects), tuple(scopes), now, expires)
+        """Make and keep a token; return it, and the only copy of its secret."""
+        token, word = make(name, projects=projects, scopes=scopes, seconds=seconds)
         with self._changing():
-            self._known[id] = token
+            self._known[token.id] = token
         return token, word
 
     def revoke(self, id: str) -> Token:

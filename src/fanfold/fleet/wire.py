@@ -21,7 +21,7 @@ MAX_PIECES = 4096
 MAX_GAP = 1 << 30
 MAX_NAME = 1000
 LENGTH = "x-fanfold-length"  # how long the body is once unpacked
-APPEND, OFFSET, MISSING, BLOB, RUNS = "/v1/append", "/v1/offset", "/v1/missing", "/v1/blob", "/v1/runs"
+APPEND, OFFSET, MISSING, BLOB, RUNS, RUN = "/v1/append", "/v1/offset", "/v1/missing", "/v1/blob", "/v1/runs", "/v1/run"
 _JOURNAL = re.compile(r"(0|[1-9][0-9]{0,8})-([0-9a-f]{16})")
 
 
@@ -31,6 +31,17 @@ class Refused(FanfoldError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Gone(Refused):
+    """A run that was deleted at the gateway: whoever still has it must not bring it back."""
+
+    def __init__(self, project: str, run: str) -> None:
+        super().__init__(
+            410,
+            f"run {run[:100]!r} of project {project[:100]!r} was deleted at this gateway. Nothing was stored. Delete it where it "
+            "still lies, too; what has to come back needs another id.",
+        )
 
 
 class Conflict(FanfoldError):

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import JournalError
@@ -25,6 +25,14 @@ def path_of(run: Path, name: str) -> Path:
 def put(run: Path, data: bytes | memoryview) -> str:
     """Store bytes; return their name. The same content is stored once."""
     return _store(run, iter([data]), hashlib.sha256(data).hexdigest())
+
+
+def put_pieces(run: Path, chunks: Iterator[bytes], name: str) -> None:
+    """Store a blob that comes in pieces; one that is not what its name says is not kept."""
+    stored = _store(run, iter(chunks))
+    if stored != name:
+        path_of(run, stored).unlink(missing_ok=True)
+        raise JournalError(f"what came as the blob {name} is other content. It was not kept. Fetch it again.")
 
 
 def put_file(run: Path, source: Path) -> tuple[str, int]:
@@ -59,9 +67,22 @@ def _store(run: Path, chunks: Iterator[bytes | memoryview], name: str | None = N
     return digest.hexdigest()
 
 
+# Where runs lie elsewhere: by the folder that stands for their store, what brings a blob of a run here.
+fetchers: dict[Path, Callable[[Path, str], object]] = {}
+
+
+def present(run: Path, name: str) -> Path:
+    """Return where a blob lies, after it was brought here from a store that keeps it elsewhere."""
+    path = path_of(run, name)
+    fetch = fetchers.get(run.parent.parent)
+    if fetch is not None and not path.exists():
+        fetch(run, name)
+    return path
+
+
 def get(run: Path, name: str) -> bytes:
     """Read a blob, checking that it still is what its name says."""
-    path = path_of(run, name)
+    path = present(run, name)
     if path.is_symlink():
         raise JournalError(f"{path} is a link; blobs are plain files. It was not read.")
     data = path.read_bytes()

@@ -11,7 +11,8 @@ from zlib import crc32
 
 from ..errors import JournalError
 from . import format as fmt
-from .format import HEAD, HEAD_SIZE, MAGIC, SUFFIX, Kind, Layout
+from . import packed
+from .format import HEAD, HEAD_SIZE, MAGIC, PACKED, SUFFIX, Kind, Layout
 
 _TAIL = 1 << 18
 MAX_NAME = 200
@@ -40,14 +41,16 @@ def run_path(root: Path, project: str, run_id: str) -> Path:
 
 
 def journal_files(run: Path) -> list[Path]:
-    """Return a run's journals. Links are not followed."""
+    """Return a run's journals, packed ones too; of one that is there twice, as its process wrote it. Links are not followed."""
     try:
         with os.scandir(run / "journal") as entries:
-            return sorted(
-                Path(entry.path) for entry in entries if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
-            )
+            names = [entry.path for entry in entries
+                     if entry.name.endswith((SUFFIX, PACKED)) and entry.is_file(follow_symlinks=False)]  # fmt: skip
     except OSError:
         return []
+    # Reversed, the packed one comes first and gives way.
+    found = {name[: -len(SUFFIX)]: Path(name) for name in sorted(names, reverse=True)}
+    return sorted(found.values())
 
 
 def run_directories(root: Path, project: str | None = None) -> Iterator[Path]:
@@ -72,7 +75,7 @@ def _folders(path: Path) -> list[Path]:
 def read_header(path: Path) -> dict[str, Any] | None:
     """Read a journal's first frame alone; None if it is not whole yet."""
     try:
-        with path.open("rb") as file:
+        with packed.opened(path) as file:
             head = file.read(HEAD_SIZE)
             if len(head) < HEAD_SIZE:
                 return None
@@ -90,8 +93,8 @@ def last_step(path: Path) -> int | None:
     journal_id = path.stem.rpartition("-")[2]
     try:
         seed = fmt.seed_of(fmt.check_id(journal_id))
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with packed.opened(path) as file:
+            size = file.seek(0, os.SEEK_END)
             length = _TAIL
             while True:
                 file.seek(max(0, size - length))

@@ -21,6 +21,7 @@ from ..errors import JournalError
 MAJOR: Final = 1
 MINOR: Final = 0
 SUFFIX: Final = ".ffj"
+PACKED: Final = ".ffz"  # the same journal, packed
 MAGIC: Final = 0xFDFA
 MAGIC_BYTES: Final = MAGIC.to_bytes(2, "little")
 MAX_BODY: Final = 64 << 20

@@ -9,6 +9,7 @@ from zlib import crc32
 
 from ..errors import JournalError
 from . import format as fmt
+from .packed import raw_size
 from .reader import Journal
 
 VERSION = 2
@@ -22,7 +23,7 @@ def _path(cache: Path, journal: Journal) -> Path:
 def load(path: Path, cache: Path) -> Journal | None:
     """Open a journal with what an earlier reader found, if there is such and it is about this very content."""
     journal = Journal(path)
-    if path.stat().st_size < WORTH_BYTES:
+    if raw_size(path) < WORTH_BYTES:
         return None
     try:
         data = _path(cache, journal).read_bytes()

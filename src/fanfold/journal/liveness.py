@@ -11,6 +11,7 @@ from typing import Any
 from ..process import boot_id
 from ..settings import resolve
 from . import writer
+from .format import PACKED
 
 LOST_SECONDS = 60.0
 
@@ -31,6 +32,8 @@ def is_locked(path: Path) -> bool:
 
 def status_of(path: Path, header: dict[str, Any], *, now: float | None = None) -> str:
     """Judge a journal without an END frame: running, killed, or lost (reversible)."""
+    if path.suffix == PACKED:
+        return "killed"  # nobody packs what may still be written
     if header.get("boot") == boot_id():
         home = Path(header["spool"]) / path.name if header.get("spool") else path
         lock = Path(f"{home}.alive")

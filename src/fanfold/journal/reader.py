@@ -19,6 +19,7 @@ from zlib import crc32
 
 from ..errors import JournalError
 from . import format as fmt
+from . import packed
 from .format import HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, Kind, Layout, Shape
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Rows:
 class Journal:
     """One journal file, read as far as it is whole. `refresh()` reads on."""
 
+    on_disk = True  # as a file that can be mapped; a fleet's store has its journals elsewhere
+
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.id = fmt.check_id(self.path.stem.rpartition("-")[2])
@@ -133,7 +136,10 @@ class Journal:
         return {"journal": self.id, "role": "main", "rank": int(rank) if rank.isdecimal() else 0, "salvaged": True}
 
     def _remap(self) -> int:
-        with self.path.open("rb") as file:
+        if self._map is not None and self.path.suffix == fmt.PACKED:
+            return self.size  # it does not grow
+        self.path = packed.present(self.path)
+        with packed.readable(self.path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < self.verified:
                 raise JournalError(f"{self.path} became shorter while it was read; a journal is never truncated. Open it again.")
@@ -142,6 +148,17 @@ class Journal:
                 self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
                 self.size = size
         return self.size
+
+    @property
+    def touched(self) -> float:
+        """Return when it last grew, in seconds since 1970."""
+        return packed.present(self.path).stat().st_mtime
+
+    def status(self) -> str:
+        """Judge a journal without an END frame: running, killed, or lost (reversible)."""
+        from .liveness import status_of
+
+        return status_of(self.path, self.header)
 
     @property
     def tail(self) -> int:
@@ -361,6 +378,18 @@ class Journal:
                     if key not in found or found[key][0] < at:
                         found[key] = (at, step, when, value)
         return {key: point[1:] for key, point in found.items()}
+
+    def back(self, keys: Sequence[str], count: int) -> int:
+        """Return the byte from which each key still has `count` rows."""
+        starts = [self.verified]
+        for rows in {id(rows): rows for key in keys for rows, _ in self.by_key.get(key, ())}.values():
+            left = count
+            for offset, length in reversed(rows.runs):
+                starts.append(offset + max(0, length - left) * rows.stride)
+                left -= length
+                if left <= 0:
+                    break
+        return min(starts)
 
     def column(self, key: str, *, since: int = 0, until: int | None = None) -> Columns:
         """Gather one key's points that stand at or after byte `since` (and before `until`), in the order they were written."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -20,12 +22,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..errors import FanfoldError, RunNotFound, SettingError
-from ..store.query import LocalStore, Store
+from ..store.query import Store, store_at
 from . import endpoints, media
+from .access import Access, Forbidden, access_of, notices
 from .guard import Guard
 from .live import INTERVAL, Notices
 
 STATIC = Path(__file__).parent / "static"
+THREADS = 16  # answers worked on at once: a page must not take every thread from whatever else the process does
 
 
 def app(
@@ -37,14 +41,16 @@ def app(
     hosts: Iterable[str] | None = (),
     embed: bool = False,
     interval: float = INTERVAL,
+    guarded: bool = False,
 ) -> Starlette:
     """Make the dashboard over the runs in `dir`, ready to serve or to mount in another ASGI app.
 
     write: allow renaming, tagging, notes, archiving and deleting. token: what a request must bring. hosts: names it
     answers to beside this machine's own; None: any name, which only a token makes safe. embed: let pages of other
-    servers on this machine, such as notebooks, show it in a frame. interval: seconds between looks for news.
+    servers on this machine, such as notebooks, show it in a frame. interval: seconds between looks for news. guarded:
+    whoever mounts this app stands guard, and says with each request what it may see (`request.state.access`).
     """
-    if hosts is None and token is None:
+    if not guarded and hosts is None and token is None:
         raise SettingError(
             "app(hosts=None) answers to any name, and no token is asked for. The server was not started: any web page could "
             "read the runs. Pass token=…, or name the hosts."
@@ -53,16 +59,16 @@ def app(
         raise FanfoldError("the dashboard's page is not built. The server was not started. In a checkout, run `make web`.")
     served = Starlette(
         routes=[*_routes(), Mount("/", _Page(directory=STATIC, html=True))],
-        middleware=[Middleware(Guard, hosts=hosts, token=token, embed=embed)],
+        middleware=[] if guarded else [Middleware(Guard, hosts=hosts, token=token, embed=embed)],
         exception_handlers={FanfoldError: _said},
     )
-    reader = store or LocalStore(dir)
+    reader: Store = store or store_at(dir)
 
     async def changed(since: int | None) -> tuple[int, list[Any]]:
         return await run_in_threadpool(reader.changed, since or 0)
 
-    served.state.store = reader
-    served.state.write = write
+    served.state.access = None if guarded else Access(reader, write)
+    served.state.threads = CapacityLimiter(THREADS)
     served.state.notices = Notices(changed, interval)
     return served
 
@@ -91,21 +97,23 @@ def _asked(one: endpoints.Endpoint) -> Callable[[Request], Any]:
     """Wrap an endpoint's function: read its arguments, run it off the event loop, answer in its form."""
 
     async def answer(request: Request) -> Response:
-        state = request.app.state
-        if one.writes and not state.write:
+        access = access_of(request)
+        if one.writes and not access.write:
+            if access.user:
+                raise Forbidden("you may only read here. Nothing was changed. Ask whoever runs this gateway.")
             raise SettingError("this dashboard only reads. Nothing was changed. Start it with `fanfold ui --write`.")
         given = one.arguments(request.query_params, await request.body())
-        result = await run_in_threadpool(one.function, state.store, **given)
+        result = await to_thread.run_sync(partial(one.function, access.store, **given), limiter=request.app.state.threads)
         if isinstance(result, bytes):
             return Response(result, media_type="application/octet-stream")
-        extra = {"write": state.write} if one.path == "api/projects" else {}
+        extra = {"write": access.write, **({"user": access.user} if access.user else {})} if one.path == "api/projects" else {}
         return Response(msgspec.json.encode({**result, **extra} if extra else result), media_type="application/json")
 
     return answer
 
 
 async def _live(request: Request) -> Response:
-    stream = request.app.state.notices.stream()
+    stream = notices(request.app.state.notices.stream(), access_of(request))
     return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
@@ -114,7 +122,7 @@ async def _openapi(request: Request) -> Response:  # noqa: ARG001 - the interfac
 
 
 async def _said(request: Request, error: Exception) -> Response:
-    code = 404 if isinstance(error, RunNotFound) else 400
+    code = 404 if isinstance(error, RunNotFound) else 403 if isinstance(error, Forbidden) else 400
     if request.url.path.endswith(("/media", "/html")):
         return PlainTextResponse(f"{error}\n", code)
     return Response(msgspec.json.encode({"error": str(error)}), code, media_type="application/json")

@@ -36,12 +36,17 @@ def host_of(netloc: str) -> str:
 
 
 class Guard:
-    """Stand before the app. `hosts` are the names it answers to (None: any, which only a token makes safe)."""
+    """Stand before the app. `hosts` are the names it answers to (None: any, which only a token makes safe).
 
-    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] | None, token: str | None, embed: bool) -> None:
+    `pages`: names under which a proxy shows our own page, beside the one it asks us by.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, hosts: Iterable[str] | None, token: str | None, embed: bool, pages: Iterable[str] = ()
+    ) -> None:
         self.app = app
         self.hosts = None if hosts is None else LOOPBACK | {name.lower() for name in hosts}
-        self.extra = frozenset(name.lower() for name in hosts or ()) - LOOPBACK
+        self.extra = frozenset(name.lower() for name in (*(hosts or ()), *pages)) - LOOPBACK
         self.token = token
         self.policy = PAGE_POLICY.format(ancestors=LOCAL_PAGES if embed else "'self'")
 
@@ -97,7 +102,7 @@ class Guard:
                 headers.setdefault("content-security-policy", self.policy)
                 headers.setdefault("cache-control", "no-cache")
                 headers["x-content-type-options"] = "nosniff"
-                headers["referrer-policy"] = "no-referrer"
+                headers.setdefault("referrer-policy", "no-referrer")
                 headers["cross-origin-resource-policy"] = "same-origin"
             await send(message)
 

@@ -9,6 +9,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from ..errors import RunNotFound
 from ..journal import blobs
 from . import data
+from .access import access_of
 from .guard import MEDIA_POLICY
 
 # What a browser may show by itself. Anything else, SVG and HTML among it, is only handed over as a file.
@@ -23,8 +24,8 @@ FOREVER = "private, max-age=31536000, immutable"  # a blob's name is the hash of
 async def blob(request: Request) -> Response:
     """Serve one blob of a run by its name; ranges are answered, so that sound and film can be searched."""
     asked = request.query_params
-    run = await run_in_threadpool(data.open_run, request.app.state.store, asked.get("project", ""), asked.get("run", ""))
-    path = blobs.path_of(run.path, asked.get("blob", ""))
+    run = await run_in_threadpool(data.open_run, access_of(request).store, asked.get("project", ""), asked.get("run", ""))
+    path = await run_in_threadpool(blobs.present, run.path, asked.get("blob", ""))
     if not path.is_file() or path.resolve().parent.parent != (run.path / "blobs").resolve() or path.is_symlink():
         raise RunNotFound("there is no such blob in the run. Nothing was read. It may have been pruned, or not copied along.")
     kind = TYPES.get(asked.get("ext", "").lower())
@@ -40,7 +41,7 @@ async def html(request: Request) -> Response:
     """Serve a logged HTML page into its sandbox."""
     asked = request.query_params
     place = int(asked.get("n", "0")) if asked.get("n", "0").isdecimal() else -1
-    store = request.app.state.store
+    store = access_of(request).store
     point = await run_in_threadpool(
         data.media_point, store, asked.get("project", ""), asked.get("run", ""), asked.get("key", ""), place
     )

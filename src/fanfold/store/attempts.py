@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..journal import Journal, Kind
-from ..journal.liveness import status_of
 
 # What one rank's end makes of the whole attempt, worst first. `running` stands after the failures: a job with a dead
 # rank is not healthy, whatever the others still do.
@@ -68,7 +67,7 @@ def _end_of(chain: Sequence[Journal]) -> dict[str, Any]:
                     "signal": end.get("signal"), "exit_code": end.get("exit_code")}  # fmt: skip
     last = chain[-1]
     return {
-        "status": status_of(last.path, last.header),
+        "status": last.status(),
         "rank": rank,
         "time": None,
         "error": None,

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import JournalError, RunError, notices
-from ..journal import directory
+from ..journal import directory, packed
 from ..journal import format as fmt
 from ..settings import cache_directory, find_directory
 from . import segments
@@ -98,11 +98,32 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def signature(run: Path) -> str:
-    """Return what a run's row depends on: the names and sizes of its journals."""
-    parts = []
+    """Return what a run's row depends on: the names and sizes of its journals, the same for one that is packed."""
+    parts: set[str] = set()
     with contextlib.suppress(OSError), os.scandir(run / "journal") as entries:
-        parts = sorted(f"{e.name}:{e.stat(follow_symlinks=False).st_size}" for e in entries if e.name.endswith(fmt.SUFFIX))
-    return "\n".join(parts)
+        parts = {_part(entry) for entry in entries if entry.name.endswith((fmt.SUFFIX, fmt.PACKED))}
+    return "\n".join(sorted(parts))
+
+
+def _part(entry: os.DirEntry[str]) -> str:
+    if entry.name.endswith(fmt.PACKED):
+        return f"{entry.name.removesuffix(fmt.PACKED)}{fmt.SUFFIX}:{packed.raw_size(Path(entry.path))}"
+    return f"{entry.name}:{entry.stat(follow_symlinks=False).st_size}"
+
+
+class Mounted(Protocol):
+    """A store that keeps its runs elsewhere; a folder of the cache stands for it."""
+
+    def listed(
+        self, project: str | None = None, *, progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
+    ) -> list[StoredRun]: ...
+    def statistics(self, row: Mapping[str, Any], key: str) -> dict[str, Any] | None: ...
+    def run_at(self, path: Path) -> StoredRun: ...
+    def pull(self, path: Path) -> None: ...
+    def delete(self, path: Path, by: str) -> None: ...
+
+
+mounted: dict[Path, Mounted] = {}
 
 
 @dataclass
@@ -178,6 +199,8 @@ def listed(
     progress: Callable[[Iterable[Path], int], Iterable[Path]] | None = None,
 ) -> list[StoredRun]:
     """Return all runs below a directory, newest first, from their rows as far as those hold."""
+    if root in mounted:
+        return mounted[root].listed(project, progress=progress)
     folders = list(directory.run_directories(root, project))
     shelf = Shelf() if shelf is None else shelf
     with contextlib.closing(_connect()) as connection:
@@ -211,7 +234,8 @@ def touched(run: Path) -> float:
     """Return when a run's journals were last written, in seconds; 0 where there are none."""
     try:
         with os.scandir(f"{run}/journal") as entries:
-            return max((e.stat(follow_symlinks=False).st_mtime for e in entries if e.name.endswith(fmt.SUFFIX)), default=0.0)
+            ours = (e for e in entries if e.name.endswith((fmt.SUFFIX, fmt.PACKED)))
+            return max((e.stat(follow_symlinks=False).st_mtime for e in ours), default=0.0)
     except OSError:
         return 0.0
 
@@ -280,6 +304,8 @@ def as_row(run: StoredRun) -> dict[str, Any]:
 def statistics(row: Mapping[str, Any], key: str, *, run: StoredRun | None = None) -> dict[str, Any] | None:
     """Return min, max, mean, first, last and count of a run's key; kept until the run grows."""
     folder = Path(row["path"])
+    if folder.parent.parent in mounted:
+        return mounted[folder.parent.parent].statistics(row, key)
     now = signature(folder)
     with contextlib.closing(_connect()) as connection:
         query = "SELECT row FROM stats WHERE path = ? AND key = ? AND signature = ?"
@@ -304,6 +330,7 @@ def forget(folder: Path) -> None:
         for (sign,) in connection.execute("SELECT signature FROM runs WHERE path = ?", (str(folder),)).fetchall():
             for journal in _journals(sign):
                 segments.discard(cache_directory(), journal)
+                packed.discard(cache_directory(), journal)
         for table in ("runs", "stats"):
             connection.execute(f"DELETE FROM {table} WHERE path = ?", (str(folder),))  # noqa: S608 - the two names above
 
@@ -329,6 +356,8 @@ def reindex(root: Path, *, progress: Callable[[Iterable[Path], int], Iterable[Pa
 
 def open_run(path: Path) -> StoredRun:
     """Open the run in a directory."""
+    if path.parent.parent in mounted:
+        return mounted[path.parent.parent].run_at(path)
     if not (path / "journal").is_dir():
         raise not_found(str(path), path.parent)
     return StoredRun(path).refresh()
@@ -342,7 +371,8 @@ def open(
         return open_run(Path(id_or_path))
     root = find_directory(dir)
     word = str(id_or_path)
-    exact = [folder for folder in directory.run_directories(root, project) if directory.decode_name(folder.name) == word]
+    folders = () if root in mounted else directory.run_directories(root, project)
+    exact = [folder for folder in folders if directory.decode_name(folder.name) == word]
     if len(exact) == 1:
         return open_run(exact[0])
     matches = list(_matching(word, runs(project, dir=root)))

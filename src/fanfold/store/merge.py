@@ -21,6 +21,7 @@ from ..journal import Journal, Kind
 from ..journal import format as fmt
 from ..journal.index import open_indexed
 from ..journal.liveness import status_of
+from ..journal.packed import raw_size
 from ..settings import cache_directory
 from . import segments
 from .segments import MAGIC, TICK
@@ -46,7 +47,7 @@ def merge(path: Path, *, cache: Path | None = None, finished: bool | None = None
     """Turn a journal's ranges that are not merged yet into segments: whole ranges of a live one, all of a finished one."""
     cache = cache or cache_directory()
     try:
-        if path.stat().st_size < segments.WORTH_BYTES:
+        if raw_size(path) < segments.WORTH_BYTES:
             return
         journal = open_indexed(path, cache)
     except (OSError, JournalError):

@@ -22,7 +22,7 @@ def tables(run: Any) -> list[image.Table]:
     found: dict[str, image.Table] = {}
     folded: set[str] = set()
     for event in _events(run, "ops"):
-        table = _from_event(event)
+        table = table_of(event)
         if table is not None:
             found[str(event.get("id"))] = table
             folded |= {str(id) for id in event.get("folded") or ()}
@@ -40,7 +40,7 @@ def _events(run: Any, name: str) -> Iterator[dict[str, Any]]:
                 yield {**record.data, **where}
 
 
-def _from_event(event: Mapping[str, Any]) -> image.Table | None:
+def table_of(event: Mapping[str, Any]) -> image.Table | None:
     data = event.get("table")
     if not isinstance(data, bytes):
         return None

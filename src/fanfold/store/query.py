@@ -43,7 +43,10 @@ class Store(Protocol):
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         """Return a token, and the runs that changed since the token given."""
 
-    def series(self, run: StoredRun, key: str, **how: Any) -> Buckets:
+    def series(
+        self, run: StoredRun, key: str, *, buckets: int = 330, x: str = "step", rank: int | None = None,
+        fold: str | None = None, lo: float | None = None, hi: float | None = None,
+    ) -> Buckets:  # fmt: skip
         """Return one key's series, thinned exactly."""
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
@@ -57,7 +60,7 @@ class LocalStore:
         self.root = find_directory(dir)
         self._lock = threading.RLock()
         self._shelf = catalogue.Shelf()
-        self._seen: dict[Path, tuple[str, str]] = {}  # signature and status, as of the last call of changed()
+        self._seen: dict[Path, tuple[str, str]] = {}  # signature, and how it ended without a byte, as of the last changed()
         self._version: dict[Path, int] = {}
         self._token = 0
 
@@ -128,14 +131,16 @@ class LocalStore:
 
     def _sight(self, folder: Path) -> tuple[str, str]:
         """Return what a run looks like from outside. Only a live one can end without its files changing."""
-        if folder in self._seen and self._shelf.unchanged(folder, catalogue.date_of(folder)) is not None:
-            return self._seen[folder]
+        before = self._seen.get(folder)
+        if before is not None and self._shelf.unchanged(folder, catalogue.date_of(folder)) is not None:
+            return before
         sign = catalogue.signature(folder)
-        kept = self._shelf.rows.get(folder)
-        if kept is None or kept[1].status not in catalogue.LIVE or kept[0] != sign:
-            return sign, ""
-        run = self._shelf.opened.get(folder)
-        return sign, (kept[1] if run is None else run).status
+        row, run = self._shelf.rows.get(folder), self._shelf.opened.get(folder)
+        if row is not None and run is not None and row[0] == sign and row[1].status in catalogue.LIVE:
+            now = run.status
+            if now != row[1].status:  # other than what was last listed: that is news, listing it afterwards is none
+                return sign, now
+        return sign, before[1] if before is not None and before[0] == sign else ""
 
     # Points
 
@@ -173,3 +178,10 @@ class LocalStore:
 
 def _name(folder: Path) -> Name:
     return directory.decode_name(folder.parent.name), directory.decode_name(folder.name)
+
+
+def store_at(dir: str | os.PathLike[str] | None = None) -> Store:
+    """Return the store at a directory, or at the address of a server."""
+    root = find_directory(dir)
+    found = catalogue.mounted.get(root)
+    return LocalStore(root) if found is None else found  # type: ignore[return-value]

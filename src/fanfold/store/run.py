@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import fold as folding
-from ..errors import FanfoldError, JournalError, RunNotFound
+from ..errors import FanfoldError, JournalError, RunNotFound, notices
 from ..journal import Journal, Kind, blobs, directory
+from ..journal.format import PACKED
 from ..journal.index import open_indexed
 from ..journal.reader import NO_STEP
 from ..settings import cache_directory
@@ -111,8 +112,10 @@ class StoredRun:
         try:
             return open_indexed(file, cache_directory())
         except (FileNotFoundError, JournalError) as error:
-            if isinstance(error, JournalError) and "format" in str(error):
+            if isinstance(error, JournalError) and "Upgrade fanfold" in str(error):
                 raise
+            if file.suffix == PACKED and isinstance(error, JournalError):
+                notices.once(f"packed:{file}", str(error))
             return None  # a file of another kind with our suffix, or gone since it was listed
 
     @property
@@ -213,7 +216,7 @@ class StoredRun:
         """When it last gave a sign of life."""
         if self._row is not None:
             return float(self._row["seen"])
-        return max((journal.path.stat().st_mtime for journal in self.journals), default=self.started)
+        return max((journal.touched for journal in self.journals), default=self.started)
 
     @property
     def ranks(self) -> list[int]:
@@ -416,7 +419,7 @@ class StoredRun:
 
     def artifact_file(self, blob: str) -> Path:
         """Return where an artifact's content lies."""
-        return blobs.path_of(self.path, blob)
+        return blobs.present(self.path, blob)
 
     def console(self) -> bytes:
         """Return what the processes printed, where it was captured, in order of time."""

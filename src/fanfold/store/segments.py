@@ -316,7 +316,7 @@ def chain_of(journal: Journal, cache: Path | None = None) -> Chain:
 
 def stored(journal: Journal, key: str) -> tuple[list[Stored], int]:
     """Return a key's points that lie in segments, and the byte of the journal from which on they do not."""
-    if journal.verified < WORTH_BYTES:
+    if journal.verified < WORTH_BYTES or not journal.on_disk:
         return [], 0
     chain = chain_of(journal)
     found: list[Stored] = []

@@ -307,7 +307,7 @@ def _chosen(runs: Iterable[StoredRun], wanted: Wanted) -> Iterator[StoredRun]:
 
 def _open(run: StoredRun) -> StoredRun:
     """Open the journals of a run that was only listed so far, apart from the list: only one is held open at a time."""
-    return StoredRun(run.path).refresh()
+    return catalogue.open_run(run.path)
 
 
 def _run_rows(runs: list[StoredRun]) -> Iterator[dict[str, Any]]:

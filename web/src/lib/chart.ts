@@ -158,8 +158,9 @@ export function beside(pointer: number, lines: Line[], f: Frame, s: Scales, widt
   const sides = [pointer + 12, pointer - 12 - width].filter((from) => from >= PAD.l && from + width <= f.w);
   if (!sides.length) sides.push(pointer > f.w / 2 ? 0 : Math.max(0, f.w - width)); // a box wider than the room beside
   const found = sides.flatMap((from) => [false, true].map((below) => ({ from, below, top: below ? f.h - PAD.b - height : PAD.t, hides: 0 })));
+  const each = Math.max(4, Math.min(48, 1000 / lines.length)); // a sample is enough
   for (const l of lines) {
-    const every = Math.max(1, Math.floor(l.x.length / 48)); // a sample is enough
+    const every = Math.max(1, Math.floor(l.x.length / each));
     for (let i = 0; i < l.x.length; i += every) {
       const px = s.sx(l.x[i]), py = s.sy((l.smooth ?? l.y)[i]);
       for (const c of found) if (px >= c.from && px <= c.from + width && py >= c.top && py <= c.top + height) c.hides++;

@@ -26,8 +26,10 @@ class Model {
   error = $state('');
   filterError = $state('');
   news = $state.raw<{ n: number; runs: Set<string> | null }>({ n: 0, runs: new Set() });
-  pointed = $state(''); // the run under the pointer, anywhere
-  cursor = $state<number | null>(null); // the x under the pointer, on all charts
+  #pointed = $state('');
+  #cursor = $state<number | null>(null);
+  lit = $state.raw<{ run: string; x: number | null }>({ run: '', x: null }); // the same two a moment later
+  #later: ReturnType<typeof setTimeout> | undefined;
   theme = $state<'auto' | 'light' | 'dark'>('auto');
   systemDark = $state(false);
 
@@ -46,11 +48,27 @@ class Model {
   failed = $derived(this.runs.filter((run) => !run.archived && ['failed', 'killed', 'lost'].includes(run.status)).length);
   running = $derived(this.runs.filter((run) => run.status === 'running').length);
 
+  /** The run under the pointer, anywhere. */
+  get pointed() { return this.#pointed; }
+  set pointed(run: string) { this.#pointed = run; this.#light(); }
+
+  /** The x under the pointer, on all charts. */
+  get cursor() { return this.#cursor; }
+  set cursor(x: number | null) { this.#cursor = x; this.#light(); }
+
+  /** Let the charts elsewhere follow a dozen times a second: twenty of them redraw a line and lay out a title for it. */
+  #light() {
+    this.#later ??= setTimeout(() => {
+      this.#later = undefined;
+      this.lit = { run: this.#pointed, x: this.#cursor };
+    }, 80);
+  }
+
   #sorted(runs: Run[]): Run[] {
     const [back, name] = view.sort.startsWith('-') ? [-1, view.sort.slice(1)] : [1, view.sort];
     if (!name) return runs;
-    const value = (run: Run) => this.value(run, name);
-    return [...runs].sort((a, b) => compare(value(a), value(b), back));
+    const keyed = runs.map((run) => ({ run, value: this.value(run, name) })); // looked up once each, not once a comparison
+    return keyed.sort((a, b) => compare(a.value, b.value, back)).map(({ run }) => run);
   }
 
   /** A run's cell: a basic fact, a setting (`config:lr`) or a figure (`metric:loss`). */
@@ -200,8 +218,9 @@ export function compare(a: number | string | null, b: number | string | null, ba
   const none = (v: unknown) => v === null || v === undefined || v !== v;
   if (none(a) || none(b)) return Number(none(a)) - Number(none(b));
   if (typeof a === 'number' && typeof b === 'number') return (a - b) * back;
-  return String(a).localeCompare(String(b), 'en', { numeric: true }) * back;
+  return people.compare(String(a), String(b)) * back;
 }
+const people = new Intl.Collator('en', { numeric: true });
 
 /** Pinned first, then what is like a loss, then the rest as logged; system figures last. */
 export function orderKeys(keys: string[], pins: string[]): string[] {

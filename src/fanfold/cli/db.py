@@ -1,0 +1,101 @@
+"""Make and keep the tables of a ClickHouse store: `migrate` before the first gateway and at each upgrade, `status` to look.
+
+`rebuild` makes everything that is derived from the journals' bytes anew, of one run or of all: points, rollups, latest values.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SettingError
+from ..settings import is_address
+from . import output
+
+if TYPE_CHECKING:
+    from ..clickhouse.address import Address
+
+EXAMPLE = """examples:
+  fanfold db migrate --store clickhouse://fanfold@db.example.org:8123/fanfold
+  fanfold db migrate --store 'clickhouse://fanfold@db-1:8123/fanfold?cluster=fleet' --node db-2:8123 --node db-3:8123
+  fanfold db status --store clickhouse://fanfold@db.example.org:8123/fanfold --json
+  fanfold db rebuild --store clickhouse://… --project llm --run 3f9a"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("migrate", "status", "rebuild"), help="what to do")
+    parser.add_argument("--store", metavar="ADDRESS", help="clickhouse://user@host:8123/database (default: as --dir)")
+    parser.add_argument("--node", action="append", default=[], metavar="HOST:PORT",
+                        help="another server of the cluster, whose tables are made as well (repeatable)")  # fmt: skip
+    parser.add_argument("--run", metavar="ID", help="rebuild: only this run")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..clickhouse.address import parse
+
+    text = args.store or args.dir or ""
+    if not is_address(text):
+        raise SettingError(
+            "`fanfold db` needs the address of a ClickHouse store. Nothing was done. Name it with --store clickhouse://…"
+        )
+    address = parse(text)
+    if args.action == "migrate":
+        return _migrate(args, [address, *(_node(address, node) for node in args.node)])
+    if args.action == "status":
+        return _status(args, address)
+    return _rebuild(args)
+
+
+def _node(address: Address, node: str) -> Address:
+    host, _, port = node.rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingError(f"--node {node!r} is not HOST:PORT. Nothing was done.")
+    return address._replace(host=host.strip("[]"), port=int(port))
+
+
+def _migrate(args: argparse.Namespace, addresses: list[Address]) -> int:
+    from ..clickhouse.database import Database
+    from ..clickhouse.schema import migrate
+
+    done: list[dict[str, Any]] = []
+    for address in addresses:
+        before, after = migrate(Database(address))
+        done.append({"address": address.shown, "before": before, "after": after})
+    if args.json:
+        output.print_json(done)
+    for one in [] if args.json else done:
+        same = one["before"] == one["after"]
+        print(f"{one['address']}: version {one['after']}" + (", as before." if same else f", was {one['before'] or 'empty'}."))
+    return 0
+
+
+def _status(args: argparse.Namespace, address: Address) -> int:
+    from ..clickhouse.database import Database
+    from ..clickhouse.schema import MIGRATIONS, sizes, version
+
+    database = Database(address)
+    tables = sizes(database)
+    found = {"address": address.shown, "version": version(database), "needed": len(MIGRATIONS), "tables": tables}
+    if args.json:
+        output.print_json(found)
+        return 0
+    print(f"{found['address']}: version {found['version']} (this fanfold needs {found['needed']})")
+    for table in tables:
+        print(f"  {table['table']:<10} {table['rows']:>15,} rows {table['bytes'] / 1e6:>12,.1f} MB in {table['parts']} parts")
+    return 0
+
+
+def _rebuild(args: argparse.Namespace) -> int:
+    from ..clickhouse.rebuild import rebuild
+    from ..clickhouse.store import open_store
+
+    store = open_store(args.store or args.dir)
+    names = [name for name in store.names(args.project) if args.run in (None, name[1])]
+    if not names:
+        raise SettingError("there is no such run. Nothing was rebuilt. `fanfold ls` lists them.")
+    points = sum(rebuild(store.database, *name) for name in output.progress(args, names, len(names), "Rebuilding"))
+    if args.json:
+        output.print_json({"runs": len(names), "points": points})
+    else:
+        print(f"rebuilt {len(names)} runs, {points:,} points.")
+    return 0

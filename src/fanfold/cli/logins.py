@@ -1,0 +1,86 @@
+"""How people get to a gateway's page, from the options of `fanfold serve`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ..errors import SettingError
+from ..settings import resolve
+from . import output
+
+if TYPE_CHECKING:
+    from ..fleet.login import Logins
+    from ..fleet.oidc import Oidc
+    from ..fleet.sessions import Sessions
+    from ..fleet.tokens import TokenBook
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("logins to the page (tokens always work)")
+    group.add_argument("--public-url", metavar="URL", help="the address people open, where a proxy stands before the gateway")
+    group.add_argument("--session-hours", type=float, default=12.0, metavar="N", help="how long a login lasts (default: 12)")
+    group.add_argument("--grant", action="append", default=[], metavar="WHO=PROJECT:SCOPE",
+                       help="what people may: WHO is user:NAME, group:NAME or *; SCOPE read or write (repeatable)")  # fmt: skip
+    group.add_argument("--grants", metavar="FILE", help="the same as TOML; read again whenever it changes")
+    group.add_argument("--trusted-proxy", action="append", default=[], metavar="NETWORK",
+                       help="a proxy whose X-Forwarded-… headers count (repeatable)")  # fmt: skip
+    group.add_argument("--trust-header", metavar="NAME", help="the header in which it names the user: X-Forwarded-User")
+    group.add_argument("--trust-groups", metavar="NAME", help="the header in which it names the user's groups, by commas")
+    group.add_argument("--oidc-issuer", metavar="URL", help="log in by this OpenID Connect provider")
+    group.add_argument("--oidc-client", metavar="ID", help="our name there; the secret is FANFOLD_OIDC_SECRET")
+    group.add_argument("--oidc-scopes", default="openid email profile", metavar="WORDS", help="default: openid email profile")
+    group.add_argument("--oidc-user", default="email", metavar="CLAIM", help="the claim that names the user (default: email)")
+    group.add_argument("--oidc-groups", default="groups", metavar="CLAIM", help="the claim that names groups (default: groups)")
+
+
+def people_log_in(args: argparse.Namespace) -> bool:
+    """Tell whether anybody can log in otherwise than with a token."""
+    return bool(args.oidc_issuer or args.trust_header)
+
+
+def logins(args: argparse.Namespace, tokens: TokenBook | None) -> Logins:
+    """Return how people get to the page."""
+    from ..fleet.grants import Grants
+    from ..fleet.login import Logins
+    from ..fleet.proxy import Proxies
+    from ..fleet.sessions import Sessions
+
+    _check(args)
+    sessions = Sessions(resolve("session_secret"), hours=args.session_hours)
+    if tokens is not None and not sessions.shared:
+        output.remark(args, "FANFOLD_SESSION_SECRET is not set: logins end with this process, and no other gateway knows them.")
+    proxies = Proxies(args.trusted_proxy, user=args.trust_header, groups=args.trust_groups)
+    grants = Grants(args.grant, Path(args.grants).expanduser() if args.grants else None)
+    return Logins(tokens, sessions, grants, proxies, _oidc(args, sessions), args.public_url)
+
+
+def _oidc(args: argparse.Namespace, sessions: Sessions) -> Oidc | None:
+    if not args.oidc_issuer:
+        return None
+    from ..fleet.oidc import Oidc
+
+    return Oidc(
+        args.oidc_issuer,
+        args.oidc_client,
+        sessions,
+        secret=resolve("oidc_secret"),
+        scopes=args.oidc_scopes,
+        user_claim=args.oidc_user,
+        groups_claim=args.oidc_groups,
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    place = urlsplit(args.public_url or "")
+    if args.public_url and (place.scheme not in ("http", "https") or not place.hostname or place.query or place.username):
+        raise SettingError(f"--public-url {args.public_url!r} is no address. The gateway was not started. Write https://name.")
+    if bool(args.oidc_issuer) != bool(args.oidc_client) or (args.oidc_issuer and not args.public_url):
+        raise SettingError(
+            "a login by OpenID Connect needs --oidc-issuer, --oidc-client and --public-url. The gateway was not started. Give "
+            "all three; the provider sends people back to PUBLIC-URL/ui/oidc/callback."
+        )
+    if args.session_hours <= 0:
+        raise SettingError("--session-hours has to be more than 0. The gateway was not started: every login would be over.")

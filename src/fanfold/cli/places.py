@@ -1,0 +1,74 @@
+"""What a gateway's commands work on, from `--store`: the runs, the tokens, the audit log and the saved views of one store."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..settings import find_directory, is_address
+
+if TYPE_CHECKING:
+    from ..fleet.audit import Audit
+    from ..fleet.intake import Intake
+    from ..fleet.tokens import TokenBook
+    from ..server.edit import Views
+    from ..store.query import Store
+
+
+class Place(NamedTuple):
+    """One store, whatever keeps it."""
+
+    intake: Intake
+    store: Store
+    tokens: TokenBook
+    audit: Audit
+    views: Views | None
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", metavar="DIR", help="where runs are kept (default: as --dir)")
+    parser.add_argument("--tokens", metavar="FILE", help="the file of tokens (default: .tokens.json in the store)")
+
+
+def books(args: argparse.Namespace) -> tuple[TokenBook, Audit]:
+    """Return the tokens and the audit log: all that `fanfold token` and `audit` need."""
+    from ..fleet.audit import FILE_NAME, AuditFile
+    from ..fleet.tokens import FILE_NAME as TOKENS
+    from ..fleet.tokens import Tokens
+
+    if is_address(_store(args)):
+        from ..clickhouse.books import AuditTable, TokenTable
+        from ..clickhouse.store import open_store
+
+        database = open_store(_store(args)).database
+        return TokenTable(database), AuditTable(database)
+    root = _root(args)
+    tokens = Path(args.tokens).expanduser() if getattr(args, "tokens", None) else root / TOKENS
+    return Tokens(tokens), AuditFile(root / FILE_NAME)
+
+
+def place(args: argparse.Namespace, *, power: bool = True) -> Place:
+    """Open a store for a gateway."""
+    from ..fleet.intake import DirectoryIntake
+    from ..server.edit import DirectoryViews
+    from ..store.query import LocalStore
+
+    if is_address(_store(args)):
+        from ..clickhouse.books import ViewTable
+        from ..clickhouse.intake import ClickHouseIntake
+        from ..clickhouse.store import open_store
+
+        fleet = open_store(_store(args))
+        return Place(ClickHouseIntake(fleet.database), fleet, *books(args), ViewTable(fleet.database))
+    root = _root(args)
+    return Place(DirectoryIntake(root, power=power), LocalStore(root), *books(args), DirectoryViews(root))
+
+
+def _store(args: argparse.Namespace) -> str:
+    return str(args.store or args.dir or os.environ.get("FANFOLD_DIR") or "")
+
+
+def _root(args: argparse.Namespace) -> Path:
+    return Path(args.store).expanduser().absolute() if args.store else find_directory(args.dir)

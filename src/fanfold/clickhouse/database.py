@@ -1,0 +1,130 @@
+"""Talking to ClickHouse: columns in, columns out, and one kind of error for "not now"."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FanfoldError, missing_extra
+from .address import Address
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Column = NDArray[Any] | Sequence[Any]
+
+# Of the server's many errors, those that no second try heals: the statement itself is wrong, or may not be made.
+_FINAL = frozenset({36, 43, 46, 47, 53, 60, 62, 81, 192, 193, 194, 497, 516})
+_WRITING = {
+    "async_insert": 0,
+    "max_insert_block_size": 100_000_000,  # one insert is one block: whole or not at all, and one token
+    "min_insert_block_size_rows": 0,
+    "min_insert_block_size_bytes": 0,
+    "max_insert_threads": 1,
+    "insert_deduplicate": 1,
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    "distributed_foreground_insert": 1,
+}
+_READING = {
+    "prefer_column_name_to_alias": 1,
+    "output_format_arrow_string_as_string": 0,
+    "output_format_arrow_compression_method": "none",
+}
+
+
+class Unavailable(OSError):
+    """The database cannot be reached, or cannot do it now. Trying again later is right."""
+
+
+class Database:
+    """One database on one server. Threads may share it."""
+
+    def __init__(self, address: Address, *, timeout: float = 30.0) -> None:
+        self.address = address
+        self.timeout = timeout
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def ask(self, sql: str, **parameters: Any) -> dict[str, NDArray[Any]]:
+        """Run a query and return its columns by name; texts come as bytes. `{name:Type}` stands for a parameter."""
+        with self._told():
+            table = self._connected().query_arrow(sql, parameters=parameters or None, settings=_READING, use_strings=False)
+            return {name: table.column(name).to_numpy() for name in table.column_names}
+
+    def one(self, sql: str, **parameters: Any) -> dict[str, Any]:
+        """Return the only row of a query."""
+        return {name: column[0] for name, column in self.ask(sql, **parameters).items() if len(column)}
+
+    def run(self, sql: str, **parameters: Any) -> None:
+        """Run a statement that returns nothing."""
+        with self._told():
+            self._connected().command(sql, parameters=parameters or None)
+
+    def insert(self, table: str, columns: Mapping[str, Column], *, token: str = "") -> None:
+        """Insert columns as one block. The same token again is the same block: it is not stored twice."""
+        import pyarrow as pa
+
+        with self._told():
+            settings = {**_WRITING, **({"insert_deduplication_token": token} if token else {})}
+            arrow = pa.table({name: _arrow(pa, column) for name, column in columns.items()})
+            self._connected().insert_arrow(table, arrow, settings=settings)
+
+    def _told(self) -> contextlib.AbstractContextManager[None]:
+        self._connected()  # where the library is missing, this says so
+        return _errors()
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def _connect(self) -> Any:
+        try:
+            import clickhouse_connect
+            import pyarrow  # noqa: F401 - columns travel as Arrow
+        except ImportError as error:
+            raise missing_extra("clickhouse-connect", "clickhouse", "The ClickHouse store") from error
+        at = self.address
+        more: dict[str, Any] = {"ca_cert": at.ca} if at.ca else {}
+        with _errors():
+            return clickhouse_connect.get_client(
+            host=at.host, port=at.port, username=at.user, password=at.password, secure=at.secure, database=at.database,
+            autogenerate_session_id=False, send_receive_timeout=self.timeout, connect_timeout=10, query_retries=0,
+            compress=False, client_name="fanfold", **more,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Turn the library's errors into ours: Unavailable for what may pass, FanfoldError for what will not."""
+    from clickhouse_connect.driver.exceptions import Error
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except Error as error:
+        if getattr(error, "code", None) in _FINAL:
+            raise FanfoldError(f"ClickHouse refuses: {_short(error)}") from error
+        raise Unavailable(_short(error)) from error
+    except HTTPError as error:
+        raise Unavailable(_short(error)) from error
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:500]
+
+
+def _arrow(pa: Any, column: Any) -> Any:
+    if isinstance(column, list) and column and isinstance(column[0], (bytes, str)):
+        texts = [one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in column]
+        return pa.array(texts, pa.large_binary())
+    return pa.array(column)

@@ -1,0 +1,241 @@
+"""Pieces of journals as columns: every frame checked once, rows of many journals gathered into one block of points."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from ..errors import JournalError
+from ..journal import format as fmt
+from ..journal.format import HEAD, HEAD_SIZE, MAGIC, MAX_BODY, Kind, Layout, Shape
+from ..journal.reader import NO_STEP
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KINDS = {"d": 0, "q": 1, "?": 2}
+DTYPES = ("<f8", "<i8", "?")
+
+
+def run_number(project: str, run: str) -> int:
+    """Return a run's number in the tables."""
+    return _number(f"{project}\0{run}")
+
+
+@lru_cache(maxsize=1 << 16)
+def series_number(key: str) -> int:
+    """Return a key's number in the tables."""
+    return _number(key)
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+class Other(NamedTuple):
+    """A frame that is not a row."""
+
+    kind: int
+    flags: int
+    pos: int
+    body: bytes
+
+
+@dataclass
+class Scanned:
+    """What a piece holds: rows by shape, each as runs of equal frames, and all other frames. `end`: how far it is sound."""
+
+    data: bytes
+    base: int  # the byte of the journal at which data begins
+    rows: dict[int, list[list[int]]] = field(default_factory=dict)
+    others: list[Other] = field(default_factory=list)
+    unnamed: int = 0  # rows whose shape is not known
+    end: int = 0
+
+
+class _Start(NamedTuple):
+    length: int
+    crc: int
+    kind: int
+    flags: int
+
+
+def scan(data: bytes, base: int, seed: int, shapes: dict[int, Shape]) -> Scanned:
+    """Walk whole frames, checking each; shapes that are named on the way are added to `shapes`."""
+    found = Scanned(data, base)
+    view, size, at = memoryview(data), len(data), 0
+    starts: dict[bytes, _Start] = {}
+    last: list[int] = []  # the run that goes on: offset, count
+    last_head, expected = b"", -1  # what the next frame of that run begins with, and where it would stand
+    while at + HEAD_SIZE <= size:
+        head = data[at : at + 8]
+        start = starts.get(head) or _start(head, seed, header=not base and not at)
+        if start is None:
+            break
+        end = at + HEAD_SIZE + start.length
+        if end > size or crc32(view[at + HEAD_SIZE : end], start.crc) != int.from_bytes(data[at + 8 : at + HEAD_SIZE], "little"):
+            break
+        if start.kind == Kind.ROW:
+            starts[head] = start
+            mark = head + data[at + HEAD_SIZE : at + HEAD_SIZE + 4]
+            if at == expected and mark == last_head:
+                last[1] += 1
+            else:
+                last, last_head = _open_run(found, shapes, at, end, mark), mark
+            expected = end
+        else:
+            _take(found, shapes, Other(start.kind, start.flags, base + at, data[at + HEAD_SIZE : end]))
+        at = end
+    found.end = at
+    return found
+
+
+def _start(head: bytes, seed: int, *, header: bool) -> _Start | None:
+    magic, kind, flags, length, _ = HEAD.unpack(head + b"\0\0\0\0")
+    if magic != MAGIC or length > MAX_BODY or (kind == Kind.HEADER) != header:
+        return None
+    return _Start(length, fmt.covered(kind, length, 0 if header else seed, flags), kind, flags)
+
+
+def _open_run(found: Scanned, shapes: dict[int, Shape], at: int, end: int, mark: bytes) -> list[int]:
+    """Begin a run of rows; rows nobody can name are counted, as every reader of the journal does."""
+    number = int.from_bytes(mark[8:12], "little")
+    shape = shapes.get(number)
+    run = [at, 1]
+    if shape is None or shape.size != end - at - HEAD_SIZE:
+        found.unnamed += 1
+        return run
+    found.rows.setdefault(number, []).append(run)
+    return run
+
+
+def _take(found: Scanned, shapes: dict[int, Shape], frame: Other) -> None:
+    if frame.kind == Kind.SHAPE:
+        learn(shapes, frame.body)
+    found.others.append(frame)
+
+
+def learn(shapes: dict[int, Shape], body: bytes) -> None:
+    """Add a shape; the first of a number counts, and one that is none names nothing."""
+    try:
+        shape = Shape.parse(body)
+    except JournalError:
+        return
+    shapes.setdefault(shape.id, shape)
+
+
+class Block:
+    """Columns of points, gathered from many pieces."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, int, NDArray[np.uint64], Shape, NDArray[Any], NDArray[np.int64]]] = []
+        self.count = 0
+
+    def add(self, run: int, journal: int, scanned: Scanned, shapes: dict[int, Shape]) -> None:
+        """Take a piece's rows."""
+        import numpy as np
+
+        for number, places in scanned.rows.items():
+            shape = shapes[number]
+            stride = HEAD_SIZE + shape.size
+            joined = scanned.data[places[0][0] : places[0][0] + places[0][1] * stride] if len(places) == 1 else b"".join(
+                scanned.data[at : at + count * stride] for at, count in places
+            )  # fmt: skip
+            rows = np.frombuffer(joined, _row_type(shape))
+            pos = np.concatenate([np.arange(at, at + count * stride, stride) for at, count in places]) + scanned.base
+            series = _series(shape)
+            self._parts.append((run, journal, series, shape, rows, pos))
+            self.count += len(rows) * len(series)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return the columns of all points; of a column that holds nothing but zeros, nothing."""
+        import numpy as np
+
+        if not self._parts:
+            return {}
+        columns: dict[str, NDArray[Any]] = {
+            "run": _repeated([part[0] for part in self._parts], self._sizes(), np.uint64),
+            "journal": _repeated([part[1] for part in self._parts], self._sizes(), np.uint64),
+            "series": np.concatenate([np.repeat(part[2], len(part[4])) for part in self._parts]),
+            "pos": np.concatenate([np.tile(part[5], len(part[2])) for part in self._parts]).astype(np.uint64),
+            "step": np.concatenate([np.tile(_steps(part[3], part[4]), len(part[2])) for part in self._parts]),
+            "time": np.concatenate([np.tile(part[4]["time"], len(part[2])) for part in self._parts]),
+            "value": np.concatenate([_floats(part[3], part[4]) for part in self._parts]),
+        }
+        if any(set(part[3].types) != {"d"} for part in self._parts):
+            columns["kind"] = np.concatenate([_kinds(part[3], part[4]) for part in self._parts])
+            columns["whole"] = np.concatenate([_wholes(part[3], part[4]) for part in self._parts])
+        return columns
+
+    def _sizes(self) -> list[int]:
+        return [len(part[2]) * len(part[4]) for part in self._parts]
+
+
+@lru_cache(maxsize=4096)
+def _row_type(shape: Shape) -> Any:
+    """Return how a row's frame reads: its fields, and one per key."""
+    import numpy as np
+
+    names, kinds, offsets = ["time"], ["<i8"], [HEAD_SIZE + 4]
+    if not shape.layout & Layout.STEP_NONE:
+        names, kinds = [*names, "step"], [*kinds, "<i8" if shape.layout & Layout.STEP_WIDE else "<i4"]
+        offsets.append(HEAD_SIZE + 12)
+    at = HEAD_SIZE + shape.size - sum(fmt.TYPE_SIZE[code] for code in shape.types)
+    if set(shape.types) == {"d"}:
+        names, kinds, offsets = [*names, "values"], [*kinds, f"({len(shape.types)},)<f8"], [*offsets, at]
+    else:
+        for index, code in enumerate(shape.types):
+            names, kinds, offsets = [*names, f"v{index}"], [*kinds, DTYPES[KINDS[code]]], [*offsets, at]
+            at += fmt.TYPE_SIZE[code]
+    return np.dtype({"names": names, "formats": kinds, "offsets": offsets, "itemsize": HEAD_SIZE + shape.size})
+
+
+@lru_cache(maxsize=4096)
+def _series(shape: Shape) -> NDArray[np.uint64]:
+    import numpy as np
+
+    return np.array([series_number(key) for key in shape.keys], np.uint64)
+
+
+def _repeated(values: Sequence[int], counts: Sequence[int], kind: Any) -> NDArray[Any]:
+    import numpy as np
+
+    return np.repeat(np.array(values, kind), counts)
+
+
+def _steps(shape: Shape, rows: NDArray[Any]) -> NDArray[np.int64]:
+    import numpy as np
+
+    if shape.layout & Layout.STEP_NONE:
+        return np.full(len(rows), NO_STEP, np.int64)
+    return rows["step"].astype(np.int64)
+
+
+def _floats(shape: Shape, rows: NDArray[Any]) -> NDArray[np.float64]:
+    import numpy as np
+
+    if not shape.types:
+        return np.empty(0)
+    if set(shape.types) == {"d"}:
+        return np.ascontiguousarray(rows["values"].reshape(len(rows), -1).T).ravel()
+    return np.concatenate([rows[f"v{index}"].astype(np.float64) for index in range(len(shape.types))])
+
+
+def _kinds(shape: Shape, rows: NDArray[Any]) -> NDArray[np.uint8]:
+    import numpy as np
+
+    return np.repeat(np.array([KINDS[code] for code in shape.types], np.uint8), len(rows))
+
+
+def _wholes(shape: Shape, rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Return integers as they are: beyond 2**53 a float cannot hold them."""
+    import numpy as np
+
+    none = np.zeros(len(rows), np.int64)
+    parts = [rows[f"v{index}"].astype(np.int64) if code == "q" else none for index, code in enumerate(shape.types)]
+    return np.concatenate(parts) if parts else none[:0]

@@ -1,0 +1,403 @@
+"""Taking journals in: a gateway's pieces become rows of the tables, many journals to one insert.
+
+A batch is written in this order: the bytes themselves (`pieces`), what they say (`frames`, `points`, …), and the commit that
+moves the journals' ends. Only a commit is answered for. A gateway that dies in between leaves pieces without a commit; when
+their bytes come again, `pieces` shows that some were written twice, and reading counts those journals' points once each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import FanfoldError
+from ..fleet.intake import Result, check_header
+from ..fleet.wire import MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
+from ..journal import format as fmt
+from ..journal.format import Kind, Shape
+from . import schema
+from .database import Database, Unavailable
+from .decode import Block, Scanned, learn, run_number, scan, series_number
+from .profile import add_profile
+
+GATHER_SECONDS = 0.25  # how long a batch is gathered: ClickHouse likes few large inserts
+MOST_BYTES = 64 << 20  # in one batch
+MOST_WAITING = 4096  # requests
+WAIT_SECONDS = 60.0
+REMEMBERED = 200_000
+DELETED_SECONDS = 2.0
+
+
+@dataclass
+class Known:
+    """What a gateway remembers of a journal: how far it is committed, and its shapes as of there."""
+
+    end: int
+    shapes: dict[int, Shape] = field(default_factory=dict)
+
+
+@dataclass
+class Job:
+    """One piece on its way into the tables."""
+
+    project: str
+    piece: Piece
+    run: int
+    journal: int
+    rank: int
+    scanned: Scanned
+    shapes: dict[int, Shape]
+
+    @property
+    def start(self) -> int:
+        return self.piece.offset
+
+    @property
+    def end(self) -> int:
+        return self.piece.offset + self.piece.gap + len(self.piece.data)
+
+
+@dataclass
+class Batch:
+    """What one request brought, and whom to tell what became of it."""
+
+    jobs: list[Job]
+    tell: Callable[[Unavailable | None], None]
+
+    @property
+    def size(self) -> int:
+        return sum(len(job.piece.data) for job in self.jobs)
+
+
+class ClickHouseIntake:
+    """An intake over ClickHouse. Any number of them may work on one database: what they remember can only be too old."""
+
+    def __init__(self, database: Database, *, gather: float = GATHER_SECONDS, max_blob: int = 64 << 30) -> None:
+        schema.check(database)
+        self.database = database
+        self.gather = gather
+        self.max_blob = max_blob
+        self.inserts = 0
+        self._known: OrderedDict[tuple[int, int], Known] = OrderedDict()
+        self._deleted: dict[int, tuple[bool, float]] = {}
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[Batch | None] = queue.Queue(MOST_WAITING)
+        self._boot = secrets.token_hex(4)
+        self._batches = 0
+        self._thread: threading.Thread | None = None
+
+    # Journals
+
+    def offset(self, project: str, run: str, journal: str) -> int:
+        number = self._check(project, run)
+        return self._renewed(number, int(checked_journal(journal)[1], 16)).end
+
+    def append(self, project: str, piece: Piece) -> int:
+        """Keep a piece and return the new offset."""
+        result = self.append_all(project, [piece]).result(WAIT_SECONDS)[0]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def append_all(self, project: str, pieces: Sequence[Piece]) -> Future[list[Result]]:
+        """Begin to keep pieces; what comes says of each its new offset, or why it was not kept."""
+        results: list[Result] = [0] * len(pieces)
+        jobs: dict[int, Job] = {}
+        taken: set[int] = set()
+        for place, piece in enumerate(pieces):
+            try:
+                job = self._prepared(project, piece)
+                if job.journal in taken:
+                    raise Conflict(job.start)  # a second piece of a journal in one request: it comes again, in its turn
+                taken.add(job.journal)
+                jobs[place] = job
+            except (FanfoldError, OSError) as error:
+                results[place] = error
+        done: Future[list[Result]] = Future()
+
+        def tell(failure: Unavailable | None) -> None:
+            for place, job in jobs.items():
+                results[place] = failure or job.end
+            done.set_result(results)
+
+        if jobs:
+            self._hand_over(Batch(list(jobs.values()), tell))
+        else:
+            done.set_result(results)
+        return done
+
+    def _prepared(self, project: str, piece: Piece) -> Job:
+        """Check one piece against what is here, and take it apart."""
+        rank, id = checked_journal(piece.journal)
+        run = self._check(project, piece.run)
+        if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP or not piece.data:
+            raise Refused(400, "an offset or gap is out of range, or nothing follows it. Nothing was stored.")
+        journal = int(id, 16)
+        known = self._remembered(run, journal)
+        if known is None or known.end < piece.offset:
+            known = self._renewed(run, journal)
+        if known.end != piece.offset:
+            raise Conflict(known.end)
+        shapes = dict(known.shapes)
+        base = piece.offset + piece.gap
+        scanned = scan(piece.data, base, fmt.seed_of(id), shapes)
+        if scanned.end != len(piece.data):
+            raise Refused(
+                422, f"the bytes at {base + scanned.end} are not whole, sound frames of {piece.journal}. Nothing was stored."
+            )
+        if base == 0:
+            check_header(project, piece, scanned.others[0].body)
+        return Job(project, piece, run, journal, rank, scanned, shapes)
+
+    def _check(self, project: str, run: str) -> int:
+        number = run_number(checked_name("project", project), checked_name("run", run))
+        if self._is_deleted(number):
+            raise Gone(project, run)
+        return number
+
+    # What is known of a journal
+
+    def _remembered(self, run: int, journal: int) -> Known | None:
+        with self._lock:
+            known = self._known.get((run, journal))
+            if known is not None:
+                self._known.move_to_end((run, journal))
+            return known
+
+    def _remember(self, run: int, journal: int, known: Known) -> None:
+        with self._lock:
+            self._known[run, journal] = known
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+
+    def _renewed(self, run: int, journal: int) -> Known:
+        """Ask the database how far a journal is, and which shapes it named by then."""
+        where = "WHERE run = {run:UInt64} AND journal = {journal:UInt64}"
+        end = int(self.database.one(f"SELECT max(end) AS end FROM commits {where}", run=run, journal=journal)["end"])
+        known = self._remembered(run, journal)
+        if known is None or known.end != end:
+            known = Known(end)
+            found = self.database.ask(
+                f"SELECT body FROM frames {where} AND kind = {Kind.SHAPE:d} AND pos < {{end:UInt64}} ORDER BY pos",
+                run=run, journal=journal, end=end,
+            )  # fmt: skip
+            for body in found["body"]:
+                learn(known.shapes, body)
+            self._remember(run, journal, known)
+        return known
+
+    # The batch
+
+    def _hand_over(self, batch: Batch) -> None:
+        """Give a request's jobs to the writer; one that has no room for them says so at once."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._write_on, name="fanfold-clickhouse", daemon=True)
+                self._thread.start()
+        try:
+            self._queue.put_nowait(batch)
+        except queue.Full:
+            batch.tell(Unavailable("the database does not keep up"))
+
+    def _write_on(self) -> None:
+        """Gather what waits and write it, until told to stop. What came too late for a batch is first in the next."""
+        later: list[Batch] = []
+        last = False
+        while not last or later:
+            waiting: list[Batch | None] = [*later] or [self._queue.get()]
+            time.sleep(0 if last else self.gather)
+            while sum(one.size for one in waiting if one is not None) < MOST_BYTES:
+                try:
+                    waiting.append(self._queue.get_nowait())
+                except queue.Empty:
+                    break
+            last = last or None in waiting
+            later = self._write_all([one for one in waiting if one is not None])
+
+    def _write_all(self, waiting: list[Batch]) -> list[Batch]:
+        """Write requests as one batch; return those that hold bytes of a journal that is in it already."""
+        now: list[Batch] = []
+        later: list[Batch] = []
+        journals: set[int] = set()
+        for one in waiting:
+            own = {job.journal for job in one.jobs}
+            (later if own & journals else now).append(one)
+            journals |= own
+        failure = None
+        try:
+            self._write([job for one in now for job in one.jobs])
+        except (FanfoldError, OSError) as error:
+            failure = Unavailable(str(error))
+        for one in now:
+            one.tell(failure)
+        return [one for one in later if self._still_fits(one)]
+
+    def _still_fits(self, batch: Batch) -> bool:
+        """Tell whether the jobs of a request still stand at the ends of their journals; else it is to come again."""
+        for job in batch.jobs:
+            known = self._remembered(job.run, job.journal)
+            if known is None or known.end != job.start:
+                batch.tell(Unavailable("another request brought the same journal"))
+                return False
+        return True
+
+    def _write(self, jobs: list[Job]) -> None:
+        """Write the batch: bytes, what they say, commit."""
+        import numpy as np
+
+        self._batches += 1
+        token = _token(jobs, f"{self._boot}:{self._batches}")
+        tables = tables_of(jobs)
+        for name in ("pieces", "runs", "keys", "frames", "points", "ops", "usage"):
+            if name in tables:
+                self._insert(name, tables[name], token)
+        ends = {
+            "run": np.array([job.run for job in jobs], np.uint64),
+            "journal": np.array([job.journal for job in jobs], np.uint64),
+            "rank": np.array([job.rank for job in jobs], np.uint32),
+            "end": np.array([job.end for job in jobs], np.uint64),
+            "seen": np.full(len(jobs), np.datetime64(time.time_ns() // 1000, "us")),
+        }
+        self._insert("commits", ends, token)
+        for job in jobs:
+            self._remember(job.run, job.journal, Known(job.end, job.shapes))
+
+    def _insert(self, table: str, columns: dict[str, Any], token: str) -> None:
+        self.inserts += 1
+        self.database.insert(table, columns, token=token)
+
+    def close(self) -> None:
+        """Write what waits, and stop."""
+        if self._thread is not None and self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join(WAIT_SECONDS)
+
+    def check(self) -> None:
+        schema.ready(self.database)
+
+    # Deleting
+
+    def _is_deleted(self, run: int) -> bool:
+        known, until = self._deleted.get(run, (False, 0.0))
+        if known or time.monotonic() < until:
+            return known
+        there = bool(self.database.one("SELECT count() AS n FROM deleted WHERE run = {run:UInt64}", run=run)["n"])
+        if len(self._deleted) > REMEMBERED:
+            self._deleted.clear()
+        self._deleted[run] = (there, time.monotonic() + DELETED_SECONDS)
+        return there
+
+    def deleted(self, project: str, run: str) -> bool:
+        """Tell whether this run was deleted here."""
+        return self._is_deleted(run_number(project, run))
+
+    def delete(self, project: str, run: str, by: str) -> None:
+        """Delete everything of a run and remember its id for ever; other gateways hear of it within seconds, so sweep twice."""
+        number = run_number(project, run)
+        mark: dict[str, Any] = {"run": _u64([number]), "project": [project], "id": [run], "who": [by]}
+        self.database.insert("deleted", mark)
+        self._deleted[number] = (True, 0.0)
+        sweep(self.database, number)
+        threading.Timer(2 * DELETED_SECONDS + self.gather, _again, (self.database, number)).start()
+
+    # Blobs
+
+    def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:
+        from .blobs import missing
+
+        return missing(self.database, self._check(project, run), names)
+
+    def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
+        from .blobs import keep
+
+        return keep(self.database, self._check(project, run), name, offset=offset, total=total, data=data, limit=self.max_blob)
+
+
+def sweep(database: Database, run: int) -> None:
+    """Delete a run's rows everywhere but in the list of the deleted."""
+    for table in schema.TABLES:
+        if table.sharded and table.name != "deleted":
+            name = schema.local_name(database.address, table.name)
+            on = f" ON CLUSTER {database.address.cluster}" if database.address.cluster else ""
+            database.run(f"DELETE FROM {name}{on} WHERE run = {{run:UInt64}}", run=run)
+
+
+def _again(database: Database, run: int) -> None:
+    try:
+        sweep(database, run)
+    except (FanfoldError, OSError):
+        return  # what is left is hidden by the list of the deleted, and goes with the next rebuild
+
+
+def _u64(values: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.array(values, np.uint64)
+
+
+def _token(jobs: Sequence[Job], once: str) -> str:
+    """Name a batch by the journals and offsets in it, and by this try: an insert sent twice by the network is kept once."""
+    whole = hashlib.blake2b(once.encode(), digest_size=16)
+    for job in jobs:
+        whole.update(f"{job.journal:x}:{job.start}:{job.end};".encode())
+    return whole.hexdigest()
+
+
+def tables_of(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
+    """Return the columns of every table a batch writes to."""
+    import numpy as np
+
+    tables: dict[str, dict[str, Any]] = {
+        "pieces": {
+            "run": _u64([job.run for job in jobs]),
+            "journal": _u64([job.journal for job in jobs]),
+            "start": _u64([job.start for job in jobs]),
+            "gap": np.array([job.piece.gap for job in jobs], np.uint32),
+            "end": _u64([job.end for job in jobs]),
+            "data": [job.piece.data for job in jobs],
+        }
+    }
+    new = [job for job in jobs if job.start == 0]
+    if new:
+        tables["runs"] = {"run": _u64([job.run for job in new]), "project": [job.project for job in new],
+                          "id": [job.piece.run for job in new]}  # fmt: skip
+    others = [(job, other) for job in jobs for other in job.scanned.others]
+    if others:
+        tables["frames"] = {
+            "run": _u64([job.run for job, _ in others]),
+            "journal": _u64([job.journal for job, _ in others]),
+            "kind": np.array([other.kind for _, other in others], np.uint8),
+            "flags": np.array([other.flags for _, other in others], np.uint8),
+            "pos": _u64([other.pos for _, other in others]),
+            "body": [other.body for _, other in others],
+        }
+        _add_keys(tables, others)
+        add_profile(tables, others)
+    block = Block()
+    for job in jobs:
+        block.add(job.run, job.journal, job.scanned, job.shapes)
+    points = block.columns()
+    if points:
+        tables["points"] = points
+    return tables
+
+
+def _add_keys(tables: dict[str, dict[str, Any]], others: Sequence[tuple[Job, Any]]) -> None:
+    """Add the keys that shapes name."""
+    named: dict[tuple[int, str], None] = {}
+    for job, other in others:
+        if other.kind == Kind.SHAPE:
+            shapes: dict[int, Shape] = {}
+            learn(shapes, other.body)
+            named.update({(job.run, key): None for shape in shapes.values() for key in shape.keys})
+    if named:
+        runs, keys = zip(*named, strict=True)
+        tables["keys"] = {"run": _u64(runs), "series": _u64([series_number(key) for key in keys]), "key": list(keys)}

@@ -1,0 +1,75 @@
+"""The operator profile and API usage as aggregates: counters only grow, so of each process the highest counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import JournalError
+from ..journal import format as fmt
+from ..journal.format import Kind
+from ..probes import image
+from ..store.ops import table_of
+
+
+def add_profile(tables: dict[str, dict[str, Any]], others: Sequence[tuple[Any, Any]]) -> None:
+    """Add the rows of the tables `ops` and `usage` that a batch's events hold."""
+    found: dict[str, list[dict[str, Any]]] = {"ops": [], "usage": []}
+    for job, other in others:
+        event = _event(other)
+        if event.get("event") == "ops":
+            found["ops"] += _operators(job, event)
+        elif event.get("event") == "usage":
+            found["usage"].append(_use(job, event))
+    for name, rows in found.items():
+        if rows:
+            tables[name] = {column: _column(column, [row[column] for row in rows]) for column in rows[0]}
+
+
+def _event(other: Any) -> Mapping[str, Any]:
+    if other.kind != Kind.EVENT:
+        return {}
+    try:
+        data = fmt.unpack(other.body)
+    except JournalError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+_TEXTS = ("op", "overload", "scope", "thread", "label", "inputs")
+
+
+def _operators(job: Any, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    table = table_of(event)
+    if table is None:
+        return
+    whose = {"run": job.run, "process": str(event.get("id")), "rank": job.rank, "node": str(table.facts.get("node") or "")}
+    for row in table.rows:
+        scale = image.scale_of(table.facts, row["scope"])
+        yield {
+            **whose, **{name: str(row.get(name) or "") for name in _TEXTS}, "calls": row["count"] * scale,
+            "observed": row["count"], "total_ns": row["total_ns"] * scale,
+            "self_ns": row["self_ns"] * scale, "max_ns": row["max_ns"],
+            "device_ns": float(row.get("device_ns") or 0),
+        }  # fmt: skip
+
+
+def _use(job: Any, event: Mapping[str, Any]) -> dict[str, Any]:
+    import msgspec
+
+    pid = event.get("pid")
+    return {
+        "run": job.run, "key": str(event.get("key")), "rank": job.rank, "node": str(event.get("node") or ""),
+        "pid": pid if isinstance(pid, int) else 0, "data": msgspec.json.encode(event.get("data") or {}).decode(),
+        "time": int(event.get("t") or 0),
+    }  # fmt: skip
+
+
+_TYPES = {"run": "uint64", "rank": "uint32", "pid": "uint32", "observed": "uint64", "max_ns": "uint64", "time": "int64",
+          "calls": "float64", "total_ns": "float64", "self_ns": "float64", "device_ns": "float64"}  # fmt: skip
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    import numpy as np
+
+    return np.array(values, _TYPES[name]) if name in _TYPES else values

@@ -1,0 +1,355 @@
+"""A run in ClickHouse, read as any other run: its journals' frames from one table, their points from another."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from ..errors import JournalError
+from ..journal import Journal, Kind
+from ..journal import format as fmt
+from ..journal.format import HEAD, HEAD_SIZE, MAGIC
+from ..journal.liveness import LOST_SECONDS
+from ..journal.reader import NO_STEP, Columns, Record
+from ..store.attempts import group
+from ..store.run import StoredRun
+from .database import Database
+from .decode import KINDS, run_number, series_number
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LAZY = (Kind.CONSOLE, Kind.BEAT)  # many and seldom asked for
+KEPT_BYTES = 256 << 20  # of columns, for each run
+_MAPPINGS = frozenset({Kind.VALUES, Kind.LOST, Kind.INFO, Kind.EVENT, Kind.CONSOLE, Kind.END})
+
+
+class Extent(NamedTuple):
+    """What is known of one key in one journal without its points."""
+
+    first: tuple[int, int, int]  # pos, step, time of the point written first
+    last: tuple[int, int, int, Any]  # … and of the last, with its value
+    low: int
+    high: int
+    kinds: int
+    number: int
+
+
+class FleetJournal(Journal):
+    """One journal of a run in ClickHouse."""
+
+    on_disk = False
+
+    def __init__(self, owner: FleetRun, number: int, rank: int) -> None:
+        super().__init__(owner.path / "journal" / f"{rank}-{number:016x}{fmt.SUFFIX}")
+        self.owner, self.number = owner, number
+        self.extents: dict[str, Extent] = {}
+        self.bodies: dict[int, list[tuple[int, bytes]]] = {}  # by kind: pos and body, in order
+        self.seen = 0.0
+        self.twice = False  # bytes were written more than once: points have to be told apart
+
+    def take(self, kind: int, pos: int, body: bytes) -> None:
+        """Note a frame, once; they come in order, save when a gateway died and its bytes came again."""
+        kept = self.bodies.setdefault(kind, [])
+        if kept and pos <= kept[-1][0]:
+            if any(pos == known for known, _ in kept):
+                return
+            kept.append((pos, body))
+            kept.sort()
+        else:
+            kept.append((pos, body))
+        if kind == Kind.SHAPE:
+            self._take_shape(memoryview(body))
+        elif kind == Kind.HEADER and not self.header:
+            self._take_header(memoryview(body))
+
+    def refresh(self) -> bool:
+        return False  # the run reads all of its journals at once
+
+    @property
+    def touched(self) -> float:
+        """Return when it ended; of one that goes on, when its last bytes came."""
+        return max((record.data.get("t", 0) / 1e9 for record in self.records(Kind.END)), default=self.seen)
+
+    def status(self) -> str:
+        return "running" if time.time() - self.seen <= LOST_SECONDS else "lost"
+
+    @property
+    def tail(self) -> int:
+        return 0
+
+    def records(self, *kinds: int) -> Iterator[Record]:
+        if set(kinds) & set(LAZY):
+            self.owner.read_rest()
+        found = sorted((pos, kind, body) for kind in kinds for pos, body in self.bodies.get(kind, ()))
+        for pos, kind, body in found:
+            try:
+                data = fmt.unpack(body)
+            except JournalError:
+                continue
+            if isinstance(data, dict) or kind not in _MAPPINGS:
+                yield Record(kind, pos, data)
+
+    def keys(self, origin: str | None = None) -> list[str]:
+        return [
+            key
+            for key, places in self.by_key.items()
+            if key in self.extents and any(origin is None or rows.shape.origin == origin for rows, _ in places)
+        ]
+
+    def count(self, key: str) -> int:
+        found = self.extents.get(key)
+        if found is None:
+            return 0
+        return len(self.column(key).steps) if self.twice else found.number
+
+    def latest(self) -> dict[str, tuple[int, int, Any]]:
+        return {key: (one.last[1], one.last[2], one.last[3]) for key, one in self.extents.items()}
+
+    def column(self, key: str, *, since: int = 0, until: int | None = None) -> Columns:
+        if since or until is not None:
+            return self.owner.columns(key, since=since, until=until).get(self.number) or _nothing()
+        return self.owner.columns(key).get(self.number) or _nothing()
+
+    def back(self, keys: Sequence[str], count: int) -> int:
+        return self.owner.back(self.number, keys, count, self.verified)
+
+    def walk(self, start: int) -> Iterator[tuple[int, int, int, int, memoryview]]:
+        """Yield the frames from `start` on, out of the bytes themselves."""
+        for at, data in self.owner.bytes_of(self.number, start):
+            view, place = memoryview(data), max(0, start - at)
+            while place + HEAD_SIZE <= len(data):
+                magic, kind, flags, length, crc = HEAD.unpack_from(data, place)
+                end = place + HEAD_SIZE + length
+                seed = 0 if kind == Kind.HEADER else self.seed
+                if magic != MAGIC or end > len(data) or at + end > self.verified:
+                    break
+                body = view[place + HEAD_SIZE : end]
+                if crc32(body, fmt.covered(kind, length, seed, flags)) == crc:
+                    yield at + place, at + end, kind, flags, body
+                place = end
+
+
+def _nothing() -> Columns:
+    import numpy as np
+
+    return Columns(np.empty(0, np.int64), np.empty(0), np.empty(0))
+
+
+class FleetRun(StoredRun):
+    """A run in ClickHouse. Its path is a folder of the cache, where blobs are brought when they are asked for."""
+
+    def __init__(self, database: Database, path: Path, project: str, id: str) -> None:
+        super().__init__(path)
+        self.database = database
+        self.number = run_number(project, id)
+        self.names = (project, id)
+        self.found: dict[int, FleetJournal] = {}
+        self._columns: OrderedDict[tuple[str, int, int | None], dict[int, Columns]] = OrderedDict()
+        self._size = 0
+        self._rest: tuple[int, ...] = ()
+
+    def refresh(self) -> FleetRun:
+        read([self])
+        return self
+
+    def renewed(self) -> None:
+        """Put journals in order again after some were read on."""
+        self._attempts = group([journal for journal in self.found.values() if journal.header])
+        self._row = None
+        self._columns.clear()
+        self._size = 0
+        for name in ("info", "metrics", "latest", "summary"):
+            self.__dict__.pop(name, None)
+
+    def _header(self, name: str) -> Any:
+        return super()._header(name) or {"project": self.names[0], "run": self.names[1]}.get(name)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(journal.verified for journal in self.found.values())
+
+    # What is asked for apart
+
+    def read_rest(self) -> None:
+        """Read the frames that are many and seldom asked for."""
+        if self._rest == self.ends:
+            return
+        found = self.database.ask(
+            "SELECT journal, kind, pos, body FROM frames WHERE run = {run:UInt64} AND kind IN {kinds:Array(UInt8)} "
+            "ORDER BY journal, pos",
+            run=self.number, kinds=[int(kind) for kind in LAZY],
+        )  # fmt: skip
+        _take(self.found, found)
+        self._rest = self.ends
+
+    def columns(self, key: str, *, since: int = 0, until: int | None = None) -> dict[int, Columns]:
+        """Return a key's points by journal, in the order they were written."""
+        asked = (key, since, until)
+        if asked not in self._columns:
+            self._columns[asked] = load(self, [key], since, until).get(key, {})
+            self._size += sum(24 * len(one.steps) for one in self._columns[asked].values())
+        self._columns.move_to_end(asked)
+        while self._size > KEPT_BYTES and len(self._columns) > 1:
+            _, gone = self._columns.popitem(last=False)
+            self._size -= sum(24 * len(one.steps) for one in gone.values())
+        return self._columns[asked]
+
+    def back(self, journal: int, keys: Sequence[str], count: int, end: int) -> int:
+        found = self.database.one(
+            "SELECT min(pos) AS pos, count() AS n FROM (SELECT pos FROM points WHERE run = {run:UInt64} AND journal = "
+            "{journal:UInt64} AND series IN {series:Array(UInt64)} ORDER BY series, pos DESC LIMIT {count:UInt64} BY series)",
+            run=self.number, journal=journal, series=[series_number(key) for key in keys], count=count,
+        )  # fmt: skip
+        return int(found["pos"]) if found["n"] else end
+
+    def bytes_of(self, journal: int, start: int) -> Iterator[tuple[int, bytes]]:
+        """Yield a journal's bytes from `start` on, piece by piece, each byte once."""
+        done = start
+        while True:
+            found = self.database.ask(
+                "SELECT start, gap, end, data FROM pieces WHERE run = {run:UInt64} AND journal = {journal:UInt64} AND "
+                "end > {done:UInt64} AND start <= {done:UInt64} ORDER BY end DESC LIMIT 1",
+                run=self.number, journal=journal, done=done,
+            )  # fmt: skip
+            if not len(found["end"]):
+                return
+            at, end, data = int(found["start"][0]) + int(found["gap"][0]), int(found["end"][0]), found["data"][0]
+            yield max(at, done), data[max(0, done - at) :]
+            done = end
+
+
+def read(runs: Sequence[FleetRun]) -> None:
+    """Read many runs on, in four queries."""
+    if not runs:
+        return
+    database = runs[0].database
+    by_number = {run.number: run for run in runs}
+    asked = {"runs": list(by_number)}
+    ends = database.ask(
+        "SELECT run, journal, rank, max(end) AS end, toUnixTimestamp64Micro(max(seen)) AS seen FROM commits "
+        "WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal, rank", **asked,
+    )  # fmt: skip
+    moved: dict[int, dict[int, int]] = {}
+    for number, journal, rank, end, seen in zip(*ends.values(), strict=True):
+        run = by_number[int(number)]
+        one = run.found.get(int(journal))
+        if one is None:
+            one = run.found[int(journal)] = FleetJournal(run, int(journal), int(rank))
+        if int(end) > one.verified:
+            moved.setdefault(int(number), {})[int(journal)] = one.verified
+        one.verified, one.seen = int(end), int(seen) / 1e6
+    if moved:
+        _read_frames(database, by_number, moved)
+        _read_extents(database, by_number, list(moved))
+        _read_twice(database, by_number, list(moved))
+    for run in runs:
+        if run.number in moved or run._attempts is None:  # noqa: SLF001 - ours
+            run.renewed()
+
+
+def _read_frames(database: Database, runs: dict[int, FleetRun], moved: dict[int, dict[int, int]]) -> None:
+    since = {journal: pos for journals in moved.values() for journal, pos in journals.items()}
+    new = all(pos == 0 for pos in since.values())
+    more = "" if new else " AND journal IN {journals:Array(UInt64)}"
+    found = database.ask(
+        f"SELECT run, journal, kind, pos, body FROM frames WHERE run IN {{runs:Array(UInt64)}}{more} "
+        "AND kind NOT IN {lazy:Array(UInt8)} ORDER BY run, journal, pos",
+        runs=list(moved), lazy=[int(kind) for kind in LAZY], **({} if new else {"journals": list(since)}),
+    )  # fmt: skip
+    for number, journal, kind, pos, body in zip(*found.values(), strict=True):
+        one = runs[int(number)].found.get(int(journal))
+        if one is not None and int(journal) in since and since[int(journal)] <= pos < one.verified:
+            one.take(int(kind), int(pos), body)
+
+
+def _take(journals: dict[int, FleetJournal], found: dict[str, NDArray[Any]]) -> None:
+    for number, kind, pos, body in zip(*found.values(), strict=True):
+        one = journals.get(int(number))
+        if one is not None and pos < one.verified:
+            one.take(int(kind), int(pos), body)
+
+
+def _read_extents(database: Database, runs: dict[int, FleetRun], moved: Iterable[int]) -> None:
+    found = database.ask(
+        "SELECT run, journal, series, min(first) AS f, max(last) AS l, f.1 AS f1, f.2 AS f2, f.3 AS f3, l.1 AS l1, l.2 AS l2, "
+        "l.3 AS l3, l.4 AS l4, l.5 AS l5, l.6 AS l6, min(low) AS low, max(high) AS high, groupBitOr(kinds) AS kinds, "
+        "sum(count) AS count FROM latest WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal, series",
+        runs=list(moved),
+    )  # fmt: skip
+    for name in ("f", "l"):
+        found.pop(name)
+    names: dict[tuple[int, int], str] = {}
+    for number in moved:
+        for journal in runs[number].found.values():
+            names.update({(number, series_number(key)): key for key in journal.by_key})
+    columns = [column.tolist() for column in found.values()]
+    for number, journal, series, *rest in zip(*columns, strict=True):
+        one, key = runs[number].found.get(journal), names.get((number, series))
+        if one is not None and key is not None:
+            value, kind, whole = rest[6:9]
+            last = whole if kind == KINDS["q"] else bool(value) if kind == KINDS["?"] else value
+            one.extents[key] = Extent(tuple(rest[:3]), (*rest[3:6], last), *rest[9:])
+
+
+def _read_twice(database: Database, runs: dict[int, FleetRun], moved: Iterable[int]) -> None:
+    """Find the journals of which some bytes were written twice: a gateway died before it could answer."""
+    found = database.ask(
+        "SELECT run, journal, toInt64(weight) - toInt64(reach) - toInt64(excess) > 0 AS twice FROM (SELECT run, journal, "
+        "sum(end - start) AS weight, max(end) AS reach FROM pieces WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal) AS p "
+        "LEFT JOIN (SELECT run, journal, argMax(excess, version) AS excess FROM mended WHERE run IN {runs:Array(UInt64)} "
+        "GROUP BY run, journal) AS m ON p.run = m.run AND p.journal = m.journal", runs=list(moved),
+    )  # fmt: skip
+    for number, journal, twice in zip(*found.values(), strict=True):
+        one = runs[int(number)].found.get(int(journal))
+        if one is not None:
+            one.twice = bool(twice)
+
+
+def load(run: FleetRun, keys: Sequence[str], since: int = 0, until: int | None = None) -> dict[str, dict[int, Columns]]:
+    """Read keys' points, each journal's in the order they were written, each point once."""
+    import numpy as np
+
+    final = " FINAL" if any(journal.twice for journal in run.found.values()) else ""
+    limits = f" AND pos >= {since:d}" if since else ""
+    limits += f" AND pos < {until:d}" if until is not None else ""
+    found = run.database.ask(
+        f"SELECT series, journal, step, time, value, kind, whole FROM points{final} WHERE run = {{run:UInt64}} "
+        f"AND series IN {{series:Array(UInt64)}}{limits} ORDER BY series, journal, pos",
+        run=run.number, series=[series_number(key) for key in keys],
+    )  # fmt: skip
+    names = {series_number(key): key for key in keys}
+    result: dict[str, dict[int, Columns]] = {key: {} for key in keys}
+    if not len(found["step"]):
+        return result
+    change = (np.diff(found["series"]) != 0) | (np.diff(found["journal"]) != 0)
+    bounds = [0, *(np.flatnonzero(change) + 1).tolist(), len(found["step"])]
+    for start, stop in pairwise(bounds):
+        part = {name: column[start:stop] for name, column in found.items()}
+        result[names[int(part["series"][0])]][int(part["journal"][0])] = Columns(
+            part["step"].astype(np.int64), part["time"] / 1e9, typed(part["value"], part["kind"], part["whole"])
+        )
+    return result
+
+
+def typed(values: NDArray[np.float64], kinds: NDArray[np.uint8], wholes: NDArray[np.int64]) -> NDArray[Any]:
+    """Return values in the type they were logged as."""
+    import numpy as np
+
+    there = set(np.unique(kinds).tolist())
+    if there == {KINDS["q"]}:
+        return wholes.astype(np.int64)
+    if there == {KINDS["?"]}:
+        return values.astype(bool)
+    if there == {KINDS["q"], KINDS["?"]}:
+        return np.where(kinds == KINDS["q"], wholes, values.astype(np.int64))
+    return values
+
+
+__all__ = ["NO_STEP", "Extent", "FleetJournal", "FleetRun", "load", "read", "typed"]

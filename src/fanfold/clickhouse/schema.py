@@ -1,0 +1,221 @@
+"""The tables, and how they change from version to version. One setting makes them plain or replicated, another sharded.
+
+`pieces` hold the bytes of journals as they came: the record. Everything else is made of them and can be made again.
+docs/clickhouse.md describes the tables for people who ask in SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import FanfoldError
+from .address import Address
+from .database import Database, Unavailable
+
+CELL = 256  # steps in one cell of the rollups
+NO_STEP = -(1 << 63)
+WINDOW = 10_000  # how many inserts back a repeated token is known
+_FIRST = "SimpleAggregateFunction(min, Tuple(pos UInt64, step Int64, time Int64))"
+_LAST = "SimpleAggregateFunction(max, Tuple(pos UInt64, step Int64, time Int64, value Float64, kind UInt8, whole Int64))"
+_EDGE = "Tuple(step Int64, pos UInt64, value Float64)"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its columns, its engine without the family's prefix, its order, and whether it spreads over shards by run."""
+
+    name: str
+    columns: str
+    engine: str
+    order: str
+    sharded: bool = True
+    partition: str = ""
+    ages: str = ""  # what TTL counts from, where old rows may go
+
+
+TABLES = (
+    Table("pieces", "run UInt64, journal UInt64, start UInt64 CODEC(Delta, ZSTD(1)), gap UInt32, "
+          "end UInt64 CODEC(Delta, ZSTD(1)), data String CODEC(ZSTD(1)), at DateTime64(6) DEFAULT now64(6)",
+          "MergeTree", "run, journal, start", partition="toYYYYMM(at)"),
+    Table("frames", "run UInt64, journal UInt64, kind UInt8, flags UInt8, pos UInt64, body String CODEC(ZSTD(1)), "
+          "at DateTime64(6) DEFAULT now64(6)",
+          "ReplacingMergeTree", "run, journal, kind, pos"),
+    Table("points", "run UInt64, series UInt64, journal UInt64, pos UInt64 CODEC(DoubleDelta, ZSTD(1)), "
+          "step Int64 CODEC(DoubleDelta, ZSTD(1)), time Int64 CODEC(DoubleDelta, ZSTD(1)), "
+          "value Float64 CODEC(Gorilla, ZSTD(1)), kind UInt8 DEFAULT 0, whole Int64 DEFAULT 0 CODEC(ZSTD(1)), "
+          "at DateTime DEFAULT now()",
+          "ReplacingMergeTree", "run, series, journal, pos", partition="toYYYYMM(at)", ages="at"),
+    Table("rollups", "run UInt64, series UInt64, journal UInt64, cell Int64, low SimpleAggregateFunction(min, Float64), "
+          "high SimpleAggregateFunction(max, Float64), first SimpleAggregateFunction(min, " + _EDGE + "), "
+          "last SimpleAggregateFunction(max, " + _EDGE + "), since SimpleAggregateFunction(min, Int64), "
+          "until SimpleAggregateFunction(max, Int64), total SimpleAggregateFunction(sum, Float64), "
+          "count SimpleAggregateFunction(sum, UInt64), odd SimpleAggregateFunction(sum, UInt64)",
+          "AggregatingMergeTree", "run, series, journal, cell"),
+    Table("latest", "run UInt64, journal UInt64, series UInt64, first " + _FIRST + ", last " + _LAST + ", "
+          "low SimpleAggregateFunction(min, Int64), high SimpleAggregateFunction(max, Int64), "
+          "kinds SimpleAggregateFunction(groupBitOr, UInt8), count SimpleAggregateFunction(sum, UInt64)",
+          "AggregatingMergeTree", "run, journal, series"),
+    Table("keys", "run UInt64, series UInt64, key String", "ReplacingMergeTree", "run, series"),
+    Table("commits", "run UInt64, journal UInt64, rank UInt32, end SimpleAggregateFunction(max, UInt64), "
+          "seen SimpleAggregateFunction(max, DateTime64(6))",
+          "AggregatingMergeTree", "run, journal, rank"),
+    Table("runs", "run UInt64, project String, id String, at DateTime64(6) DEFAULT now64(6)", "ReplacingMergeTree", "run"),
+    Table("mended", "run UInt64, journal UInt64, excess UInt64, version UInt64 DEFAULT toUnixTimestamp64Micro(now64(6))",
+          "ReplacingMergeTree(version)", "run, journal"),
+    Table("blobs", "run UInt64, name FixedString(64), offset UInt64, total UInt64, data String CODEC(ZSTD(1))",
+          "ReplacingMergeTree", "run, name, offset"),
+    Table("ops", "run UInt64, process String, rank UInt32, node String, op String, overload String, scope String, thread String, "
+          "label String, inputs String, "
+          "calls SimpleAggregateFunction(max, Float64), observed SimpleAggregateFunction(max, UInt64), "
+          "total_ns SimpleAggregateFunction(max, Float64), self_ns SimpleAggregateFunction(max, Float64), "
+          "max_ns SimpleAggregateFunction(max, UInt64), device_ns SimpleAggregateFunction(max, Float64)",
+          "AggregatingMergeTree", "run, process, op, overload, scope, thread, label, inputs, rank, node"),
+    Table("usage", "run UInt64, key String, rank UInt32, node String, pid UInt32, data String, "
+          "time SimpleAggregateFunction(min, Int64)",
+          "AggregatingMergeTree", "run, key, rank, node, pid, data"),
+    Table("deleted", "run UInt64, project String, id String, who String, at DateTime64(6) DEFAULT now64(6)",
+          "ReplacingMergeTree", "run"),
+    Table("tokens", "id String, token String, version UInt64 DEFAULT toUnixTimestamp64Micro(now64(6))",
+          "ReplacingMergeTree(version)", "id", sharded=False),
+    Table("views", "project String, name String, fragment String, version UInt64 DEFAULT toUnixTimestamp64Micro(now64(6))",
+          "ReplacingMergeTree(version)", "project, name", sharded=False),
+    Table("audit", "at DateTime64(6) DEFAULT now64(6), entry String", "MergeTree", "at", sharded=False),
+)  # fmt: skip
+
+VIEWS = {
+    "rollups": "SELECT run, series, journal, intDiv(step - if(step < 0, 255, 0), 256) AS cell, "
+    "min(if(isFinite(value), value, inf)) AS low, max(if(isFinite(value), value, -inf)) AS high, "
+    "min(if(isFinite(value), (step, pos, value), (9223372036854775807, 18446744073709551615, nan))) AS first, "
+    "max(if(isFinite(value), (step, pos, value), (-9223372036854775808, 0, nan))) AS last, "
+    "min(step) AS since, max(step) AS until, sum(if(isFinite(value), value, 0.)) AS total, count() AS count, "
+    "countIf(NOT isFinite(value)) AS odd FROM {points} WHERE step != -9223372036854775808 GROUP BY run, series, journal, cell",
+    "latest": "SELECT run, journal, series, min((pos, step, time)) AS first, max((pos, step, time, value, kind, whole)) AS last, "
+    "min(step) AS low, max(step) AS high, groupBitOr(toUInt8(bitShiftLeft(1, kind))) AS kinds, count() AS count "
+    "FROM {points} GROUP BY run, journal, series",
+}
+
+
+def statements(address: Address, table: Table) -> Iterator[str]:
+    """Yield what makes one table: on its own, or a local part on each shard and one that stands for all of them."""
+    yield _create(address, table, local_name(address, table.name) if table.sharded else table.name)
+    if address.cluster and table.sharded:
+        where = f"'{address.cluster}', '{address.database}', '{table.name}_local', run"
+        yield f"CREATE TABLE IF NOT EXISTS {table.name} AS {table.name}_local ENGINE = Distributed({where})"
+
+
+def _create(address: Address, table: Table, name: str) -> str:
+    engine, open_, rest = table.engine.partition("(")
+    inside = rest.removesuffix(")") if open_ else ""
+    if address.replicated:
+        place = f"'/clickhouse/tables/{{shard}}/{address.database}/{name}', '{{replica}}'"
+        engine, inside = f"Replicated{engine}", f"{place}, {inside}" if inside else place
+    window = "replicated_deduplication_window" if address.replicated else "non_replicated_deduplication_window"
+    partition = f" PARTITION BY {table.partition}" if table.partition else ""
+    ttl = f" TTL {table.ages} + INTERVAL {address.ttl_days} DAY" if table.ages and address.ttl_days else ""
+    settings = f"{window} = {WINDOW}"
+    return (
+        f"CREATE TABLE IF NOT EXISTS {name} ({table.columns}) ENGINE = {engine}({inside}){partition} "
+        f"ORDER BY ({table.order}){ttl} SETTINGS {settings}"
+    )
+
+
+def view(address: Address, name: str) -> str:
+    """Return what feeds a derived table from the points that arrive."""
+    made = VIEWS[name].format(points=local_name(address, "points"))
+    return f"CREATE MATERIALIZED VIEW IF NOT EXISTS {name}_feed TO {local_name(address, name)} AS {made}"
+
+
+def local_name(address: Address, name: str) -> str:
+    """Return the name of a table's part on one server."""
+    return f"{name}_local" if address.cluster else name
+
+
+def _first(database: Database) -> None:
+    for table in TABLES:
+        for statement in statements(database.address, table):
+            database.run(statement)
+    for name in VIEWS:
+        database.run(view(database.address, name))
+
+
+# In order; each is made once per server. They only add, so that gateways of the version before go on meanwhile.
+MIGRATIONS = (_first,)
+
+
+def migrate(database: Database) -> tuple[int, int]:
+    """Bring one server's tables to this version; return the version before and after. Making it twice does no harm."""
+    _make_database(database)
+    database.run(
+        "CREATE TABLE IF NOT EXISTS meta (version UInt32, at DateTime DEFAULT now()) ENGINE = MergeTree ORDER BY version"
+    )
+    before = version(database)
+    for number, migration in enumerate(MIGRATIONS[before:], before + 1):
+        migration(database)
+        database.insert("meta", {"version": _u32([number])})
+    _ages(database)
+    return before, max(before, len(MIGRATIONS))
+
+
+def _ages(database: Database) -> None:
+    """Apply a changed age limit to tables that are there already."""
+    at = database.address
+    for table in TABLES:
+        if table.ages and at.ttl_days:
+            name = local_name(at, table.name)
+            database.run(f"ALTER TABLE {name} MODIFY TTL {table.ages} + INTERVAL {at.ttl_days} DAY")
+
+
+def _make_database(database: Database) -> None:
+    name = database.address.database
+    root = Database(database.address._replace(database="default"), timeout=database.timeout)
+    try:
+        root.run(f"CREATE DATABASE IF NOT EXISTS {name}")
+    finally:
+        root.close()
+
+
+def _u32(values: list[int]) -> Any:
+    import numpy as np
+
+    return np.array(values, np.uint32)
+
+
+def version(database: Database) -> int:
+    """Return which version the tables are of; 0 where there are none."""
+    try:
+        return int(database.one("SELECT max(version) AS version FROM meta")["version"])
+    except FanfoldError as error:
+        if "UNKNOWN" in str(error) or "doesn't exist" in str(error) or "does not exist" in str(error):
+            return 0
+        raise
+
+
+def check(database: Database) -> None:
+    """Refuse a database whose tables are not of this version."""
+    there = version(database)
+    if there < len(MIGRATIONS):
+        older = f"has tables of version {there}, and this fanfold needs {len(MIGRATIONS)}"
+        what = older if there else "has no tables of fanfold"
+        raise FanfoldError(
+            f"{database.address.shown} {what}. Nothing was opened. Run: fanfold db migrate --store {database.address.shown}"
+        )
+
+
+def ready(database: Database) -> None:
+    """Raise OSError while the database cannot take anything."""
+    try:
+        database.run("SELECT 1")
+    except FanfoldError as error:
+        raise Unavailable(str(error)) from error
+
+
+def sizes(database: Database) -> list[dict[str, Any]]:
+    """Return the tables of this server: rows, bytes on disk, parts."""
+    found = database.ask(
+        "SELECT table, sum(rows) AS rows, sum(bytes_on_disk) AS bytes, count() AS parts FROM system.parts WHERE active AND "
+        "database = {name:String} GROUP BY table ORDER BY bytes DESC", name=database.address.database,
+    )  # fmt: skip
+    rows = zip(*(found[name].tolist() for name in ("table", "rows", "bytes", "parts")), strict=True)
+    return [{"table": table.decode(), "rows": rows, "bytes": bytes, "parts": parts} for table, rows, bytes, parts in rows]

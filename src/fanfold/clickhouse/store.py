@@ -1,0 +1,255 @@
+"""The query face over ClickHouse: the same calls, the same answers as over a directory of runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import FanfoldError
+from ..fleet.audit import DELETE, Entry
+from ..journal import blobs, directory
+from ..journal.liveness import LOST_SECONDS
+from ..process import digest
+from ..settings import cache_directory
+from ..store import axes, catalogue
+from ..store.buckets import Buckets
+from ..store.filter import Filter, sort_rows
+from ..store.points import holders, points
+from ..store.query import Name, Row
+from ..store.run import StoredRun, not_found
+from . import schema
+from .address import Address, parse
+from .blobs import fetch, names_of
+from .books import AuditTable
+from .buckets import thin_many
+from .database import Database
+from .intake import ClickHouseIntake
+from .run import FleetRun, read
+
+FRESH_SECONDS = 0.2  # how long a look at the list of runs holds
+
+
+class ClickHouseStore:
+    """The runs in one database. Threads may share it; runs stay open, so that asking again is cheap."""
+
+    def __init__(self, database: Database) -> None:
+        schema.check(database)
+        self.database = database
+        self.root = cache_directory() / "fleet" / digest(database.address.shown)
+        self._lock = threading.RLock()
+        self._runs: dict[Name, FleetRun] = {}
+        self._rows: dict[Name, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._seen: dict[Name, tuple[int, bool]] = {}
+        self._version: dict[Name, int] = {}
+        self._token = 0
+        self._looked = 0.0
+        blobs.fetchers[self.root] = self._fetch
+        catalogue.mounted[self.root] = self
+
+    # Runs
+
+    def projects(self) -> list[Row]:
+        """Return the projects, the one with the newest sign of life first: name, runs, last."""
+        found = self.database.ask(
+            "SELECT project, count() AS runs, max(seen) AS last FROM (SELECT any(project) AS project, run FROM runs "
+            "WHERE run NOT IN (SELECT run FROM deleted) GROUP BY run) AS r INNER JOIN (SELECT run, "
+            "toUnixTimestamp64Micro(max(seen)) AS seen FROM commits GROUP BY run) AS c ON r.run = c.run "
+            "GROUP BY project ORDER BY last DESC"
+        )  # fmt: skip
+        return [
+            {"name": name.decode("utf-8", "replace"), "runs": int(count), "last": int(last) / 1e6}
+            for name, count, last in zip(*found.values(), strict=True)
+        ]
+
+    def names(self, project: str | None = None) -> dict[Name, tuple[int, int]]:
+        """Return which runs there are: the newest commit of each, and the sum of its ends."""
+        of = "AND project = {project:String}" if project is not None else ""
+        found = self.database.ask(
+            f"SELECT project, id, seen, ends FROM (SELECT run, any(project) AS project, any(id) AS id FROM runs WHERE run NOT IN "
+            f"(SELECT run FROM deleted) {of} GROUP BY run) AS r INNER JOIN (SELECT run, toUnixTimestamp64Micro(max(s)) AS seen, "
+            "sum(e) AS ends FROM (SELECT run, journal, max(end) AS e, max(seen) AS s FROM commits GROUP BY run, journal) "
+            "GROUP BY run) AS c ON r.run = c.run",
+            **({"project": project} if project is not None else {}),
+        )  # fmt: skip
+        return {
+            (name.decode("utf-8", "surrogatepass"), id.decode("utf-8", "surrogatepass")): (int(seen), int(ends))
+            for name, id, seen, ends in zip(*found.values(), strict=True)
+            if not id.startswith(b".")
+        }
+
+    def _opened(self, project: str | None = None) -> list[FleetRun]:
+        """Return all runs, each read on to its end."""
+        there = self.names(project)
+        stale = []
+        for name, (_, ends) in there.items():
+            run = self._runs.get(name)
+            if run is None:
+                run = self._runs[name] = FleetRun(self.database, directory.run_path(self.root, *name), *name)
+            if sum(run.ends) != ends or run._attempts is None:  # noqa: SLF001 - ours
+                stale.append(run)
+        for start in range(0, len(stale), 500):
+            read(stale[start : start + 500])
+        for name in [name for name in self._runs if name not in there and project in (None, name[0])]:
+            del self._runs[name]
+        return [self._runs[name] for name in there]
+
+    def _facts(self, run: FleetRun) -> dict[str, Any]:
+        """Return the facts of a run's row; of one that did not grow, as they were, with how it stands now."""
+        name = run.names
+        kept = self._rows.get(name)
+        if kept is None or kept[0] != run.ends:
+            row = {**run.row(), "latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))}
+            kept = self._rows[name] = (run.ends, row)
+        return {**kept[1], "verdict": run.verdict, "seen": run.seen}
+
+    def listed(
+        self, project: str | None = None, *, progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
+    ) -> list[StoredRun]:
+        """Return all runs, newest first, as the catalogue lists those of a directory."""
+        with self._lock:
+            opened = self._opened(project)
+            shown = progress(opened, len(opened)) if progress else opened
+            found = [StoredRun.from_row(run.path, self._facts(run)) for run in shown]
+        return sorted(found, key=lambda run: run.started, reverse=True)
+
+    def runs(
+        self,
+        project: str | None = None,
+        filter: str = "",
+        sort: str = "",
+        limit: int | None = None,
+        *,
+        stats: Sequence[str] = (),
+    ) -> list[Row]:
+        """Return one row of facts per run, newest first unless `sort` names a column (`-loss`: highest first)."""
+        wanted = Filter(filter)
+        with self._lock:
+            rows = [catalogue.as_row(run) for run in self.listed(project)]
+            rows = [row for row in rows if wanted.matches(row, stats=self.statistics)]
+            if sort:
+                rows = sort_rows(rows, sort, stats=self.statistics)
+            rows = rows if limit is None else rows[:limit]
+            for row in rows if stats else ():
+                row["stats"] = {key: self.statistics(row, key) for key in stats if key in row["latest"]}
+        return rows
+
+    def statistics(self, row: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+        """Return min, max, mean, first, last and count of a run's key."""
+        with self._lock:
+            run = self.run(row["project"], row["id"])
+            ranks = holders(run, key)
+            return points(run, key, ranks[0]).statistics() if ranks else None
+
+    def run(self, project: str, id: str) -> StoredRun:
+        """Open a run, or read on where it was opened before."""
+        with self._lock:
+            run = self._runs.get((project, id))
+            if run is None:
+                run = FleetRun(self.database, directory.run_path(self.root, project, id), project, id)
+            read([run])
+            gone = "SELECT count() AS n FROM deleted WHERE run = {run:UInt64}"
+            if not run.journals or int(self.database.one(gone, run=run.number)["n"]):
+                self._runs.pop((project, id), None)
+                raise not_found(f"{project}/{id}", Path(self.database.address.shown))
+            self._runs[project, id] = run
+            return run
+
+    def run_at(self, path: Path) -> StoredRun:
+        """Open the run that a folder of the cache stands for."""
+        for name in [*self._runs, *self.names()]:
+            if directory.run_path(self.root, *name) == path:
+                return self.run(*name)
+        raise not_found(directory.decode_name(path.name), Path(self.database.address.shown))
+
+    def pull(self, path: Path) -> None:
+        """Bring a run's journals and blobs into the folder that stands for it."""
+        run = self.run_at(path)
+        assert isinstance(run, FleetRun)
+        pull(run)
+
+    def delete(self, path: Path, by: str) -> None:
+        """Delete a run for good, and write down who did."""
+        run = self.run_at(path)
+        AuditTable(self.database).write(Entry(time.time(), DELETE, by, "command line", run.project, run.id))
+        ClickHouseIntake(self.database).delete(run.project, run.id, by)
+
+    def changed(self, since: int = 0) -> tuple[int, list[Name]]:
+        """Return a token, and the runs that are new, grew, ended or went away since the token given."""
+        with self._lock:
+            if time.monotonic() - self._looked > FRESH_SECONDS:
+                self._looked = time.monotonic()
+                now = {name: (ends, _is_live(seen)) for name, (seen, ends) in self.names().items()}
+                moved = [name for name in {**self._seen, **now} if self._seen.get(name) != now.get(name)]
+                if moved:
+                    self._token += 1
+                    self._version.update(dict.fromkeys(moved, self._token))
+                self._seen = now
+            return self._token, [name for name, version in self._version.items() if version > since]
+
+    # Points
+
+    def series(self, run: StoredRun, key: str, **how: Any) -> Buckets:
+        """Return one key's series, thinned exactly; as LocalStore.series."""
+        with self._lock:
+            quick = thin_many(self.database, [(run, key)], **how)
+            return quick[0] or axes.thin(run, key, **_whole(how))
+
+    def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
+        """Return many series in one call, in the order asked; None where a run has nothing under the key."""
+        with self._lock:
+            quick = thin_many(self.database, wanted, **how)
+            return [one or self._or_none(run, key, how) for one, (run, key) in zip(quick, wanted, strict=True)]
+
+    def _or_none(self, run: StoredRun, key: str, how: dict[str, Any]) -> Buckets | None:
+        try:
+            return axes.thin(run, key, **_whole(how)) if any(journal.count(key) for journal in run.journals) else None
+        except FanfoldError:  # the rank or the x that was asked for is not there
+            return None
+
+    def _fetch(self, run: Path, name: str) -> None:
+        names = [one for one in self._runs if directory.run_path(self.root, *one) == run]
+        for project, id in names:
+            fetch(self.database, self._runs[project, id].number, run, name)
+
+
+def pull(run: FleetRun) -> None:
+    """Write a run's journals and blobs into its folder of the cache, exactly as they were on their node."""
+    folder = run.path / "journal"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for journal in run.found.values():
+        with journal.path.open("r+b" if journal.path.exists() else "wb") as file:
+            have = file.seek(0, os.SEEK_END)
+            for at, data in run.bytes_of(journal.number, have):
+                file.seek(at)
+                file.write(data)
+    for name in names_of(run.database, run.number):
+        fetch(run.database, run.number, run.path, name)
+
+
+def _is_live(seen: int) -> bool:
+    """Tell whether a run may still be going on: one that falls silent changes without a byte being written."""
+    return time.time() - seen / 1e6 <= LOST_SECONDS
+
+
+def _whole(how: Mapping[str, Any]) -> dict[str, Any]:
+    return {"buckets": 330, "x": "step", "rank": None, "fold": None, "lo": None, "hi": None, **how}
+
+
+_stores: dict[Address, ClickHouseStore] = {}
+
+
+def open_store(text: str) -> ClickHouseStore:
+    """Open the store at an address, once for each process."""
+    address = parse(text)
+    if address not in _stores:
+        _stores[address] = ClickHouseStore(Database(address))
+    return _stores[address]
+
+
+def mount(text: str) -> Path:
+    """Open the store at an address, and return the folder of the cache that stands for it wherever a directory of runs does."""
+    return open_store(text).root

@@ -1,0 +1,80 @@
+"""How a gateway answers, and what it logs of that: the same for machines at its doors and for people at its page."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ..errors import FanfoldError, RunError, RunNotFound
+from ..server.access import Forbidden
+from .limits import Busy
+from .metrics import Metrics
+from .wire import Refused
+
+logger = logging.getLogger("fanfold.gateway")
+
+
+def as_json(value: Any, code: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), code, media_type="application/json")
+
+
+def answered(
+    metrics: Metrics, route: str, answer: Callable[[Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Wrap what answers an address: refusals become answers, and all of it is counted and logged."""
+
+    async def call(request: Request) -> Response:
+        began, refusal = time.monotonic(), None
+        try:
+            response = await answer(request)
+        except FanfoldError as error:
+            refusal, response = error, refused(error)
+        except ClientDisconnect:
+            response = Response(status_code=400)
+        tell(metrics, request, route, response.status_code, time.monotonic() - began, refusal)
+        return response
+
+    return call
+
+
+def refused(error: FanfoldError) -> Response:
+    """Return the answer that says why something was not done."""
+    status = _status(error)
+    response = as_json({"error": str(error)}, status)
+    if status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    if isinstance(error, Busy):
+        response.headers["retry-after"] = str(max(1, round(error.seconds)))
+    return response
+
+
+def _status(error: FanfoldError) -> int:
+    if isinstance(error, Refused):
+        return error.status
+    known: tuple[tuple[type[FanfoldError], int], ...] = ((RunNotFound, 404), (RunError, 409), (Forbidden, 403))
+    return next((status for kind, status in known if isinstance(error, kind)), 503)  # a file that is unusable, say
+
+
+def tell(metrics: Metrics, request: Request, route: str, status: int, seconds: float, refusal: Exception | None = None) -> None:
+    """Count an answer; log refusals and failures. The daily round only when asked for: a line for every batch of every node."""
+    metrics.add("requests_total", route=route, status=str(status))
+    level = logging.DEBUG if status < 400 or status == 409 else logging.WARNING
+    if not logger.isEnabledFor(level):
+        return
+    facts = {
+        "event": "request",
+        "route": route,
+        "status": status,
+        "ms": round(seconds * 1000, 1),
+        "project": request.query_params.get("project", "")[:200] or None,
+        "token": getattr(request.state, "token", None),
+        "by": getattr(request.state, "by", None),
+        "peer": request.client.host if request.client else None,
+    }
+    logger.log(level, "%s", refusal or "answered", extra=facts)

@@ -1,0 +1,202 @@
+"""The way to the page of a gateway: who is at the door, the form for those we do not know, and what each may see inside.
+
+Somebody is known by a token in the header or by a session that a login began, or because a trusted proxy says who it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from . import audit as record
+from .form import form
+from .grants import Anybody, Grants, Holder, Person
+from .limits import Rates
+from .oidc import LoginFailed, Oidc
+from .proxy import Proxies
+from .sessions import Errand, Session, Sessions
+from .tokens import TokenBook
+from .wire import Refused
+
+if TYPE_CHECKING:
+    from .gateway import Gateway
+
+logger = logging.getLogger("fanfold.gateway")
+MAX_FORM = 4096
+REFUSALS, REFUSALS_BURST = 0.2, 100.0  # lines about refused logins, a second and at once: nobody fills the disk with them
+
+
+@dataclass
+class Logins:
+    """How people get to the page. `tokens=None`: whoever reaches the gateway may do everything."""
+
+    tokens: TokenBook | None
+    sessions: Sessions = field(default_factory=Sessions)
+    grants: Grants = field(default_factory=Grants)
+    proxies: Proxies = field(default_factory=Proxies)
+    oidc: Oidc | None = None
+    public_url: str | None = None
+
+    @property
+    def by_form(self) -> bool:
+        """Tell whether the form is of use; where a proxy logs people in, it still takes tokens."""
+        return self.tokens is not None
+
+    def secure(self, request: Request) -> bool:
+        """Tell whether the browser speaks TLS, to us or to what stands before us."""
+        return request.url.scheme == "https" or (self.public_url or "").startswith("https://")
+
+    def caller(self, request: Request) -> Holder | None:
+        """Return who is asking, or None."""
+        if self.tokens is None:
+            return Anybody()
+        kind, _, word = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return self.tokens.find(word.strip())
+        if user := getattr(request.state, "user", ""):  # only a trusted proxy can have put it there
+            return self.grants.person(user, request.state.groups)
+        session = self.sessions.take(request, Session, secure=self.secure(request))
+        return self.of(session) if session is not None else None
+
+    def of(self, session: Session) -> Holder | None:
+        """Return whose session it is, with what they may do now."""
+        if session.token:
+            return self.tokens.get(session.token) if self.tokens is not None else None
+        return self.grants.person(session.user, session.groups)
+
+    def address(self, request: Request, path: str) -> str:
+        """Return an address of ours as the browser and the provider know it."""
+        base = self.public_url or str(request.base_url)
+        place = urlsplit(base)
+        prefix = place.path.rstrip("/").removesuffix("/ui")
+        return f"{place.scheme}://{place.netloc}{prefix}/ui/{path}"
+
+
+class Entrance:
+    """The answers of the login's own addresses."""
+
+    def __init__(self, gateway: Gateway, logins: Logins) -> None:
+        self.gateway = gateway
+        self.logins = logins
+        self._lines = Rates(REFUSALS, REFUSALS_BURST)
+        self._unsaid = 0
+
+    async def show(self, request: Request) -> Response:
+        """Show the form, or who is logged in."""
+        return self._form(await run_in_threadpool(self.logins.caller, request))
+
+    async def log_in(self, request: Request) -> Response:
+        """Take a token from the form, and give a session for it."""
+        peer = _peer(request)
+        self.gateway.strangers.check(peer, "what this address tries")
+        given = dict(parse_qsl((await _body(request)).decode("utf-8", "replace")))
+        word = given.get("token", "").strip()
+        tokens = self.logins.tokens
+        found = await run_in_threadpool(tokens.find, word) if tokens is not None else None
+        if found is None:
+            self.gateway.strangers.take(peer, 1.0)
+            await self._refused(peer, "a token that is none")
+            return self._form(None, "This is no token of this gateway, or no longer. Nobody was logged in.", 401)
+        return await self._welcome(request, found, Session(self._until(), token=found.id))
+
+    async def log_out(self, request: Request) -> Response:
+        answer = RedirectResponse("./login", 303)
+        self.logins.sessions.drop(answer, Session, secure=self.logins.secure(request))
+        return answer
+
+    async def start(self, request: Request) -> Response:
+        """Send somebody to the provider."""
+        oidc = self._oidc()
+        try:
+            place, errand = await run_in_threadpool(oidc.start, self.logins.address(request, "oidc/callback"))
+        except LoginFailed as error:
+            return await self._failed(request, error, 502)
+        answer = RedirectResponse(place, 303)
+        self.logins.sessions.put(answer, errand, secure=self.logins.secure(request))
+        return answer
+
+    async def finish(self, request: Request) -> Response:
+        """Take somebody back from the provider."""
+        oidc, sessions, secure = self._oidc(), self.logins.sessions, self.logins.secure(request)
+        errand = sessions.take(request, Errand, secure=secure)
+        redirect = self.logins.address(request, "oidc/callback")
+        try:
+            who = await run_in_threadpool(oidc.finish, errand, dict(request.query_params), redirect)
+        except LoginFailed as error:
+            return await self._failed(request, error, 403)
+        groups = self.logins.grants.known(who.groups)
+        person = self.logins.grants.person(who.user, groups)
+        answer = await self._welcome(request, person, Session(self._until(), user=who.user, groups=groups), "../")
+        sessions.drop(answer, Errand, secure=secure)
+        return answer
+
+    async def _welcome(self, request: Request, who: Holder, session: Session, home: str = "./") -> Response:
+        await self._record(record.LOGIN, who.label, _peer(request), {})
+        answer = RedirectResponse(home, 303)
+        self.logins.sessions.put(answer, session, secure=self.logins.secure(request))
+        return answer
+
+    async def _failed(self, request: Request, error: LoginFailed, status: int) -> Response:
+        logger.warning("%s", error, extra={"event": "login", "peer": _peer(request)})
+        await self._refused(_peer(request), str(error))
+        return self._form(None, str(error), status, up=True)
+
+    def _form(self, who: Holder | None, said: str = "", status: int = 200, *, up: bool = False) -> Response:
+        known = None if who is None or isinstance(who, Anybody) else who
+        return form(
+            who=known.label if known else "",
+            nothing=isinstance(known, Person) and not known.rights,
+            provider=self.logins.oidc is not None,
+            tokens=self.logins.by_form,
+            said=said,
+            status=status,
+            base="../" if up else "./",
+        )
+
+    def _oidc(self) -> Oidc:
+        if self.logins.oidc is None:
+            raise Refused(404, "this gateway knows no provider. Nobody was logged in. Use a token.")
+        return self.logins.oidc
+
+    def _until(self) -> float:
+        return self.logins.sessions.clock() + self.logins.sessions.seconds
+
+    # The record
+
+    async def _refused(self, peer: str, why: str) -> None:
+        """Write down a refused login; of a flood only some, and how many were left out."""
+        if self._lines.left("") <= 0:
+            self._unsaid += 1
+            return
+        self._lines.take("", 1.0)
+        detail: dict[str, Any] = {"why": why[:300], **({"and_more": self._unsaid} if self._unsaid else {})}
+        self._unsaid = 0
+        await self._record(record.REFUSED, "nobody we know", peer, detail)
+
+    async def _record(self, action: str, by: str, peer: str, detail: dict[str, Any]) -> None:
+        if self.gateway.audit is None:
+            return
+        try:
+            await run_in_threadpool(self.gateway.audit.write, record.Entry(time.time(), action, by, peer, detail=detail))
+        except OSError as error:
+            logger.error("the audit log cannot be written: %s", error, extra={"event": "storage"})  # noqa: TRY400 - no trace
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM:
+            raise Refused(413, "the form is too long. Nobody was logged in.")
+    return body
+
+
+def _peer(request: Request) -> str:
+    return request.client.host if request.client else ""

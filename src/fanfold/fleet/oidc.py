@@ -1,0 +1,203 @@
+"""Logins by an OpenID Connect provider: authorization code with PKCE, and an ID token whose every claim is checked.
+
+State, nonce and PKCE's secret are derived from one random word that is signed into the visitor's cookie: any gateway with
+the same secret can finish what another began.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+from ..errors import FanfoldError, SettingError, missing_extra
+from ..process import LOOPBACK
+from .sessions import Errand, Sessions
+
+SCOPES = "openid email profile"
+USER_CLAIM, GROUPS_CLAIM = "email", "groups"
+ERRAND_SECONDS = 600.0
+TIMEOUT = 10.0
+FRESH_SECONDS = 3600.0
+MAX_ANSWER = 1 << 20
+LEEWAY = 60.0  # clocks differ
+# Only such that a provider signs with a key nobody else has: with a shared one, whoever checks could also forge.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+_ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+
+
+class LoginFailed(FanfoldError):
+    """A login that came to nothing; the text is for whoever tried."""
+
+
+class Identity(NamedTuple):
+    """Who logged in."""
+
+    user: str
+    groups: list[str]
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A provider has no reason to send us elsewhere, least of all with the client's secret."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the interface
+        return None
+
+
+class Oidc:
+    """One provider, and this gateway as its client. Safe to share between threads."""
+
+    def __init__(
+        self, issuer: str, client: str, sessions: Sessions, *, secret: str | None = None, scopes: str = SCOPES,
+        user_claim: str = USER_CLAIM, groups_claim: str = GROUPS_CLAIM,
+    ) -> None:  # fmt: skip
+        try:
+            import jwt
+        except ImportError as error:
+            raise missing_extra("PyJWT", "oidc", "A login by OpenID Connect") from error
+        _check_address(issuer, "--oidc-issuer", SettingError)
+        self.issuer, self.client, self.scopes = issuer, client, scopes
+        self.user_claim, self.groups_claim = user_claim, groups_claim
+        self._secret, self._sessions = secret, sessions
+        self._jwt: Any = jwt
+        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._lock = threading.Lock()
+        self._found: Mapping[str, Any] = {}
+        self._keys: Any = None
+        self._fresh_until = 0.0
+
+    # The two steps
+
+    def start(self, redirect: str) -> tuple[str, Errand]:
+        """Return where to send a visitor, and the note they are to bring back."""
+        state = secrets.token_urlsafe(24)
+        asked = {
+            "response_type": "code",
+            "client_id": self.client,
+            "redirect_uri": redirect,
+            "scope": self.scopes,
+            "state": state,
+            "nonce": self._sessions.derive("nonce", state),
+            "code_challenge": _challenge(self._sessions.derive("verifier", state)),
+            "code_challenge_method": "S256",
+        }
+        place = str(self._discovered()["authorization_endpoint"])
+        joint = "&" if urlsplit(place).query else "?"
+        return f"{place}{joint}{urlencode(asked, quote_via=quote)}", Errand(self._sessions.clock() + ERRAND_SECONDS, state)
+
+    def finish(self, errand: Errand | None, answer: Mapping[str, str], redirect: str) -> Identity:
+        """Return who the provider says has come back."""
+        if errand is None or not hmac.compare_digest(errand.state.encode(), answer.get("state", "").encode()):
+            raise LoginFailed("This login was not begun here, or took too long. Nobody was logged in. Begin again.")
+        if "error" in answer:
+            why = answer.get("error_description") or answer["error"]
+            raise LoginFailed(f"The provider refused: {why[:300]}. Nobody was logged in. Begin again, or ask whoever runs it.")
+        if answer.get("iss", self.issuer) != self.issuer:
+            raise LoginFailed("The answer is another provider's. Nobody was logged in. Begin again.")
+        tokens = self._exchange(answer.get("code", ""), self._sessions.derive("verifier", errand.state), redirect)
+        claims = self._verified(tokens.get("id_token"), self._sessions.derive("nonce", errand.state))
+        if self.user_claim not in claims or self.groups_claim not in claims:
+            claims = {**self._user_info(tokens, claims["sub"]), **claims}
+        return self._identity(claims)
+
+    def _identity(self, claims: Mapping[str, Any]) -> Identity:
+        user, groups = claims.get(self.user_claim), claims.get(self.groups_claim, [])
+        if not isinstance(user, str) or not user.strip() or len(user) > 200 or not user.isprintable():
+            raise LoginFailed(f"The provider does not say {self.user_claim!r}. Nobody was logged in. Ask whoever runs this.")
+        if self.user_claim == "email" and claims.get("email_verified") is not True:
+            raise LoginFailed(f"The provider does not vouch for {user}. Nobody was logged in. Confirm the address there first.")
+        listed = groups if isinstance(groups, list) else [groups]
+        return Identity(user, [group for group in listed if isinstance(group, str)])
+
+    # What is asked of the provider
+
+    def _discovered(self) -> Mapping[str, Any]:
+        """Return what the provider says of itself; asked once an hour."""
+        with self._lock:
+            if time.monotonic() < self._fresh_until:
+                return self._found
+            found = self._ask(f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
+            if found.get("issuer") != self.issuer:
+                name = str(found.get("issuer"))[:200]
+                raise LoginFailed(f"The provider calls itself {name!r}. Nobody was logged in. --oidc-issuer has to say the same.")
+            for name in _ENDPOINTS:
+                _check_address(found.get(name), f"the provider's {name}", LoginFailed)
+            self._found = found
+            self._keys = self._jwt.PyJWKClient(str(found["jwks_uri"]), lifespan=FRESH_SECONDS, timeout=TIMEOUT)
+            self._fresh_until = time.monotonic() + FRESH_SECONDS
+            return found
+
+    def _exchange(self, code: str, verifier: str, redirect: str) -> Mapping[str, Any]:
+        found = self._discovered()
+        form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect, "code_verifier": verifier}
+        methods = found.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
+        headers = {}
+        if self._secret and "client_secret_basic" in methods:
+            pair = f"{quote(self.client, safe='')}:{quote(self._secret, safe='')}"
+            headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        else:
+            form |= {"client_id": self.client, **({"client_secret": self._secret} if self._secret else {})}
+        return self._ask(str(found["token_endpoint"]), urlencode(form).encode(), headers)
+
+    def _verified(self, token: Any, nonce: str) -> Mapping[str, Any]:
+        """Return an ID token's claims: signed by the provider, for us, now, and for this very login."""
+        try:
+            key = self._keys.get_signing_key_from_jwt(token)
+            claims: Mapping[str, Any] = self._jwt.decode(
+                token, key, algorithms=list(ALGORITHMS), audience=self.client, issuer=self.issuer, leeway=LEEWAY,
+                options={"require": ["iss", "sub", "aud", "exp", "iat"]},
+            )  # fmt: skip
+        except (self._jwt.PyJWTError, ValueError, TypeError, AttributeError) as error:
+            raise LoginFailed(f"The provider's answer cannot be trusted: {error}. Nobody was logged in. Begin again.") from error
+        audience = claims["aud"]
+        foreign = isinstance(audience, list) and len(audience) > 1 and claims.get("azp") != self.client
+        if foreign or not hmac.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode()):
+            raise LoginFailed("The provider's answer is for another login. Nobody was logged in. Begin again.")
+        return claims
+
+    def _user_info(self, tokens: Mapping[str, Any], subject: str) -> Mapping[str, Any]:
+        """Ask for claims that are not in the ID token; an answer about somebody else does not count."""
+        place, word = self._discovered().get("userinfo_endpoint"), tokens.get("access_token")
+        if not place or not isinstance(word, str):
+            return {}
+        _check_address(place, "the provider's userinfo_endpoint", LoginFailed)
+        found = self._ask(str(place), headers={"authorization": f"Bearer {word}"})
+        return found if found.get("sub") == subject else {}
+
+    def _ask(self, url: str, form: bytes | None = None, headers: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+        request = urllib.request.Request(url, form, {"accept": "application/json", **(headers or {})})  # noqa: S310 - checked
+        try:
+            with self._opener.open(request, timeout=TIMEOUT) as response:
+                found = json.loads(response.read(MAX_ANSWER))
+        except urllib.error.HTTPError as error:
+            with error:
+                raise LoginFailed(
+                    f"The provider answers {error.code}. Nobody was logged in. Begin again, or ask whoever runs it."
+                ) from error
+        except (OSError, ValueError) as error:
+            raise LoginFailed("The provider cannot be reached. Nobody was logged in. Try again later.") from error
+        if not isinstance(found, dict):
+            raise LoginFailed("The provider's answer cannot be read. Nobody was logged in. Ask whoever runs it.")
+        return found
+
+
+def _challenge(verifier: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+
+
+def _check_address(url: Any, what: str, kind: type[FanfoldError]) -> None:
+    """Refuse an address where the client's secret or a login would travel in the clear."""
+    parts = urlsplit(url if isinstance(url, str) else "")
+    if parts.scheme == "https" and parts.hostname:
+        return
+    if parts.scheme != "http" or parts.hostname not in LOOPBACK:
+        raise kind(f"{what} is {str(url)[:200]!r}, which is no https:// address. Nobody can log in by it. Mend it.")

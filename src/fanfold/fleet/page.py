@@ -1,0 +1,147 @@
+"""The dashboard behind a gateway, at /ui/: whoever is let in sees the projects they may read, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import FanfoldError
+from ..server.access import Access, Forbidden
+from ..server.app import app as dashboard
+from ..store.query import Store
+from .answers import answered, refused, tell
+from .grants import Holder, Person
+from .login import Entrance, Logins
+from .tokens import READ
+from .views import ProjectsView
+from .wire import Refused
+
+if TYPE_CHECKING:
+    from .gateway import Gateway
+
+HOME = "/ui"
+MAX_BODY = 4 << 20
+
+
+def routes(gateway: Gateway, logins: Logins, store: Store) -> list[BaseRoute]:
+    """Return the page's addresses; the login's own are open, and everything else is behind the gate."""
+    page, entrance = dashboard(store=store, guarded=True), Entrance(gateway, logins)
+    gateway.notices = page.state.notices
+    ways = (
+        ("/login", "GET", entrance.show),
+        ("/login", "POST", entrance.log_in),
+        ("/logout", "POST", entrance.log_out),
+        ("/oidc/start", "GET", entrance.start),
+        ("/oidc/callback", "GET", entrance.finish),
+    )
+    inside = [Route(path, answered(gateway.metrics, HOME + path, way), methods=[method]) for path, method, way in ways]
+    return [
+        Route("/", _to("ui/")),
+        Route(HOME, _to("ui/")),
+        Mount(HOME, routes=[*inside, Mount("/", Gate(gateway, logins, store, page))]),
+    ]
+
+
+def _to(place: str) -> ASGIApp:
+    """Send a browser on by a relative address: a proxy may show us under a path of its own."""
+    return RedirectResponse(place, 307)
+
+
+class Gate:
+    """Stand before the page: nobody passes unknown, and with everybody goes what they may see."""
+
+    def __init__(self, gateway: Gateway, logins: Logins, store: Store, page: ASGIApp) -> None:
+        self.gateway = gateway
+        self.logins = logins
+        self.store = store
+        self.page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request, began, status, refusal = Request(scope), time.monotonic(), 0, None
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            access = await run_in_threadpool(self._access, request)
+            with self.gateway.budget.reserve(_size(request)):
+                inner = {**scope, "state": {**scope.get("state", {}), "access": access}}
+                await self.page(inner, _bounded(receive), noted)
+        except FanfoldError as error:
+            if status:
+                raise
+            refusal = error
+            await (_login(request, error) or refused(error))(scope, receive, noted)
+        finally:
+            tell(self.gateway.metrics, request, HOME, status, time.monotonic() - began, refusal)
+
+    def _access(self, request: Request) -> Access:
+        """Return what the caller may see, or raise."""
+        holder = self.logins.caller(request)
+        if holder is None:
+            if "authorization" in request.headers:
+                raise self.gateway.stranger(request)
+            raise Refused(401, "nobody is logged in here, or no longer. Nothing was read. Load the page again to log in.")
+        request.state.by = holder.label
+        if isinstance(holder, Person) and not holder.rights:
+            raise Forbidden(f"no project is open to {holder.label}. Nothing was read. Ask whoever runs this gateway.")
+        return self._access_of(request, holder)
+
+    def _access_of(self, request: Request, holder: Holder) -> Access:
+        def sees(project: str) -> bool:
+            return holder.allows(READ, project)
+
+        def holds() -> bool:
+            return self.logins.caller(request) == holder  # a stream ends when rights change; the browser opens the next by itself
+
+        peer = request.client.host if request.client else ""
+        view = ProjectsView(self.store, sees, self.gateway.change.by(holder, peer))
+        return Access(view, holder.may_write, holder.label, sees, holds)
+
+
+def _login(request: Request, error: FanfoldError) -> Response | None:
+    """Return the way to the login, for a person who opens the page without one."""
+    turned_away = isinstance(error, Forbidden) or (isinstance(error, Refused) and error.status == 401)
+    opens = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    if not (turned_away and opens) or "authorization" in request.headers:
+        return None
+    inside = request.url.path.removeprefix(request.scope.get("root_path", "")).strip("/")
+    return RedirectResponse("../" * inside.count("/") + "login", 303)
+
+
+def _size(request: Request) -> int:
+    """Return how long the body will be; a request that does not say it is refused."""
+    if request.method in ("GET", "HEAD"):
+        return 0
+    text = request.headers.get("content-length", "")
+    if not (text.isascii() and text.isdecimal()):
+        raise Refused(411, "the request lacks content-length. Nothing was done.")
+    if len(text) > 20 or int(text) > MAX_BODY:
+        raise Refused(413, f"the request is longer than {MAX_BODY} bytes. Nothing was done. Ask for less at a time.")
+    return int(text)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Hand a body on, up to the limit."""
+    have = 0
+
+    async def bounded() -> Message:
+        nonlocal have
+        message = await receive()
+        have += len(message.get("body", b""))
+        if have > MAX_BODY:
+            raise Refused(413, f"the request is longer than {MAX_BODY} bytes. Nothing was done.")
+        return message
+
+    return bounded

@@ -1,0 +1,94 @@
+"""What proxies say about a request counts only when it comes from one we trust; from anybody else it is taken off first."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import SettingError
+
+PROTO, FOR = b"x-forwarded-proto", b"x-forwarded-for"
+USER_HEADER, GROUPS_HEADER = "X-Forwarded-User", "X-Forwarded-Groups"
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Proxies:
+    """Which peers are proxies, and in which headers they name the user and the groups. Not named: nobody is logged in by it."""
+
+    def __init__(self, trusted: Iterable[str] = (), *, user: str | None = None, groups: str | None = None) -> None:
+        self.networks = [_network(text) for text in trusted]
+        self.user = user.lower() if user else None
+        self.groups = groups.lower() if groups else None
+        if (user or groups) and not self.networks:
+            raise SettingError(
+                "--trust-header names a header that anybody could send, and no proxy is trusted. The gateway was not started. "
+                "Add --trusted-proxy with the proxy's address or network."
+            )
+
+    def trusts(self, peer: str) -> bool:
+        try:
+            address = ipaddress.ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:10.0.0.1, where one socket serves both families
+        return any(one in network for network in self.networks for one in (address, mapped) if one is not None)
+
+    def read(self, headers: Sequence[tuple[bytes, bytes]], name: str | None) -> str:
+        """Return a header that is there exactly once: of two, one may be the visitor's own."""
+        wanted = name.encode("latin-1") if name else None
+        found = [value for key, value in headers if key == wanted]
+        return found[0].decode("utf-8", "replace").strip() if len(found) == 1 else ""
+
+    def caller(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
+        """Return the address a trusted proxy speaks for: the last in the list that is no proxy itself."""
+        named = [part.strip() for key, value in headers if key == FOR for part in value.decode("latin-1").split(",")]
+        for one in reversed(named):
+            if not self.trusts(one):
+                return one[:100]
+        return peer
+
+
+class Proxied:
+    """Stand before everything: keep what a trusted proxy says, take the same from all others."""
+
+    def __init__(self, app: ASGIApp, *, proxies: Proxies) -> None:
+        self.app = app
+        self.proxies = proxies
+        self.names = {PROTO, FOR, *(name.encode("latin-1") for name in (proxies.user, proxies.groups) if name)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = self._judged(scope)
+        await self.app(scope, receive, send)
+
+    def _judged(self, scope: Scope) -> Scope:
+        peer = scope["client"][0] if scope.get("client") else ""
+        headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+        said: dict[str, Any] = {}
+        if self.proxies.trusts(peer):
+            proto = self.proxies.read(headers, PROTO.decode())
+            said = {"scheme": proto} if proto in ("http", "https") else {}
+            said["client"] = (self.proxies.caller(peer, headers), 0)
+            said["state"] = {
+                **scope.get("state", {}),
+                "user": self.proxies.read(headers, self.proxies.user),
+                "groups": _split(self.proxies.read(headers, self.proxies.groups)),
+            }
+        return {**scope, **said, "headers": [(key, value) for key, value in headers if key not in self.names]}
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise SettingError(
+            f"--trusted-proxy {text!r} is no address or network: {error}. The gateway was not started. "
+            "Write 10.0.0.7 or 10.0.0.0/8."
+        ) from error

@@ -1,0 +1,108 @@
+"""Signed notes in a browser's cookie: who is logged in, and until when. No gateway keeps any, so each of many can read them.
+
+A note names a token by its id, or a person; what they may do is looked up anew at every request. What is signed for one
+purpose is good for no other.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..errors import SettingError
+
+HOURS = 12.0
+MAX_COOKIE = 3800  # browsers keep 4096 bytes with its name
+SHORTEST_SECRET = 32
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Session(msgspec.Struct, forbid_unknown_fields=True):
+    """Somebody who is logged in: with a token (its id), or by name."""
+
+    until: float
+    token: str = ""
+    user: str = ""
+    groups: list[str] = []
+
+
+class Errand(msgspec.Struct, forbid_unknown_fields=True):
+    """A login that is under way at a provider."""
+
+    until: float
+    state: str
+
+
+class Sessions:
+    """Make and read signed notes. Without a secret one is made up, and no other gateway can read them."""
+
+    def __init__(self, secret: str | None = None, *, hours: float = HOURS, clock: Callable[[], float] = time.time) -> None:
+        if secret is not None and len(secret) < SHORTEST_SECRET:
+            raise SettingError(
+                f"FANFOLD_SESSION_SECRET has {len(secret)} characters, fewer than {SHORTEST_SECRET}. The gateway was not "
+                "started, since sessions could be forged. Make one with: openssl rand -hex 32"
+            )
+        self.shared = secret is not None
+        self.seconds = hours * 3600
+        self.clock = clock
+        self._key = hashlib.sha256(f"fanfold session {secret or secrets.token_hex(32)}".encode()).digest()
+
+    def derive(self, purpose: str, text: str) -> str:
+        """Return a secret that only gateways with this key can make, for one purpose and text."""
+        return _letters(hmac.digest(self._key, f"{purpose}\0{text}".encode(), "sha256"))
+
+    def sign(self, note: msgspec.Struct) -> str:
+        body = _letters(msgspec.json.encode(note))
+        return f"{body}.{self.derive(type(note).__name__, body)}"
+
+    def read(self, text: str, kind: type[T]) -> T | None:
+        """Return what a note says, if we signed it for this purpose and its time is not over."""
+        body, _, signature = text.partition(".")
+        if not hmac.compare_digest(signature.encode(), self.derive(kind.__name__, body).encode()):
+            return None
+        try:
+            note = msgspec.json.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=kind)
+        except (ValueError, msgspec.MsgspecError):
+            return None
+        until: float = getattr(note, "until", 0.0)
+        return note if until > self.clock() else None
+
+    # Cookies. Over TLS the name's prefix makes browsers refuse one that another host or a plain connection sets.
+
+    def put(self, response: Response, note: msgspec.Struct, *, secure: bool) -> None:
+        """Give a browser a note."""
+        text = self.sign(note)
+        if len(text) > MAX_COOKIE:
+            raise SettingError("the login names too many groups for a cookie. Nobody was logged in. Grant fewer groups.")
+        left = max(0, int(getattr(note, "until", 0.0) - self.clock()))
+        response.set_cookie(_name(type(note), secure), text, max_age=left, path="/", httponly=True, samesite="lax", secure=secure)
+
+    def take(self, request: Request, kind: type[T], *, secure: bool) -> T | None:
+        """Return the note a browser brings."""
+        try:
+            found = SimpleCookie(request.headers.get("cookie", "")).get(_name(kind, secure))
+        except CookieError:
+            return None
+        return self.read(found.value, kind) if found else None
+
+    def drop(self, response: Response, kind: type[msgspec.Struct], *, secure: bool) -> None:
+        """Let a browser forget a note."""
+        response.delete_cookie(_name(kind, secure), path="/", httponly=True, samesite="lax", secure=secure)
+
+
+def _name(kind: type[msgspec.Struct], secure: bool) -> str:
+    return f"{'__Host-' if secure else ''}fanfold-{kind.__name__.lower()}"
+
+
+def _letters(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -1,0 +1,316 @@
+"""A stretch of a journal, packed: rows as planes of bytes without heads and checksums, everything else as it is. No files here.
+
+A frame is stored as a row only if its head, its body and the journal's id give back its very checksum: what is unpacked
+is what was packed, bit by bit, damage included. docs/journal.md describes the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass, field
+from mmap import mmap
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import JournalError
+from . import format as fmt
+from .format import HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, Kind, Layout, Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+BLOCK: Final = 1 << 20  # raw bytes of one block, at most: what packing and unpacking hold in memory
+LONGEST_ROW: Final = 1 << 16  # longer ones gain nothing by their neighbours, and would make blocks of uneven size
+LEVEL: Final = 4  # most of a block is noise, on which higher levels spend time and win nothing
+_START: Final = struct.Struct("<QII")  # of a row: eight bytes of head, checksum, shape id
+_FIXED: Final = _START.size  # what all rows of one layout have in common, or can be computed
+_COUNTS: Final = struct.Struct("<II")
+_LAYOUT: Final = struct.Struct("<QIII")
+_SPAN: Final = struct.Struct("<III")
+_OVERHEAD: Final = _COUNTS.size + 8  # of a block that is stored as it is: its counts and one piece
+_MOST_HEADS: Final = 4096  # a forged file may hold any number of them
+
+Span = tuple[int, int, int]  # offset in the frame, width, and how many numbers stand there side by side
+
+
+@dataclass
+class _Rows:
+    """The rows of one layout in one block."""
+
+    head: int
+    shape: int
+    stride: int
+    spans: list[Span]
+    number: int
+    parts: list[memoryview] = field(default_factory=list)
+    count: int = 0
+
+
+class Packer:
+    """Pack a journal block by block, in order. Shapes met on the way tell which values are integers."""
+
+    def __init__(self, data: mmap | bytes, journal_id: str) -> None:
+        self.data = data
+        self.size = len(data)
+        self.seed = fmt.seed_of(journal_id)
+        self._shapes: dict[int, Shape] = {}
+        self._heads: dict[int, tuple[int, int] | None] = {}
+        self._plain_until = 0  # a long frame that is stored as it is may reach into the next block
+
+    def block(self, at: int) -> tuple[int, bytes]:
+        """Pack about a block of bytes from `at` on; return where it ends, and what is to be stored."""
+        chunk = self.data[at : at + BLOCK]
+        pieces: list[tuple[int, int]] = []
+        plain: list[memoryview] = []
+        layouts: dict[tuple[int, int], _Rows] = {}
+        view, here, start = memoryview(chunk), max(0, min(len(chunk), self._plain_until - at)), 0
+        last = at + len(chunk) == self.size
+        while here < len(chunk):
+            rows, end = self._run(chunk, view, here, layouts)
+            if rows is None and not last and self._is_cut(chunk, here):
+                chunk = chunk[:here]
+                break
+            if rows is None:
+                here = self._past(chunk, at, here)
+                continue
+            if start < here:
+                pieces.append((0, here - start))
+                plain.append(view[start:here])
+            pieces.append((rows.number, (end - here) // rows.stride))
+            rows.parts.append(view[here:end])
+            rows.count += pieces[-1][1]
+            here = start = end
+        if start < len(chunk):
+            pieces.append((0, len(chunk) - start))
+            plain.append(view[start : len(chunk)])
+        content = _written(pieces, list(layouts.values()), b"".join(plain))
+        if len(content) > len(chunk) + _OVERHEAD:  # rows of ever other shapes: saying what stands where takes more than it saves
+            content = _written([(0, len(chunk))], [], chunk)
+        return at + len(chunk), zlib.compress(content, LEVEL)
+
+    def _run(self, chunk: bytes, view: memoryview, at: int, layouts: dict[tuple[int, int], _Rows]) -> tuple[_Rows | None, int]:
+        """Find the sound rows of one layout that follow each other from `at` on, and where they end."""
+        if len(chunk) - at < _FIXED:
+            return None, at
+        head, _, shape = _START.unpack_from(chunk, at)
+        known = self._heads.get(head) or self._learn_head(head)
+        if known is None:
+            return None, at
+        stride, covered = known
+        end, unpack, crc32 = at, _START.unpack_from, zlib.crc32
+        while end + stride <= len(chunk):
+            found, crc, of = unpack(chunk, end)
+            if found != head or of != shape or crc32(view[end + HEAD_SIZE : end + stride], covered) != crc:
+                break
+            end += stride
+        if end == at:
+            return None, at
+        rows = layouts.get((head, shape))
+        if rows is None:
+            spans = _spans(head >> 24 & 0xFF, stride, self._shapes.get(shape))
+            rows = layouts[head, shape] = _Rows(head, shape, stride, spans, len(layouts) + 1)
+        return rows, end
+
+    def _learn_head(self, head: int) -> tuple[int, int] | None:
+        """Return the length of such a frame and what its checksum starts from; None if it is no row, or an odd one."""
+        magic, kind, flags, length, _ = HEAD.unpack(head.to_bytes(8, "little") + bytes(4))
+        if magic != MAGIC or kind != Kind.ROW or not 12 <= length <= LONGEST_ROW - HEAD_SIZE:
+            return None
+        known = HEAD_SIZE + length, fmt.covered(kind, length, self.seed, flags)
+        if len(self._heads) < _MOST_HEADS:
+            self._heads[head] = known
+        return known
+
+    def _is_cut(self, chunk: bytes, at: int) -> bool:
+        """Tell whether this is a row that the end of the block cuts: it is left to the next one."""
+        if at == 0 or len(chunk) - at >= LONGEST_ROW:
+            return False
+        if len(chunk) - at < _FIXED:
+            return chunk.startswith(MAGIC_BYTES[: len(chunk) - at], at)
+        known = self._learn_head(int.from_bytes(chunk[at : at + 8], "little"))
+        return known is not None and at + known[0] > len(chunk)
+
+    def _past(self, chunk: bytes, base: int, at: int) -> int:
+        """Return where to go on behind what is stored as it is: behind a frame, or at the next place that looks like one."""
+        if len(chunk) - at >= HEAD_SIZE:
+            magic, kind, _, length, _ = HEAD.unpack_from(chunk, at)
+            odd = kind != Kind.ROW or length > LONGEST_ROW - HEAD_SIZE
+            if magic == MAGIC and length <= MAX_BODY and odd:
+                end = base + at + HEAD_SIZE + length
+                if kind == Kind.SHAPE:
+                    self._learn_shape(base + at + HEAD_SIZE, end)
+                self._plain_until = end
+                return int(min(end - base, len(chunk)))
+        found: int = chunk.find(MAGIC_BYTES, at + 1)
+        return len(chunk) if found < 0 else found
+
+    def _learn_shape(self, start: int, end: int) -> None:
+        try:
+            shape = Shape.parse(self.data[start:end])
+        except JournalError:
+            return  # damaged: its rows are packed all the same, a little less well
+        self._shapes[shape.id] = shape
+
+
+def _spans(flags: int, stride: int, shape: Shape | None) -> list[Span]:
+    """Return where the numbers stand in a row that are stored as differences: time, step, call, and integers among the values."""
+    found: list[Span] = [(_FIXED, 8, 1)]
+    at = _FIXED + 8
+    if not flags & Layout.STEP_NONE:
+        found.append((at, 8 if flags & Layout.STEP_WIDE else 4, 1))
+        at += found[-1][1]
+    if flags & (Layout.PENDING | Layout.LATE):
+        found.append((at, 4, 1))
+    found = [span for span in found if span[0] + span[1] <= stride]  # a forged row may be too short for its flags
+    if shape is not None and shape.layout == flags and HEAD_SIZE + shape.size == stride:
+        found += _whole_numbers(shape, stride)
+    return found
+
+
+def _whole_numbers(shape: Shape, stride: int) -> list[Span]:
+    found: list[Span] = []
+    at = stride - sum(fmt.TYPE_SIZE[code] for code in shape.types)
+    for code in shape.types:
+        if code == "q" and found and found[-1][0] + 8 * found[-1][2] == at:
+            found[-1] = (found[-1][0], 8, found[-1][2] + 1)
+        elif code == "q":
+            found.append((at, 8, 1))
+        at += fmt.TYPE_SIZE[code]
+    return found
+
+
+def _written(pieces: list[tuple[int, int]], layouts: list[_Rows], plain: bytes) -> bytes:
+    """Put a block together: what stands where, the layouts, what is stored as it is, and the planes of each layout."""
+    import numpy as np
+
+    parts = [_COUNTS.pack(len(pieces), len(layouts)), np.array(pieces, "<u4").tobytes()]
+    for rows in layouts:
+        parts += [_LAYOUT.pack(rows.head, rows.shape, rows.count, len(rows.spans)), *(_SPAN.pack(*span) for span in rows.spans)]
+    return b"".join([*parts, plain, *map(_planes, layouts)])
+
+
+def _planes(rows: _Rows) -> bytes:
+    """Return the rows' bodies turned round: the first byte of all, then the second of all, and so on."""
+    import numpy as np
+
+    block = np.frombuffer(b"".join(rows.parts), np.uint8).reshape(rows.count, rows.stride)[:, _FIXED:].copy()
+    for span in rows.spans:
+        numbers = _numbers(block, span)
+        numbers[1:] -= numbers[:-1].copy()
+        _put(block, span, numbers)
+    planes: bytes = block.T.tobytes()
+    return planes
+
+
+def _numbers(block: NDArray[np.uint8], span: Span) -> NDArray[Any]:
+    import numpy as np
+
+    offset, width, count = span
+    place = slice(offset - _FIXED, offset - _FIXED + width * count)
+    return np.ascontiguousarray(block[:, place]).view(f"<u{width}")
+
+
+def _put(block: NDArray[np.uint8], span: Span, numbers: NDArray[Any]) -> None:
+    offset, width, count = span
+    block[:, offset - _FIXED : offset - _FIXED + width * count] = numbers.view("u1")
+
+
+# Unpacking. What comes from a file is not trusted: every count is held against the bytes that are there.
+
+
+def unpack(stored: bytes, length: int, seed: int) -> bytes:
+    """Return the raw bytes of a block, or raise JournalError: it does not hold `length` of them."""
+    try:
+        raw: bytes = b"".join(_Reader(_inflated(stored, length), seed).pieces(length))
+    except (struct.error, zlib.error, ValueError, IndexError, OverflowError) as error:
+        raise JournalError(f"a packed block cannot be read: {error}") from error
+    if len(raw) != length:
+        raise JournalError(f"a packed block holds {len(raw)} bytes and not {length}")
+    return raw
+
+
+def _inflated(stored: bytes, length: int) -> bytes:
+    """Inflate, but no more than a block of this length can need: a few bytes may promise gigabytes."""
+    stream = zlib.decompressobj()
+    plain = stream.decompress(stored, length + _OVERHEAD + 1)  # with less room it would not look for its end
+    if not stream.eof or stream.unused_data:
+        raise ValueError("it is longer than it says")
+    return plain
+
+
+class _Reader:
+    """Read an inflated block from its start to its end."""
+
+    def __init__(self, data: bytes, seed: int) -> None:
+        self.data = data
+        self.seed = seed
+        self.at = 0
+
+    def pieces(self, length: int) -> list[memoryview]:
+        """Return the pieces of the raw bytes, in order."""
+        import numpy as np
+
+        count, layouts = self._take(_COUNTS)
+        order = np.frombuffer(self._bytes(8 * count), "<u4").reshape(count, 2)
+        heads = [self._layout(length) for _ in range(layouts)]
+        plain = int(order[order[:, 0] == 0, 1].sum(dtype=np.uint64))
+        if plain + sum(rows * stride for _, _, stride, rows, _ in heads) != length:
+            raise ValueError("its counts do not agree")
+        stretches = [(self._bytes(plain), 1), *((self._rows(*head), head[2]) for head in heads)]
+        return _in_order(order.tolist(), stretches)
+
+    def _take(self, fields: struct.Struct) -> Any:
+        return fields.unpack(self._bytes(fields.size))
+
+    def _bytes(self, count: int) -> memoryview:
+        if count > len(self.data) - self.at:
+            raise ValueError("it ends too early")
+        self.at += count
+        return memoryview(self.data)[self.at - count : self.at]
+
+    def _layout(self, length: int) -> tuple[int, int, int, int, list[Span]]:
+        head, shape, rows, count = self._take(_LAYOUT)
+        stride = HEAD_SIZE + (head >> 32)
+        if not _FIXED < stride <= LONGEST_ROW or rows * stride > length:
+            raise ValueError("a layout is out of range")
+        spans = [_SPAN.unpack(part) for part in _cut(self._bytes(count * _SPAN.size), _SPAN.size)]
+        free = _FIXED
+        for offset, width, many in spans:
+            if width not in (4, 8) or offset < free or not many or offset + width * many > stride:
+                raise ValueError("a column is out of range")
+            free = offset + width * many
+        return head, shape, stride, rows, spans
+
+    def _rows(self, head: int, shape: int, stride: int, count: int, spans: list[Span]) -> memoryview:
+        """Turn planes back into whole frames, heads and checksums included."""
+        import numpy as np
+
+        planes = np.frombuffer(self._bytes(count * (stride - _FIXED)), np.uint8)
+        frames = np.empty((count, stride), np.uint8)
+        block = frames[:, _FIXED:]
+        block[:] = planes.reshape(stride - _FIXED, count).T
+        for span in spans:
+            numbers = _numbers(block, span)
+            _put(block, span, np.cumsum(numbers, axis=0, dtype=numbers.dtype))
+        frames[:, :_FIXED] = np.frombuffer(_START.pack(head, 0, shape), np.uint8)
+        covered = fmt.covered(head >> 16 & 0xFF, stride - HEAD_SIZE, self.seed, head >> 24 & 0xFF)
+        view, crc32 = frames.reshape(-1).data, zlib.crc32
+        sums = [crc32(view[at + HEAD_SIZE : at + stride], covered) for at in range(0, count * stride, stride)]
+        frames[:, 8:HEAD_SIZE] = np.array(sums, "<u4").view("u1").reshape(count, 4)
+        return view
+
+
+def _cut(data: memoryview, size: int) -> list[memoryview]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def _in_order(order: list[list[int]], stretches: list[tuple[memoryview, int]]) -> list[memoryview]:
+    """Take the pieces from where each kind was left, in the order they stood in the journal."""
+    places = [0] * len(stretches)
+    found = []
+    for kind, count in order:
+        data, size = stretches[kind]
+        found.append(data[places[kind] : places[kind] + count * size])
+        places[kind] += count * size
+    return found

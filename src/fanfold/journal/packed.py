@@ -1,0 +1,284 @@
+"""Packed journals, read: the very bytes of the journal they stand for. docs/journal.md describes the file.
+
+A packed journal (`.ffz`) takes the place of its journal (`.ffj`); where both are there, the journal counts. Readers map
+the file that it unpacks to, which is kept in the cache folder while there is room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Final, NamedTuple
+from zlib import crc32
+
+from ..errors import JournalError, notices
+from ..settings import cache_directory
+from . import format as fmt
+from .blocks import BLOCK, unpack
+from .format import PACKED, SUFFIX
+
+MAGIC: Final = b"FFPACK"
+VERSION: Final = 1
+HEAD: Final = struct.Struct("<6sHQQ32sQII")  # magic, version, journal id, raw size, sha256; the table's place, rows and crc
+HEAD_SIZE: Final = HEAD.size + 4  # and the crc of all that
+ENTRY: Final = struct.Struct("<III")  # of the table: raw length, stored length, crc of what is stored
+MOST_STORED: Final = BLOCK + (1 << 16)  # what a block can take where nothing in it can be packed
+CACHE_BYTES: Final = 4 << 30
+
+
+class Entry(NamedTuple):
+    """One block: where its bytes stand in the journal and in the packed file."""
+
+    start: int
+    length: int
+    at: int
+    stored: int
+    crc: int
+
+
+class Head(NamedTuple):
+    """What stands first in the file."""
+
+    journal: str
+    size: int
+    digest: bytes
+    table: int
+    blocks: int
+    sum: int
+
+
+class PackedJournal(io.RawIOBase):
+    """A packed journal, read as if it were the journal: block by block, each checked.
+
+    A block that is damaged reads as zeros, which readers of journals count as damage and pass over; `lost` names it.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes], head: Head, entries: list[Entry]) -> None:
+        self.path = path
+        self.head = head
+        self.entries = entries
+        self.lost: list[Entry] = []
+        self.seed = fmt.seed_of(head.journal)
+        self._file = file
+        self._at = 0
+        self._block: tuple[int, bytes] = (-1, b"")
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.head.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        if self._at >= self.head.size:
+            return 0
+        number = self._number(self._at)
+        start, length = self.entries[number][:2]
+        part = self._bytes(number)[self._at - start : min(length, self._at - start + len(buffer))]
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the journal's bytes, a block at a time."""
+        for number in range(len(self.entries)):
+            yield self._bytes(number)
+
+    def _number(self, at: int) -> int:
+        low, high = 0, len(self.entries) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.entries[middle].start <= at else (low, middle - 1)
+        return low
+
+    def _bytes(self, number: int) -> bytes:
+        if self._block[0] != number:
+            self._block = number, self._unpacked(self.entries[number])
+        return self._block[1]
+
+    def _unpacked(self, entry: Entry) -> bytes:
+        self._file.seek(entry.at)
+        stored = self._file.read(entry.stored)
+        if len(stored) == entry.stored and crc32(stored) == entry.crc:
+            with contextlib.suppress(JournalError):
+                return unpack(stored, entry.length, self.seed)
+        self._lose(entry)
+        return bytes(entry.length)
+
+    def _lose(self, entry: Entry) -> None:
+        self.lost.append(entry)
+        notices.once(
+            f"packed:{self.path}:{entry.start}",
+            f"{self.path} is damaged at byte {entry.at}. What was logged in bytes {entry.start} to "
+            f"{entry.start + entry.length} of that journal is lost; the rest is read. Restore the file from a copy.",
+        )
+
+
+def open_packed(path: Path) -> PackedJournal:
+    """Open a packed journal, or raise JournalError: it cannot be made out where its blocks stand."""
+    file = path.open("rb")
+    try:
+        head = _read_head(path, file)
+        return PackedJournal(path, file, head, _read_table(path, file, head))
+    except JournalError:
+        file.close()
+        raise
+
+
+def _read_head(path: Path, file: IO[bytes]) -> Head:
+    data = file.read(HEAD_SIZE)
+    if len(data) == HEAD_SIZE and data.startswith(MAGIC):
+        _, version, journal, *rest = HEAD.unpack_from(data)
+        if version > VERSION:
+            raise JournalError(
+                f"{path} is of packed format {version}, and this fanfold reads up to {VERSION}. "
+                "The run cannot be shown. Upgrade fanfold: pip install -U fanfold"
+            )
+        if crc32(data[:-4]) == int.from_bytes(data[-4:], "little"):
+            return Head(f"{journal:016x}", *rest)
+    raise unreadable(path, "its first bytes are damaged")
+
+
+def _read_table(path: Path, file: IO[bytes], head: Head) -> list[Entry]:
+    """Read where the blocks stand, and hold it against the sizes: what is there and what was promised."""
+    size = os.fstat(file.fileno()).st_size
+    if head.table < HEAD_SIZE or head.table + head.blocks * ENTRY.size != size:
+        raise unreadable(path, "it is cut off")
+    file.seek(head.table)
+    table = file.read(size - head.table)
+    if crc32(table) != head.sum:
+        raise unreadable(path, "the table of its blocks is damaged")
+    entries, start, at = [], 0, HEAD_SIZE
+    for length, stored, crc in ENTRY.iter_unpack(table):
+        if not 0 < length <= BLOCK or not 0 < stored <= MOST_STORED:
+            raise unreadable(path, "a block's size is out of range")
+        entries.append(Entry(start, length, at, stored, crc))
+        start, at = start + length, at + stored
+    if start != head.size or at != head.table:
+        raise unreadable(path, "its sizes do not agree")
+    return entries
+
+
+def unreadable(path: Path, why: str) -> JournalError:
+    return JournalError(
+        f"{path} cannot be unpacked: {why}. What that process logged is not shown; other journals of the run are. "
+        "Restore the file from a copy."
+    )
+
+
+# Where readers find a journal's bytes
+
+
+def present(path: Path) -> Path:
+    """Return where a journal is now: it may have been packed since it was listed."""
+    packed = path.with_suffix(PACKED)
+    return packed if path.suffix == SUFFIX and not path.exists() and packed.exists() else path
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a journal to read its bytes, unpacking only the blocks that are asked for."""
+    return io.BufferedReader(open_packed(path)) if path.suffix == PACKED else path.open("rb")
+
+
+def raw_size(path: Path) -> int:
+    """Return how many bytes a journal has, packed or not."""
+    if path.suffix == PACKED:
+        with path.open("rb") as file, contextlib.suppress(JournalError):
+            return _read_head(path, file).size
+    return path.stat().st_size
+
+
+def readable(path: Path) -> Path:
+    """Return a file that holds a journal's own bytes: the journal, or what it unpacks to in the cache folder."""
+    return unpacked(path, cache_directory()) if path.suffix == PACKED else path
+
+
+def unpacked(path: Path, cache: Path) -> Path:
+    """Return the file in the cache that a packed journal unpacks to, made now if it is not there."""
+    with open_packed(path) as packed:
+        head = packed.head
+        # By content, too: the same journal may have been packed again after it grew.
+        target = cache / "unpacked" / f"{head.journal}-{head.digest.hex()[:16]}{SUFFIX}"
+        with contextlib.suppress(OSError):
+            found = target.stat()
+            if found.st_size == head.size:
+                os.utime(target, ns=(time.time_ns(), found.st_mtime_ns))  # its last use, which few filesystems keep by themselves
+                return target
+        try:
+            return _unpack_to(packed, target)
+        except OSError as error:
+            raise JournalError(
+                f"{path} cannot be unpacked to {target.parent}: {error.strerror or error}. What that process logged is not shown "
+                "now; nothing is lost. Make room there, or name another folder by FANFOLD_CACHE_DIR."
+            ) from error
+
+
+def _unpack_to(packed: PackedJournal, target: Path) -> Path:
+    """Write the journal's bytes aside, check them against their hash, and give the file its name."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_room(target.parent, packed.head.size)
+    disk = os.statvfs(target.parent)
+    if disk.f_bavail * disk.f_frsize < packed.head.size:
+        raise OSError(errno.ENOSPC, f"there is no room for {packed.head.size} bytes")
+    aside = target.with_name(f".{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with aside.open("xb") as file:
+            sound = copy(packed, file)
+        os.utime(aside, ns=(time.time_ns(), packed.path.stat().st_mtime_ns))
+        if not sound:  # never under the name of the sound file: that may come back
+            target = target.with_suffix(".damaged")
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+    return target
+
+
+def copy(packed: PackedJournal, file: IO[bytes]) -> bool:
+    """Write a journal's bytes to the disk; tell whether they are all there."""
+    digest = hashlib.sha256()
+    for block in packed.blocks():
+        digest.update(block)
+        file.write(block)
+    file.flush()
+    os.fsync(file.fileno())
+    if not packed.lost and digest.digest() != packed.head.digest:
+        raise unreadable(packed.path, "its content is not what was packed")
+    return not packed.lost
+
+
+def _make_room(folder: Path, size: int) -> None:
+    """Remove the files that were not used for longest, until another of this size fits. Whoever has one open keeps it."""
+    files = []
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another reader makes room as well
+            found = path.lstat()
+            files.append((found.st_atime_ns, path, found.st_size))
+    over = sum(length for _, _, length in files) + size - CACHE_BYTES
+    for _, path, length in sorted(files):
+        if over <= 0:
+            return
+        path.unlink(missing_ok=True)
+        over -= length
+
+
+def discard(cache: Path, journal_id: str) -> None:
+    """Remove what a journal was unpacked to."""
+    for path in (cache / "unpacked").glob(f"{fmt.check_id(journal_id)}-*"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,179 @@
+"""Pack journals that will not grow any more: the same bytes in less than half the room, and a whole copy at every moment."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import mmap
+import os
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+from zlib import crc32
+
+from ..errors import JournalError
+from . import format as fmt
+from .blocks import BLOCK, Packer
+from .format import PACKED, SUFFIX
+from .packed import ENTRY, HEAD, HEAD_SIZE, MAGIC, VERSION, copy, open_packed, unreadable
+
+GAIN: Final = 0.9  # what does not get that much smaller stays as it is
+SAMPLES: Final = 8
+
+
+class Packed(NamedTuple):
+    """What became of a journal."""
+
+    path: Path
+    raw: int
+    stored: int
+
+
+def pack(path: Path) -> Packed | None:
+    """Put a packed journal in place of a journal; None if it would hardly be smaller, or grew meanwhile, and stays as it is."""
+    steps = packing(path)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def packing(path: Path) -> Generator[int, None, Packed | None]:
+    """Pack a journal as `pack` does, yielding how many of its bytes are done.
+
+    The order keeps a whole copy at every moment: write aside, to the disk, unpack it and compare, rename, and only then
+    delete. A process that is killed leaves the journal, or both.
+    """
+    aside = path.with_name(f".{path.stem}{PACKED}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with path.open("rb") as raw:
+            before = os.fstat(raw.fileno())
+            if before.st_size > SAMPLES * BLOCK and estimate(path) > GAIN * before.st_size:
+                return None
+            with aside.open("xb") as file:
+                digest = yield from _write(raw, file, path)
+            yield from _verify(aside, digest, before.st_size)
+            _dress(aside, before)
+            stored = aside.stat().st_size
+            if stored > GAIN * before.st_size or not _replace(raw, before, aside, path):
+                return None
+        return Packed(path.with_suffix(PACKED), before.st_size, stored)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write(raw: IO[bytes], file: IO[bytes], path: Path) -> Generator[int, None, bytes]:
+    """Write the packed file to the disk, its first bytes last; return the hash of what was packed."""
+    journal_id = fmt.check_id(path.stem.rpartition("-")[2])
+    digest, table, at = hashlib.sha256(), bytearray(), 0
+    file.write(bytes(HEAD_SIZE))
+    with mmap.mmap(raw.fileno(), os.fstat(raw.fileno()).st_size, access=mmap.ACCESS_READ) as data:
+        packer = Packer(data, journal_id)
+        while at < len(data):
+            end, stored = packer.block(at)
+            digest.update(data[at:end])
+            file.write(stored)
+            table += ENTRY.pack(end - at, len(stored), crc32(stored))
+            at = end
+            yield at
+    where = file.tell()
+    file.write(table)
+    head = HEAD.pack(MAGIC, VERSION, int(journal_id, 16), at, digest.digest(), where, len(table) // ENTRY.size, crc32(table))
+    file.seek(0)
+    file.write(head + crc32(head).to_bytes(4, "little"))
+    file.flush()
+    os.fsync(file.fileno())
+    return digest.digest()
+
+
+def _verify(aside: Path, expected: bytes, size: int) -> Generator[int, None, None]:
+    """Unpack what was written, and raise unless it is the journal, byte by byte."""
+    digest = hashlib.sha256()
+    with open_packed(aside) as packed:
+        for block in packed.blocks():
+            digest.update(block)
+            yield size
+    if packed.lost or digest.digest() != expected:
+        raise JournalError(
+            f"what was packed to {aside} does not unpack to the same bytes. The journal stays as it is; nothing is lost. "
+            "The disk or the memory of this machine may be failing: check them."
+        )
+
+
+def _dress(aside: Path, before: os.stat_result) -> None:
+    """Give the packed file the journal's date, owner and rights: it stands for it."""
+    with contextlib.suppress(PermissionError):
+        os.chown(aside, before.st_uid, before.st_gid)
+    aside.chmod(before.st_mode & 0o777)
+    os.utime(aside, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _replace(raw: IO[bytes], before: os.stat_result, aside: Path, path: Path) -> bool:
+    """Put the packed file in the journal's place, unless that was written to meanwhile. A gateway that appends holds the lock."""
+    if not _locked(raw):
+        return False
+    now = os.fstat(raw.fileno())
+    if (now.st_size, now.st_mtime_ns, now.st_nlink) != (before.st_size, before.st_mtime_ns, before.st_nlink):
+        return False
+    aside.replace(path.with_suffix(PACKED))
+    _sync(path.parent)
+    path.unlink(missing_ok=True)
+    return True
+
+
+def _locked(raw: IO[bytes]) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(raw.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a filesystem without locks: size and date tell
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """Make sure that a new name is on the disk before an old one goes."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):  # some filesystems cannot sync a folder
+            raise
+    finally:
+        os.close(fd)
+
+
+def estimate(path: Path) -> int:
+    """Return about how long a journal's packed file would be, from some blocks of it, evenly spread."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        packer = Packer(data, fmt.check_id(path.stem.rpartition("-")[2]))
+        starts = range(0, len(data), max(BLOCK, len(data) // SAMPLES))
+        raw = stored = 0
+        for at in itertools.islice(starts, SAMPLES):
+            end, block = packer.block(at)
+            raw, stored = raw + end - at, stored + len(block) + ENTRY.size
+        return HEAD_SIZE + stored * len(data) // raw
+
+
+def restore(path: Path) -> Path:
+    """Put a journal back in place of its packed file, because it is to grow again; return it."""
+    target = path.with_suffix(SUFFIX)
+    aside = path.with_name(f".{path.stem}{SUFFIX}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with open_packed(path) as packed, aside.open("xb") as file:
+            if not copy(packed, file):
+                raise unreadable(path, "it is damaged")
+        _dress(aside, path.stat())
+        with contextlib.suppress(FileExistsError):  # another gateway was quicker, and may have gone on with it
+            os.link(aside, target)
+        _sync(target.parent)
+        path.unlink(missing_ok=True)
+    finally:
+        aside.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,66 @@
+"""What one request may see and change. The dashboard of one machine has one for all; a gateway makes one for each caller."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from ..errors import FanfoldError
+from ..store.query import Store
+
+STILL_HERE = b": still here\n\n"
+
+
+class Forbidden(FanfoldError):
+    """Something this caller may not do, or see."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """A store as one caller sees it. `sees` and `holds` are given where not everybody sees everything, for ever."""
+
+    store: Store
+    write: bool
+    user: str = ""
+    sees: Callable[[str], bool] | None = None  # a project, by its name
+    holds: Callable[[], bool] | None = None  # False once it was taken away, or its time is over
+
+
+def access_of(request: Request) -> Access:
+    """Return what a request may see: as whoever stands guard said, else as the app was made."""
+    access: Access = getattr(request.state, "access", None) or request.app.state.access
+    return access
+
+
+class _Changed(msgspec.Struct, forbid_unknown_fields=True):
+    runs: list[tuple[str, str]] | None
+
+
+async def notices(stream: AsyncIterator[bytes], access: Access) -> AsyncIterator[bytes]:
+    """Pass on what concerns the runs a caller sees, as long as they may see them."""
+    async with aclosing(cast("AsyncGenerator[bytes, None]", stream)):  # the watcher must learn at once that a page has left
+        async for notice in stream:
+            if access.holds is not None and not await run_in_threadpool(access.holds):
+                return
+            yield notice if access.sees is None else visible(notice, access.sees)
+
+
+def visible(notice: bytes, sees: Callable[[str], bool]) -> bytes:
+    """Return a notice without the runs a caller does not see; one that says anything else becomes a comment."""
+    head, _, body = notice.partition(b"data: ")
+    if not body or body.strip() == b"{}":
+        return notice
+    try:
+        runs = msgspec.json.decode(body, type=_Changed).runs
+    except msgspec.MsgspecError:
+        return STILL_HERE
+    if runs is None:
+        return notice
+    kept: list[Any] = [run for run in runs if sees(run[0])]
+    return head + b"data: " + msgspec.json.encode({"runs": kept}) + b"\n\n" if kept else STILL_HERE

@@ -1,0 +1,371 @@
+"""One contract, two stores: whatever a store over a directory of runs answers, the one over ClickHouse answers the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+import fanfold
+from clickhouse_tools import Fleet
+from fanfold.cli import main
+from fanfold.errors import RunNotFound
+from fanfold.store.query import LocalStore, Store
+from store_data import Call, thinned, visible, write_run
+
+
+class Place:
+    """A store of a kind, and how runs get into it."""
+
+    def __init__(self, kind: str, root: Path, fleet: Fleet | None) -> None:
+        self.kind, self.root, self.fleet = kind, root, fleet
+        self.local = LocalStore(root)
+
+    @property
+    def dir(self) -> str:
+        return str(self.root) if self.fleet is None else self.fleet.url
+
+    def take_in(self) -> Store:
+        """Bring what lies in the directory into the store, in pieces of all sizes, and return the store."""
+        if self.fleet is None:
+            return self.local
+        self.fleet.ship(self.root)
+        return self.fleet.store()
+
+
+@pytest.fixture(params=["directory", "clickhouse"])
+def place(request, tmp_path) -> Iterator[Place]:
+    fleet = Fleet(request.getfixturevalue("clickhouse")) if request.param == "clickhouse" else None
+    yield Place(request.param, tmp_path / "runs", fleet)
+    if fleet is not None:
+        fleet.close()
+
+
+def training(root: Path, **options: Any) -> fanfold.Run:
+    return fanfold.init("p", dir=root, system=False, quiet=True, **options)
+
+
+# Runs
+
+
+def test_runs_are_listed_filtered_and_sorted(place):
+    for lr, tag in ((0.1, "a"), (0.01, "b"), (0.001, "b")):
+        with training(place.root, config={"lr": lr, "model": {"dim": 8}}, tags=[tag], name=f"run {lr}") as run:
+            for step in range(20):
+                run.log({"loss": lr * (20 - step)}, step=step)
+    store = place.take_in()
+    assert [project["name"] for project in store.projects()] == ["p"]
+    assert store.projects()[0]["runs"] == 3
+    rows = store.runs("p")
+    assert [row["name"] for row in rows] == ["run 0.001", "run 0.01", "run 0.1"]
+    assert {row["status"] for row in rows} == {"finished"}
+    assert rows[0]["config"] == {"lr": 0.001, "model": {"dim": 8}}
+    assert rows[0]["latest"] == {"loss": pytest.approx(0.001)}
+    assert [row["name"] for row in store.runs("p", "tag:b and loss.min<0.005")] == ["run 0.001"]
+    assert [row["name"] for row in store.runs("p", sort="-lr")] == ["run 0.1", "run 0.01", "run 0.001"]
+    stats = store.runs("p", "lr=0.1", stats=["loss"])[0]["stats"]["loss"]
+    assert (stats["count"], stats["first"], stats["last"]) == (20, pytest.approx(2.0), pytest.approx(0.1))
+    assert store.runs("nothing") == []
+    with pytest.raises(RunNotFound):
+        store.run("p", "no-such-run")
+
+
+def test_names_may_be_anything(place):
+    for name in ("<img onerror=x>", "../../etc/passwd", "日本語 🦆", ".hidden"):
+        run = fanfold.init(name, dir=place.root, id=name, system=False, quiet=True)
+        run.log({name: 1.0, "a\nb": 2}, step=0)
+        run.finish()
+    store = place.take_in()
+    assert {project["name"] for project in store.projects()} >= {"<img onerror=x>", "../../etc/passwd", "日本語 🦆"}
+    for name in ("<img onerror=x>", "../../etc/passwd", "日本語 🦆"):
+        assert store.run(name, name).latest == {name: 1.0, "a\nb": 2}
+
+
+def test_everything_a_run_holds_is_read_back(place, capfd):
+    run = training(place.root, config={"a": 1, "secret_token": "x"}, console=True, notes="a note", group="g")
+    run.define_metric("acc", summary="max")
+    picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    for step in range(30):
+        run.log({"acc": math.sin(step), "n": step, "ok": step % 2 == 0, "big": (1 << 60) + step, "text": f"t{step}"}, step=step)
+    run.log({"img": fanfold.Image(picture), "tab": fanfold.Table(["a"], [[1], [2]]), "h": fanfold.Histogram([1, 2, 3])}, step=3)
+    run.log({"bad": math.nan}, step=1)
+    run.log({"bad": math.inf}, step=2)
+    os.write(1, b"printed by the process\n")
+    run.alert("hot", "it is hot")
+    run.summary["best"] = 7
+    (place.root / "model.bin").write_bytes(b"weights" * 1000)
+    run.artifact(place.root / "model.bin", name="model")
+    run.finish()
+    capfd.readouterr()
+    store = place.take_in()
+    (row,) = store.runs("p")
+    found = store.run("p", row["id"])
+    assert (found.status, found.notes, found.group, found.ranks) == ("finished", "a note", "g", [0])
+    assert found.config["a"] == 1
+    assert found.config["secret_token"] != "x"
+    assert set(found.keys()) == {"acc", "n", "ok", "big", "bad"}
+    assert set(found.keys("text")) == {"text"}
+    assert set(found.keys("media")) == {"img", "tab", "h"}
+    assert found.series("n").values.dtype == np.int64
+    assert found.series("ok").values.dtype == bool
+    assert found.series("big").values.tolist() == [(1 << 60) + step for step in range(30)]
+    assert found.latest["big"] == (1 << 60) + 29
+    assert found.latest["ok"] is False
+    assert str(found.series("bad").values.tolist()) == "[nan, inf]"
+    assert [point.text for point in found.texts("text")] == [f"t{step}" for step in range(30)]
+    assert isinstance(found.media("img")[0].load(), fanfold.Image)
+    assert found.table("tab").rows == [[1], [2]]
+    assert b"printed by the process" in found.console()
+    assert [alert["title"] for alert in found.alerts] == ["hot"]
+    assert found.summary["best"] == 7
+    assert found.summary["acc"] == pytest.approx(max(math.sin(step) for step in range(30)))
+    (artifact,) = found.artifacts
+    assert found.artifact_file(artifact["files"][0]["blob"]).read_bytes() == b"weights" * 1000
+    assert found.damaged == found.dropped == 0
+    assert found.to_pandas(["acc", "n"]).shape == (30, 3)
+
+
+# Points
+
+VALUES = some.one_of(
+    some.floats(width=32), some.integers(-(1 << 62), 1 << 62), some.booleans(), some.sampled_from([math.nan, math.inf, -math.inf, 0.5])
+)
+CALLS = some.lists(
+    some.builds(
+        Call, some.integers(0, 2), some.integers(0, 2), some.one_of(some.none(), some.integers(-5, 300)), some.integers(1, 10**9),
+        some.dictionaries(some.sampled_from(["a", "b", "long/key"]), VALUES, min_size=1, max_size=3),
+    ), min_size=1, max_size=60,
+).map(lambda calls: sorted(calls, key=lambda call: call.attempt))  # fmt: skip
+
+
+def same(found: Any, wanted: Any) -> bool:
+    return np.array_equal(np.asarray(found, np.float64), np.asarray(wanted, np.float64), equal_nan=True)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(calls=CALLS, buckets=some.sampled_from([1, 4, 40]), lo=some.none() | some.floats(-10, 310), hi=some.none() | some.floats(-10, 310))
+def test_any_history_reads_as_it_was_written(place, calls, buckets, lo, hi):
+    id = uuid.uuid4().hex
+    write_run(place.root, calls, id=id)
+    store = place.take_in()
+    run = store.run("p", id)
+    pairs = {(key, call.rank) for call in calls for key in call.values}
+    for key, rank in sorted(pairs):
+        points, restarts = visible(calls, key, rank)
+        found = run.series(key, rank=rank)
+        assert found.steps.tolist() == [-1 if point.step == -(1 << 63) else point.step for point in points]
+        assert found.times.tolist() == [point.time for point in points]
+        assert same(found.values, [point.value for point in points])
+        stepped = [(float(point.step), float(point.value)) for point in points if point.step != -(1 << 63)]
+        if not stepped or (lo is not None and hi is not None and lo > hi):
+            continue
+        thin = store.series(run, key, rank=rank, buckets=buckets, lo=lo, hi=hi)
+        wanted = thinned(stepped, buckets, lo, hi)
+        for name in ("x", "x_last", "min", "max", "first", "last", "count"):
+            assert same(getattr(thin, name), [one[name] for one in wanted]), name
+        assert thin.total == sum(one["count"] for one in wanted)
+
+
+def test_folds_and_other_axes_are_the_same_in_both_stores(tmp_path, clickhouse):
+    calls = [
+        Call(attempt, rank, step, 1000 * (rank + 1), {"loss": math.sin(step * (rank + 1)), "tokens": float(step * 512)})
+        for attempt, start in ((0, 0), (1, 40))
+        for step in range(start, start + 80)
+        for rank in range(3)
+    ]
+    write_run(tmp_path, calls)
+    fleet = Fleet(clickhouse)
+    fleet.ship(tmp_path)
+    stores: list[Any] = [LocalStore(tmp_path), fleet.store()]
+    asked: list[dict[str, Any]] = [
+        {"fold": "mean"}, {"fold": "max", "buckets": 10}, {"fold": "std", "x": "time"}, {"x": "tokens", "buckets": 13}, {"x": "relative"},
+        {"rank": 2, "buckets": 7}, {"rank": 1, "lo": 12.5, "hi": 99.0, "buckets": 9}, {"lo": 30.0, "hi": 34.0},
+    ]  # fmt: skip
+    for how in asked:
+        one, two = (store.series(store.run("p", "r"), "loss", **how) for store in stores)
+        for name in ("x", "x_last", "min", "max", "first", "last", "count", "low", "high", "low_rank", "high_rank"):
+            left, right = getattr(one, name), getattr(two, name)
+            assert (left is None) == (right is None)
+            assert left is None or same(left, right), (how, name)
+        for name in ("total", "raw", "restarts", "axis", "before", "after"):
+            assert getattr(one, name) == getattr(two, name), (how, name)
+    many = stores[1].series_many([(stores[1].run("p", "r"), key) for key in ("loss", "none", "tokens")], buckets=20)
+    assert [one is None for one in many] == [False, True, False]
+    fleet.close()
+
+
+def test_no_extreme_of_a_long_series_is_lost(place):
+    generator = np.random.default_rng(1)
+    steps = 600_000
+    values = generator.normal(size=steps)
+    from fanfold.journal import Writer
+
+    header = {"format": [1, 0], "rank": 0, "role": "main", "attempt": "a", "run": "long", "project": "p", "ordinal": 1, "mono": 0}
+    writer = Writer(place.root / "p" / "long" / "journal", header)
+    for step, value in enumerate(values.tolist()):
+        writer.row({"loss": value}, "d", time_ns=10**18 + step, step=step)
+    writer.close({"status": "finished", "t": 10**18 + steps})
+    store = place.take_in()
+    run = store.run("p", "long")
+    thin = store.series(run, "loss", buckets=330)
+    assert (thin.total, int(thin.count.sum()), len(thin)) == (steps, steps, 330)
+    assert (thin.min.min(), thin.max.max()) == (values.min(), values.max())
+    assert (thin.first[0], thin.last[-1]) == (values[0], values[-1])
+    edges = np.searchsorted(np.arange(steps), thin.x)
+    assert same(thin.min, np.minimum.reduceat(values, edges))
+    assert same(thin.max, np.maximum.reduceat(values, edges))
+    zoom = store.series(run, "loss", buckets=330, lo=1000, hi=1200)
+    assert zoom.raw
+    assert same(zoom.last, values[1000:1201])
+    assert (zoom.before, zoom.after) == ((999.0, values[999]), (1201.0, values[1201]))
+
+
+# Live
+
+
+def test_what_is_logged_now_is_read_now(place):
+    run = training(place.root, id="live")
+    run.log({"loss": 1.0}, step=0)
+    store = place.take_in()
+    assert store.runs("p")[0]["status"] == "running"
+    token, _ = store.changed(0)
+    run.log({"loss": 0.5, "new": 3}, step=1)
+    store = place.take_in()
+    later, changed = until_changed(store, token)
+    assert changed == [("p", "live")]
+    assert store.changed(later)[1] == []
+    assert store.run("p", "live").series("loss").values.tolist() == [1.0, 0.5]
+    assert store.run("p", "live").latest == {"loss": 0.5, "new": 3}
+    run.finish()
+    store = place.take_in()
+    assert store.runs("p")[0]["status"] == "finished"
+    until_changed(store, later)
+
+
+def until_changed(store: Any, token: int) -> tuple[int, list[Any]]:
+    import time
+
+    for _ in range(200):
+        later, changed = store.changed(token)
+        if changed:
+            return later, changed
+        time.sleep(0.05)
+    raise AssertionError("no change was told")
+
+
+# The command line
+
+COMMANDS: list[Callable[[str], list[str]]] = [
+    lambda id: ["ls", "--json"],
+    lambda id: ["show", id, "--json"],
+    lambda id: ["tail", id, "--json", "-n", "5"],
+    lambda id: ["export", id, "--format", "jsonl", "-o", "-"],
+    lambda id: ["query", "SELECT key, count(*) AS n, min(value) AS low FROM points GROUP BY key ORDER BY key", "--json"],
+    lambda id: ["query", "SELECT id, status FROM runs", "--json"],
+    lambda id: ["usage", "--json"],
+    lambda id: ["ops", id, "--json"],
+    lambda id: ["top", "--once", "--json"],
+]
+
+
+def printed(capsys, words: list[str]) -> tuple[int, str]:
+    code = main(words)
+    said = capsys.readouterr()
+    return code, said.out or said.err
+
+
+VARYING = ("path", "seen", "duration", "last", "age", "files", "silent", "now")
+
+
+def facts(text: str) -> Any:
+    """Read what a command printed, without what differs by where a run lies and when it arrived."""
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: clean(one) for name, one in value.items() if name not in VARYING}
+        return [clean(one) for one in value] if isinstance(value, list) else value
+
+    try:
+        return clean(json.loads(text))
+    except json.JSONDecodeError:
+        return [clean(json.loads(line)) for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words("ID")[:2]))
+def test_every_command_says_the_same_of_both(words, both, capsys):
+    directory, address, id = both
+    first = printed(capsys, [*words(id), "--dir", directory])
+    second = printed(capsys, [*words(id), "--dir", address])
+    assert first[0] == second[0]
+    if first[1].lstrip()[:1] in ("[", "{"):
+        assert facts(second[1]) == facts(first[1])
+    else:
+        assert second[1].replace(address, directory) == first[1]
+
+
+@pytest.fixture
+def both(tmp_path, clickhouse):
+    run = training(tmp_path / "runs", config={"lr": 0.1}, tags=["t"], name="one")
+    for step in range(50):
+        run.log({"loss": 1 / (step + 1), "acc": step / 50}, step=step)
+    run.alert("hot", "x")
+    run.finish()
+    fleet = Fleet(clickhouse)
+    fleet.ship(tmp_path / "runs")
+    yield str(tmp_path / "runs"), fleet.url, run.id
+    fleet.close()
+
+
+def test_a_run_is_replayed_from_clickhouse_into_a_tracker(both, tmp_path, capsys):
+    _, address, id = both
+    code, _ = printed(capsys, ["sync", id, "--to", "tensorboard", "--kwargs", json.dumps({"logging_dir": str(tmp_path / "tb")}), "--dir", address])
+    assert code == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    loaded = [EventAccumulator(str(folder)).Reload() for folder in {path.parent for path in (tmp_path / "tb").rglob("events.*")}]
+    (one,) = [events for events in loaded if "loss" in events.Tags()["scalars"]]
+    assert [event.step for event in one.Scalars("loss")] == list(range(50))
+
+
+def test_deleting_a_run_from_the_command_line_is_for_good_and_written_down(both, capsys):
+    _, address, id = both
+    assert printed(capsys, ["rm", id, "--yes", "--dir", address])[0] == 0
+    assert json.loads(printed(capsys, ["ls", "--json", "--dir", address])[1] or "[]") == []
+    said = printed(capsys, ["audit", "--store", address, "--json"])[1]
+    assert id in said
+    assert "run deleted" in said
+
+
+def test_commands_that_work_on_files_say_so(both, capsys):
+    _, address, _ = both
+    for command in ("prune", "merge", "reindex"):
+        code, said = printed(capsys, [command, "--dir", address])
+        assert code == 2
+        assert "works on a directory of runs" in said
+
+
+def test_training_never_writes_to_a_server(both, monkeypatch):
+    monkeypatch.setenv("FANFOLD_DIR", both[1])
+    with pytest.raises(fanfold.FanfoldError, match="FANFOLD_SERVER"):
+        fanfold.init("p")
+
+
+def test_pieces_come_in_any_size(tmp_path, clickhouse):
+    random.seed(3)
+    write_run(tmp_path, [Call(0, rank, step, 10, {"a": float(step), "b": step}) for step in range(200) for rank in range(2)])
+    fleet = Fleet(clickhouse)
+    assert fleet.ship(tmp_path, most=300) > 40
+    run = fleet.store().run("p", "r")
+    for rank in range(2):
+        assert run.series("a", rank=rank).values.tolist() == list(range(200))
+    assert not any(journal.twice for journal in run.journals)
+    fleet.close()
