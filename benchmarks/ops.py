@@ -7,6 +7,7 @@ ratios, with the middle half. CPU time, not wall time: it holds on a busy machin
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import random
@@ -26,8 +27,15 @@ LIMITS = {("default", "transformer"): 1.01, ("default", "mlp"): 1.02, ("p=1", "t
 
 
 def mlp() -> Callable[[], None]:
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
-    return step(model, torch.randn(32, 64))
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    return step(model, torch.randn(64, 256), torch.optim.SGD(model.parameters(), 1e-3))
+
+
+def tiny() -> Callable[[], None]:
+    """A step that is hardly more than its operators' dispatch: the worst that can be met, and nothing is promised of it."""
+    return step(
+        nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)), torch.randn(32, 64)
+    )
 
 
 def transformer() -> Callable[[], None]:
@@ -35,8 +43,8 @@ def transformer() -> Callable[[], None]:
     return step(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(8, 64, 128))
 
 
-def step(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+def step(model: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer | None = None) -> Callable[[], None]:
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), 1e-4)
 
     def run() -> None:
         optimizer.zero_grad()
@@ -79,10 +87,33 @@ class TorchProfiler:
         self.profiler.stop()
 
 
+class Empty:
+    """The callbacks of a full observation that do nothing: what torch itself spends on being observed."""
+
+    def __init__(self) -> None:
+        class Callback(ctypes.Structure):
+            _fields_ = (("start", ctypes.c_void_p), ("end", ctypes.c_void_p), ("sampling", ctypes.c_double),
+                        ("scopes", ctypes.c_bool * 10), ("needs", ctypes.c_bool * 3))  # fmt: skip
+
+        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        self.add = torch_library["_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE"]
+        self.remove = torch_library["_ZN2at14removeCallbackEm"]
+        self.add.argtypes, self.add.restype, self.remove.argtypes = [Callback], ctypes.c_uint64, [ctypes.c_uint64]
+        self.callback = Callback(None, None, 1.0, (ctypes.c_bool * 10)(True, True, True, *[False] * 4, True))
+
+    def __enter__(self) -> Empty:
+        self.handle = self.add(self.callback)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove(self.handle)
+
+
 CONFIGURATIONS: dict[str, Callable[[], Any]] = {
     "default": Profiled,
     "sampling=0.01": lambda: Profiled(sampling=0.01),
     "p=1": lambda: Profiled(every=1),
+    "torch alone": Empty,
     "torch.profiler": TorchProfiler,
 }
 
@@ -128,11 +159,11 @@ def main() -> None:
     torch.set_num_threads(1)
     rounds = args.rounds or (9 if args.quick else 21)
     figures: dict[str, Any] = {"torch": torch.__version__, "cores": os.cpu_count(), "rounds": rounds}
-    for name, make, count in (("mlp", mlp, 200), ("transformer", transformer, 40)):
+    for name, make, count in (("mlp", mlp, 200), ("transformer", transformer, 40), ("tiny mlp, AdamW", tiny, 200)):
         run = make()
-        cpu_time(run, 10)
+        bare = cpu_time(run, 10) and min(cpu_time(run, 10) for _ in range(9))
         found = [one_round(run, count if not args.quick else max(count // 4, 20)) for _ in range(rounds)]
-        print(f"\n{name}: CPU time of a step, ratio to none; median of {rounds} rounds (middle half)")
+        print(f"\n{name}, {bare * 1e3:.2f} ms: CPU time of a step, ratio to none; median of {rounds} rounds (middle half)")
         for configuration in CONFIGURATIONS:
             ratios = [one[configuration] for one in found]
             low, middle, high = statistics.quantiles(ratios, n=4)

@@ -51,14 +51,13 @@ class Fleet:
         journal.refresh()
         project, run = (directory.decode_name(part.name) for part in (file.parents[2], file.parents[1]))
         project, run = journal.header.get("project", project), journal.header.get("run", run)
-        at, sent, data = self._ends.get(file, 0), 0, b""
+        at, sent = self._ends.get(file, 0), 0
         whole = file.read_bytes()
         room = random.randrange(1, most)
-        for start, end, *_ in journal.walk(at):
-            data += whole[start:end]
-            if len(data) >= room or end == journal.verified:
-                at = self._send(project, Piece(run, file.stem, at, 0, data))
-                data, sent, room = b"", sent + 1, random.randrange(1, most)
+        for _, end, *_ in journal.walk(at):
+            if end - at >= room or end == journal.verified:
+                at = self._send(project, Piece(run, file.stem, at, 0, whole[at:end]))
+                sent, room = sent + 1, random.randrange(1, most)
         self._ends[file] = at
         return sent
 

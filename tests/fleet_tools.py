@@ -92,9 +92,9 @@ class Process:
 class Gateway(Process):
     """A real gateway on a port of this machine."""
 
-    def __init__(self, store: Path, *words: str, port: int = 0) -> None:
+    def __init__(self, store: Path | str, *words: str, port: int = 0, log: Path | None = None) -> None:
         quick = ("--durability", "process") if "--durability" not in words else ()
-        log = store.with_name("gateway.log")
+        log = log or Path(store).with_name("gateway.log")
         super().__init__("serve", "--store", str(store), "--port", str(port), "--json", *quick, *words, log=log)
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()

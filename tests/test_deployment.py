@@ -12,6 +12,7 @@ import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 
+import clickhouse_server
 import fanfold
 from deployment_tools import (
     BIN,
@@ -31,6 +32,7 @@ from deployment_tools import (
 )  # fmt: skip
 from fanfold.cli import logins, serve
 from fanfold.clickhouse import address as store_address
+from fanfold.clickhouse import rebuild, schema
 from fanfold.fleet import address, metrics
 from fanfold.fleet.gateway import DOORS
 from fanfold.settings import unknown_variables
@@ -139,7 +141,7 @@ def test_images_have_versions_and_ours_is_this_one() -> None:
     versions = dict(image.rsplit(":", 1) for image in images)
     assert len(versions) == len(images) == 2, "compose and the chart run the same"
     assert versions["fanfold"] == fanfold.__version__
-    assert re.fullmatch(r"\d+\.\d+", versions["clickhouse/clickhouse-server"])
+    assert clickhouse_server.VERSION.startswith(versions["clickhouse/clickhouse-server"] + "."), "the one that the tests run on"
     for text in ((DEPLOY / "Dockerfile").read_text(), PAGE.read_text()):
         assert set(re.findall(r"\bfanfold:(\S+)", text)) == {fanfold.__version__}
 
@@ -153,6 +155,13 @@ def test_metrics_and_alerts_speak_of_what_is_measured() -> None:
     assert set(re.findall(r"`(fanfold_gateway_\w+)`", PAGE.read_text())) == known
     (shipped,) = of_kind(rendered("everything"), "PrometheusRule")
     assert shipped["spec"]["groups"][0]["rules"] == rules
+
+
+def test_the_page_says_of_every_table_whether_it_needs_a_backup() -> None:
+    rows = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    record, books, derived = [set(row) for row in rows if {"pieces", "tokens", "points"} & set(row)]
+    assert derived == set(rebuild.DERIVED)
+    assert record | books | derived == {table.name for table in schema.TABLES} | {"meta"}
 
 
 # Compose and the image

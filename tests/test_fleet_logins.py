@@ -227,6 +227,11 @@ def test_a_login_that_was_not_begun_here_or_was_refused_there_logs_nobody_in(sto
     assert come_back(client, code="good", state=state).status_code == 403
     assert client.get("/ui/api/projects").status_code == 401
     assert visitor(store, "http://127.0.0.1:9").get("/ui/oidc/start").status_code == 502
+    away = visitor(store, liar.url)
+    liar.found = {"issuer": "https://evil.example"}
+    assert "calls itself" in away.get("/ui/oidc/start").text
+    liar.found = {}
+    assert "a moment ago" in away.get("/ui/oidc/start").text  # and nothing was asked
     liar.claims = {"email": None}
     named = visitor(store, liar.url, user_claim="sub")
     assert come_back(named, code="good", state=begin(named, liar)["state"]).status_code == 303

@@ -35,6 +35,7 @@ from fanfold.store.query import LocalStore
 from fleet_tools import Forwarder, Gateway, arrived, journals, pieces_of, until, write_run
 
 SECRET = "one secret for all gateways of these tests"
+GRANTS = ["user:ann=llm:read", "group:research=llm:write", "user:bob=vision:write", "user:cid=llm:read", "user:cid=vision:write"]
 PROXY, ELSEWHERE = "10.1.2.3", "192.0.2.9"
 
 
@@ -52,7 +53,7 @@ class Place:
         given = Logins(
             self.tokens,
             Sessions(secret, clock=clock),
-            Grants(["user:ann=llm:read", "group:research=llm:write", "user:bob=vision:write"]),
+            Grants(GRANTS),
             Proxies([PROXY], user="X-Forwarded-User", groups="X-Forwarded-Groups"),
             **logins,
         )
@@ -94,6 +95,7 @@ REQUESTS: dict[str, tuple[str, dict]] = {
     "/api/projects": ("GET", {}),
     "/api/openapi.json": ("GET", {}),
     "/api/runs": ("GET", {"project": "llm"}),
+    "/api/passing": ("GET", {"project": "llm", "filter": "loss>0"}),
     "/api/run": ("GET", ONE),
     "/api/columns": ("POST", {"project": "llm", "names": ["metric:loss"]}),
     "/api/series": ("POST", SERIES),
@@ -171,8 +173,8 @@ def test_nobody_unknown_gets_anything(place):
     }
     http = place.client()
     for who, headers in strangers.items():
-        seen = {path: ask(http, path, **headers) for path in (*REQUESTS, LIVE)}
-        assert set(seen.values()) == {401}, who
+        assert {ask(http, path, **headers) for path in REQUESTS} == {401}, who
+        assert ask(http, LIVE, **headers) == 401, who
         assert http.get("/ui/", headers={**headers, "accept": "text/html"}).status_code in (303, 401)
     assert http.get("/ui/", headers={"accept": "text/html"}).headers["location"] == "login"
     assert ask(http, "/api/projects", **cookie(Session(soon, user="ann"))) == 200  # the same way in does work for those who may
@@ -192,6 +194,7 @@ CALLERS = {
     "ann": (200, 403, ["llm"]),
     "ann in research": (200, 200, ["llm"]),
     "bob": (403, 403, ["vision"]),
+    "cid": (200, 403, ["llm", "vision"]),
 }
 
 
@@ -391,6 +394,16 @@ def test_without_tokens_the_page_is_open_on_this_machine_and_to_no_other_page(pl
     assert TestClient(served, base_url="http://evil.example").get("/ui/api/projects").status_code == 400
     with pytest.raises(SettingError, match="forwarders not"):
         app(DirectoryIntake(place.root), logins=Logins(None, proxies=Proxies([PROXY], user="X-Forwarded-User")))
+
+
+def test_tokens_that_cannot_be_read_let_nobody_in_and_say_try_again(place):
+    word = place.token("me", "llm", "read")
+    (place.root / FILE_NAME).unlink()
+    (place.root / FILE_NAME).mkdir(mode=0o700)
+    http = place.client()
+    for path in ("/ui/api/projects", "/v1/runs?project=llm"):
+        answer = http.get(path, headers={"authorization": f"Bearer {word}"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
 # Grants and proxies

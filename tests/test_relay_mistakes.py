@@ -169,7 +169,7 @@ def test_prune_waits_for_every_destination(play):
     assert kept() == {"is not delivered to raising yet (fanfold sync)": 1}
     (play.folder / "lines.up").touch()
     assert play.sync("r", "--to", "relay_trackers:Raising")[0] == 0
-    assert kept() == {"holds the only copy of its data": 1}
+    assert kept() == {"is too small to gain by packing": 1}
 
 
 def test_finish_does_not_wait_for_a_long_journal_to_be_counted(tmp_path):

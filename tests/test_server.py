@@ -112,7 +112,10 @@ def test_projects_and_runs_say_what_there_is(tmp_path):
     assert answer["keys"] == ["loss", "acc"]
     assert "config:model.dim" in answer["columns"]
     assert http.get("/api/runs", params={"project": "llm", "filter": "model.dim>9"}).json()["runs"] == []
-    wrong = http.get("/api/runs", params={"project": "llm", "filter": "lr<<"})
+    assert http.get("/api/passing", params={"project": "llm", "filter": "model.dim>7"}).json() == {
+        "ids": [answer["runs"][0]["id"]]
+    }
+    wrong = http.get("/api/passing", params={"project": "llm", "filter": "lr<<"})
     assert wrong.status_code == 400 and "error" in wrong.json()
 
 

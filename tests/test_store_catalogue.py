@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sqlite3
@@ -74,6 +75,23 @@ def test_statistics_are_kept_and_follow_the_run(tmp_path, monkeypatch):
     assert (row["stats"]["loss"]["min"], row["stats"]["loss"]["count"]) == (0.5, 3)
     monkeypatch.setattr(catalogue, "points", lambda *_: pytest.fail("the journal was read again"))
     assert LocalStore(tmp_path).runs(filter="loss.mean>1")[0]["id"] == "x"
+
+
+def test_a_row_tells_summary_from_latest_values_though_it_keeps_each_once(tmp_path):
+    run = fanfold.init("p", id="x", dir=tmp_path, quiet=True, system=False)
+    run.define_metric("loss", summary="min")
+    run.define_metric("secret*", summary="none")
+    run.log({"loss": 1.0, "acc": math.nan, "secret/a": 5.0, "words": "so"}, step=0)
+    run.log({"loss": 2.0, "system/load": 3.0}, step=1)
+    run.summary["best"] = 7
+    run.finish()
+    made(tmp_path, id="plain")
+    expected = {"loss": 1.0, "acc": math.nan, "words": "so", "best": 7}
+    for _ in range(2):  # read from journals, then from the catalogue
+        row, plain = sorted(LocalStore(tmp_path).runs("p"), key=lambda row: row["id"], reverse=True)
+        assert repr(row["summary"]) == repr(expected)
+        assert row["latest"].keys() == {"loss", "acc", "secret/a", "words", "system/load"} and row["latest"]["loss"] == 2.0
+        assert plain["summary"] == {"a": 2.0}
 
 
 def test_reindex_makes_every_row_anew_and_forgets_what_is_gone(tmp_path):

@@ -123,7 +123,7 @@ _ROWS = (
 )  # fmt: skip
 TABLE: Mapping[str, Setting] = {row.name: row for row in _ROWS}
 # Variables that are no settings: they mean something to the command line, or stand in for a launcher's.
-_OTHERS = ("FANFOLD_DEBUG", "FANFOLD_LOCAL_RANK", "FANFOLD_LOCAL_WORLD_SIZE")
+_OTHERS = ("FANFOLD_CLICKHOUSE_PASSWORD", "FANFOLD_DEBUG", "FANFOLD_LOCAL_RANK", "FANFOLD_LOCAL_WORLD_SIZE")
 
 
 def resolve(name: str, argument: Any = None, *, file: Mapping[str, Any] | None = None) -> Any:

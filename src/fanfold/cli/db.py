@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
 from ..settings import is_address
-from . import output
+from . import output, places
 
 if TYPE_CHECKING:
     from ..clickhouse.address import Address
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..clickhouse.address import parse
 
-    text = args.store or args.dir or ""
+    text = places.address(args)
     if not is_address(text):
         raise SettingError(
             "`fanfold db` needs the address of a ClickHouse store. Nothing was done. Name it with --store clickhouse://…"
@@ -89,7 +89,7 @@ def _rebuild(args: argparse.Namespace) -> int:
     from ..clickhouse.rebuild import rebuild
     from ..clickhouse.store import open_store
 
-    store = open_store(args.store or args.dir)
+    store = open_store(places.address(args))
     names = [name for name in store.names(args.project) if args.run in (None, name[1])]
     if not names:
         raise SettingError("there is no such run. Nothing was rebuilt. `fanfold ls` lists them.")

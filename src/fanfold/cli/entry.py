@@ -114,6 +114,8 @@ def _unknown(name: str) -> FanfoldError:
 
 
 def _plain(error: OSError) -> FanfoldError:
+    if error.errno is None:  # a server's: it is not there, or cannot do it now
+        return FanfoldError(f"{error}. The command stopped there. Try again; if that does not help, look at the server.")
     where = f"{error.filename}: " if error.filename else ""
     return FanfoldError(f"{where}{error.strerror or error}. The command stopped there. Check the path and its permissions.")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import FanfoldError
-from . import output
 from .text import clean, size
 
 EXAMPLE = """examples:
@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
     found = inspect(args.path)
     found["run"] = _run(args, found["stamp"])
     if args.json:
+        from . import output
+
         output.print_json(found)
     else:
         print("\n".join(_lines(found)))
@@ -36,10 +38,13 @@ def _run(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> dict[str,
     named = _table(stamp or {}, "run").get("id")
     if not isinstance(named, str):
         return None
-    from ..journal import directory
     from ..settings import find_directory
 
     root = find_directory(args.dir)
+    if not _is_there(root, named):
+        return None
+    from ..journal import directory
+
     folder = next(
         (one for one in directory.run_directories(root, args.project) if directory.decode_name(one.name) == named), None
     )
@@ -52,6 +57,11 @@ def _run(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> dict[str,
     except (FanfoldError, OSError):
         return None
     return {"id": run.id, "name": run.name, "project": run.project, "status": run.status, "path": str(run.path)}
+
+
+def _is_there(root: Path, named: str) -> bool:
+    """Tell by the names of folders alone, so that a file whose run is elsewhere answers without loading what reads runs."""
+    return any(folder.name == named or "%" in folder.name for folder in root.glob("*/*"))
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -38,11 +38,11 @@ def books(args: argparse.Namespace) -> tuple[TokenBook, Audit]:
     from ..fleet.tokens import FILE_NAME as TOKENS
     from ..fleet.tokens import Tokens
 
-    if is_address(_store(args)):
+    if is_address(address(args)):
         from ..clickhouse.books import AuditTable, TokenTable
         from ..clickhouse.store import open_store
 
-        database = open_store(_store(args)).database
+        database = open_store(address(args)).database
         return TokenTable(database), AuditTable(database)
     root = _root(args)
     tokens = Path(args.tokens).expanduser() if getattr(args, "tokens", None) else root / TOKENS
@@ -55,18 +55,19 @@ def place(args: argparse.Namespace, *, power: bool = True) -> Place:
     from ..server.edit import DirectoryViews
     from ..store.query import LocalStore
 
-    if is_address(_store(args)):
+    if is_address(address(args)):
         from ..clickhouse.books import ViewTable
         from ..clickhouse.intake import ClickHouseIntake
         from ..clickhouse.store import open_store
 
-        fleet = open_store(_store(args))
+        fleet = open_store(address(args))
         return Place(ClickHouseIntake(fleet.database), fleet, *books(args), ViewTable(fleet.database))
     root = _root(args)
     return Place(DirectoryIntake(root, power=power), LocalStore(root), *books(args), DirectoryViews(root))
 
 
-def _store(args: argparse.Namespace) -> str:
+def address(args: argparse.Namespace) -> str:
+    """Return what names the store, before it is looked at."""
     return str(args.store or args.dir or os.environ.get("FANFOLD_DIR") or "")
 
 

@@ -112,7 +112,7 @@ def _packing(found: Found) -> Iterator[int]:
 
 def _note(file: Path, packed: Packed | None, found: Found) -> None:
     if packed is None:
-        found.kept[HARDLY] += 1
+        found.kept[f"{HARDLY}, or was written to meanwhile"] += 1
     else:
         found.packed.append(packed)
         Path(f"{file}.alive").unlink(missing_ok=True)
@@ -212,37 +212,46 @@ def reason_to_keep(journal: Journal) -> str | None:
 # What can go
 
 
+class Judged(NamedTuple):
+    """One journal: why it stays as it is (None: it need not), whether it holds nothing, whether somebody may write to it."""
+
+    path: Path
+    size: int
+    why: str | None
+    empty: bool = False
+    live: bool = False
+
+
 def look(folder: Path, found: Found) -> None:
     """See what can go in one run's directory, which of its journals can be packed, and why the others stay as they are."""
-    journals = [journal for file in directory.journal_files(folder) if (journal := _read(file, found.kept)) is not None]
-    live = any(being_written(journal) or may_grow(journal) for journal in journals)
-    for journal in journals:
-        why = reason_to_keep(journal)
-        if why is None:
-            found.leftovers.append(Leftover(journal.path, "an empty journal", journal.size))
-            continue
-        if holds_data(journal):
-            why = next((why for condition in PACK if (why := condition(journal))), "is of a run that goes on" if live else None)
+    judged = [judge(file) for file in directory.journal_files(folder)]
+    live = any(one.live for one in judged)
+    for one in judged:
+        why = one.why or ("is of a run that goes on" if live and not one.empty else None)
         if why:
             found.kept[why] += 1
+        elif one.empty:
+            found.leftovers.append(Leftover(one.path, "an empty journal", one.size))
         else:
-            found.journals.append(journal.path)
+            found.journals.append(one.path)
     found.leftovers += [*orphans(folder), *stale_blobs(folder), *half_packed(folder)]
 
 
-def _read(file: Path, kept: Counter[str]) -> Journal | None:
+def judge(file: Path) -> Judged:
+    """Read one journal. It is let go again: a run may have more of them than a process may hold open."""
     if file.suffix == PACKED:
-        kept["is packed already"] += 1
-        return None
+        return Judged(file, 0, "is packed already")
     try:
         journal = Journal(file)
         journal.refresh()
-        if journal.header:
-            return journal
     except (OSError, JournalError):
-        pass
-    kept["cannot be read"] += 1
-    return None
+        return Judged(file, 0, "cannot be read")
+    if not journal.header:  # perhaps a process that starts in this moment
+        return Judged(file, 0, "cannot be read", live=time.time() - journal.touched < LOST_SECONDS)
+    why, empty = reason_to_keep(journal), not holds_data(journal)
+    if not empty:
+        why = next((reason for condition in PACK if (reason := condition(journal))), None)
+    return Judged(file, journal.size, why, empty, bool(being_written(journal) or may_grow(journal)))
 
 
 @dataclass(frozen=True)

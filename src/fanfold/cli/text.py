@@ -8,9 +8,6 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from ..drawing import numbers
-
-duration = numbers.duration
 # status: symbol and colour. The symbol says it too, so that nothing hangs on colour alone.
 STATUS = {
     "running": ("●", "green"),
@@ -67,6 +64,13 @@ def age(when: float, now: float | None = None) -> str:
     count = int(seconds // size)
     plural = "s" if len(unit) > 3 and count != 1 else ""
     return f"{count} {unit}{plural} ago"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time."""
+    from ..drawing import numbers  # all of drawing comes with it, and most commands do without
+
+    return numbers.duration(seconds)
 
 
 def size(count: float) -> str:

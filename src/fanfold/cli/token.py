@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..fleet.audit import CREATED, REVOKED, local
+    from ..fleet.audit import CREATED, REVOKED, local, unsafe
 
     tokens, audit = places.books(args)
     if args.action == "list":
@@ -42,7 +42,11 @@ def run(args: argparse.Namespace) -> int:
     projects = [*args.projects, *([args.project] if args.project else [])]
     seconds = None if args.days is None else args.days * 86400
     token, word = tokens.create(args.name, projects=projects, scopes=args.scope, seconds=seconds)
-    audit.write(local(CREATED, **{name: value for name, value in _row(token).items() if name != "created"}))
+    try:
+        audit.write(local(CREATED, **{name: value for name, value in _row(token).items() if name != "created"}))
+    except OSError as error:
+        tokens.revoke(token.id)
+        raise unsafe(error) from error
     if args.json:
         output.print_json({**_row(token), "token": word})
     else:

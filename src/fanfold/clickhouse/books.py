@@ -66,8 +66,8 @@ class TokenTable:
             return self._known
 
     def _read(self) -> dict[str, Token]:
-        found = self.database.ask("SELECT id, argMax(token, version) AS token FROM tokens GROUP BY id HAVING token != ''")
-        rows = [json.loads(text) for text in found["token"]]
+        found = self.database.ask("SELECT id, argMax(token, version) AS text FROM tokens GROUP BY id HAVING text != ''")
+        rows = [json.loads(text) for text in found["text"]]
         return {row["id"]: Token(**{**row, "projects": tuple(row["projects"]), "scopes": tuple(row["scopes"])}) for row in rows}
 
 
@@ -93,10 +93,10 @@ class ViewTable:
 
     def all(self, project: str) -> dict[str, str]:
         found = self.database.ask(
-            "SELECT name, argMax(fragment, version) AS fragment FROM views WHERE project = {project:String} "
-            "GROUP BY name HAVING fragment != '' ORDER BY name", project=project,
+            "SELECT name, argMax(fragment, version) AS text FROM views WHERE project = {project:String} "
+            "GROUP BY name HAVING text != '' ORDER BY name", project=project,
         )  # fmt: skip
-        names, fragments = (found[column].tolist() for column in ("name", "fragment"))
+        names, fragments = (found[column].tolist() for column in ("name", "text"))
         return {name.decode(): fragment.decode() for name, fragment in zip(names, fragments, strict=True)}
 
     def save(self, project: str, name: str, fragment: str | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..journal.reader import NO_STEP
@@ -18,13 +19,14 @@ from ..store.run import StoredRun
 from .database import Database
 from .decode import series_number
 from .run import FleetJournal, FleetRun, typed
-from .schema import CELL
+from .schema import CELL, EDGE_VALUE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_PARTS = 1500  # journals in one query: they travel in its address
-COARSE = 4  # a bucket must be this many cells wide before rollups stand for points
+FEW_POINTS = 2_000_000  # so many are brought here and thinned here
+FINE = 0.75  # a bucket must be this share of a cell wide before cells are its equal
 FAR = 1 << 62
 
 
@@ -67,19 +69,32 @@ def thin_many(
     """Return the buckets of the series that can be made in the database; None for the others."""
     if x != "step" or fold is not None:
         return [None] * len(wanted)
-    plans = [_plan(run, key, rank, lo, hi) for run, key in wanted]
-    found: dict[int, Buckets] = {}
+    plans = {i: plan for i, (run, key) in enumerate(wanted) if (plan := _plan(run, key, rank, lo, hi)) is not None}
     count = max(buckets, 1)
-    small = [i for i, plan in enumerate(plans) if plan is not None and plan.most <= count]
-    large = [i for i, plan in enumerate(plans) if plan is not None and plan.most > count]
-    coarse = {i for i in large if (plan := plans[i]) and plan.exact and (plan.high - plan.low) / count >= COARSE * CELL}
-    for some, sql in ((sorted(coarse), _FROM_ROLLUPS), ([i for i in large if i not in coarse], _FROM_POINTS)):
-        for group in _groups(some, plans):
-            found |= _thinned(database, {i: plan for i in group if (plan := plans[i])}, count, sql)
-    few = [i for i, one in found.items() if one.total <= count and not one.raw]
-    for group in _groups(sorted({*small, *few}), plans):
-        found |= _raw(database, {i: plan for i in group if (plan := plans[i])}, count)
+    found: dict[int, Buckets] = {}
+    for shift, some in _by_width(plans, count).items():
+        for group in _groups(some):
+            found |= _from_cells(database, group, shift)
+    rest = {i: plan for i, plan in plans.items() if i not in found}
+    here = {i: plan for i, plan in rest.items() if plan.most <= count or (plan.lo is None and plan.hi is None)}
+    if sum(plan.most for plan in here.values()) > FEW_POINTS:
+        here = {i: plan for i, plan in here.items() if plan.most <= count}
+    for group in _groups({i: plan for i, plan in rest.items() if i not in here}):
+        found |= _from_points(database, group, count)
+    few = {i: plans[i] for i, one in found.items() if one.total <= count and not one.raw}
+    for group in _groups({**here, **few}):
+        found |= _here(database, group, count)
     return [found.get(i) for i in range(len(wanted))]
+
+
+def _by_width(plans: dict[int, Plan], count: int) -> dict[int, dict[int, Plan]]:
+    """Sort the series for which cells stand for buckets by how many cells make one, as a power of two."""
+    found: dict[int, dict[int, Plan]] = {}
+    for i, plan in plans.items():
+        cells = (plan.high - plan.low) / count / CELL
+        if plan.most > count and plan.exact and cells >= FINE:
+            found.setdefault(max(0, math.ceil(math.log2(cells))), {})[i] = plan
+    return found
 
 
 def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: float | None) -> Plan | None:
@@ -96,7 +111,7 @@ def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: floa
         own = [j for j in attempt.journals if isinstance(j, FleetJournal) and j.header.get("rank") == of and key in j.extents]
         if not own:
             continue
-        first = own[0].extents[key].first[1]
+        first = own[0].extents[key].first
         if any(journal.extents[key].low == NO_STEP for journal in own):
             return None  # without steps: drawn over time
         if parts:
@@ -110,19 +125,113 @@ def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: floa
     return Plan(run, key, parts, restarts, low if lo is None else lo, high if hi is None else hi, lo, hi)
 
 
-def _groups(which: Sequence[int], plans: Sequence[Plan | None]) -> list[list[int]]:
+def _groups(plans: dict[int, Plan]) -> list[dict[int, Plan]]:
     """Cut what is asked into queries of bearable length."""
-    groups: list[list[int]] = [[]]
+    groups: list[dict[int, Plan]] = [{}]
     size = 0
-    for i in which:
-        parts = len(plan.parts) if (plan := plans[i]) else 0
-        if groups[-1] and size + parts > MOST_PARTS:
-            groups.append([])
+    for i, plan in plans.items():
+        if groups[-1] and size + len(plan.parts) > MOST_PARTS:
+            groups.append({})
             size = 0
-        groups[-1].append(i)
-        size += parts
+        groups[-1][i] = plan
+        size += len(plan.parts)
     return [group for group in groups if group]
 
+
+# Cells as buckets
+
+_CELLS = (
+    "SELECT run, series, bitShiftRight(cell, {shift:UInt8}) AS c, min(since) AS x, max(until) AS x_last, min(low) AS l, "
+    "max(high) AS h, " + EDGE_VALUE.format("min(first)") + " AS f, " + EDGE_VALUE.format("max(last)") + " AS s, "
+    "sum(count) AS n, sum(odd) AS odds FROM rollups WHERE run IN {runs:Array(UInt64)} AND series IN {series:Array(UInt64)} AND "
+    "journal IN {journals:Array(UInt64)} GROUP BY run, series, c ORDER BY run, series, c"
+)  # fmt: skip
+
+
+def _sets(plans: dict[int, Plan]) -> dict[str, Any]:
+    return {
+        "runs": sorted({plan.run.number for plan in plans.values()}),
+        "series": sorted({series_number(plan.key) for plan in plans.values()}),
+        "journals": sorted({part.journal.number for plan in plans.values() for part in plan.parts}),
+    }
+
+
+def _bounds(found: dict[str, NDArray[Any]], *names: str) -> dict[tuple[int, ...], slice]:
+    """Return where the rows of each group stand among rows that are sorted by their groups."""
+    import numpy as np
+
+    if not len(found[names[0]]):
+        return {}
+    change = np.any([np.diff(found[name]) != 0 for name in names], axis=0)
+    edges = [0, *(np.flatnonzero(change) + 1).tolist(), len(change) + 1]
+    return {tuple(int(found[name][at]) for name in names): slice(at, end) for at, end in pairwise(edges)}
+
+
+def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[int, Buckets]:
+    """Return the buckets of series that have whole cells to the bucket. One that holds NaN or infinities is left out."""
+    import numpy as np
+
+    found = database.ask(_CELLS, shift=shift, **_sets(plans))
+    places = _bounds(found, "run", "series")
+    result = {}
+    for i, plan in plans.items():
+        where = places.get((plan.run.number, series_number(plan.key)))
+        if where is None or found["odds"][where].any():
+            continue  # which of them are NaN and where, only the points know
+        x, x_last, low, high, first, last = (
+            found[name][where].astype(np.float64) for name in ("x", "x_last", "l", "h", "f", "s")
+        )
+        count = found["n"][where].astype(np.int64)
+        result[i] = Buckets(
+            plan.key, x, x_last, low, high, first, last, count, int(count.sum()), raw=False, restarts=_shown(plan)
+        )  # fmt: skip
+    return result
+
+
+# Points, brought here
+
+_POINTS = (
+    "SELECT run, series, journal, step, value{more} FROM points{final} WHERE run IN {{runs:Array(UInt64)}} AND series IN "
+    "{{series:Array(UInt64)}} AND journal IN {{journals:Array(UInt64)}} ORDER BY run, series, journal, pos"
+)  # fmt: skip
+
+
+def _here(database: Database, plans: dict[int, Plan], count: int) -> dict[int, Buckets]:
+    """Bring the points of short series here, and thin them as those of a directory are."""
+    import numpy as np
+
+    parts = [(plan, part) for plan in plans.values() for part in plan.parts]
+    whole = any(part.journal.extents[plan.key].kinds != 1 for plan, part in parts)
+    final = " FINAL" if any(part.journal.twice for _, part in parts) else ""
+    found = database.ask(_POINTS.format(more=", kind, whole" if whole else "", final=final), **_sets(plans))
+    places = _bounds(found, "run", "series", "journal")
+    result = {}
+    for i, plan in plans.items():
+        pieces = [_piece(found, places.get((plan.run.number, series_number(plan.key), p.journal.number)), p) for p in plan.parts]
+        steps = np.concatenate([steps for steps, _ in pieces])
+        values = np.concatenate([values for _, values in pieces])
+        if (steps[1:] < steps[:-1]).any():
+            order = np.argsort(steps, kind="stable")
+            steps, values = steps[order], values[order]
+        result[i] = bucket(plan.key, [Piece(steps, values)], buckets=count, lo=plan.lo, hi=plan.hi, restarts=plan.restarts)
+    return result
+
+
+def _piece(found: dict[str, NDArray[Any]], where: slice | None, part: Part) -> tuple[NDArray[Any], NDArray[Any]]:
+    import numpy as np
+
+    if where is None:
+        return np.empty(0, np.int64), np.empty(0)
+    steps, values = found["step"][where], found["value"][where]
+    if "kind" in found:
+        values = typed(values, found["kind"][where], found["whole"][where])
+    if part.limit != FAR:
+        kept = steps < part.limit
+        steps, values = steps[kept], values[kept]
+    return steps, values
+
+
+# Buckets, made there
 
 # One row of `w` for each journal of each series: which series it belongs to, its place among that one's journals, which
 # steps count, and how the axis is cut.
@@ -146,17 +255,6 @@ _FROM_POINTS = (
     "FROM (SELECT i, ord, step, pos, value, " + _PLACE.format(x="step") + " AS b, b < 0 OR b >= {n:UInt32} AS out "
     "FROM (SELECT run, series, journal, step, pos, value FROM points{final} WHERE " + _WHERE + ") AS p "
     "INNER JOIN (" + _WANTED + ") AS w ON p.run = w.run AND p.series = w.series AND p.journal = w.journal WHERE step < lim) "
-    "GROUP BY i, b ORDER BY i, b"
-)  # fmt: skip
-_FROM_ROLLUPS = (
-    "SELECT i, b, min(since) AS x, max(until) AS x_last, min(p.low_) AS l, max(p.high_) AS h, min(p.first).3 AS f, "
-    "max(p.last).3 AS s, sum(count) AS count, sum(count - odd) AS sound, 0 AS nan_at, sum(odd) AS nans, 0 AS inf_at, 0 AS infs, "
-    "0 AS neg_at, 0 AS negs FROM (SELECT i, since, until, low_, high_, first, last, count, odd, "
-    + _PLACE.format(x="since") + " AS b "
-    "FROM (SELECT run, series, journal, cell, min(low) AS low_, max(high) AS high_, min(first) AS first, max(last) AS last, "
-    "min(since) AS since, max(until) AS until, sum(count) AS count, sum(odd) AS odd FROM rollups WHERE " + _WHERE + " "
-    "GROUP BY run, series, journal, cell) AS p "
-    "INNER JOIN (" + _WANTED + ") AS w ON p.run = w.run AND p.series = w.series AND p.journal = w.journal) AS p "
     "GROUP BY i, b ORDER BY i, b"
 )  # fmt: skip
 
@@ -185,24 +283,18 @@ def _whole(rounded: Any, edge: float | None, default: int) -> int:
     return int(max(-FAR, min(FAR, rounded(edge)))) if math.isfinite(edge) else (FAR if edge > 0 else -FAR)
 
 
-def _thinned(database: Database, plans: dict[int, Plan], count: int, sql: str) -> dict[int, Buckets]:
+def _from_points(database: Database, plans: dict[int, Plan], count: int) -> dict[int, Buckets]:
+    """Let the database go through the points: of long series that cells do not fit, such as a zoom."""
     import numpy as np
 
     twice = any(part.journal.twice for plan in plans.values() for part in plan.parts)
-    found = database.ask(sql.replace("{final}", " FINAL" if twice else ""), n=count, **_asked(plans))
+    found = database.ask(_FROM_POINTS.replace("{final}", " FINAL" if twice else ""), n=count, **_asked(plans))
     starts = np.searchsorted(found["i"], list(plans))
     stops = np.searchsorted(found["i"], list(plans), "right")
-    result: dict[int, Buckets] = {}
-    again: dict[int, Plan] = {}
-    for (i, plan), start, stop in zip(plans.items(), starts, stops, strict=True):
-        rows = {name: column[start:stop] for name, column in found.items()}
-        if sql is _FROM_ROLLUPS and rows["nans"].sum():
-            again[i] = plan  # which of them are NaN and where, only the points know
-        else:
-            result[i] = _buckets(plan, rows, count)
-    if again:
-        result |= _thinned(database, again, count, _FROM_POINTS)
-    return result
+    return {
+        i: _buckets(plan, {name: column[start:stop] for name, column in found.items()}, count)
+        for (i, plan), start, stop in zip(plans.items(), starts, stops, strict=True)
+    }
 
 
 def _buckets(plan: Plan, rows: dict[str, NDArray[Any]], count: int) -> Buckets:
@@ -234,26 +326,3 @@ def _end(rows: dict[str, NDArray[Any]], which: NDArray[Any], x: str, value: str)
 
 def _shown(plan: Plan) -> list[float]:
     return [x for x in plan.restarts if (plan.lo is None or x >= plan.lo) and (plan.hi is None or x <= plan.hi)]
-
-
-_RAW = (
-    "SELECT i, ord, step, value, kind, whole FROM (SELECT run, series, journal, pos, step, value, kind, whole FROM points{final} "
-    "WHERE " + _WHERE + ") AS p INNER JOIN (" + _WANTED + ") AS w ON p.run = w.run AND p.series = w.series AND "
-    "p.journal = w.journal WHERE step < lim ORDER BY i, step, ord, pos"
-)  # fmt: skip
-
-
-def _raw(database: Database, plans: dict[int, Plan], count: int) -> dict[int, Buckets]:
-    """Return series that have no more points than buckets as they are; of a zoom, with the point before and the one after."""
-    import numpy as np
-
-    twice = any(part.journal.twice for plan in plans.values() for part in plan.parts)
-    found = database.ask(_RAW.replace("{final}", " FINAL" if twice else ""), **_asked(plans))
-    starts = np.searchsorted(found["i"], list(plans))
-    stops = np.searchsorted(found["i"], list(plans), "right")
-    result = {}
-    for (i, plan), start, stop in zip(plans.items(), starts, stops, strict=True):
-        values = typed(*(found[name][start:stop] for name in ("value", "kind", "whole")))
-        piece = Piece(found["step"][start:stop].astype(np.int64), values)
-        result[i] = bucket(plan.key, [piece], buckets=count, lo=plan.lo, hi=plan.hi, restarts=plan.restarts)
-    return result

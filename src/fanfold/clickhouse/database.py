@@ -28,6 +28,7 @@ _WRITING = {
     "distributed_foreground_insert": 1,
 }
 _READING = {
+    "distributed_product_mode": "local",  # tables are sharded by run, all alike: what belongs together lies on one server
     "prefer_column_name_to_alias": 1,
     "output_format_arrow_string_as_string": 0,
     "output_format_arrow_compression_method": "none",

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +70,10 @@ class Batch:
     """What one request brought, and whom to tell what became of it."""
 
     jobs: list[Job]
-    tell: Callable[[Unavailable | None], None]
+    tell: Callable[[Mapping[int, FanfoldError | OSError]], None]
+
+    def fail(self, why: str) -> None:
+        self.tell({job.journal: Unavailable(why) for job in self.jobs})
 
     @property
     def size(self) -> int:
@@ -123,9 +126,9 @@ class ClickHouseIntake:
                 results[place] = error
         done: Future[list[Result]] = Future()
 
-        def tell(failure: Unavailable | None) -> None:
+        def tell(failures: Mapping[int, FanfoldError | OSError]) -> None:
             for place, job in jobs.items():
-                results[place] = failure or job.end
+                results[place] = failures.get(job.journal) or job.end
             done.set_result(results)
 
         if jobs:
@@ -178,6 +181,10 @@ class ClickHouseIntake:
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
 
+    def _forget(self, run: int, journal: int) -> None:
+        with self._lock:
+            self._known.pop((run, journal), None)
+
     def _renewed(self, run: int, journal: int) -> Known:
         """Ask the database how far a journal is, and which shapes it named by then."""
         where = "WHERE run = {run:UInt64} AND journal = {journal:UInt64}"
@@ -205,7 +212,7 @@ class ClickHouseIntake:
         try:
             self._queue.put_nowait(batch)
         except queue.Full:
-            batch.tell(Unavailable("the database does not keep up"))
+            batch.fail("the database does not keep up")
 
     def _write_on(self) -> None:
         """Gather what waits and write it, until told to stop. What came too late for a batch is first in the next."""
@@ -231,21 +238,35 @@ class ClickHouseIntake:
             own = {job.journal for job in one.jobs}
             (later if own & journals else now).append(one)
             journals |= own
-        failure = None
+        jobs = [job for one in now for job in one.jobs]
+        failures: dict[int, FanfoldError | OSError] = {}
         try:
-            self._write([job for one in now for job in one.jobs])
+            failures |= self._elsewhere(jobs)
+            self._write([job for job in jobs if job.journal not in failures])
         except (FanfoldError, OSError) as error:
-            failure = Unavailable(str(error))
+            failures = {job.journal: Unavailable(str(error)) for job in jobs}
         for one in now:
-            one.tell(failure)
+            one.tell(failures)
         return [one for one in later if self._still_fits(one)]
+
+    def _elsewhere(self, jobs: Sequence[Job]) -> dict[int, FanfoldError | OSError]:
+        """Find the jobs whose journals another gateway took further meanwhile: their bytes are there already."""
+        found = self.database.ask(
+            "SELECT journal, max(end) AS end FROM commits WHERE run IN {runs:Array(UInt64)} AND journal IN {all:Array(UInt64)} "
+            "GROUP BY journal", runs=list({job.run for job in jobs}), all=[job.journal for job in jobs],
+        )  # fmt: skip
+        ends = dict(zip(found["journal"].tolist(), found["end"].tolist(), strict=True))
+        moved = [job for job in jobs if ends.get(job.journal, 0) != job.start]
+        for job in moved:
+            self._forget(job.run, job.journal)
+        return {job.journal: Conflict(ends.get(job.journal, 0)) for job in moved}
 
     def _still_fits(self, batch: Batch) -> bool:
         """Tell whether the jobs of a request still stand at the ends of their journals; else it is to come again."""
         for job in batch.jobs:
             known = self._remembered(job.run, job.journal)
             if known is None or known.end != job.start:
-                batch.tell(Unavailable("another request brought the same journal"))
+                batch.fail("another request brought the same journal")
                 return False
         return True
 
@@ -253,6 +274,8 @@ class ClickHouseIntake:
         """Write the batch: bytes, what they say, commit."""
         import numpy as np
 
+        if not jobs:
+            return
         self._batches += 1
         token = _token(jobs, f"{self._boot}:{self._batches}")
         tables = tables_of(jobs)
@@ -325,9 +348,7 @@ def sweep(database: Database, run: int) -> None:
     """Delete a run's rows everywhere but in the list of the deleted."""
     for table in schema.TABLES:
         if table.sharded and table.name != "deleted":
-            name = schema.local_name(database.address, table.name)
-            on = f" ON CLUSTER {database.address.cluster}" if database.address.cluster else ""
-            database.run(f"DELETE FROM {name}{on} WHERE run = {{run:UInt64}}", run=run)
+            schema.delete(database, table.name, run)
 
 
 def _again(database: Database, run: int) -> None:

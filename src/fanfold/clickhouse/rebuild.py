@@ -28,8 +28,7 @@ def rebuild(database: Database, project: str, id: str) -> int:
         raise RunError(f"run {id} still grows. Nothing was rebuilt. Wait until it ends.")
     excess = _excess(database, run)
     for name in DERIVED:
-        table = schema.local_name(database.address, name)
-        database.run(f"DELETE FROM {table} WHERE run = {{run:UInt64}} SETTINGS lightweight_deletes_sync = 2", run=run.number)
+        schema.delete(database, name, run.number)
     points = 0
     for jobs in _batches(run):
         tables = tables_of(jobs)
@@ -38,7 +37,7 @@ def rebuild(database: Database, project: str, id: str) -> int:
             if name in tables:
                 database.insert(name, tables[name], token=token)
         points += len(tables.get("points", {}).get("value", ()))
-    if excess["journal"]:
+    if len(excess["journal"]):
         database.insert("mended", excess)
     return points
 
@@ -53,7 +52,7 @@ def _excess(database: Database, run: FleetRun) -> dict[str, Any]:
     )
     return {
         "run": np.full(len(found["journal"]), run.number, np.uint64),
-        "journal": found["journal"].astype(np.uint64).tolist(),
+        "journal": found["journal"].astype(np.uint64),
         "excess": found["excess"].astype(np.uint64),
     }
 

@@ -33,8 +33,10 @@ _MAPPINGS = frozenset({Kind.VALUES, Kind.LOST, Kind.INFO, Kind.EVENT, Kind.CONSO
 class Extent(NamedTuple):
     """What is known of one key in one journal without its points."""
 
-    first: tuple[int, int, int]  # pos, step, time of the point written first
-    last: tuple[int, int, int, Any]  # … and of the last, with its value
+    first: int  # the step of the point written first
+    step: int  # … and of the last, with its time (ns) and value
+    time: int
+    value: Any
     low: int
     high: int
     kinds: int
@@ -110,7 +112,7 @@ class FleetJournal(Journal):
         return len(self.column(key).steps) if self.twice else found.number
 
     def latest(self) -> dict[str, tuple[int, int, Any]]:
-        return {key: (one.last[1], one.last[2], one.last[3]) for key, one in self.extents.items()}
+        return {key: (one.step, one.time, one.value) for key, one in self.extents.items()}
 
     def column(self, key: str, *, since: int = 0, until: int | None = None) -> Columns:
         if since or until is not None:
@@ -278,24 +280,26 @@ def _take(journals: dict[int, FleetJournal], found: dict[str, NDArray[Any]]) -> 
 
 def _read_extents(database: Database, runs: dict[int, FleetRun], moved: Iterable[int]) -> None:
     found = database.ask(
-        "SELECT run, journal, series, min(first) AS f, max(last) AS l, f.1 AS f1, f.2 AS f2, f.3 AS f3, l.1 AS l1, l.2 AS l2, "
-        "l.3 AS l3, l.4 AS l4, l.5 AS l5, l.6 AS l6, min(low) AS low, max(high) AS high, groupBitOr(kinds) AS kinds, "
-        "sum(count) AS count FROM latest WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal, series",
+        "SELECT run, journal, series, bitXor(toUInt64(f), 9223372036854775808) AS first, "
+        "toUInt64(bitShiftRight(l, 192)) AS place, "
+        "reinterpretAsInt64(bitXor(toUInt64(bitShiftRight(l, 128)), 9223372036854775808)) AS step, "
+        "toInt64(toUInt64(bitShiftRight(l, 64))) AS time, reinterpretAsFloat64(toUInt64(l)) AS value, "
+        "reinterpretAsInt64(toUInt64(l)) AS whole, low, high, kinds, count FROM (SELECT run, journal, series, min(first) AS f, "
+        "max(last) AS l, min(low) AS low, max(high) AS high, groupBitOr(kinds) AS kinds, sum(count) AS count FROM latest "
+        "WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal, series)",
         runs=list(moved),
     )  # fmt: skip
-    for name in ("f", "l"):
-        found.pop(name)
     names: dict[tuple[int, int], str] = {}
     for number in moved:
         for journal in runs[number].found.values():
             names.update({(number, series_number(key)): key for key in journal.by_key})
     columns = [column.tolist() for column in found.values()]
-    for number, journal, series, *rest in zip(*columns, strict=True):
+    for number, journal, series, first, place, step, when, value, whole, *rest in zip(*columns, strict=True):
         one, key = runs[number].found.get(journal), names.get((number, series))
         if one is not None and key is not None:
-            value, kind, whole = rest[6:9]
+            kind = place % 4
             last = whole if kind == KINDS["q"] else bool(value) if kind == KINDS["?"] else value
-            one.extents[key] = Extent(tuple(rest[:3]), (*rest[3:6], last), *rest[9:])
+            one.extents[key] = Extent(first - (1 << 64) if first >> 63 else first, step, when, last, *rest)
 
 
 def _read_twice(database: Database, runs: dict[int, FleetRun], moved: Iterable[int]) -> None:

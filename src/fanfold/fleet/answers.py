@@ -30,17 +30,27 @@ def answered(
     """Wrap what answers an address: refusals become answers, and all of it is counted and logged."""
 
     async def call(request: Request) -> Response:
-        began, refusal = time.monotonic(), None
+        began = time.monotonic()
+        refusal: FanfoldError | None = None
         try:
             response = await answer(request)
         except FanfoldError as error:
             refusal, response = error, refused(error)
         except ClientDisconnect:
             response = Response(status_code=400)
+        except OSError as error:
+            refusal = unavailable(error)
+            response = refused(refusal)
         tell(metrics, request, route, response.status_code, time.monotonic() - began, refusal)
         return response
 
     return call
+
+
+def unavailable(error: OSError) -> Busy:
+    """Return the refusal for a store that cannot be used now."""
+    why = error.strerror or str(error) or type(error).__name__
+    return Busy(503, f"the gateway's store cannot be used now: {why}. Nothing is lost. Try again.", 5.0)
 
 
 def refused(error: FanfoldError) -> Response:

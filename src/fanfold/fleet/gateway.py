@@ -97,13 +97,14 @@ class Gateway:
         if self.notices is not None:
             self.notices.close()
 
-    def admit(self, request: Request, scopes: Sequence[str], project: str) -> Token | None:
+    async def admit(self, request: Request, scopes: Sequence[str], project: str) -> Token | None:
         """Return whose request this is, or raise: 401 for nobody we know, 403 for one who may not."""
         if self.tokens is None:
             return None
         kind, _, word = request.headers.get("authorization", "").partition(" ")
         try:
-            token = self.tokens.find(word.strip()) if kind.lower() == "bearer" else None
+            known = kind.lower() == "bearer"  # tokens may lie in a database: looking must not hold up everybody else
+            token = await run_in_threadpool(self.tokens.find, word.strip()) if known else None
         except SettingError as error:  # the file of tokens is unusable: nobody gets in, and the log says why
             raise Refused(503, str(error)) from error
         if token is None:
@@ -143,7 +144,7 @@ class Door:
         if not self.scopes:
             return await self.handler(gateway, request, "")
         project = request.query_params.get("project") if self.of_project else ALL
-        token = gateway.admit(request, self.scopes, project or "")
+        token = await gateway.admit(request, self.scopes, project or "")
         request.state.token, request.state.holder = (token.id, token) if token else (None, Anybody())
         return await self.handler(gateway, request, checked_name("project", project))
 

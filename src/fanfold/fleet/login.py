@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
+from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fanfold.gateway")
 MAX_FORM = 4096
+PROVIDER_THREADS = 4  # a provider that is slow must not hold every thread
 REFUSALS, REFUSALS_BURST = 0.2, 100.0  # lines about refused logins, a second and at once: nobody fills the disk with them
 
 
@@ -85,6 +87,7 @@ class Entrance:
     def __init__(self, gateway: Gateway, logins: Logins) -> None:
         self.gateway = gateway
         self.logins = logins
+        self._threads = CapacityLimiter(PROVIDER_THREADS)
         self._lines = Rates(REFUSALS, REFUSALS_BURST)
         self._unsaid = 0
 
@@ -115,7 +118,8 @@ class Entrance:
         """Send somebody to the provider."""
         oidc = self._oidc()
         try:
-            place, errand = await run_in_threadpool(oidc.start, self.logins.address(request, "oidc/callback"))
+            address = self.logins.address(request, "oidc/callback")
+            place, errand = await to_thread.run_sync(oidc.start, address, limiter=self._threads)
         except LoginFailed as error:
             return await self._failed(request, error, 502)
         answer = RedirectResponse(place, 303)
@@ -128,14 +132,15 @@ class Entrance:
         errand = sessions.take(request, Errand, secure=secure)
         redirect = self.logins.address(request, "oidc/callback")
         try:
-            who = await run_in_threadpool(oidc.finish, errand, dict(request.query_params), redirect)
+            answer = dict(request.query_params)
+            who = await to_thread.run_sync(oidc.finish, errand, answer, redirect, limiter=self._threads)
         except LoginFailed as error:
             return await self._failed(request, error, 403)
         groups = self.logins.grants.known(who.groups)
         person = self.logins.grants.person(who.user, groups)
-        answer = await self._welcome(request, person, Session(self._until(), user=who.user, groups=groups), "../")
-        sessions.drop(answer, Errand, secure=secure)
-        return answer
+        welcome = await self._welcome(request, person, Session(self._until(), user=who.user, groups=groups), "../")
+        sessions.drop(welcome, Errand, secure=secure)
+        return welcome
 
     async def _welcome(self, request: Request, who: Holder, session: Session, home: str = "./") -> Response:
         await self._record(record.LOGIN, who.label, _peer(request), {})

@@ -27,7 +27,7 @@ SCOPES = "openid email profile"
 USER_CLAIM, GROUPS_CLAIM = "email", "groups"
 ERRAND_SECONDS = 600.0
 TIMEOUT = 10.0
-FRESH_SECONDS = 3600.0
+FRESH_SECONDS, FAILED_SECONDS = 3600.0, 5.0
 MAX_ANSWER = 1 << 20
 LEEWAY = 60.0  # clocks differ
 # Only such that a provider signs with a key nobody else has: with a shared one, whoever checks could also forge.
@@ -73,7 +73,7 @@ class Oidc:
         self._lock = threading.Lock()
         self._found: Mapping[str, Any] = {}
         self._keys: Any = None
-        self._fresh_until = 0.0
+        self._fresh_until = self._failed_until = 0.0
 
     # The two steps
 
@@ -125,16 +125,25 @@ class Oidc:
         with self._lock:
             if time.monotonic() < self._fresh_until:
                 return self._found
-            found = self._ask(f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
-            if found.get("issuer") != self.issuer:
-                name = str(found.get("issuer"))[:200]
-                raise LoginFailed(f"The provider calls itself {name!r}. Nobody was logged in. --oidc-issuer has to say the same.")
-            for name in _ENDPOINTS:
-                _check_address(found.get(name), f"the provider's {name}", LoginFailed)
-            self._found = found
-            self._keys = self._jwt.PyJWKClient(str(found["jwks_uri"]), lifespan=FRESH_SECONDS, timeout=TIMEOUT)
-            self._fresh_until = time.monotonic() + FRESH_SECONDS
-            return found
+            if time.monotonic() < self._failed_until:  # one who asks on and on must not keep threads waiting for a timeout
+                raise LoginFailed("The provider could not be reached a moment ago. Nobody was logged in. Try again later.")
+            try:
+                self._discover()
+            except LoginFailed:
+                self._failed_until = time.monotonic() + FAILED_SECONDS
+                raise
+            return self._found
+
+    def _discover(self) -> None:
+        found = self._ask(f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
+        if found.get("issuer") != self.issuer:
+            name = str(found.get("issuer"))[:200]
+            raise LoginFailed(f"The provider calls itself {name!r}. Nobody was logged in. --oidc-issuer has to say the same.")
+        for name in _ENDPOINTS:
+            _check_address(found.get(name), f"the provider's {name}", LoginFailed)
+        self._found = found
+        self._keys = self._jwt.PyJWKClient(str(found["jwks_uri"]), lifespan=FRESH_SECONDS, timeout=TIMEOUT)
+        self._fresh_until = time.monotonic() + FRESH_SECONDS
 
     def _exchange(self, code: str, verifier: str, redirect: str) -> Mapping[str, Any]:
         found = self._discovered()

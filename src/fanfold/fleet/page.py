@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
@@ -15,7 +16,7 @@ from ..errors import FanfoldError
 from ..server.access import Access, Forbidden
 from ..server.app import app as dashboard
 from ..store.query import Store
-from .answers import answered, refused, tell
+from .answers import answered, refused, tell, unavailable
 from .grants import Holder, Person
 from .login import Entrance, Logins
 from .tokens import READ
@@ -65,7 +66,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        request, began, status, refusal = Request(scope), time.monotonic(), 0, None
+        request, began, status = Request(scope), time.monotonic(), 0
+        refusal: FanfoldError | None = None
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -74,8 +76,9 @@ class Gate:
             await send(message)
 
         try:
-            access = await run_in_threadpool(self._access, request)
-            with self.gateway.budget.reserve(_size(request)):
+            access = await self._found(request)
+            size = _size(request)
+            with self.gateway.budget.reserve(size) if size else nullcontext():
                 inner = {**scope, "state": {**scope.get("state", {}), "access": access}}
                 await self.page(inner, _bounded(receive), noted)
         except FanfoldError as error:
@@ -85,6 +88,12 @@ class Gate:
             await (_login(request, error) or refused(error))(scope, receive, noted)
         finally:
             tell(self.gateway.metrics, request, HOME, status, time.monotonic() - began, refusal)
+
+    async def _found(self, request: Request) -> Access:
+        try:
+            return await run_in_threadpool(self._access, request)
+        except OSError as error:
+            raise unavailable(error) from error
 
     def _access(self, request: Request) -> Access:
         """Return what the caller may see, or raise."""

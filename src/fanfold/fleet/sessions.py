@@ -12,7 +12,6 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable
-from http.cookies import CookieError, SimpleCookie
 from typing import TypeVar
 
 import msgspec
@@ -89,11 +88,7 @@ class Sessions:
 
     def take(self, request: Request, kind: type[T], *, secure: bool) -> T | None:
         """Return the note a browser brings."""
-        try:
-            found = SimpleCookie(request.headers.get("cookie", "")).get(_name(kind, secure))
-        except CookieError:
-            return None
-        return self.read(found.value, kind) if found else None
+        return self.read(request.cookies.get(_name(kind, secure), ""), kind)
 
     def drop(self, response: Response, kind: type[msgspec.Struct], *, secure: bool) -> None:
         """Let a browser forget a note."""

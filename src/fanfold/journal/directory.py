@@ -58,18 +58,17 @@ def run_directories(root: Path, project: str | None = None) -> Iterator[Path]:
     projects = [root / encode_name(project)] if project is not None else _folders(root)
     for folder in projects:
         for run in _folders(folder):
-            if (run / "journal").is_dir():
+            if os.path.isdir(f"{run}/journal"):  # noqa: PTH112 - by the thousand
                 yield run
 
 
 def _folders(path: Path) -> list[Path]:
     try:
         with os.scandir(path) as entries:
-            return sorted(
-                Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
-            )
+            found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
     except OSError:
         return []
+    return [Path(name) for name in sorted(found)]
 
 
 def read_header(path: Path) -> dict[str, Any] | None:

@@ -127,7 +127,7 @@ class Shape:
                 and 0 <= layout < 16
                 and len(types) == len(keys)
                 and not set(types) - {"d", "q", "?"}
-                and all(isinstance(key, str) for key in keys)
+                and set(map(type, keys)) <= {str}
             ):
                 return cls(id, layout, types, tuple(keys), origin)
         raise JournalError("a shape frame does not hold [id, layout, types, keys, origin]")

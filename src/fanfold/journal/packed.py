@@ -119,16 +119,8 @@ class PackedJournal(io.RawIOBase):
         if len(stored) == entry.stored and crc32(stored) == entry.crc:
             with contextlib.suppress(JournalError):
                 return unpack(stored, entry.length, self.seed)
-        self._lose(entry)
-        return bytes(entry.length)
-
-    def _lose(self, entry: Entry) -> None:
         self.lost.append(entry)
-        notices.once(
-            f"packed:{self.path}:{entry.start}",
-            f"{self.path} is damaged at byte {entry.at}. What was logged in bytes {entry.start} to "
-            f"{entry.start + entry.length} of that journal is lost; the rest is read. Restore the file from a copy.",
-        )
+        return bytes(entry.length)
 
 
 def open_packed(path: Path) -> PackedJournal:
@@ -137,7 +129,7 @@ def open_packed(path: Path) -> PackedJournal:
     try:
         head = _read_head(path, file)
         return PackedJournal(path, file, head, _read_table(path, file, head))
-    except JournalError:
+    except (OSError, JournalError):
         file.close()
         raise
 
@@ -243,11 +235,22 @@ def _unpack_to(packed: PackedJournal, target: Path) -> Path:
             sound = copy(packed, file)
         os.utime(aside, ns=(time.time_ns(), packed.path.stat().st_mtime_ns))
         if not sound:  # never under the name of the sound file: that may come back
+            _tell(packed)
             target = target.with_suffix(".damaged")
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)
     return target
+
+
+def _tell(packed: PackedJournal) -> None:
+    """Say what is lost of a journal."""
+    for entry in packed.lost:
+        notices.once(
+            f"packed:{packed.path}:{entry.start}",
+            f"{packed.path} is damaged at byte {entry.at}. What was logged in bytes {entry.start} to "
+            f"{entry.start + entry.length} of that journal is lost; the rest is read. Restore the file from a copy.",
+        )
 
 
 def copy(packed: PackedJournal, file: IO[bytes]) -> bool:

@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -77,6 +78,12 @@ class Rows:
     def __len__(self) -> int:
         return sum(count for _, count in self.runs)
 
+    @property
+    def last(self) -> int:
+        """Where the last of them stands."""
+        offset, count = self.runs[-1]
+        return offset + (count - 1) * self.stride
+
     def since(self, offset: int, until: int | None = None) -> list[list[int]]:
         """Return the runs at or after one byte of the file and before another, the first and the last cut to fit."""
         found = []
@@ -110,7 +117,8 @@ class Journal:
         self.seed = fmt.seed_of(self.id)
         self.header: dict[str, Any] = {}
         self.rows: dict[int, Rows] = {}
-        self.by_key: dict[str, list[tuple[Rows, int]]] = {}
+        self._by_key: dict[str, list[tuple[Rows, int]]] = {}
+        self._unnamed: list[Rows] = []  # not in there yet: who lists runs by the thousand never asks
         self.frames: list[tuple[int, int, int]] = []  # kind, offset of the body, length
         self.verified = 0
         self.damaged = 0
@@ -229,8 +237,16 @@ class Journal:
                 self.damaged += len(body) + HEAD_SIZE  # an id names one shape for ever
             return
         rows = self.rows[shape.id] = Rows(shape, HEAD_SIZE + shape.size)
-        for index, key in enumerate(shape.keys):
-            self.by_key.setdefault(key, []).append((rows, index))
+        self._unnamed.append(rows)
+
+    @property
+    def by_key(self) -> dict[str, list[tuple[Rows, int]]]:
+        """Where each key's values stand: the rows, and its place in them."""
+        while self._unnamed:
+            rows = self._unnamed.pop(0)
+            for index, key in enumerate(rows.shape.keys):
+                self._by_key.setdefault(key, []).append((rows, index))
+        return self._by_key
 
     def _take_header(self, body: memoryview) -> None:
         header = fmt.unpack(body)
@@ -367,17 +383,14 @@ class Journal:
 
     def latest(self) -> dict[str, tuple[int, int, Any]]:
         """Return each key's last written point: step, time, value."""
-        found: dict[str, tuple[int, int, int, Any]] = {}
-        for rows in self.rows.values():
-            if rows.runs:
-                offset, count = rows.runs[-1]
-                at = offset + (count - 1) * rows.stride
-                _, when, *rest = struct.unpack_from(rows.shape.codes, self._map, at + HEAD_SIZE)  # type: ignore[arg-type]
-                step = NO_STEP if rows.shape.layout & Layout.STEP_NONE else rest[0]
-                for key, value in zip(rows.shape.keys, rest[len(rest) - len(rows.shape.keys) :], strict=True):
-                    if key not in found or found[key][0] < at:
-                        found[key] = (at, step, when, value)
-        return {key: point[1:] for key, point in found.items()}
+        written = [rows for rows in self.rows.values() if rows.runs]
+        found: dict[str, Any] = dict.fromkeys(key for rows in written for key in rows.shape.keys) if len(written) > 1 else {}
+        for at, rows in sorted(((rows.last, rows) for rows in written), key=lambda place: place[0]):
+            _, when, *rest = struct.unpack_from(rows.shape.codes, self._map, at + HEAD_SIZE)  # type: ignore[arg-type]
+            step = NO_STEP if rows.shape.layout & Layout.STEP_NONE else rest[0]
+            values = rest[len(rest) - len(rows.shape.keys) :]
+            found.update(zip(rows.shape.keys, zip(repeat(step), repeat(when), values), strict=False))  # repeat has no end
+        return found
 
     def back(self, keys: Sequence[str], count: int) -> int:
         """Return the byte from which each key still has `count` rows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +12,8 @@ from typing import BinaryIO
 @contextlib.contextmanager
 def anew(path: Path) -> Iterator[BinaryIO]:
     """Yield the file that takes the place of `path` at the end; an error inside leaves `path` as it was, and nothing else."""
+    import shutil
+
     aside = path.with_name(f".{path.name}.{os.getpid()}.stamping")
     try:
         # Private until it has the rights of the one it replaces: a model is not to be read by others for a moment either.

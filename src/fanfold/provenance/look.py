@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..errors import FanfoldError
-from . import onnx, safetensors, zips
 from .record import MAX_BYTES, NAME, decode
 
 MAX_FILES = 1000
 MAX_ENTRIES = 20_000  # a checkpoint has hundreds; a folder that also holds a data set may have millions
 MODEL_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pt2", ".onnx", ".torchscript")
-
-Reader = Callable[[BinaryIO, Path], tuple[str, bytes | None, dict[str, Any]]]
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -41,26 +38,28 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _file(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        reader = reader_of(file.read(16), path, size)
-        name, stamp, facts = reader(file, path) if reader else ("unknown", None, {})
+        head = file.read(16)
+        module = module_of(head, path, size)
+        name, stamp, facts = module.read(file, path) if module else (_without_room(head), None, {})
     return {"path": str(path), "format": name, "size": size, "stamp": _stamp(stamp, sidecar(path)), "facts": facts}
 
 
-def reader_of(head: bytes, path: Path, size: int) -> Reader | None:
-    """Choose by content how a file is read; None for a format that holds no stamp."""
-    if zips.is_zip(head):
-        return zips.read
-    if safetensors.is_safetensors(head, size):
-        return safetensors.read
-    if onnx.is_onnx(head, path):
-        return onnx.read
-    if head[:2] in (b"\x80\x02", b"\x80\x04", b"\x80\x05"):
-        return _pickle
-    return None
+def module_of(head: bytes, path: Path, size: int) -> Any:
+    """Choose by content the module that reads and writes a file's format, and load no other; None where no stamp has room."""
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        name = "zips"
+    elif len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= max(0, size - 8):
+        name = "safetensors"
+    elif path.suffix == ".onnx" or (len(head) > 2 and head[0] == 0x08 and head[1] < 64 and head[2] == 0x12):
+        name = "onnx"  # else by a first field that can only be the version of the format
+    else:
+        return None
+    return importlib.import_module(f".{name}", __package__)
 
 
-def _pickle(_file: BinaryIO, _path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
-    return "pickle", None, {}  # torch.save before the zip format: never loaded here, since a pickle runs code
+def _without_room(head: bytes) -> str:
+    """Name a format that holds no stamp. torch.save's before the zip is never loaded here, since a pickle runs code."""
+    return "pickle" if head[:2] in (b"\x80\x02", b"\x80\x04", b"\x80\x05") else "unknown"
 
 
 def _stamp(inside: bytes | None, beside: Path) -> dict[str, Any] | None:

@@ -15,11 +15,6 @@ _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _GRAPH, _OPSET, _METADATA = 1, 2, 3, 
 _MAX_FIELDS = 100_000
 
 
-def is_onnx(head: bytes, path: Path) -> bool:
-    """Tell by the name, or by a first field that can only be the version of the format."""
-    return path.suffix == ".onnx" or (len(head) > 2 and head[0] == 0x08 and head[1] < 64 and head[2] == 0x12)
-
-
 def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
     """Return the format's name, the bytes of the stamp, and a few facts; the graph is passed over."""
     told: dict[str, Any] = {"metadata": {}, "opsets": {}}

@@ -6,7 +6,6 @@ What only writing needs is imported where it is used: `fanfold inspect` reads, a
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -86,6 +85,8 @@ def step_of(run: Any) -> int | None:
 @functools.lru_cache(4)  # masking is the dear part of a stamp, and a config hardly changes between two checkpoints
 def _digest(config: str) -> str:
     """Return the digest of a config without its secrets: one of a short password could be found by trying."""
+    import hashlib
+
     from ..mask import mask
 
     text = json.dumps(mask(json.loads(config)), sort_keys=True)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shutil
-import threading
 from collections import Counter
 from math import prod
 from pathlib import Path
@@ -35,11 +32,6 @@ _tensor = msgspec.json.Decoder(_Tensor)
 _header_of = msgspec.json.Decoder(dict[str, msgspec.Raw])  # entries stay bytes until they are asked for: little memory
 _metadata = msgspec.json.Decoder(dict[str, str])
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-
-
-def is_safetensors(head: bytes, size: int) -> bool:
-    """Tell by a file's first nine bytes and its size."""
-    return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= max(0, size - 8)
 
 
 def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
@@ -110,6 +102,8 @@ def _grown(fd: int, head: bytes, old: int, more: int) -> bool:
 
     Between the two the file cannot be read, so a thread of their own does both: Ctrl-C interrupts only the main one.
     """
+    import threading
+
     ended: list[OSError | bool] = []
     own = os.dup(fd)  # an interrupted main thread closes the other
     work = threading.Thread(target=lambda: ended.append(_grow(own, head, old, more)), name="fanfold-stamp")
@@ -137,6 +131,8 @@ def _grow(fd: int, head: bytes, old: int, more: int) -> OSError | bool:
 
 def _move(fd: int, how: int, count: int) -> bool:
     """Put `count` bytes in front of a file, or take them away, without touching the others, where the filesystem can."""
+    import ctypes  # here, since reading does without
+
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         return bool(libc.fallocate(fd, how, ctypes.c_long(0), ctypes.c_long(count)) == 0)
@@ -145,6 +141,8 @@ def _move(fd: int, how: int, count: int) -> bool:
 
 
 def _rewrite(path: Path, head: bytes, old: int) -> None:
+    import shutil
+
     room = -(-len(head) // 8) * 8
     if room > MAX_HEADER:
         raise FanfoldError(

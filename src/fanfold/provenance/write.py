@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import FanfoldError, notices
-from . import onnx, safetensors, zips
 from .anew import alone
-from .look import model_files, reader_of, sidecar, size_of
+from .look import model_files, module_of, sidecar, size_of
 from .record import encode, make
-
-_WRITERS: dict[Any, Callable[[Path, bytes], None]] = {
-    zips.read: zips.write,
-    safetensors.read: safetensors.write,
-    onnx.read: onnx.write,
-}
 
 
 def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,11 +32,11 @@ def write(path: Path, data: bytes) -> None:
     """Write a stamp's bytes into a file, or beside it where its format has no room."""
     try:
         with path.open("rb") as file:
-            reader = reader_of(file.read(16), path, os.fstat(file.fileno()).st_size)
-        if (writer := _WRITERS.get(reader)) is not None:
+            module = module_of(file.read(16), path, os.fstat(file.fileno()).st_size)
+        if module is not None:
             target = path.resolve()  # a link stays a link: what it points to is stamped
             with alone(target):
-                writer(target, data)
+                module.write(target, data)
             return
         write_beside(path, data)
     except OSError as error:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import io
 import os
 import struct
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import FanfoldError
 from .record import MAX_BYTES, NAME
+
+if TYPE_CHECKING:
+    import zipfile
 
 MEMBER = f"extra/{NAME}"
 MAX_DIRECTORY = 256 << 20
 _END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY = struct.Struct("<4s6H3I5H2I")
+_STORED, _DEFLATED = 0, 8
 
 
 class Entry(NamedTuple):
@@ -32,11 +35,6 @@ class Entry(NamedTuple):
     packed: int
     size: int
     offset: int
-
-
-def is_zip(head: bytes) -> bool:
-    """Tell by a file's first bytes whether it is a zip archive."""
-    return head.startswith((b"PK\x03\x04", _END))
 
 
 def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
@@ -128,16 +126,18 @@ def _member(file: BinaryIO, entry: Entry, limit: int) -> bytes | None:
     name_len, extra_len = struct.unpack_from("<HH", head, 26)
     file.seek(name_len + extra_len, os.SEEK_CUR)
     data = file.read(entry.packed)
-    if entry.method == zipfile.ZIP_STORED:
+    if entry.method == _STORED:
         return data
     try:
-        return zlib.decompressobj(-15).decompress(data, limit) if entry.method == zipfile.ZIP_DEFLATED else None
+        return zlib.decompressobj(-15).decompress(data, limit) if entry.method == _DEFLATED else None
     except zlib.error:
         return None
 
 
 def write(path: Path, stamp: bytes) -> None:
     """Add the stamp to an archive, or replace the one it has."""
+    import zipfile  # here, since reading does without
+
     with path.open("rb") as file:
         root = next((entry.name.partition("/")[0] for entry in _entries(file, path)), "archive")
     with path.open("r+b", buffering=0) as file:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import SettingError, outcome
+from ..errors import JournalError, SettingError, outcome
 from ..journal import Kind
 from ..journal.directory import decode_name, journal_files
 from ..journal.index import open_indexed
@@ -104,7 +104,10 @@ def remaining(run: Path, cursor: Cursor) -> int:
         if not path.name.startswith("0-"):
             continue
         mark, ahead = cursor.settled.get(path.stem, (0, ()))
-        journal = open_indexed(path, cache_directory())
+        try:
+            journal = open_indexed(path, cache_directory())
+        except JournalError:
+            continue  # the relay says that it cannot be read
         for rows in journal.rows.values():
             if rows.shape.origin in SENT:
                 left = sum(count for _, count in rows.since(mark))

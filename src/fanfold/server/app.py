@@ -60,7 +60,7 @@ def app(
     served = Starlette(
         routes=[*_routes(), Mount("/", _Page(directory=STATIC, html=True))],
         middleware=[] if guarded else [Middleware(Guard, hosts=hosts, token=token, embed=embed)],
-        exception_handlers={FanfoldError: _said},
+        exception_handlers={FanfoldError: _said, OSError: _said},
     )
     reader: Store = store or store_at(dir)
 
@@ -122,6 +122,8 @@ async def _openapi(request: Request) -> Response:  # noqa: ARG001 - the interfac
 
 
 async def _said(request: Request, error: Exception) -> Response:
+    if isinstance(error, OSError):  # a database that is away, a disk that fails
+        return Response(msgspec.json.encode({"error": f"the store cannot be read now: {error}. Try again."}), 503)
     code = 404 if isinstance(error, RunNotFound) else 403 if isinstance(error, Forbidden) else 400
     if request.url.path.endswith(("/media", "/html")):
         return PlainTextResponse(f"{error}\n", code)

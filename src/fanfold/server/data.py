@@ -91,12 +91,19 @@ def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
     }
 
 
+def passing(store: Store, project: str, filter: str) -> dict[str, Any]:
+    """Return the ids of the runs that pass a filter: the page has the rest."""
+    return {"ids": [row["id"] for row in store.runs(project, filter)]}
+
+
 def _keys(rows: Sequence[Mapping[str, Any]], part: str) -> dict[str, bool]:
     """Return which keys runs have, and whether each is a number. Runs of a sweep have the same ones: those are looked at once."""
     found: dict[str, bool] = {}
     known: set[tuple[str, ...]] = set()
     for row in rows:
         values = row.get(part) or {}
+        if part == "summary" and values is row.get("latest"):
+            continue  # the two say the same
         names = tuple(values)
         if names not in known:
             known.add(names)
@@ -104,9 +111,10 @@ def _keys(rows: Sequence[Mapping[str, Any]], part: str) -> dict[str, bool]:
     return found
 
 
-def values_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's figures: the latest of each key, and what the user's summary says instead."""
-    return {**(row.get("latest") or {}), **(row.get("summary") or {})}
+def _figure(row: Mapping[str, Any], key: str) -> Any:
+    """Return the latest value of a key, or what the user's summary says instead."""
+    summary = row.get("summary") or {}
+    return summary[key] if key in summary else (row.get("latest") or {}).get(key)
 
 
 def columns(store: Store, query: ColumnQuery) -> bytes:
@@ -114,9 +122,11 @@ def columns(store: Store, query: ColumnQuery) -> bytes:
     import numpy as np
 
     rows = store.runs(query.project)
+    settings = [dict(flat(row["config"])) for row in rows] if any(name.startswith("config:") for name in query.names) else []
     items = []
     for name in query.names:
-        cells = [_cell(row, name) for row in rows]
+        origin, _, path = name.partition(":")
+        cells = [_figure(row, path) for row in rows] if origin == "metric" else [config.get(path) for config in settings]
         if all(cell is None or _is_number(cell) for cell in cells):
             numbers = np.array([math.nan if cell is None else float(cell) for cell in cells], np.float64)
             missing = [i for i, cell in enumerate(cells) if cell is None]
@@ -134,13 +144,6 @@ def _text(cell: Any) -> str | None:
     if cell is None or isinstance(cell, str):
         return cell
     return msgspec.json.encode(safe(cell)).decode()
-
-
-def _cell(row: Mapping[str, Any], name: str) -> Any:
-    origin, _, path = name.partition(":")
-    if origin == "metric":
-        return values_of(row).get(path)
-    return dict(flat(row["config"])).get(path)
 
 
 def series(store: Store, query: SeriesQuery) -> bytes:

@@ -77,6 +77,7 @@ ALL = (
     Endpoint("api/projects", _projects, "The projects, the one with the newest sign of life first."),
     Endpoint("api/runs", data.runs, "A project's runs that pass a filter, and which keys and columns there are.",
              (PROJECT, Argument("filter", default=""), Argument("sort", default=""))),
+    Endpoint("api/passing", data.passing, "The ids of a project's runs that pass a filter.", (PROJECT, Argument("filter"))),
     Endpoint("api/run", data.run, "Everything about one run but its points.", RUN),
     Endpoint("api/columns", data.columns, "Columns of the run table.", body=data.ColumnQuery, binary=True),
     Endpoint("api/series", data.series, "Series of many runs and keys, thinned exactly.", body=data.SeriesQuery, binary=True),

@@ -26,7 +26,7 @@ from .filter import Filter
 from .points import holders, points
 from .run import StoredRun, not_found
 
-VERSION = 1  # of the file's name; a change that older readers cannot live with opens a new file
+VERSION = 2  # of the file's name; a change that older readers cannot live with opens a new file
 LIVE = frozenset({"running", "lost"})  # these two can change without a byte being written
 SETTLED_SECONDS = 60.0
 
@@ -100,7 +100,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 def signature(run: Path) -> str:
     """Return what a run's row depends on: the names and sizes of its journals, the same for one that is packed."""
     parts: set[str] = set()
-    with contextlib.suppress(OSError), os.scandir(run / "journal") as entries:
+    with contextlib.suppress(OSError), os.scandir(f"{run}/journal") as entries:
         parts = {_part(entry) for entry in entries if entry.name.endswith((fmt.SUFFIX, fmt.PACKED))}
     return "\n".join(sorted(parts))
 
@@ -218,7 +218,7 @@ def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[Path, tu
         query = "SELECT path, signature, row FROM runs WHERE path >= ? AND path < ?"
         for path, sign, row in connection.execute(query, (root + "/", root + "0")):
             if path in asked:
-                rows[asked[path]] = (sign, StoredRun.from_row(asked[path], fmt.unpack(row)))
+                rows[asked[path]] = (sign, StoredRun.from_row(asked[path], _whole(fmt.unpack(row))))
     return rows
 
 
@@ -257,7 +257,7 @@ def _entry(connection: sqlite3.Connection, folder: Path, shelf: Shelf) -> Stored
     row = _read(folder, shelf)
     if row is None:
         return None
-    run = StoredRun.from_row(folder, row)
+    run = StoredRun.from_row(folder, _whole(row))
     if not same or kept is None or kept[1].verdict != row["verdict"]:
         with contextlib.suppress(sqlite3.Error):
             query = "INSERT OR REPLACE INTO runs (path, signature, row) VALUES (?, ?, ?)"
@@ -272,12 +272,27 @@ def _read(folder: Path, shelf: Shelf) -> dict[str, Any] | None:
         run = shelf.run(folder)
         if run.status not in LIVE and not kept:
             del shelf.opened[folder]  # its row is all that is asked of it
-        return {**run.row(), "latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))}
+        return _slim({**run.row(), "latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))})
     except JournalError as error:  # of a newer format, say: the others are still listed
         notices.once(f"unreadable:{folder}", f"{folder} cannot be listed: {error}")
         return None
     except OSError:  # deleted while we looked
         return None
+
+
+def _slim(row: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of the summary what the latest values say as well: of a wide run that is all of it."""
+    latest, summary = row["latest"], row["summary"]
+    own = {key: value for key, value in summary.items() if latest.get(key, row) is not value}
+    return {**row, "summary": own, "unsummed": [key for key in latest if key not in summary]}
+
+
+def _whole(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its summary, which shares the latest values where the two say the same."""
+    latest, own, without = row["latest"], row["summary"], set(row["unsummed"])
+    if own or without:
+        own = {**{key: value for key, value in latest.items() if key not in without}, **own}
+    return {**row, "summary": own or latest}
 
 
 def as_row(run: StoredRun) -> dict[str, Any]:

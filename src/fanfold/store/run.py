@@ -76,7 +76,7 @@ class StoredRun:
     """A run on disk. Reading never disturbs the processes that write it; `refresh()` reads on."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path).absolute()
+        self.path = path if isinstance(path, Path) and path.is_absolute() else Path(path).absolute()
         self._journals: dict[Path, Journal] = {}
         self._attempts: list[Attempt] | None = None
         self._row: dict[str, Any] | None = None
@@ -306,13 +306,13 @@ class StoredRun:
     @cached_property
     def latest(self) -> dict[str, Any]:
         """Each key's last value, as the lowest rank that has it logged it; texts too."""
-        found: dict[str, tuple[int, Any]] = {}
+        found: dict[str, Any] = {}
         for attempt in self.attempts:
             for journal in sorted(attempt.journals, key=lambda j: -int(j.header.get("rank", 0))):
-                found.update({key: (when, value) for key, (_, when, value) in journal.latest().items()})
+                found.update({key: value for key, (_, _, value) in journal.latest().items()})
         for _, data in self._values():
-            found.update({key: (data["t"], value) for key, value in data["v"].items() if isinstance(value, str)})
-        return {key: value for key, (_, value) in found.items()}
+            found.update({key: value for key, value in data["v"].items() if isinstance(value, str)})
+        return found
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -334,7 +334,7 @@ class StoredRun:
         if self._row is not None:
             return dict(self._row["summary"])
         found = {key: value for key, value in self.latest.items() if not key.startswith("system/")}
-        for key in list(found):
+        for key in list(found) if self.metrics else ():
             rule = self.metric(key).get("summary")
             if rule == "none":
                 del found[key]

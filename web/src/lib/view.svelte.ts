@@ -1,5 +1,4 @@
 // The address is the view: everything a colleague needs to see the same picture stands in its fragment, defaults left out.
-import { untrack } from 'svelte';
 
 export const PAGES = ['charts', 'table', 'run', 'compare', 'media', 'logs', 'alerts', 'provenance', 'profile'] as const;
 export type Page = (typeof PAGES)[number];
@@ -74,13 +73,19 @@ export function follow(): () => void {
       if (fragment === location.hash.slice(1)) return;
       const moved = last.page !== view.page || (last.project && last.project !== view.project) || last.run !== view.run;
       last = { page: view.page, project: view.project, run: view.run };
-      untrack(() => history[moved ? 'pushState' : 'replaceState'](null, '', '#' + fragment));
+      if (moved) { history.pushState(null, '', '#' + fragment); return; }
+      // The browser's own process is asked, and we wait for it: after what was asked for is seen.
+      const soon = setTimeout(() => history.replaceState(null, '', '#' + fragment), 50);
+      return () => clearTimeout(soon);
     });
   });
   const back = () => Object.assign(view, read(location.hash));
   addEventListener('popstate', back);
   return () => { stop(); removeEventListener('popstate', back); };
 }
+
+/** The address of what is seen now. */
+export const link = () => `${location.href.split('#')[0]}#${write(view)}`;
 
 export function toggle(list: string[], item: string): string[] {
   return list.includes(item) ? list.filter((one) => one !== item) : [...list, item];

@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #undef private
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"  // g++ and clang++ support it here, and warn all the same
 
 using Callback = at::RecordFunctionCallback;
 static_assert(sizeof(Callback) == 40 && alignof(Callback) == 8);
@@ -12,6 +13,7 @@ static_assert(std::is_trivially_copyable_v<Callback> && std::is_trivially_destru
 static_assert(offsetof(Callback, start_) == 0 && offsetof(Callback, end_) == 8 && offsetof(Callback, sampling_prob_) == 16);
 static_assert(offsetof(Callback, scopes_) == 24 && sizeof(Callback::scopes_) == 10);
 static_assert(offsetof(Callback, needs_inputs_) == 34 && offsetof(Callback, needs_outputs_) == 35 && offsetof(Callback, needs_ids_) == 36);
+static_assert(offsetof(at::RecordFunction, step_callbacks_) + offsetof(at::StepCallbacks, scope_) == 96 && sizeof(at::RecordScope) == 1);
 static_assert(int(at::RecordScope::FUNCTION) == 0 && int(at::RecordScope::BACKWARD_FUNCTION) == 1);
 static_assert(int(at::RecordScope::TORCHSCRIPT_FUNCTION) == 2 && int(at::RecordScope::USER_SCOPE) == 7);
 static_assert(int(at::RecordScope::NUM_SCOPES) == 10 && sizeof(at::CallbackHandle) == 8);

@@ -172,7 +172,7 @@ def _bind(library: Any) -> None:
 
 
 def self_test(library: Any) -> str | None:
-    """Observe a few known operators and a label, in memory alone; return what is wrong, if anything."""
+    """Observe a few known operators, a range and a label, in memory alone; return what is wrong, if anything."""
     import torch
 
     from .. import image
@@ -180,7 +180,7 @@ def self_test(library: Any) -> str | None:
     before = library.ff_label_now()
     library.ff_start(b"", b"", 0, 64, 1, 1, 0, 0.0)
     library.ff_label_set(library.ff_label_id(b"self-test"))
-    with torch.no_grad():
+    with torch.no_grad(), torch.autograd.profiler.record_function("self-test"):
         for _ in range(3):
             torch.zeros(2).cosh()
     library.ff_label_set(before)
@@ -189,7 +189,9 @@ def self_test(library: Any) -> str | None:
     library.ff_detach()
     found = [row for row in rows if row["op"] == "aten::cosh"]
     if [(row["count"], row["label"], row["scope"]) for row in found] != [(3, "self-test", "forward")]:
-        return f"of three calls of aten::cosh it saw {[(row['count'], row['label']) for row in found]}"
+        return f"of three calls of aten::cosh it saw {[(row['count'], row['label'], row['scope']) for row in found]}"
+    if [row["scope"] for row in rows if row["op"] == "self-test"] != ["user"]:
+        return "it took a range for an operator"
     return None
 
 

@@ -29,6 +29,8 @@ struct Label : DebugInfo {
   std::atomic<uint32_t> id{0};
 };
 
+constexpr size_t kScopeAt = 96;  // in at::RecordFunction
+
 using Started = std::unique_ptr<Context>;
 using OnUsage = std::function<void(const std::string&)>;
 using OnUsageData = std::function<void(const std::string&, const std::map<std::string, std::string>&)>;
@@ -50,6 +52,7 @@ struct Torch {
 
 std::string g_error;
 int (*g_describe)(const void*, char*, int) = nullptr;  // inputs as text; built against headers, see inputs.cpp
+std::atomic<bool> g_labelled{false};
 thread_local uint32_t tl_label = 0;
 thread_local bool tl_seeded = false, tl_timing = false;
 thread_local uint64_t tl_random = 0;
@@ -62,7 +65,7 @@ bool find(void* handle, T& f, const char* name) {
 }
 
 uint16_t label_now() {
-  if (!torch_.get) return 0;
+  if (!g_labelled.load(std::memory_order_relaxed)) return 0;  // most processes never label: spare them torch's list
   DebugInfo* info = torch_.get(torch_.label_kind);
   return uint16_t(info ? static_cast<Label*>(info)->id.load(std::memory_order_relaxed) : tl_label);
 }
@@ -81,10 +84,14 @@ void begin_device(Frame& frame, bool sampled) {
   tl_timing = frame.device != nullptr;
 }
 
-template <uint8_t Scope>
+// at::RecordFunction is a vtable and its StepCallbacks, and these hold the scope behind four pairs of functions and a thread's id.
+// Reading it lets one callback serve all scopes: torch sets its list up anew at every node of backward, callback by callback.
+uint8_t scope_of(const void* call) { return static_cast<const uint8_t*>(call)[kScopeAt]; }
+
 Started start(const void* call) {
-  Frame& frame = on_start(call, {torch_.name(call), torch_.overload(call), {}, Scope, label_now()});
-  if (Scope == kForward && __builtin_expect(device().on.load(std::memory_order_relaxed), 0)) begin_device(frame, false);
+  uint8_t scope = scope_of(call);
+  Frame& frame = on_start(call, {torch_.name(call), torch_.overload(call), {}, scope, label_now()});
+  if (__builtin_expect(device().on.load(std::memory_order_relaxed), 0) && scope == kForward) begin_device(frame, false);
   return nullptr;
 }
 Started start_sampled(const void* call) {
@@ -102,10 +109,9 @@ Started start_inputs(const void* call) {
   return nullptr;
 }
 void end(const void* call, Context*) {
-  Frame frame = on_end(call);
-  if (__builtin_expect(frame.device != nullptr, 0)) {
+  if (void* pair = on_end(call); __builtin_expect(pair != nullptr, 0)) {
     tl_timing = false;
-    device().end(static_cast<Pair*>(frame.device));
+    device().end(static_cast<Pair*>(pair));
   }
 }
 void end_user(const void* call, Context*);
@@ -148,10 +154,11 @@ struct Windows {
       head.opened.store(0);
       return;
     }
-    void* first = g_describe ? reinterpret_cast<void*>(start_inputs) : reinterpret_cast<void*>(start<kForward>);
-    full.push_back(torch_.add(callback(first, reinterpret_cast<void*>(end), 1.0, {kForward}, g_describe != nullptr)));
-    full.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kBackward>), reinterpret_cast<void*>(end), 1.0, {kBackward})));
-    full.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kScript>), reinterpret_cast<void*>(end), 1.0, {kScript})));
+    auto add = [this](Started (*from)(const void*), std::initializer_list<int> scopes, bool inputs) {
+      full.push_back(torch_.add(callback(reinterpret_cast<void*>(from), reinterpret_cast<void*>(end), 1.0, scopes, inputs)));
+    };
+    if (g_describe) add(start_inputs, {kForward}, true), add(start, {kBackward, kScript}, false);
+    else add(start, {kForward, kBackward, kScript}, false);
     head.windows.fetch_add(1);
     head.opened.store(mono_ns());
     g_window.fetch_add(1);
@@ -290,7 +297,7 @@ int ff_start(const char* dir, const char* node, int32_t rank, uint32_t capacity,
   w.worker_sampling = sampling > 0 ? sampling : double(window) / double(every ? every : 1);
   int file = open_block(0, false, sampling, uint32_t(w.every), uint32_t(window));
   if (w.always.empty())
-    w.always.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kUser>), reinterpret_cast<void*>(end_user), 1.0, {kUser})));
+    w.always.push_back(torch_.add(callback(reinterpret_cast<void*>(start), reinterpret_cast<void*>(end_user), 1.0, {kUser})));
   if (sampling > 0) w.sample(sampling);
   w.active.store(true);
   w.set_locked(w.due(1));
@@ -326,7 +333,7 @@ void ff_child() {
   if (w.open.exchange(false)) g_window.fetch_add(1);
   Head& head = state().block->head;
   double p = w.worker_sampling;
-  w.always.push_back(torch_.add(callback(reinterpret_cast<void*>(start<kUser>), reinterpret_cast<void*>(end_user), 1.0, {kUser})));
+  w.always.push_back(torch_.add(callback(reinterpret_cast<void*>(start), reinterpret_cast<void*>(end_user), 1.0, {kUser})));
   if (p < 1.0) {
     w.every = 0;
     head.sampling = p;
@@ -349,7 +356,7 @@ void ff_moment(uint32_t milliseconds) {
   w.set(false);
 }
 
-void ff_compiling(int change) { tl_compiling += change; }
+void ff_compiling(int change) { shard_now()->compiling += change; }
 void ff_stamp_time() { state().block->head.now.store(clock_ns(CLOCK_REALTIME)); }
 
 // Labels. torch's stack of debug information is shared with its profiler and popped strictly in order, so ours is pushed
@@ -359,6 +366,7 @@ int ff_label_set(uint32_t id) {
   static thread_local std::shared_ptr<Label> mine;  // torch's stack, and tasks that inherit it, hold it as well
   tl_label = id;
   if (!torch_.get) return 0;
+  if (id) g_labelled.store(true, std::memory_order_relaxed);
   if (mine && torch_.get(torch_.label_kind)) {
     mine->id.store(id, std::memory_order_relaxed);
     return 2;

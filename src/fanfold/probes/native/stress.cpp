@@ -17,7 +17,11 @@ constexpr int kForksBefore = 0, kForksAmid = 20;
 #include "native.cpp"
 
 namespace {
-struct Call { const char* name; const char* overload; };
+struct Call {
+  uint8_t before[kScopeAt], scope;
+  const char* name;
+  const char* overload;
+};
 std::mutex stress_mu;
 std::vector<std::pair<uint64_t, Callback>> stress_callbacks;
 uint64_t stress_next = 1;
@@ -46,7 +50,7 @@ void observe(int scope, const char* name, const char* overload, const std::funct
     for (auto& item : stress_callbacks)
       if (item.second.scopes[scope]) active.push_back(item.second);
   }
-  Call call{name, overload};
+  Call call{{}, uint8_t(scope), name, overload};
   for (auto& c : active) reinterpret_cast<Started (*)(const void*)>(c.start)(&call);
   inside();
   for (auto& c : active) reinterpret_cast<void (*)(const void*, Context*)>(c.end)(&call, nullptr);

@@ -150,7 +150,7 @@ struct Shard {
   char kind_name[16] = {0};
   std::vector<Row*> index = std::vector<Row*>(512, nullptr);
   size_t used = 0;
-  int depth = 0;
+  int depth = 0, compiling = 0;
   Frame stack[kDepth];
 };
 
@@ -173,7 +173,6 @@ struct State {
 inline State* const g_state = new State();  // never destroyed: threads may outlive static objects
 inline State& state() { return *g_state; }
 inline thread_local Shard* tl_shard = nullptr;
-inline thread_local int tl_compiling = 0;
 inline std::atomic<uint32_t> g_window{0};  // counts openings and closings: odd while everything is observed
 
 inline void write_head(Block* b, uint64_t parent, uint32_t capacity, bool worker, double sampling, uint32_t every, uint32_t window) {
@@ -255,7 +254,7 @@ inline void retire_shard(void* p) {
   auto& s = state();
   std::lock_guard<std::mutex> g(s.mu);
   auto* shard = static_cast<Shard*>(p);
-  shard->depth = 0;
+  shard->depth = shard->compiling = 0;
   s.idle.push_back(shard);
   tl_shard = nullptr;
 }
@@ -331,17 +330,22 @@ inline Shard* shard_now() {
   return shard;
 }
 
+inline uint64_t eight(const char* p) {
+  uint64_t v;
+  memcpy(&v, p, 8);
+  return v;
+}
+// Eight bytes at a time; the last eight may overlap those before, which saves a copy of odd length.
 inline uint64_t mix(uint64_t h, std::string_view s) {
   const char* p = s.data();
   size_t n = s.size();
-  uint64_t v;
-  for (; n >= 8; p += 8, n -= 8) {
-    memcpy(&v, p, 8);
-    h = (h ^ v) * 0x9E3779B97F4A7C15ull;
-    h ^= h >> 29;
+  uint64_t v = 0;
+  if (n >= 8) {
+    for (; n > 8; p += 8, n -= 8) h = (h ^ eight(p)) * 0x9E3779B97F4A7C15ull, h ^= h >> 29;
+    v = eight(p + n - 8);
+  } else {
+    for (size_t i = 0; i < n; ++i) v = v << 8 | uint8_t(p[i]);
   }
-  v = 0;
-  if (n) memcpy(&v, p, n);
   h = (h ^ v ^ (uint64_t(s.size()) << 56)) * 0xD6E8FEB86659FD93ull;
   return h ^ (h >> 32);
 }
@@ -392,7 +396,8 @@ __attribute__((noinline)) inline Row* add_row(Shard* shard, uint64_t hash, const
 }
 
 inline Row* find_row(Shard* shard, const Key& key) {
-  uint64_t hash = mix(mix(0x51ED27ull + key.scope * 131ull + key.label * 0x9E37ull, key.name), key.overload);
+  uint64_t hash = mix(0x51ED27ull + key.scope * 131ull + key.label * 0x9E37ull, key.name);
+  if (!key.overload.empty()) hash = mix(hash, key.overload);
   if (!key.inputs.empty()) hash = mix(hash, key.inputs);
   size_t mask = shard->index.size() - 1;
   for (size_t i = hash & mask; Row* row = shard->index[i]; i = (i + 1) & mask)
@@ -406,7 +411,7 @@ inline Frame& on_start(const void* call, Key key) {
   bool inside = shard->depth > 0 && shard->stack[shard->depth - 1].backward;
   bool backward = inside || key.scope == kBackward || (key.name.size() > 26 && !memcmp(key.name.data(), "autograd::engine::evaluate", 26));
   if (key.scope == kForward && backward) key.scope = kBackward;
-  if (__builtin_expect(tl_compiling > 0, 0) && key.scope != kUser) key.scope = kCompile;
+  if (__builtin_expect(shard->compiling > 0, 0) && key.scope != kUser) key.scope = kCompile;
   Row* row = find_row(shard, key);
   if (__builtin_expect(!row, 0)) state().block->head.overflow.fetch_add(1, std::memory_order_relaxed);
   Frame& frame = shard->stack[shard->depth++];
@@ -415,14 +420,15 @@ inline Frame& on_start(const void* call, Key key) {
   return frame;
 }
 
-inline Frame on_end(const void* call) {
+// Returns what begin_device() left in the call's frame.
+inline void* on_end(const void* call) {
   uint64_t now = ticks();
   Shard* shard = shard_now();
   int d = shard->depth;
   while (d > 0 && shard->stack[d - 1].call != call) --d;
   if (__builtin_expect(d == 0, 0)) {  // it began on another thread, before a fork, or before the table was renewed
     state().block->head.orphans.fetch_add(1, std::memory_order_relaxed);
-    return Frame{};
+    return nullptr;
   }
   Frame& frame = shard->stack[d - 1];
   shard->depth = d - 1;
@@ -438,7 +444,7 @@ inline Frame on_end(const void* call) {
     if (took > row->max.load(std::memory_order_relaxed)) row->max.store(took, std::memory_order_relaxed);
     bump<uint32_t>(row->hist[bucket_of(took)], 1u);
   }
-  return frame;
+  return frame.device;
 }
 
 inline uint32_t intern_label(const char* text) {

@@ -1,0 +1,153 @@
+"""What taking points in costs: the store alone, and the whole way from ten thousand processes through gateways."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fanfold.clickhouse import schema
+from fanfold.clickhouse.address import parse
+from fanfold.clickhouse.database import Database
+from fanfold.clickhouse.decode import Block, run_number, scan
+from fanfold.journal.format import seed_of
+from fleet_load import Metrics, Tally, VirtualFleet, batches
+from fleet_stage import FULL, QUICK, Plan, Stage, Used, metered
+
+KEYS = 100
+
+
+# The store path alone
+
+
+STORE_HEAD = ["a batch", "points/s", "an insert, p50", "ClickHouse CPU a point", "writers' CPU a point", "stored a point"]
+STORE_NOTE = (
+    "Decoded journal batches through the store's own insert into one ClickHouse, which keeps rollups and latest values by views; two "
+    "writers, and whoever makes the batches beside them, on the same cores. Merges are in the figures as far as they ran meanwhile; stored bytes "
+    "are all tables', as they are right after."
+)
+
+
+def decoded(fleet: VirtualFleet, seconds: int) -> dict[str, Any]:
+    """Return the columns of one batch of a fleet's journals, as a gateway decodes them."""
+    block = Block()
+    for process, piece in next(batches(fleet, seconds)):
+        shapes = {0: process.metrics.shape}
+        found = scan(piece.data, piece.offset, seed_of(process.id), shapes)
+        block.add(run_number("store", process.run), int(process.id, 16), found, shapes)
+    return dict(block.columns())
+
+
+def store_path(stage: Stage, plan: Plan) -> list[list[str]]:
+    small = plan is QUICK
+    shapes = {  # processes, keys, seconds of each in a batch
+        "300,000 points: 3,000 processes, 1 row each": (300 if small else 3000, KEYS, 1),
+        "300,000 points: 300 processes, 10 rows each": (60 if small else 300, KEYS, 10),
+        "300,000 points: 30 processes, 100 rows each": (6 if small else 30, KEYS, 100),
+    }
+    return [_store_row(stage, plan, title, *shape) for title, shape in shapes.items()]
+
+
+def _store_row(stage: Stage, plan: Plan, title: str, processes: int, keys: int, seconds: int) -> list[str]:
+    name = f"path{processes}x{seconds}"
+    url = f"{stage.url.rpartition('/')[0]}/{name}"
+    schema.migrate(Database(parse(url)))
+    fleet = VirtualFleet(processes, Metrics(keys), ["http://127.0.0.1:1"], project="store")
+    decoded(fleet, seconds)  # the first one holds headers
+    batch = decoded(fleet, seconds)
+    waits: list[float] = []
+    stop = time.monotonic() + plan.seconds
+
+    def write(number: int) -> None:
+        database, turn = Database(parse(url)), number
+        columns = {**batch, "journal": batch["journal"] + np.uint64(number)}
+        while time.monotonic() < stop:
+            columns["step"] = columns["step"] + seconds
+            columns["pos"] = columns["pos"] + np.uint64(seconds * 1000)
+            columns["time"] = columns["time"] + seconds * 1_000_000_000
+            columns["value"] = np.roll(columns["value"], turn * 7919)
+            began = time.perf_counter()
+            database.insert("points", columns, token=f"{number}:{turn}")
+            waits.append(time.perf_counter() - began)
+            turn += 2
+        database.close()
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+    with metered(stage, gateways=False) as used:
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+    points = len(waits) * len(batch["step"])
+    at = Database(parse(url))
+    stored = sum(table["bytes"] for table in schema.sizes(at))
+    assert at.one("SELECT sum(count) AS n FROM rollups")["n"] == points
+    at.run(f"DROP DATABASE {name} SYNC")
+    return [title if plan is FULL else title.replace("300,000", f"{len(batch['step']):,}"), f"{points / used.wall / 1e6:.2f} M",
+            f"{statistics.median(waits) * 1e3:.0f} ms", f"{used.clickhouse / points * 1e9:.0f} ns",
+            f"{used.generator / points * 1e9:.0f} ns", f"{stored / points:.1f} B"]  # fmt: skip
+
+
+# The whole way
+
+
+WAY_HEAD = ["", "points/s", "requests/s", "inserts/s", "an answer, p50", "p99", "CPU a point: gateways", "ClickHouse", "generator",
+            "wire", "stored"]  # fmt: skip
+WAY_NOTE = (
+    "Simulated processes with 100 metrics each, eight to a node; each node's requests go through the real client to one of two gateways with "
+    "tokens, and the next follows on the answer. Journals' bytes are made before the clock starts; compressing them is the generator's CPU. "
+    "Afterwards every acknowledged point is counted in ClickHouse, and in its rollups, once. Everything shares the cores of this machine: the sum of "
+    "CPU a point is what bounds the rate."
+)
+
+
+@dataclass
+class Way:
+    """What the whole way cost, for the estimate."""
+
+    rate: float
+    gateway_ns: float
+    clickhouse_ns: float
+    wire: float
+    stored: float
+
+
+def whole_way(stage: Stage, plan: Plan) -> tuple[list[list[str]], Way]:
+    fleet = VirtualFleet(plan.processes, Metrics(KEYS), stage.urls, token=stage.token)
+    rows, ways = [], []
+    sent = 0
+    for title, seconds in (
+        (f"{plan.processes:,} processes begin", 1),
+        ("1 s of each at a time", 1),
+        ("10 s of each at a time", 10),
+    ):
+        rounds = plan.rounds if "begin" not in title else 1
+        fleet.prepare(rounds, seconds)
+        before = stored_bytes(stage)
+        with metered(stage) as used:
+            tally = fleet.drive(128)
+        sent += tally.points
+        rows.append(_way_row(title, tally, used, stored_bytes(stage) - before))
+        ways.append(Way(tally.points / used.wall, used.gateways / tally.points * 1e9, used.clickhouse / tally.points * 1e9,
+                        used.wire / tally.points, (stored_bytes(stage) - before) / tally.points))  # fmt: skip
+        have = stage.points("fleet", fleet)
+        assert have == sent, f"{have:,} points are stored, {sent:,} were acknowledged"
+    fleet.close()
+    return rows, ways[1]
+
+
+def stored_bytes(stage: Stage) -> float:
+    return sum(table["bytes"] for table in schema.sizes(stage.database))
+
+
+def _way_row(title: str, tally: Tally, used: Used, stored: float) -> list[str]:
+    waits = sorted(tally.waits)
+    per = 1e9 / tally.points
+    return [title, f"{tally.points / used.wall:,.0f}", f"{tally.requests / used.wall:.0f}", f"{used.inserts / used.wall:.1f}",
+            f"{waits[len(waits) // 2]:.2f} s", f"{waits[len(waits) * 99 // 100]:.2f} s", f"{used.gateways * per:.0f} ns",
+            f"{used.clickhouse * per:.0f} ns", f"{used.generator * per:.0f} ns", f"{used.wire / tally.points:.1f} B",
+            f"{stored / tally.points:.1f} B"]  # fmt: skip

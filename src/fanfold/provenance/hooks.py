@@ -1,0 +1,75 @@
+"""Hooks inside other libraries: a name that they look up when they use it is replaced for a while, also when imported later."""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+
+class Hook:
+    """One name inside a saver, replaced while it is wanted."""
+
+    def __init__(self, module: str, path: str, make_wrapper: Callable[[Any], Callable[..., Any]]) -> None:
+        self.module, self.path, self.make_wrapper = module, path, make_wrapper
+        self.owner: Any = None
+        self.kept: Any = None  # what stood in the owner's table: torch's classes hold descriptors there, not functions
+        self.wrapper: Any = None
+
+    def put_on(self, module: ModuleType) -> None:
+        *owners, name = self.path.split(".")
+        owner: Any = module
+        for part in owners:
+            owner = getattr(owner, part, None)
+        original = getattr(owner, name, None)
+        if owner is None or original is None or self.wrapper is not None:
+            return  # another version of the library: nothing to hook here
+        self.owner, self.kept = owner, vars(owner).get(name, original)
+        self.wrapper = functools.wraps(original)(self.make_wrapper(original))
+        setattr(owner, name, self.wrapper)
+
+    def take_off(self) -> None:
+        """Put the original back, unless somebody has wrapped ours since: then it stays, and does nothing but pass on."""
+        name = self.path.rpartition(".")[2]
+        if self.wrapper is not None and getattr(self.owner, name, None) is self.wrapper:
+            setattr(self.owner, name, self.kept)
+        self.owner = self.kept = self.wrapper = None
+
+
+class Later(importlib.abc.MetaPathFinder):
+    """Tell of certain libraries when they are imported: `loaded` gets the name."""
+
+    def __init__(self, names: frozenset[str], loaded: Callable[[str], None]) -> None:
+        self.names, self.loaded = names, loaded
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if name not in self.names:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loader(spec.loader, self.loaded)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """Another loader, and a word when it is done."""
+
+    def __init__(self, inner: Any, loaded: Callable[[str], None]) -> None:
+        self.inner, self.loaded = inner, loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self.inner.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.inner.exec_module(module)
+        self.loaded(module.__name__)

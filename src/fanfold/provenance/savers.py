@@ -1,0 +1,179 @@
+"""The hooks inside each saver that write a stamp into what it saves.
+
+Each replaces a name that the saver looks up at the moment it saves, so `from safetensors.torch import save_file` before init()
+makes no difference.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import guard
+from . import onnx
+from .hooks import Hook
+from .record import NAME
+from .stamper import Stamper, current, export_natively, quietly
+from .write import write_beside
+from .zips import MEMBER
+
+
+def _torch_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    def open_writer(target: Any) -> Any:
+        stamper = current()
+        writer = original(target)
+        return _ZipWriter(writer, stamper, target) if stamper is not None and _is_file(target) else writer
+
+    return open_writer
+
+
+def _is_file(target: Any) -> bool:
+    """Tell a file from a buffer: what goes through memory is somebody's message, not a model on a disk."""
+    if isinstance(target, (str, os.PathLike)):
+        return True
+    return isinstance(target, (io.BufferedWriter, io.BufferedRandom)) and isinstance(target.name, str) and target.tell() == 0
+
+
+class _ZipWriter:
+    """torch's own writer, with one record more before it closes."""
+
+    def __init__(self, writer: Any, stamper: Stamper, target: Any) -> None:
+        self.writer, self.stamper, self.target = writer, stamper, target
+
+    def __enter__(self) -> Any:
+        self.archive = self.writer.__enter__()
+        return self.archive
+
+    def __exit__(self, *error: object) -> Any:
+        if error[0] is None:
+            with guard("stamp a file that torch.save writes"):
+                data = self.stamper.text()
+                self.archive.write_record(MEMBER, data, len(data))
+        done = self.writer.__exit__(*error)
+        if error[0] is None:
+            self.stamper.saved(getattr(self.target, "name", self.target))
+        return done
+
+
+def _safetensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    def serialize(tensors: Any, *rest: Any, metadata: Any = None, **kwargs: Any) -> Any:
+        if rest and (metadata is None) and isinstance(rest[-1], dict):
+            *rest, metadata = rest  # type: ignore[assignment]
+        stamper = current()
+        if stamper is not None:
+            with guard("stamp a safetensors file"):
+                metadata = dict(metadata or {})
+                metadata[NAME] = stamper.text(str(metadata.get(NAME, "")).encode()).decode()
+        result = original(tensors, *rest, metadata=metadata, **kwargs)
+        if stamper is not None and rest:
+            stamper.saved(rest[0])
+        return result
+
+    return serialize
+
+
+def _jit_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(self: Any, file: Any, given: Any = None, *rest: Any, _extra_files: Any = None, **kwargs: Any) -> Any:
+        stamper = current()
+        extra = _with_stamp(stamper, given or _extra_files)
+        result = original(self, file, extra, *rest, **kwargs)
+        if stamper is not None:
+            stamper.saved(file)
+        return result
+
+    return save
+
+
+def _jit_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(self: Any, given: Any = None, *rest: Any, _extra_files: Any = None, **kwargs: Any) -> Any:
+        return original(self, _with_stamp(current(), given or _extra_files), *rest, **kwargs)
+
+    return save
+
+
+def _with_stamp(stamper: Stamper | None, extra: Any) -> Any:
+    """Return the extra files of a TorchScript archive with ours among them; the caller's own of that name wins."""
+    if stamper is not None:
+        with guard("stamp a TorchScript file"):
+            if not export_natively(None if NAME in (extra or {}) else stamper):
+                return {NAME: stamper.text(), **(extra or {})}
+    return extra or {}
+
+
+def _archive_open(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_writer(self: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, target, *args, **kwargs)
+        self._fanfold_target = target
+
+    return make_writer
+
+
+def _archive_close(original: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(self: Any, *error: Any) -> Any:
+        stamper = current()
+        if stamper is not None and (not error or error[0] is None):
+            with guard("stamp a .pt2 archive"):
+                if not self.has_record(MEMBER):
+                    self.write_bytes(MEMBER, stamper.text())
+        result = original(self, *error)
+        if stamper is not None:
+            stamper.saved(getattr(self, "_fanfold_target", None))
+        return result
+
+    return leave
+
+
+def _onnx_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save_bytes(content: bytes, target: Any, *rest: Any) -> Any:
+        stamper = current()
+        result = original(content, target, *rest)
+        binary = content[:1] == b"\x08"  # it can also be saved as text, which has no place for a stamp
+        if stamper is not None and binary and isinstance(target, (str, os.PathLike)) and Path(target).is_file():
+            with guard("stamp an ONNX file"):  # behind the model: its bytes, which may be gigabytes, are not copied
+                path = Path(target).resolve()
+                with path.open("rb") as file:
+                    inherited = onnx.read(file, path)[1]
+                onnx.write(path, stamper.text(inherited))
+            stamper.saved(target)
+        return result
+
+    return save_bytes
+
+
+def _dcp_finish(original: Callable[..., Any]) -> Callable[..., Any]:
+    def finish(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        stamper = current()
+        folder = getattr(self, "path", None)
+        if stamper is not None and isinstance(folder, (str, os.PathLike)) and Path(folder).is_dir():
+            with guard("stamp a sharded checkpoint"):
+                write_beside(Path(folder), stamper.text())
+            stamper.saved(folder)
+        return result
+
+    return finish
+
+
+HOOKS = [
+    Hook("torch.serialization", "_open_zipfile_writer", _torch_save),
+    Hook("safetensors.torch", "serialize_file", _safetensors),
+    Hook("safetensors.torch", "serialize", _safetensors),
+    Hook("safetensors.numpy", "serialize_file", _safetensors),
+    Hook("safetensors.numpy", "serialize", _safetensors),
+    # Where every TorchScript save ends: modules, traces and functions, through torch.jit.save or their own methods.
+    Hook("torch._C", "ScriptModule.save", _jit_save),
+    Hook("torch._C", "ScriptModule.save_to_buffer", _jit_buffer),
+    Hook("torch._C", "ScriptModule._save_for_mobile", _jit_save),
+    Hook("torch._C", "ScriptModule._save_to_buffer_for_mobile", _jit_buffer),
+    Hook("torch._C", "ScriptFunction.save", _jit_save),
+    Hook("torch._C", "ScriptFunction.save_to_buffer", _jit_buffer),
+    Hook("torch.export.pt2_archive._package", "PT2ArchiveWriter.__init__", _archive_open),
+    Hook("torch.export.pt2_archive._package", "PT2ArchiveWriter.__exit__", _archive_close),
+    Hook("onnx", "_save_bytes", _onnx_bytes),
+    Hook("torch.onnx._internal.torchscript_exporter.onnx_proto_utils", "_export_file", _onnx_bytes),
+    Hook("torch.distributed.checkpoint.filesystem", "_write_item", quietly),
+    Hook("torch.distributed.checkpoint.filesystem", "FileSystemWriter.finish", _dcp_finish),
+]

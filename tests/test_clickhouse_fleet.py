@@ -1,0 +1,334 @@
+"""The whole way past one machine, with real processes: training, forwarders, gateways, ClickHouse. Each of them dies; nothing does."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clickhouse_server
+import fanfold
+from clickhouse_tools import Fleet
+from fanfold.cli import main
+from fanfold.clickhouse.rebuild import rebuild
+from fanfold.fleet.wire import Conflict, Gone, Piece, Refused
+from fanfold.journal import blobs
+from fleet_tools import Forwarder, Gateway, Line, frames_of, journals, pieces_of, train, trained, until, write_run
+
+
+@pytest.fixture
+def ends():
+    """What a test starts, it ends."""
+    with ExitStack() as stack:
+        yield lambda one: (stack.callback(one.close), one)[1]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "node-a", tmp_path / "node-b"]
+
+
+def whole(fleet: Fleet, count: int, ranks: int = 2) -> bool:
+    """Tell whether every point of the job is there."""
+    try:
+        run = fleet.store().run("llm", "job")
+        return run.ranks == list(range(ranks)) and all(journal.count("loss") >= count for journal in run.journals)
+    except (fanfold.RunNotFound, OSError):
+        return False
+
+
+def check(fleet: Fleet, nodes: list[Path], count: int) -> None:
+    """Check the job point by point and byte by byte: all of it, once, in the points, the rollups and the bytes."""
+    run = fleet.store().run("llm", "job")
+    for rank in range(len(nodes)):
+        series = run.series("loss", rank=rank)
+        assert series.steps.tolist() == list(range(count))
+        assert series.values.tolist() == [1 / (step + 1) for step in range(count)]
+        thin = fleet.store().series(run, "loss", rank=rank, buckets=50)
+        assert (thin.total, int(thin.count.sum())) == (count, count)
+    assert run.status == "finished"
+    source = {name.rpartition("/")[2].removesuffix(".ffj"): data for node in nodes for name, data in journals(node).items()}
+    for journal in run.journals:
+        have = b"".join(data for _, data in run.bytes_of(journal.number, 0))
+        assert have == source[journal.path.stem]
+
+
+def test_two_nodes_a_gateway_and_the_page_of_a_third(tmp_path, nodes, ends, clickhouse):
+    fleet = ends(Fleet(clickhouse))
+    gateway = ends(Gateway(fleet.url, log=tmp_path / "gateway.log"))
+    for node in nodes:
+        ends(Forwarder(node, gateway.url))
+    jobs = [train(node, rank, 300, "--image", pace=0.005) for rank, node in enumerate(nodes)]
+    assert until(lambda: whole(fleet, 10))
+    assert fleet.store().run("llm", "job").status == "running"
+    trained(*jobs)
+    assert until(lambda: whole(fleet, 300) and fleet.store().run("llm", "job").status == "finished")
+    check(fleet, nodes, 300)
+    run = fleet.store().run("llm", "job")
+    assert until(lambda: all(not fleet.intake.missing("llm", "job", [p.entry["blob"]]) for p in run.media("text")))
+    assert [blobs.get(run.path, point.entry["blob"]) for point in run.media("text")] == [b"x" * 5000] * 2
+    with urllib.request.urlopen(f"{gateway.url}/ui/api/runs?project=llm") as answer:
+        listed = json.load(answer)
+    assert [(one["id"], one["status"]) for one in listed["runs"]] == [("job", "finished")]
+    body = json.dumps({"project": "llm", "runs": ["job"], "keys": ["loss"], "n": 100}).encode()
+    request = urllib.request.Request(f"{gateway.url}/ui/api/series", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        assert len(answer.read()) > 1000
+    assert gateway.terminate() == 0
+
+
+def test_gateways_killed_in_the_middle_of_batches_lose_and_repeat_nothing(tmp_path, nodes, ends, clickhouse):
+    fleet = ends(Fleet(clickhouse))
+    gateway = ends(Gateway(fleet.url, log=tmp_path / "gateway.log"))
+    for node in nodes:
+        ends(Forwarder(node, gateway.url))
+    jobs = [train(node, rank, 4000, pace=0.001) for rank, node in enumerate(nodes)]
+    inserted = clickhouse.client()
+    for _ in range(3):
+        before = inserted.query("SELECT count() FROM pieces").result_rows[0][0]
+        assert until(lambda before=before: inserted.query("SELECT count() FROM pieces").result_rows[0][0] > before)
+        gateway.kill()  # bytes are written, what they say perhaps not, and the commit hardly
+        gateway = ends(Gateway(fleet.url, port=gateway.port, log=tmp_path / "gateway.log"))
+    trained(*jobs)
+    assert until(lambda: whole(fleet, 4000) and fleet.store().run("llm", "job").status == "finished")
+    check(fleet, nodes, 4000)
+
+
+def test_a_forwarder_killed_goes_on_where_the_store_stands(tmp_path, nodes, ends, clickhouse):
+    fleet = ends(Fleet(clickhouse))
+    gateway = ends(Gateway(fleet.url, log=tmp_path / "gateway.log"))
+    job = train(nodes[0], 0, 3000, pace=0.001, world=1)
+    for _ in range(3):
+        forwarder = ends(Forwarder(nodes[0], gateway.url))
+        before = fleet.database.one("SELECT sum(end) AS n FROM commits")["n"]
+        assert until(lambda before=before: fleet.database.one("SELECT sum(end) AS n FROM commits")["n"] > before)
+        forwarder.kill()
+    trained(job)
+    ends(Forwarder(nodes[0], gateway.url))
+    assert until(lambda: whole(fleet, 3000, 1) and fleet.store().run("llm", "job").status == "finished")
+    check(fleet, nodes[:1], 3000)
+
+
+def test_clickhouse_killed_and_back_loses_and_repeats_nothing(tmp_path, nodes, ends):
+    server = clickhouse_server.Server(tmp_path / "ch").start()
+    place = clickhouse_server.Database([server], "own")
+    fleet = ends(Fleet(place))
+    gateway = ends(Gateway(fleet.url, log=tmp_path / "gateway.log"))
+    for node in nodes:
+        ends(Forwarder(node, gateway.url))
+    jobs = [train(node, rank, 3000, pace=0.001) for rank, node in enumerate(nodes)]
+    for share in (500, 1500):
+        assert until(lambda share=share: whole(fleet, share))
+        server.kill()
+        server.restart()
+    trained(*jobs)
+    assert until(lambda: whole(fleet, 3000) and fleet.store().run("llm", "job").status == "finished")
+    check(fleet, nodes, 3000)
+    server.stop()
+
+
+def test_a_line_to_clickhouse_that_breaks_changes_nothing(tmp_path, nodes, ends, clickhouse):
+    fleet = ends(Fleet(clickhouse))
+    line = ends(Line(clickhouse.server.http, cut=0.02, seed=3))
+    through = fleet.url.replace(f":{clickhouse.server.http}/", f":{line.port}/")
+    line.cut = 0.0
+    gateway = ends(Gateway(through, log=tmp_path / "gateway.log"))
+    line.cut = 0.02
+    for node in nodes:
+        ends(Forwarder(node, gateway.url))
+    jobs = [train(node, rank, 1500, pace=0.001) for rank, node in enumerate(nodes)]
+    trained(*jobs)
+    assert until(lambda: line.cuts > 2 or whole(fleet, 1500))
+    line.cut = 0.0
+    assert until(lambda: whole(fleet, 1500) and fleet.store().run("llm", "job").status == "finished", 120)
+    assert line.cuts
+    check(fleet, nodes, 1500)
+
+
+def test_three_shards_one_of_them_lost_and_back(tmp_path, nodes, ends):
+    servers = clickhouse_server.cluster(tmp_path / "shards")
+    for server in servers:
+        server.start()
+    place = clickhouse_server.Database(servers, "own")
+    fleet = ends(Fleet(place, options="?cluster=fleet"))
+    gateway = ends(Gateway(fleet.url, log=tmp_path / "gateway.log"))
+    for node in nodes:
+        ends(Forwarder(node, gateway.url))
+    others = [write_run(tmp_path / "others", id=f"r{n}", rows=20) for n in range(8)]
+    for number, file in enumerate(others):
+        for piece in pieces_of(file, 5, run=f"r{number}"):
+            fleet.intake.append("llm", piece)
+    parts = [server.client("own").query("SELECT uniqExact(run) FROM points_local").result_rows[0][0] for server in servers]
+    assert sum(parts) == 8
+    assert sum(part > 0 for part in parts) >= 2  # runs are spread
+    jobs = [train(node, rank, 2000, pace=0.001) for rank, node in enumerate(nodes)]
+    assert until(lambda: whole(fleet, 200))
+    servers[1].kill()
+    servers[2].kill()
+    trained(*jobs)
+    servers[1].restart()
+    servers[2].restart()
+    assert until(lambda: whole(fleet, 2000) and fleet.store().run("llm", "job").status == "finished", 120)
+    check(fleet, nodes, 2000)
+    assert len(fleet.store().runs("llm")) == 9
+    for server in servers:
+        server.stop()
+
+
+# What the tables hold after the worst
+
+
+def test_a_batch_that_was_written_without_its_commit_counts_once(tmp_path, clickhouse, monkeypatch):
+    file = write_run(tmp_path / "runs", rows=500)
+    first, second = pieces_of(file, 300)
+    fleet = Fleet(clickhouse)
+    insert = fleet.database.insert
+
+    def dies(table: str, *words, **options) -> None:
+        if table == "commits":
+            raise OSError("the gateway died here")
+        insert(table, *words, **options)
+
+    monkeypatch.setattr(fleet.database, "insert", dies)
+    with pytest.raises(OSError):
+        fleet.intake.append("llm", first)
+    monkeypatch.setattr(fleet.database, "insert", insert)
+    assert fleet.intake.offset("llm", "r1", file.stem) == 0
+    both = Piece("r1", file.stem, 0, 0, first.data + second.data)
+    assert fleet.intake.append("llm", both) == len(both.data)
+    assert fleet.database.one("SELECT count() AS n FROM points WHERE series != 0")["n"] > 1000  # some are there twice
+    store = fleet.store()
+    run = store.run("llm", "r1")
+    assert [journal.twice for journal in run.journals] == [True]
+    assert run.series("loss").steps.tolist() == list(range(500))
+    assert run.journals[0].count("loss") == 500
+    assert store.series(run, "loss", buckets=10).total == 500
+    assert len(run.texts("note")) == 1
+    assert rebuild(fleet.database, "llm", "r1") == 1000
+    stores = fleet.store()
+    stores._runs.clear()
+    again = stores.run("llm", "r1")
+    assert [journal.twice for journal in again.journals] == [False]
+    assert again.series("loss").steps.tolist() == list(range(500))
+    assert fleet.database.one("SELECT sum(count) AS n FROM rollups")["n"] == 1000
+    fleet.close()
+
+
+def test_pieces_out_of_place_are_answered_with_the_place_they_belong_to(tmp_path, clickhouse):
+    file = write_run(tmp_path / "runs", rows=50)
+    one, two, three = pieces_of(file, 10, 20)
+    fleet = Fleet(clickhouse)
+    with pytest.raises(Conflict) as early:
+        fleet.intake.append("llm", two)
+    assert early.value.offset == 0
+    assert fleet.intake.append("llm", one) == two.offset
+    with pytest.raises(Conflict) as late:
+        fleet.intake.append("llm", one)
+    assert late.value.offset == two.offset
+    other = Fleet(clickhouse)  # another gateway knows nothing, and asks
+    assert other.intake.append("llm", two) == three.offset
+    with pytest.raises(Conflict) as behind:
+        fleet.intake.append("llm", two)
+    assert behind.value.offset == three.offset
+    with pytest.raises(Refused, match="not whole, sound frames"):
+        fleet.intake.append("llm", Piece("r1", file.stem, three.offset, 0, three.data[:-1]))
+    with pytest.raises(Refused, match="about another journal"):
+        fleet.intake.append("llm", Piece("r2", file.stem, 0, 0, one.data))
+    outcomes = fleet.intake.append_all("llm", [three, Piece("r1", "nonsense", 0, 0, b"x"), three]).result(30)
+    assert outcomes[0] == three.offset + len(three.data)
+    assert isinstance(outcomes[1], Refused)
+    assert isinstance(outcomes[2], Conflict)
+    for each in (fleet, other):
+        each.close()
+
+
+def test_a_deleted_run_stays_deleted(tmp_path, clickhouse):
+    file = write_run(tmp_path / "runs", rows=50)
+    one, two = pieces_of(file, 10)
+    fleet = Fleet(clickhouse)
+    fleet.intake.append("llm", one)
+    fleet.intake.delete("llm", "r1", "me")
+    for call in (lambda: fleet.intake.append("llm", two), lambda: fleet.intake.offset("llm", "r1", file.stem)):
+        with pytest.raises(Gone):
+            call()
+    assert fleet.store().runs("llm") == []
+    with pytest.raises(fanfold.RunNotFound):
+        fleet.store().run("llm", "r1")
+    assert fleet.database.one("SELECT count() AS n FROM points")["n"] == 0
+    fleet.close()
+
+
+def test_a_blob_comes_in_pieces_and_is_checked(clickhouse, tmp_path):
+    import hashlib
+
+    fleet = Fleet(clickhouse)
+    data = np.random.default_rng(0).bytes(300_000)
+    name = hashlib.sha256(data).hexdigest()
+    keep = lambda offset, part: fleet.intake.blob("llm", "r1", name, offset=offset, total=len(data), data=part)  # noqa: E731
+    assert keep(0, data[:100_000]) == 100_000
+    assert fleet.intake.missing("llm", "r1", [name]) == {name: 100_000}
+    with pytest.raises(Conflict) as where:
+        keep(50_000, data[50_000:60_000])
+    assert where.value.offset == 100_000
+    with pytest.raises(Refused, match="does not match"):
+        keep(100_000, data[100_000:-1] + b"?")
+    assert fleet.intake.missing("llm", "r1", [name]) == {name: 0}
+    assert keep(0, data) == len(data)
+    assert fleet.intake.missing("llm", "r1", [name]) == {}
+    fleet.close()
+
+
+def test_tables_are_made_looked_at_and_asked_for(clickhouse, capsys):
+    words = ["--store", clickhouse.url, "--json"]
+    assert main(["ls", "--dir", clickhouse.url]) == 2
+    assert "fanfold db migrate" in capsys.readouterr().err
+    assert main(["db", "migrate", *words]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["before"] == 0
+    assert main(["db", "migrate", *words]) == 0
+    done = json.loads(capsys.readouterr().out)[0]
+    assert done["before"] == done["after"]
+    assert clickhouse_server.PASSWORD not in json.dumps(done)
+    assert main(["db", "status", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == done["after"]
+    assert main(["token", "create", "cluster", "--for", "llm", "--scope", "write", *words]) == 0
+    word = json.loads(capsys.readouterr().out)["token"]
+    held = clickhouse.client().query("SELECT token FROM tokens").result_rows
+    assert word not in str(held)
+    assert main(["token", "list", *words]) == 0
+    (token,) = json.loads(capsys.readouterr().out)
+    assert main(["token", "revoke", token["id"], *words]) == 0
+    capsys.readouterr()
+    assert main(["token", "list", *words]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_frames_of_a_journal_come_back_in_order(tmp_path, clickhouse):
+    file = write_run(tmp_path / "runs", rows=40)
+    fleet = Fleet(clickhouse)
+    for piece in pieces_of(file, 7, 9, 30):
+        fleet.intake.append("llm", piece)
+    (journal,) = fleet.store().run("llm", "r1").journals
+    data = file.read_bytes()
+    assert [data[start:end] for start, end, *_ in journal.walk(0)] == frames_of(file)
+    fleet.close()
+
+
+def test_an_age_limit_is_set_changed_and_lifted(clickhouse, capsys):
+    made = lambda: clickhouse.client().query("SHOW CREATE TABLE points").result_rows[0][0]  # noqa: E731
+    for days, wanted in (("?ttl_days=7", "toIntervalDay(7)"), ("?ttl_days=7", "toIntervalDay(7)"), ("?ttl_days=30", "toIntervalDay(30)")):
+        assert main(["db", "migrate", "--store", clickhouse.url + days]) == 0
+        assert wanted in made()
+    assert main(["db", "migrate", "--store", clickhouse.url]) == 0
+    assert "TTL" not in made()
+    capsys.readouterr()
+
+
+def test_a_server_that_is_not_there_is_told_in_one_line(capsys):
+    assert main(["ls", "--dir", f"clickhouse://u:geheim@127.0.0.1:{clickhouse_server.free_port()}/db"]) == 2
+    said = capsys.readouterr().err
+    assert "geheim" not in said
+    assert "Traceback" not in said

@@ -1,0 +1,281 @@
+"""Stamps made while saving: every saver's own file, hooks that come and go, ranks and workers, and no loader notices."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import fanfold
+from fanfold.provenance import automatic, savers, stamper
+from fanfold.provenance import hooks as hooking
+from fanfold.provenance.record import NAME
+from stamped_models import FORMATS, export, model, onnx_model, same_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_everything_saved_while_a_run_stamps_is_stamped_and_listed(name, tmp_path):
+    file, save, check = FORMATS[name]
+    before, during, after = (tmp_path / f"{when}-{file}" for when in ("before", "during", "after"))
+    save(before)
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        run.log({"loss": 1.0}, step=7)
+        save(during)
+        check(during)
+    save(after)
+    stamps = [fanfold.inspect(path)["stamp"] for path in (before, during, after)]
+    assert [stamp and stamp["run"]["id"] for stamp in stamps] == [None, run.id, None]
+    (saved,) = fanfold.open(run.id, dir=tmp_path / "runs").files
+    assert (saved["path"], saved["size"], saved["s"]) == (str(during), during.stat().st_size, 7)
+    assert fanfold.inspect(saved["path"])["stamp"]["run"]["step"] == 7
+
+
+def test_a_run_turned_on_by_the_environment_stamps(tmp_path, monkeypatch):
+    monkeypatch.setenv("FANFOLD_STAMP", "1")
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False) as run:
+        safetensors.numpy.save_file({"a": np.ones(3)}, tmp_path / "n.safetensors")
+    assert fanfold.inspect(tmp_path / "n.safetensors")["stamp"]["run"]["id"] == run.id
+
+
+def test_the_callers_own_extra_file_wins(tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True):
+        torch.jit.save(torch.jit.script(model()), str(tmp_path / "m.pt"), _extra_files={NAME: '{"mine": 1}'})
+    assert fanfold.inspect(tmp_path / "m.pt")["stamp"] == {"mine": 1}
+
+
+def test_a_model_made_from_a_stamped_one_names_its_parent(tmp_path):
+    for run_id, source, target in (("first", None, "base"), ("second", "base", "tuned")):
+        with fanfold.init("p", id=run_id, dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+            run.log({"x": 1.0}, step=5)
+            metadata = None
+            if source:
+                with safe_open(tmp_path / f"{source}.safetensors", "pt") as file:
+                    metadata = file.metadata()
+            save_file(model().state_dict(), tmp_path / f"{target}.safetensors", metadata=metadata)
+            onnx.save(onnx.load(tmp_path / f"{source}.onnx") if source else onnx_model(), tmp_path / f"{target}.onnx")
+    for kind in ("safetensors", "onnx"):
+        stamp = fanfold.inspect(tmp_path / f"tuned.{kind}")["stamp"]
+        assert (stamp["run"]["id"], stamp["parent"]["id"], stamp["parent"]["step"]) == ("second", "first", 5), kind
+        assert "parent" not in fanfold.inspect(tmp_path / f"base.{kind}")["stamp"]
+
+
+def test_buffers_and_the_parts_of_a_sharded_checkpoint_are_left_alone(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    plain = io.BytesIO()
+    torch.save(model().state_dict(), plain)
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        buffer = io.BytesIO()
+        torch.save(model().state_dict(), buffer)
+        dcp.save(model().state_dict(), checkpoint_id=tmp_path / "sharded", no_dist=True)
+    assert len(buffer.getvalue()) == len(plain.getvalue())
+    found = fanfold.inspect(tmp_path / "sharded")
+    assert (found["format"], found["stamp"]["run"]["id"]) == ("DCP checkpoint", run.id)
+    assert not any(NAME.encode() in part.read_bytes() for part in (tmp_path / "sharded").glob("*.distcp"))
+    loaded = torch.nn.Linear(3, 4).state_dict()
+    dcp.load(loaded, checkpoint_id=tmp_path / "sharded", no_dist=True)
+    assert same_weights(loaded)
+
+
+def test_a_file_object_is_stamped_too(tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        with (tmp_path / "m.pt").open("wb") as file:
+            torch.save(model().state_dict(), file)
+    assert fanfold.inspect(tmp_path / "m.pt")["stamp"]["run"]["id"] == run.id
+
+
+def test_hooks_come_off_in_any_order_with_others(tmp_path):
+    originals = {(hook.module, hook.path): _named(hook) for hook in savers.HOOKS if hook.module in sys.modules}
+    first = fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True)
+    second = fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True)
+    wrapped = safetensors.torch.serialize_file
+    safetensors.torch.serialize_file = functools.partial(wrapped)  # somebody else's, on top of ours
+    theirs = safetensors.torch.serialize_file
+    save_file(model().state_dict(), tmp_path / "two.safetensors")
+    first.finish()
+    save_file(model().state_dict(), tmp_path / "one.safetensors")
+    second.finish()
+    save_file(model().state_dict(), tmp_path / "none.safetensors")
+    stamps = [fanfold.inspect(tmp_path / f"{name}.safetensors")["stamp"] for name in ("two", "one", "none")]
+    assert [stamp and stamp["run"]["id"] for stamp in stamps] == [second.id, second.id, None]
+    assert safetensors.torch.serialize_file is theirs
+    safetensors.torch.serialize_file = originals["safetensors.torch", "serialize_file"]
+    assert {(hook.module, hook.path): _named(hook) for hook in savers.HOOKS if (hook.module, hook.path) in originals} == originals
+    assert automatic._later not in sys.meta_path
+
+
+def _named(hook: hooking.Hook) -> Any:
+    found: Any = sys.modules[hook.module]
+    for part in hook.path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def test_libraries_imported_after_init_are_hooked_and_inspect_imports_none_of_them(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent("""
+            import sys, fanfold
+            run = fanfold.init("p", dir="runs", quiet=True, system=False, stamp=True)
+            import numpy, safetensors.numpy
+            safetensors.numpy.save_file({"a": numpy.ones(3)}, "late.safetensors")
+            run.finish()
+            print(run.id)
+        """)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)  # fmt: skip
+    looked = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent("""
+            import sys, fanfold
+            print(fanfold.inspect("late.safetensors")["stamp"]["run"]["id"])
+            print([name for name in ("torch", "numpy", "safetensors", "onnx") if name in sys.modules])
+        """)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    assert looked.stdout.split("\n")[:2] == [done.stdout.strip(), "[]"]
+
+
+def trace(path: Path) -> None:
+    torch.jit.trace(model(), torch.ones(2, 3)).save(str(path))
+
+
+def doubled() -> Any:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    return torch.jit.script(double)
+
+
+def save_buffer(path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(model()), buffer)
+    path.write_bytes(buffer.getvalue())
+
+
+SCRIPTS = {
+    "trace": trace,
+    "function": lambda path: doubled().save(str(path)),
+    "saved function": lambda path: torch.jit.save(doubled(), str(path)),
+    "extra files": lambda path: torch.jit.save(doubled(), str(path), _extra_files={"mine.txt": "kept"}),
+    "lite": lambda path: torch.jit.script(model())._save_for_lite_interpreter(str(path)),
+    "buffer": save_buffer,
+}
+
+
+def test_every_way_to_save_torchscript_is_stamped(tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        for name, save in SCRIPTS.items():
+            save(tmp_path / name)
+    for name in SCRIPTS:
+        found = fanfold.inspect(tmp_path / name)
+        assert (found["format"], found["stamp"]["run"]["id"]) == ("TorchScript", run.id), name
+        assert torch.jit.load(str(tmp_path / name))(torch.ones(2, 3)) is not None
+    kept = {"mine.txt": ""}
+    torch.jit.load(str(tmp_path / "extra files"), _extra_files=kept)
+    assert kept["mine.txt"] in ("kept", b"kept")
+    assert len(fanfold.open(run.id, dir=tmp_path / "runs").files) == len(SCRIPTS) - 1  # a buffer is no file
+
+
+def test_a_package_of_compiled_code_is_stamped(tmp_path):
+    from torch._inductor.package import package_aoti
+
+    (tmp_path / "model.wrapper.so").write_bytes(b"machine code")
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        package_aoti(str(tmp_path / "m.pt2"), {"model": [str(tmp_path / "model.wrapper.so")]})
+    found = fanfold.inspect(tmp_path / "m.pt2")
+    assert (found["format"], found["stamp"]["run"]["id"]) == ("AOTInductor package", run.id)
+    assert [Path(entry["path"]).name for entry in fanfold.open(run.id, dir=tmp_path / "runs").files] == ["m.pt2"]
+
+
+@pytest.mark.faults  # a C++ compiler takes a minute over it
+@pytest.mark.timeout(600)
+def test_a_stamped_aotinductor_package_loads_and_computes(tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        path = torch._inductor.aoti_compile_and_package(export(), package_path=str(tmp_path / "m.pt2"))
+        assert fanfold.inspect(path)["stamp"]["run"]["id"] == run.id
+        fanfold.stamp(path, step=9)
+    assert fanfold.inspect(path)["stamp"]["run"]["step"] == 9
+    assert torch.allclose(torch._inductor.aoti_load_package(path)(torch.ones(2, 3)), model()(torch.ones(2, 3)))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_both_onnx_exporters_are_stamped(dynamo, tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        torch.onnx.export(model(), (torch.ones(2, 3),), str(tmp_path / "m.onnx"), dynamo=dynamo, verbose=False)
+        onnx.save(onnx_model(), str(tmp_path / "m.onnxtxt"))  # text: no place for a stamp, and nothing to complain of
+    assert fanfold.inspect(tmp_path / "m.onnx")["stamp"]["run"]["id"] == run.id
+    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
+    assert onnx.load(tmp_path / "m.onnxtxt").graph.name == "g"
+    (saved,) = fanfold.open(run.id, dir=tmp_path / "runs").files
+    assert saved["path"] == str(tmp_path / "m.onnx")
+
+
+def test_a_sharded_transformers_model_keeps_its_index_and_every_shard_is_stamped(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    tiny = BertModel(BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, intermediate_size=8))
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        tiny.save_pretrained(tmp_path / "checkpoint", max_shard_size="4KB")
+    found = fanfold.inspect(tmp_path / "checkpoint")
+    assert len(found["files"]) > 1
+    assert {entry["stamp"]["run"]["id"] for entry in found["files"]} == {run.id}
+    index = json.loads((tmp_path / "checkpoint" / "model.safetensors.index.json").read_text())
+    assert {Path(entry["path"]).name for entry in found["files"]} == set(index["weight_map"].values())
+    again = BertModel.from_pretrained(tmp_path / "checkpoint")
+    assert all(torch.equal(a, b) for a, b in zip(tiny.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_a_stamp_that_fails_leaves_the_saving_alone(tmp_path, monkeypatch, caplog):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True):
+        monkeypatch.setattr(stamper.Stamper, "text", lambda *_: 1 / 0)
+        for file, save, check in FORMATS.values():
+            save(tmp_path / file)
+            check(tmp_path / file)
+            assert fanfold.inspect(tmp_path / file)["stamp"] is None
+    assert "could not stamp" in caplog.text
+
+
+def test_ranks_and_forked_workers_stamp_what_they_save(tmp_path):
+    code = """
+        import os, numpy, safetensors.numpy, fanfold
+        rank = os.environ["RANK"]
+        run = fanfold.init("p", dir="runs", quiet=True, system=False, stamp=True)
+        safetensors.numpy.save_file({"a": numpy.ones(3)}, f"rank{rank}.safetensors")
+        child = os.fork()
+        if not child:
+            safetensors.numpy.save_file({"a": numpy.ones(3)}, f"worker{rank}.safetensors")
+            os._exit(0)
+        os.waitpid(child, 0)
+        run.finish()
+    """
+    work = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+            cwd=tmp_path,
+            env={**os.environ, "RANK": str(n), "LOCAL_RANK": str(n), "WORLD_SIZE": "2", "FANFOLD_RUN_ID": "together"},
+        )
+        for n in range(2)
+    ]
+    assert [child.wait(120) for child in work] == [0, 0]
+    for name, rank in (("rank0", 0), ("rank1", 1), ("worker0", 0), ("worker1", 1)):
+        stamp = fanfold.inspect(tmp_path / f"{name}.safetensors")["stamp"]
+        assert (stamp["run"]["id"], stamp["run"]["rank"]) == ("together", rank)
+    stored = fanfold.open("together", dir=tmp_path / "runs")
+    names = {Path(entry["path"]).stem for entry in stored.files}
+    assert names == {"rank0", "rank1", "worker0", "worker1"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "fanfold", "show", "together", "--dir", "runs", "--all"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert all(f"{name}.safetensors" in shown for name in names)
