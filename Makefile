@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help system setup web native native-check check test unit faults bench bench-dashboard demo clean
+.PHONY: help system setup web native native-check clickhouse check test unit faults bench bench-dashboard bench-fleet demo clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -79,12 +79,16 @@ native-check: $(STAMP)  ## prove the native part: torch's layout, then threads a
 	$(call step,asan,Threads and forks under the address and undefined sanitizers,g++ $(SANITIZE) -fsanitize=address$(comma)undefined -o build/native/asan $(NATIVE)/stress.cpp -ldl && timeout 120 build/native/asan)
 	$(call step,tsan,Threads under the thread sanitizer,g++ $(SANITIZE) -fsanitize=thread -o build/native/tsan $(NATIVE)/stress.cpp -ldl && timeout 120 build/native/tsan 60)
 
+# From npm because no other registry has a server; the tests would fetch it themselves, but within the time a test may take.
+clickhouse: web/node_modules/.stamp  # the server that the fleet's tests and benchmarks run
+	$(call step,clickhouse,Looking for ClickHouse (170 MB once),$(BIN)/python tests/clickhouse_server.py fetch)
+
 check: $(STAMP)  ## lint, formatting and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-test: system $(STAMP) web/node_modules/.stamp  ## the tests, on .venv and (the unit tests) on every other Python found
+test: system $(STAMP) web/node_modules/.stamp clickhouse  ## the tests, on .venv and (the unit tests) on every other Python found
 	$(BIN)/pytest -n 2 --dist loadfile -m "not faults" $(ARGS)
 	@$(MAKE) -s unit
 
@@ -111,6 +115,9 @@ bench: $(STAMP)  ## measure fanfold beside its peers, then relay and callbacks (
 
 bench-dashboard: $(STAMP)  ## measure five dashboards over the same data, and the budgets of ours (ARGS="--quick", "--soak 30")
 	$(BIN)/python benchmarks/dashboard.py $(ARGS)
+
+bench-fleet: $(STAMP) clickhouse  ## measure gateways and ClickHouse under a fleet of 10,000 simulated processes (ARGS="--quick")
+	$(BIN)/python benchmarks/fleet.py $(ARGS)
 
 # The full environment serves when it is there; a newcomer gets a small one, without any tracker.
 demo: $(if $(wildcard .venv/.stamp-*),,.venvs/demo/$(SMALL))  ## a short tour in the terminal

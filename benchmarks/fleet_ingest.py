@@ -120,12 +120,8 @@ def whole_way(stage: Stage, plan: Plan) -> tuple[list[list[str]], Way]:
     fleet = VirtualFleet(plan.processes, Metrics(KEYS), stage.urls, token=stage.token)
     rows, ways = [], []
     sent = 0
-    for title, seconds in (
-        (f"{plan.processes:,} processes begin", 1),
-        ("1 s of each at a time", 1),
-        ("10 s of each at a time", 10),
-    ):
-        rounds = plan.rounds if "begin" not in title else 1
+    begin, steady, behind = f"{plan.processes:,} processes begin", "1 s of each at a time", "10 s of each at a time"
+    for title, rounds, seconds in ((begin, 1, 1), (steady, plan.rounds, 1), (behind, plan.rounds // 2, 10)):
         fleet.prepare(rounds, seconds)
         before = stored_bytes(stage)
         with metered(stage) as used:

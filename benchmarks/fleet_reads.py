@@ -29,12 +29,12 @@ from fleet_stage import Plan, Stage, cpu_of, metered
 RUNS, CHARTS, WIDE = 20, 40, 100
 PIECE = 2000  # rows of one piece
 TRAIN = """
-import sys, time, fanfold
+import random, sys, time, fanfold
 pause, count, seconds = map(float, sys.argv[2:])
 run = fanfold.init("probe", id=sys.argv[1], system=False, quiet=True)
 keys, began, step = [f"m{k}" for k in range(int(count))], time.time(), 0
 while time.time() - began < seconds:
-    run.log(dict.fromkeys(keys, time.time()), step=step)
+    run.log({key: random.gauss(1, 0.1) for key in keys} | {"m0": time.time()}, step=step)
     step += 1
     time.sleep(max(0.0, began + step * pause - time.time()))
 run.finish()

@@ -33,26 +33,29 @@ def wall_time(run: Callable[[], None], count: int) -> float:
     return (time.perf_counter() - begin) / count
 
 
-def training_step() -> Callable[[], None]:
-    """A step of a small transformer in bf16: the host is as busy as the device, so that what the host spends shows."""
+SIZES = {"busy device": (64, 512), "busy host": (8, 256)}  # sequences, length: which of the two a step waits for
+
+
+def training_step(batch: int, length: int) -> Callable[[], None]:
+    """A step of a small transformer in bf16."""
     layer = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).to("cuda", torch.bfloat16)
-    return step(model, torch.randn(8, 256, 768, device="cuda", dtype=torch.bfloat16))
+    return step(model, torch.randn(batch, length, 768, device="cuda", dtype=torch.bfloat16))
 
 
-def overhead(rounds: int, count: int) -> None:
-    run = training_step()
+def overhead(size: str, rounds: int, count: int, names: list[str]) -> None:
+    run = training_step(*SIZES[size])
     wall_time(run, 20)
-    ratios: dict[str, list[float]] = {name: [] for name in CONFIGURATIONS}
+    ratios: dict[str, list[float]] = {name: [] for name in names}
     bare = wall_time(run, count)
     for _ in range(rounds):
-        for name in random.sample(list(CONFIGURATIONS), len(CONFIGURATIONS)):
+        for name in random.sample(names, len(names)):
             with CONFIGURATIONS[name]():
                 run()
                 seconds = wall_time(run, count)
             before, bare = bare, wall_time(run, count)
             ratios[name].append(seconds / statistics.mean((before, bare)))
-    print(f"transformer step of {bare * 1e3:.2f} ms on the GPU, ratio to none; median of {rounds} rounds (middle half)")
+    print(f"{size}: transformer step of {bare * 1e3:.2f} ms on the GPU, ratio to none; median of {rounds} rounds (middle half)")
     for name, found in ratios.items():
         low, middle, high = statistics.quantiles(found, n=4)
         limit = LIMITS.get((name, "gpu"))
@@ -101,6 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--only", default="", help="one of the modes, such as default")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("No CUDA device is here: nothing was measured.")
@@ -110,7 +114,8 @@ def main() -> int:
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, Python {sys.version.split()[0]}; self-test passed: {path}")
     device_time()
     capture()
-    overhead(args.rounds, args.steps)
+    for size in SIZES:
+        overhead(size, args.rounds, args.steps, [name for name in CONFIGURATIONS if args.only in ("", name)])
     return 0
 
 

@@ -19,6 +19,8 @@ from fanfold.cli import main
 from fanfold.errors import FanfoldError, RunNotFound, SettingError
 from fanfold.fleet.audit import FILE_NAME as AUDIT
 from fanfold.fleet.audit import AuditFile, Entry
+from fanfold.fleet.client import Client
+from fanfold.fleet.forwarder import Forwarder as ShippingForwarder
 from fanfold.fleet.gateway import app
 from fanfold.fleet.grants import Anybody, Grants
 from fanfold.fleet.intake import DirectoryIntake
@@ -283,8 +285,8 @@ def test_a_page_behind_the_gateway_is_told_of_its_own_runs_until_its_token_is_re
         assert b'"llm"' in streams["llm"].readline()
         place.tokens.revoke(mine[0].id)
         write_run(place.root, 3, id="newer", project="llm")
-        rest = streams["llm"].read()  # it ends
-        assert b"newer" not in rest
+        while rest := streams["llm"].readline():  # it ends
+            assert b"newer" not in rest
         write_run(place.root, 3, id="v2", project="vision")
         heard = b""
         while b"data: " not in heard:
@@ -586,9 +588,23 @@ def test_a_forwarder_lets_go_of_a_run_that_was_deleted_and_goes_on_with_the_othe
         assert {name.split("/")[1] for name in journals(store)} == {"stays"}
         assert len([name for name in journals(node) if "/goes/" in name]) == 2  # kept where they were written
         assert forwarder.log.read_text().count("goes is not forwarded any more") == 1
+        in_the_middle_of_a_journal(tmp_path / "other", store, gateway.url)
     finally:
         forwarder.close()
         gateway.close()
+
+
+def in_the_middle_of_a_journal(node: Path, store: Path, url: str) -> None:
+    """Delete a run whose journal is being shipped: the next piece of it is refused, and that is the end of it."""
+    run = fanfold.init("llm", dir=node, id="live", system=False, quiet=True)
+    shipping = ShippingForwarder(node, Client(url))
+    run.log({"loss": 1.0}, step=0)
+    assert until(lambda: shipping.round() or arrived(store / "llm" / "live", run.path))
+    DirectoryIntake(store).delete("llm", "live", "somebody at another gateway")
+    run.log({"loss": 2.0}, step=1)
+    assert until(lambda: not shipping.round() and not shipping.runs, 10)
+    assert not (store / "llm" / "live").exists()
+    run.finish()
 
 
 # The record

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 import fanfold
+from fanfold.cli import main
 from fanfold.errors import FanfoldError
 from fanfold.provenance.record import NAME
 from stamped_models import FORMATS, model, training
@@ -137,10 +138,21 @@ def test_the_command_finds_the_run_of_a_file(tmp_path, run):
     assert json.loads(text)["run"]["path"] == str(run.path)
 
 
+def test_the_command_finds_runs_whose_names_need_encoding(tmp_path, capsys):
+    with fanfold.init("p q/r", id="a/b", dir=tmp_path / "runs", quiet=True, system=False):
+        torch.save(model().state_dict(), tmp_path / "m.pt")
+        fanfold.stamp(tmp_path / "m.pt")
+    words = ["inspect", str(tmp_path / "m.pt"), "--dir", str(tmp_path / "runs"), "--project"]
+    assert (main([*words, "p q/r"]), main([*words, "other"])) == (0, 0)
+    assert capsys.readouterr().out.count("fanfold show a/b") == 1
+
+
 def test_the_command_loads_only_what_it_needs(tmp_path):
     torch.save(model().state_dict(), tmp_path / "m.pt")
     fanfold.stamp(tmp_path / "m.pt")
-    program = "import sys; from fanfold.cli import main; code = main(['inspect', 'm.pt', '-q']); print(*sys.modules); sys.exit(code)"
+    program = (
+        "import sys; from fanfold.cli import main; code = main(['inspect', 'm.pt', '-q']); print(*sys.modules); sys.exit(code)"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "fanfold.provenance.zips" in loaded

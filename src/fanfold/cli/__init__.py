@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "token": ("token", "make, list and take back a gateway's tokens"),
     "audit": ("audit", "print what was deleted at a gateway, and who was let in"),
     "rm": ("rm", "delete runs"),
-    "prune": ("prune", "delete leftovers that hold no data"),
+    "prune": ("prune", "free space and lose nothing: pack finished journals, delete leftovers"),
     "merge": ("merge", "make finished and long journals quicker to read"),
     "reindex": ("reindex", "make the catalogue of runs anew"),
     "doctor": ("doctor", "check this machine: directory, disk, ranks, libraries, GPUs"),

@@ -23,34 +23,44 @@ def run(args: argparse.Namespace) -> int:
     from ..provenance import inspect
 
     found = inspect(args.path)
-    found["run"] = _run(args, found["stamp"])
+    folder = _folder(args, found["stamp"])
     if args.json:
         from . import output
 
-        output.print_json(found)
+        output.print_json({**found, "run": None if folder is None else _run(folder)})
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join(_lines(found, folder)))
     return 0 if found["stamp"] else 1
 
 
-def _run(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Find the run a stamp names, where it is on this machine: by its id alone, since a file is anybody's."""
+def _folder(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> Path | None:
+    """Find the run a stamp names, where it is on this machine: by its id alone, since a file is anybody's.
+
+    Folders' names are enough. Loading what reads runs would take longer than all the rest.
+    """
     named = _table(stamp or {}, "run").get("id")
     if not isinstance(named, str):
         return None
     from ..settings import find_directory
 
-    root = find_directory(args.dir)
-    if not _is_there(root, named):
-        return None
-    from ..journal import directory
+    for folder in find_directory(args.dir).glob("*/*"):
+        wanted = _is(folder.name, named) and (args.project is None or _is(folder.parent.name, args.project))
+        if wanted and (folder / "journal").is_dir() and not folder.is_symlink():
+            return folder
+    return None
 
-    folder = next(
-        (one for one in directory.run_directories(root, args.project) if directory.decode_name(one.name) == named), None
-    )
-    if folder is None:
-        return None
-    from ..store import open_run  # only where there is a run to tell of: it takes longer than all the rest
+
+def _is(component: str, name: str) -> bool:
+    """Tell whether a folder has a name; names are percent-encoded on a disk where they need it."""
+    if "%" not in component:
+        return component == name
+    from ..journal.directory import decode_name
+
+    return decode_name(component) == name
+
+
+def _run(folder: Path) -> dict[str, Any] | None:
+    from ..store import open_run
 
     try:
         run = open_run(folder)
@@ -59,12 +69,7 @@ def _run(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> dict[str,
     return {"id": run.id, "name": run.name, "project": run.project, "status": run.status, "path": str(run.path)}
 
 
-def _is_there(root: Path, named: str) -> bool:
-    """Tell by the names of folders alone, so that a file whose run is elsewhere answers without loading what reads runs."""
-    return any(folder.name == named or "%" in folder.name for folder in root.glob("*/*"))
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+def _lines(found: Mapping[str, Any], folder: Path | None) -> Iterator[str]:
     yield f"{clean(found['path'])}  {found['format']}, {size(found['size'])}"
     yield from _facts(found["facts"])
     stamp = found["stamp"]
@@ -72,9 +77,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "  no stamp: nothing says which run made it. Save with fanfold.init(stamp=True), or call fanfold.stamp(path)."
         return
     yield from (f"  {name:<9} {clean(value)}" for name, value in _told(stamp) if value)
-    if found["run"]:
-        run = found["run"]
-        yield f"  here      {clean(run['name'])}, {run['status']} · fanfold show {clean(run['id'])}"
+    if folder is not None:
+        yield f"  here      {clean(str(folder))} · fanfold show {clean(_table(stamp, 'run')['id'])}"
     for entry in found.get("files", [])[:20]:
         yield f"    {clean(entry['path'])}  {entry['format']}, {size(entry['size'])}"
 

@@ -1,6 +1,6 @@
 """Free space and lose nothing: pack journals that are finished and settled everywhere, delete leftovers that hold no data.
 
-A packed journal takes less than half the room and is read as before, to the last bit. Leftovers are empty journals, files of
+A packed journal takes 40 to 70 % of the room and is read as before, to the last bit. Leftovers are empty journals, files of
 dead processes, half-deleted runs. No point, text, image or fact goes: `fanfold rm` deletes a run, and
 `fanfold forward --prune` the journals that a gateway holds whole.
 """

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import FanfoldError
 from ..fleet.intake import Result, check_header
-from ..fleet.wire import MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
+from ..fleet.wire import JOURNAL, MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
 from ..journal import format as fmt
 from ..journal.format import Kind, Shape
 from . import schema
@@ -90,7 +90,8 @@ class ClickHouseIntake:
         self.max_blob = max_blob
         self.inserts = 0
         self._known: OrderedDict[tuple[int, int], Known] = OrderedDict()
-        self._deleted: dict[int, tuple[bool, float]] = {}
+        self._deleted: set[int] = set()
+        self._deleted_until = 0.0
         self._lock = threading.Lock()
         self._queue: queue.Queue[Batch | None] = queue.Queue(MOST_WAITING)
         self._boot = secrets.token_hex(4)
@@ -115,6 +116,10 @@ class ClickHouseIntake:
         results: list[Result] = [0] * len(pieces)
         jobs: dict[int, Job] = {}
         taken: set[int] = set()
+        try:
+            self._look_up(project, pieces)
+        except OSError as error:
+            return _done([error] * len(pieces))
         for place, piece in enumerate(pieces):
             try:
                 job = self._prepared(project, piece)
@@ -124,6 +129,8 @@ class ClickHouseIntake:
                 jobs[place] = job
             except (FanfoldError, OSError) as error:
                 results[place] = error
+        if not jobs:
+            return _done(results)
         done: Future[list[Result]] = Future()
 
         def tell(failures: Mapping[int, FanfoldError | OSError]) -> None:
@@ -131,11 +138,21 @@ class ClickHouseIntake:
                 results[place] = failures.get(job.journal) or job.end
             done.set_result(results)
 
-        if jobs:
-            self._hand_over(Batch(list(jobs.values()), tell))
-        else:
-            done.set_result(results)
+        self._hand_over(Batch(list(jobs.values()), tell))
         return done
+
+    def _look_up(self, project: str, pieces: Sequence[Piece]) -> None:
+        """Ask once for all journals of a request that are not known here, or not as far as they come."""
+        unknown: dict[tuple[int, int], None] = {}
+        for piece in pieces:
+            match = JOURNAL.fullmatch(piece.journal)
+            if match and isinstance(piece.run, str):
+                at = (run_number(project, piece.run), int(match[2], 16))
+                known = self._remembered(*at)
+                if known is None or known.end < piece.offset:
+                    unknown[at] = None
+        if unknown:
+            self._renew(list(unknown))
 
     def _prepared(self, project: str, piece: Piece) -> Job:
         """Check one piece against what is here, and take it apart."""
@@ -186,20 +203,28 @@ class ClickHouseIntake:
             self._known.pop((run, journal), None)
 
     def _renewed(self, run: int, journal: int) -> Known:
-        """Ask the database how far a journal is, and which shapes it named by then."""
-        where = "WHERE run = {run:UInt64} AND journal = {journal:UInt64}"
-        end = int(self.database.one(f"SELECT max(end) AS end FROM commits {where}", run=run, journal=journal)["end"])
-        known = self._remembered(run, journal)
-        if known is None or known.end != end:
-            known = Known(end)
-            found = self.database.ask(
-                f"SELECT body FROM frames {where} AND kind = {Kind.SHAPE:d} AND pos < {{end:UInt64}} ORDER BY pos",
-                run=run, journal=journal, end=end,
-            )  # fmt: skip
-            for body in found["body"]:
-                learn(known.shapes, body)
-            self._remember(run, journal, known)
-        return known
+        self._renew([(run, journal)])
+        return self._remembered(run, journal) or Known(0)
+
+    def _renew(self, journals: Sequence[tuple[int, int]]) -> None:
+        """Ask the database how far journals are, and which shapes they named by then."""
+        asked = {"runs": list({run for run, _ in journals}), "all": [journal for _, journal in journals]}
+        where = "WHERE run IN {runs:Array(UInt64)} AND journal IN {all:Array(UInt64)}"
+        ends = self.database.ask(f"SELECT run, journal, max(end) AS end FROM commits {where} GROUP BY run, journal", **asked)
+        there = {(run, journal): end for run, journal, end in zip(*(column.tolist() for column in ends.values()), strict=True)}
+        stale = {
+            at: Known(there.get(at, 0))
+            for at in journals
+            if (known := self._remembered(*at)) is None or known.end != there.get(at, 0)
+        }
+        if any(known.end for known in stale.values()):
+            sql = f"SELECT run, journal, pos, body FROM frames {where} AND kind = {Kind.SHAPE:d} ORDER BY run, journal, pos"
+            for run, journal, pos, body in zip(*self.database.ask(sql, **asked).values(), strict=True):
+                known = stale.get((int(run), int(journal)))
+                if known is not None and pos < known.end:
+                    learn(known.shapes, body)
+        for at, known in stale.items():
+            self._remember(*at, known)
 
     # The batch
 
@@ -309,14 +334,11 @@ class ClickHouseIntake:
     # Deleting
 
     def _is_deleted(self, run: int) -> bool:
-        known, until = self._deleted.get(run, (False, 0.0))
-        if known or time.monotonic() < until:
-            return known
-        there = bool(self.database.one("SELECT count() AS n FROM deleted WHERE run = {run:UInt64}", run=run)["n"])
-        if len(self._deleted) > REMEMBERED:
-            self._deleted.clear()
-        self._deleted[run] = (there, time.monotonic() + DELETED_SECONDS)
-        return there
+        """Look in the list of the deleted, which is short and read anew every few seconds."""
+        if run not in self._deleted and time.monotonic() >= self._deleted_until:
+            self._deleted = set(self.database.ask("SELECT DISTINCT run FROM deleted")["run"].tolist())
+            self._deleted_until = time.monotonic() + DELETED_SECONDS
+        return run in self._deleted
 
     def deleted(self, project: str, run: str) -> bool:
         """Tell whether this run was deleted here."""
@@ -327,7 +349,7 @@ class ClickHouseIntake:
         number = run_number(project, run)
         mark: dict[str, Any] = {"run": _u64([number]), "project": [project], "id": [run], "who": [by]}
         self.database.insert("deleted", mark)
-        self._deleted[number] = (True, 0.0)
+        self._deleted.add(number)
         sweep(self.database, number)
         threading.Timer(2 * DELETED_SECONDS + self.gather, _again, (self.database, number)).start()
 
@@ -342,6 +364,12 @@ class ClickHouseIntake:
         from .blobs import keep
 
         return keep(self.database, self._check(project, run), name, offset=offset, total=total, data=data, limit=self.max_blob)
+
+
+def _done(results: list[Result]) -> Future[list[Result]]:
+    done: Future[list[Result]] = Future()
+    done.set_result(results)
+    return done
 
 
 def sweep(database: Database, run: int) -> None:

@@ -88,7 +88,7 @@ class ClickHouseStore:
         for name, (_, ends) in there.items():
             run = self._runs.get(name)
             if run is None:
-                run = self._runs[name] = FleetRun(self.database, directory.run_path(self.root, *name), *name)
+                run = self._runs[name] = self._new(name)
             if sum(run.ends) != ends or run._attempts is None:  # noqa: SLF001 - ours
                 stale.append(run)
         for start in range(0, len(stale), 500):
@@ -146,17 +146,31 @@ class ClickHouseStore:
 
     def run(self, project: str, id: str) -> StoredRun:
         """Open a run, or read on where it was opened before."""
+        found = self.several(project, [id])
+        if id not in found:
+            raise not_found(f"{project}/{id}", Path(self.database.address.shown))
+        return found[id]
+
+    def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
+        """Open many runs in one call, by id; those that are not there are left out."""
         with self._lock:
-            run = self._runs.get((project, id))
-            if run is None:
-                run = FleetRun(self.database, directory.run_path(self.root, project, id), project, id)
-            read([run])
-            gone = "SELECT count() AS n FROM deleted WHERE run = {run:UInt64}"
-            if not run.journals or int(self.database.one(gone, run=run.number)["n"]):
-                self._runs.pop((project, id), None)
-                raise not_found(f"{project}/{id}", Path(self.database.address.shown))
-            self._runs[project, id] = run
-            return run
+            runs = {id: self._runs.get((project, id)) or self._new((project, id)) for id in ids}
+            read(list(runs.values()))
+            gone = self._deleted([run.number for run in runs.values()])
+            found: dict[str, StoredRun] = {}
+            for id, run in runs.items():
+                if run.journals and run.number not in gone:
+                    found[id] = self._runs[project, id] = run
+                else:
+                    self._runs.pop((project, id), None)
+        return found
+
+    def _new(self, name: Name) -> FleetRun:
+        return FleetRun(self.database, directory.run_path(self.root, *name), *name)
+
+    def _deleted(self, numbers: list[int]) -> set[int]:
+        sql = "SELECT DISTINCT run FROM deleted WHERE run IN {runs:Array(UInt64)}"
+        return set(self.database.ask(sql, runs=numbers)["run"].tolist()) if numbers else set()
 
     def run_at(self, path: Path) -> StoredRun:
         """Open the run that a folder of the cache stands for."""

@@ -40,6 +40,13 @@ class ProjectsView:
         self._check(run.project)  # folders' names may be cut, so that two projects meet in one: the run itself knows
         return run
 
+    def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
+        self._check(project)
+        found = self._store.several(project, ids)
+        for run in found.values():
+            self._check(run.project)
+        return found
+
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         token, names = self._store.changed(since)
         return token, [name for name in names if self._sees(name[0])]

@@ -22,7 +22,7 @@ MAX_GAP = 1 << 30
 MAX_NAME = 1000
 LENGTH = "x-fanfold-length"  # how long the body is once unpacked
 APPEND, OFFSET, MISSING, BLOB, RUNS, RUN = "/v1/append", "/v1/offset", "/v1/missing", "/v1/blob", "/v1/runs", "/v1/run"
-_JOURNAL = re.compile(r"(0|[1-9][0-9]{0,8})-([0-9a-f]{16})")
+JOURNAL = re.compile(r"(0|[1-9][0-9]{0,8})-([0-9a-f]{16})")
 
 
 class Refused(FanfoldError):
@@ -108,7 +108,7 @@ def checked_name(what: str, name: Any) -> str:
 
 def checked_journal(name: Any) -> tuple[int, str]:
     """Return the rank and id in a journal's name, `3-0123456789abcdef`."""
-    match = _JOURNAL.fullmatch(name) if isinstance(name, str) else None
+    match = JOURNAL.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise Refused(
             400, f"{str(name)[:60]!r} is not the name of a journal: rank, dash, 16 hexadecimal digits. Nothing was stored."

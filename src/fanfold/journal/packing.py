@@ -1,4 +1,4 @@
-"""Pack journals that will not grow any more: the same bytes in less than half the room, and a whole copy at every moment."""
+"""Pack journals that will not grow any more: the same bytes in less room, and a whole copy at every moment."""
 
 from __future__ import annotations
 

@@ -155,18 +155,17 @@ def found_series(store: Store, query: SeriesQuery) -> list[tuple[str, StoredRun,
     """Return the series there are of those asked for, with their runs."""
     if len(query.runs) * len(query.keys) > MOST_SERIES:
         raise SettingError(f"that is more than {MOST_SERIES} series. None was read. Ask for fewer runs or keys at a time.")
-    opened = [(id, run) for id in query.runs if (run := _there(store, query.project, id)) is not None]
-    asked = [(id, run, key) for key in query.keys for id, run in opened]
+    opened = _several(store, query.project, query.runs)
+    asked = [(id, run, key) for key in query.keys for id, run in opened.items()]
     found = store.series_many([(run, key) for _, run, key in asked], buckets=max(1, min(query.n, MOST_BUCKETS)), x=query.x,
                               rank=query.rank, fold=query.fold, lo=query.lo, hi=query.hi)  # fmt: skip
     return [(id, run, one) for (id, run, _), one in zip(asked, found, strict=True) if one is not None]
 
 
-def _there(store: Store, project: str, id: str) -> StoredRun | None:
-    try:
-        return open_run(store, project, id)
-    except RunNotFound:
-        return None
+def _several(store: Store, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
+    """Open the runs there are of those asked for; a folder reached through a link is no run."""
+    found = store.several(project, ids)
+    return {id: run for id, run in found.items() if not run.path.is_symlink() and not run.path.parent.is_symlink()}
 
 
 def _packed(id: str, one: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -210,8 +209,10 @@ def run(store: Store, project: str, id: str) -> dict[str, Any]:
 def alerts(store: Store, project: str) -> list[dict[str, Any]]:
     """Return what fired in a project, newest first, with the run it fired in."""
     found = []
-    for row in store.runs(project):
-        one = _there(store, project, row["id"])
+    rows = store.runs(project)
+    opened = _several(store, project, [row["id"] for row in rows])
+    for row in rows:
+        one = opened.get(row["id"])
         found += [{**alert, "run": row["id"], "name": row["name"]} for alert in (one.alerts if one else ())]
         if row["status"] in ("failed", "killed", "lost"):
             found.append(_ending(row))
@@ -245,10 +246,7 @@ def console(store: Store, project: str, id: str, before: int | None) -> dict[str
 def media(store: Store, project: str, ids: Sequence[str], key: str) -> list[dict[str, Any]]:
     """Return the media or texts logged under a key, by run; contents are fetched by their blob's name."""
     found = []
-    for id in ids:
-        one = _there(store, project, id)
-        if one is None:
-            continue
+    for id, one in _several(store, project, ids).items():
         points: list[dict[str, Any]] = [
             *({"n": n, "step": p.step, "time": p.time, "rank": p.rank, "kind": p.kind, "entry": p.entry}
               for n, p in enumerate(one.media(key))),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import FanfoldError
+from ..errors import FanfoldError, RunNotFound
 from ..journal import directory
 from ..settings import find_directory
 from . import axes, catalogue
@@ -39,6 +40,9 @@ class Store(Protocol):
 
     def run(self, project: str, id: str) -> StoredRun:
         """Open a run."""
+
+    def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
+        """Open many runs in one call, by id; those that are not there are left out."""
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         """Return a token, and the runs that changed since the token given."""
@@ -114,6 +118,14 @@ class LocalStore:
                 self._shelf.opened.pop(folder, None)
                 raise not_found(f"{project}/{id}", self.root)
             return self._shelf.run(folder)
+
+    def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
+        """Open many runs in one call, by id; those that are not there are left out."""
+        found = {}
+        for id in ids:
+            with contextlib.suppress(RunNotFound):
+                found[id] = self.run(project, id)
+        return found
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         """Return a token, and the runs that are new, grew, ended or went away since the token given.

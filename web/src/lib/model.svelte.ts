@@ -67,8 +67,8 @@ class Model {
   #sorted(runs: Run[]): Run[] {
     const [back, name] = view.sort.startsWith('-') ? [-1, view.sort.slice(1)] : [1, view.sort];
     if (!name) return runs;
-    const keyed = runs.map((run) => ({ run, value: this.value(run, name) })); // looked up once each, not once a comparison
-    return keyed.sort((a, b) => compare(a.value, b.value, back)).map(({ run }) => run);
+    const column = name.includes(':') ? (this.cells.get(name) ?? new Map()) : null;
+    return order(runs, (run) => (column ? column.get(run.id) : this.value(run, name)) ?? null, back);
   }
 
   /** A run's cell: a basic fact, a setting (`config:lr`) or a figure (`metric:loss`). */
@@ -213,13 +213,16 @@ function cellsOf(item: { [fact: string]: unknown; columns: Record<string, ArrayL
   return Array.from({ length: count }, (_, i) => (missing.has(i) ? null : item.columns.values[i]));
 }
 
-/** Numbers by value, texts as people sort them; what is missing or NaN last, whichever way. */
-export function compare(a: number | string | null, b: number | string | null, back: number): number {
-  const none = (v: unknown) => v === null || v === undefined || v !== v;
-  if (none(a) || none(b)) return Number(none(a)) - Number(none(b));
-  if (typeof a === 'number' && typeof b === 'number') return (a - b) * back;
-  return people.compare(String(a), String(b)) * back;
+/** Numbers by value, texts as people sort them; what is missing or NaN last, whichever way. Each value is looked up once. */
+export function order<T>(items: T[], value: (item: T) => number | string | null, back: number): T[] {
+  const keyed = items.map((item) => ({ item, value: value(item) }));
+  const there = keyed.filter((one) => one.value !== null && one.value === one.value);
+  const missing = there.length < keyed.length ? keyed.filter((one) => one.value === null || one.value !== one.value) : [];
+  if (there.every((one) => typeof one.value === 'number')) there.sort((a, b) => ((a.value as number) - (b.value as number)) * back);
+  else there.sort((a, b) => compare(a.value!, b.value!) * back);
+  return [...there, ...missing].map((one) => one.item);
 }
+const compare = (a: number | string, b: number | string) => (typeof a === 'number' && typeof b === 'number' ? a - b : people.compare(String(a), String(b)));
 const people = new Intl.Collator('en', { numeric: true });
 
 /** Pinned first, then what is like a loss, then the rest as logged; system figures last. */
