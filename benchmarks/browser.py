@@ -82,7 +82,7 @@ def visit(board: Board, base: str, size: Size, *, limit: float, hover: float = 0
             figures = _drawn(board, page, meter, board.url(base, size), size, limit)
             if picture:
                 page.screenshot(path=picture, timeout=120_000)
-            return {**figures, **(_hover(board, page, hover) if hover else {})}
+            return {**figures, **(_hover(board, page, meter, hover) if hover else {})}
         except TimeoutError:
             if picture:
                 page.screenshot(path=picture, timeout=120_000)
@@ -119,18 +119,20 @@ PLACE = """selector => [...document.querySelectorAll(selector)].map(e => e.getBo
   .filter(r => r.height > 100 && r.width > 100 && r.top < 800).map(r => [r.x, r.y, r.width, r.height])[0]"""
 
 
-def _hover(board: Board, page: Any, seconds: float) -> dict[str, float]:
-    """Move the pointer over the first chart thirty times a second, and return the slow end of the frames."""
+def _hover(board: Board, page: Any, meter: Meter, seconds: float) -> dict[str, float]:
+    """Move the pointer over the first chart thirty times a second; return the slow end of the frames, and the main thread's part."""
     page.wait_for_timeout(1000)
     place = page.evaluate(PLACE, board.plot)
     if place is None:
         return {}
     x, y, width, height = place
     page.evaluate(RECORD)
-    end, moves = time.monotonic() + seconds, 0
+    began, busy, moves = time.monotonic(), meter.main(), 0
+    end = began + seconds
     while time.monotonic() < end:
         page.mouse.move(x + width * (0.2 + 0.6 * (moves * 7 % 100) / 100), y + height * (0.3 + 0.4 * (moves * 3 % 50) / 50))
         moves += 1
         page.wait_for_timeout(33)
+    part = (meter.main() - busy) / (time.monotonic() - began)
     frames = sorted(page.evaluate("() => window.frames_"))
-    return {"hover": frames[int(len(frames) * 0.95)], "hover_median": frames[len(frames) // 2]}
+    return {"hover_main": part * 100, "hover": frames[int(len(frames) * 0.95)], "hover_median": frames[len(frames) // 2]}

@@ -118,6 +118,7 @@ def promises(visits: Visits) -> list[Budget]:
             Budget(f"time to charts, as a part of the fastest other's ({fastest})", part, 0.2, "", "a fifth is 5x sooner")
         )
     found.append(Budget("hover frame p95", median(visits["fanfold"], "hover"), 25, "ms"))
+    found.append(Budget("hover: main thread", median(visits["fanfold"], "hover_main"), 30, "%", "CPU time, of a core"))
     return found
 
 

@@ -39,9 +39,11 @@ def sheets(stage: Stage, plan: Plan, only: list[str]) -> Iterator[Sheet]:
         rows = fleet_ingest.store_path(stage, plan)
         yield Sheet("The store alone", fleet_ingest.STORE_HEAD, rows, fleet_ingest.STORE_NOTE)
     if "way" in only:
-        rows, way = fleet_ingest.whole_way(stage, plan)
+        rows, way, points = fleet_ingest.whole_way(stage, plan)
         yield Sheet("The whole way", fleet_ingest.WAY_HEAD, rows, fleet_ingest.WAY_NOTE)
-        yield estimate(way)
+        rows, stored = fleet_ingest.on_disk(stage, points)
+        yield Sheet("On disk", fleet_ingest.DISK_HEAD, rows, fleet_ingest.DISK_NOTE)
+        yield estimate(way, stored)
     if "reads" in only:
         rows, note = fleet_reads.reads(stage, plan)
         yield Sheet("Reading", fleet_reads.READ_HEAD, rows, note)
@@ -53,7 +55,7 @@ def sheets(stage: Stage, plan: Plan, only: list[str]) -> Iterator[Sheet]:
         yield Sheet("A forwarder", ["", "of a core"], rows)
 
 
-def estimate(way: Way) -> Sheet:
+def estimate(way: Way, stored: float) -> Sheet:
     """Work out on paper what a fleet of a hundred thousand processes needs, from what a point cost here."""
     rate = BIG * KEYS
     day = rate * 86400
@@ -63,7 +65,7 @@ def estimate(way: Way) -> Sheet:
         ["bytes to the gateways", f"{rate * way.wire / 1e6:.0f} MB/s", f"{way.wire:.1f} B a point, compressed"],
         ["cores of gateways", f"{_cores(rate, way.gateway_ns)}", f"{way.gateway_ns:.0f} ns a point, and {ROOM:.0f} times that for room"],
         ["cores of ClickHouse", f"{_cores(rate, way.clickhouse_ns)}", f"{way.clickhouse_ns:.0f} ns a point, merges included, and as much room"],
-        ["disk a day", f"{day * way.stored / 1e12:.1f} TB", f"{way.stored:.1f} B a point as right after the insert; merged it is less"],
+        ["disk a day", f"{day * stored / 1e12:.1f} TB", f"{stored:.1f} B a point, merged, journals' bytes and rollups included"],
     ]  # fmt: skip
     note = (
         "Not measured: multiplied. Runs are spread over shards by their id, so ClickHouse grows by adding shards; gateways share nothing. "

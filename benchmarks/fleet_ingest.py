@@ -19,6 +19,7 @@ from fleet_load import Metrics, Tally, VirtualFleet, batches
 from fleet_stage import FULL, QUICK, Plan, Stage, Used, metered
 
 KEYS = 100
+ON_THEIR_WAY = 640  # requests at once: half the nodes of the whole fleet
 
 
 # The store path alone
@@ -96,7 +97,7 @@ def _store_row(stage: Stage, plan: Plan, title: str, processes: int, keys: int, 
 
 
 WAY_HEAD = ["", "points/s", "requests/s", "inserts/s", "an answer, p50", "p99", "CPU a point: gateways", "ClickHouse", "generator",
-            "wire", "stored"]  # fmt: skip
+            "wire"]  # fmt: skip
 WAY_NOTE = (
     "Simulated processes with 100 metrics each, eight to a node; each node's requests go through the real client to one of two gateways with "
     "tokens, and the next follows on the answer. Journals' bytes are made before the clock starts; compressing them is the generator's CPU. "
@@ -105,45 +106,60 @@ WAY_NOTE = (
 )
 
 
+DISK_HEAD = ["table", "right after", "merged"]
+DISK_NOTE = (
+    "Bytes on disk a point, of all that the whole way brought: values as float32 on a device, as Python floats in the journal."
+)
+
+
 @dataclass
 class Way:
     """What the whole way cost, for the estimate."""
 
-    rate: float
     gateway_ns: float
     clickhouse_ns: float
     wire: float
-    stored: float
 
 
-def whole_way(stage: Stage, plan: Plan) -> tuple[list[list[str]], Way]:
+def whole_way(stage: Stage, plan: Plan) -> tuple[list[list[str]], Way, int]:
+    """Drive the fleet; return the table, what a point of the steady state cost, and how many points there are now."""
     fleet = VirtualFleet(plan.processes, Metrics(KEYS), stage.urls, token=stage.token)
     rows, ways = [], []
     sent = 0
     begin, steady, behind = f"{plan.processes:,} processes begin", "1 s of each at a time", "10 s of each at a time"
     for title, rounds, seconds in ((begin, 1, 1), (steady, plan.rounds, 1), (behind, plan.rounds // 2, 10)):
         fleet.prepare(rounds, seconds)
-        before = stored_bytes(stage)
         with metered(stage) as used:
-            tally = fleet.drive(128)
+            tally = fleet.drive(ON_THEIR_WAY)
         sent += tally.points
-        rows.append(_way_row(title, tally, used, stored_bytes(stage) - before))
-        ways.append(Way(tally.points / used.wall, used.gateways / tally.points * 1e9, used.clickhouse / tally.points * 1e9,
-                        used.wire / tally.points, (stored_bytes(stage) - before) / tally.points))  # fmt: skip
+        rows.append(_way_row(title, tally, used))
+        ways.append(Way(used.gateways / tally.points * 1e9, used.clickhouse / tally.points * 1e9, used.wire / tally.points))
         have = stage.points("fleet", fleet)
         assert have == sent, f"{have:,} points are stored, {sent:,} were acknowledged"
     fleet.close()
-    return rows, ways[1]
+    return rows, ways[1], sent
 
 
-def stored_bytes(stage: Stage) -> float:
-    return sum(table["bytes"] for table in schema.sizes(stage.database))
-
-
-def _way_row(title: str, tally: Tally, used: Used, stored: float) -> list[str]:
+def _way_row(title: str, tally: Tally, used: Used) -> list[str]:
     waits = sorted(tally.waits)
     per = 1e9 / tally.points
     return [title, f"{tally.points / used.wall:,.0f}", f"{tally.requests / used.wall:.0f}", f"{used.inserts / used.wall:.1f}",
             f"{waits[len(waits) // 2]:.2f} s", f"{waits[len(waits) * 99 // 100]:.2f} s", f"{used.gateways * per:.0f} ns",
-            f"{used.clickhouse * per:.0f} ns", f"{used.generator * per:.0f} ns", f"{used.wire / tally.points:.1f} B",
-            f"{stored / tally.points:.1f} B"]  # fmt: skip
+            f"{used.clickhouse * per:.0f} ns", f"{used.generator * per:.0f} ns", f"{used.wire / tally.points:.1f} B"]  # fmt: skip
+
+
+def on_disk(stage: Stage, points: int) -> tuple[list[list[str]], float]:
+    """Return what each table takes for a point, as inserts left it and when all is merged; and the sum of the latter."""
+    before = _sizes(stage)
+    for table in before:
+        stage.server.client(stage.database.address.database).command(f"OPTIMIZE TABLE {table} FINAL")
+    after = _sizes(stage)
+    large = [name for name, size in before.items() if size / points >= 0.05]
+    named = [(name, before[name], after.get(name, 0.0)) for name in large]
+    rows = [[name, f"{one / points:.2f} B", f"{two / points:.2f} B"] for name, one, two in named]
+    total = sum(after.values())
+    return [*rows, ["all", f"{sum(before.values()) / points:.2f} B", f"{total / points:.2f} B"]], total / points
+
+
+def _sizes(stage: Stage) -> dict[str, float]:
+    return {table["table"]: float(table["bytes"]) for table in schema.sizes(stage.database)}

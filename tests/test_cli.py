@@ -449,10 +449,10 @@ def test_tail_reads_only_the_end_of_a_long_run(runs_dir: Path, capsys: pytest.Ca
         for step in range(20_000):
             made.log({"loss": 1.0}, step=step)
     stored = fanfold.open(made.path)
-    from fanfold.cli.tail import Reader, back
+    from fanfold.cli.tail import Reader
 
     (journal,) = stored.journals
-    assert journal.size - back(journal, ["loss"], 10) < 50_000
+    assert journal.size - journal.back(["loss"], 10) < 50_000
     assert [row.step for row in Reader(stored, 0, None).begin(3)] == [19_997, 19_998, 19_999]
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MOST_PARTS = 1500  # journals in one query: they travel in its address
 FEW_POINTS = 2_000_000  # so many are brought here and thinned here
 FINE = 0.75  # a bucket must be this share of a cell wide before cells are its equal
+FEW_CELLS = 2  # as a power of two
 FAR = 1 << 62
 
 
@@ -140,11 +141,20 @@ def _groups(plans: dict[int, Plan]) -> list[dict[int, Plan]]:
 
 # Cells as buckets
 
+_OF = (
+    "FROM rollups{0} WHERE run IN {{runs:Array(UInt64)}} AND series IN {{series:Array(UInt64)}} AND "
+    "journal IN {{journals:Array(UInt64)}}"
+)  # fmt: skip
+# Few cells to the bucket are sent as they are and put together here: grouping them there costs five times as much.
 _CELLS = (
+    "SELECT run, series, bitShiftRight(cell, {shift:UInt8}) AS c, since AS x, until AS x_last, low AS l, high AS h, "
+    + EDGE_VALUE.format("first") + " AS f, " + EDGE_VALUE.format("last") + " AS s, count AS n, odd AS odds "
+    + _OF.format(" FINAL") + " ORDER BY run, series, cell, since"
+)  # fmt: skip
+_GROUPED = (
     "SELECT run, series, bitShiftRight(cell, {shift:UInt8}) AS c, min(since) AS x, max(until) AS x_last, min(low) AS l, "
     "max(high) AS h, " + EDGE_VALUE.format("min(first)") + " AS f, " + EDGE_VALUE.format("max(last)") + " AS s, "
-    "sum(count) AS n, sum(odd) AS odds FROM rollups WHERE run IN {runs:Array(UInt64)} AND series IN {series:Array(UInt64)} AND "
-    "journal IN {journals:Array(UInt64)} GROUP BY run, series, c ORDER BY run, series, c"
+    "sum(count) AS n, sum(odd) AS odds " + _OF.format("") + " GROUP BY run, series, c ORDER BY run, series, c"
 )  # fmt: skip
 
 
@@ -171,19 +181,21 @@ def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[
     """Return the buckets of series that have whole cells to the bucket. One that holds NaN or infinities is left out."""
     import numpy as np
 
-    found = database.ask(_CELLS, shift=shift, **_sets(plans))
+    found = database.ask(_CELLS if shift <= FEW_CELLS else _GROUPED, shift=shift, **_sets(plans))
     places = _bounds(found, "run", "series")
     result = {}
     for i, plan in plans.items():
         where = places.get((plan.run.number, series_number(plan.key)))
         if where is None or found["odds"][where].any():
             continue  # which of them are NaN and where, only the points know
-        x, x_last, low, high, first, last = (
-            found[name][where].astype(np.float64) for name in ("x", "x_last", "l", "h", "f", "s")
-        )
-        count = found["n"][where].astype(np.int64)
+        rows = {name: column[where] for name, column in found.items()}
+        starts = np.flatnonzero(np.append(True, np.diff(rows["c"]) != 0))
+        count = np.add.reduceat(rows["n"].astype(np.int64), starts)
+        ends = np.append(starts[1:], len(rows["c"])) - 1
         result[i] = Buckets(
-            plan.key, x, x_last, low, high, first, last, count, int(count.sum()), raw=False, restarts=_shown(plan)
+            plan.key, rows["x"][starts].astype(np.float64), np.maximum.reduceat(rows["x_last"], starts).astype(np.float64),
+            np.minimum.reduceat(rows["l"], starts), np.maximum.reduceat(rows["h"], starts), rows["f"][starts], rows["s"][ends],
+            count, int(count.sum()), raw=False, restarts=_shown(plan),
         )  # fmt: skip
     return result
 
