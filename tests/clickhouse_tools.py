@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import clickhouse_server
 from fanfold.clickhouse import schema
 from fanfold.clickhouse import store as stores
 from fanfold.clickhouse.address import parse
@@ -14,8 +15,6 @@ from fanfold.clickhouse.intake import ClickHouseIntake
 from fanfold.clickhouse.store import ClickHouseStore
 from fanfold.fleet.wire import Conflict, Piece
 from fanfold.journal import Journal, directory
-
-import clickhouse_server
 
 
 class Fleet:

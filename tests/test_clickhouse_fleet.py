@@ -319,7 +319,11 @@ def test_frames_of_a_journal_come_back_in_order(tmp_path, clickhouse):
 
 def test_an_age_limit_is_set_changed_and_lifted(clickhouse, capsys):
     made = lambda: clickhouse.client().query("SHOW CREATE TABLE points").result_rows[0][0]  # noqa: E731
-    for days, wanted in (("?ttl_days=7", "toIntervalDay(7)"), ("?ttl_days=7", "toIntervalDay(7)"), ("?ttl_days=30", "toIntervalDay(30)")):
+    for days, wanted in (
+        ("?ttl_days=7", "toIntervalDay(7)"),
+        ("?ttl_days=7", "toIntervalDay(7)"),
+        ("?ttl_days=30", "toIntervalDay(30)"),
+    ):
         assert main(["db", "migrate", "--store", clickhouse.url + days]) == 0
         assert wanted in made()
     assert main(["db", "migrate", "--store", clickhouse.url]) == 0

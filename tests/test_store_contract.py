@@ -7,7 +7,7 @@ import math
 import os
 import random
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import fanfold
 from clickhouse_tools import Fleet
 from fanfold.cli import main
 from fanfold.errors import RunNotFound
+from fanfold.server import edit
 from fanfold.store.query import LocalStore, Store
 from store_data import Call, thinned, visible, write_run
 
@@ -135,10 +136,30 @@ def test_everything_a_run_holds_is_read_back(place, capfd):
     assert found.to_pandas(["acc", "n"]).shape == (30, 3)
 
 
+def test_runs_are_renamed_and_views_saved_from_the_page(place):
+    with training(place.root, name="before", tags=["a"]) as run:
+        run.log({"loss": 1.0}, step=0)
+    store = place.take_in()
+    edit.edit(store, edit.Edit(project="p", ids=[run.id], name="after", tags=["b", "c"], notes="why", archived=True))
+    (row,) = store.runs("p")
+    assert (row["name"], row["tags"], row["notes"], row["archived"]) == ("after", ["b", "c"], "why", True)
+    assert store.run("p", run.id).status == "finished"
+    changes = edit.changes_of(store)
+    changes.views.save("p", "mine", "#page=charts")
+    changes.views.save("p", "other", "#page=table")
+    changes.views.save("p", "other", None)
+    assert changes.views.all("p") == {"mine": "#page=charts"}
+    edit.delete(store, edit.Delete(project="p", ids=[run.id]))
+    assert store.runs("p") == []
+
+
 # Points
 
 VALUES = some.one_of(
-    some.floats(width=32), some.integers(-(1 << 62), 1 << 62), some.booleans(), some.sampled_from([math.nan, math.inf, -math.inf, 0.5])
+    some.floats(width=32),
+    some.integers(-(1 << 62), 1 << 62),
+    some.booleans(),
+    some.sampled_from([math.nan, math.inf, -math.inf, 0.5]),
 )
 CALLS = some.lists(
     some.builds(
@@ -153,7 +174,12 @@ def same(found: Any, wanted: Any) -> bool:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(calls=CALLS, buckets=some.sampled_from([1, 4, 40]), lo=some.none() | some.floats(-10, 310), hi=some.none() | some.floats(-10, 310))
+@given(
+    calls=CALLS,
+    buckets=some.sampled_from([1, 4, 40]),
+    lo=some.none() | some.floats(-10, 310),
+    hi=some.none() | some.floats(-10, 310),
+)
 def test_any_history_reads_as_it_was_written(place, calls, buckets, lo, hi):
     id = uuid.uuid4().hex
     write_run(place.root, calls, id=id)
@@ -161,7 +187,7 @@ def test_any_history_reads_as_it_was_written(place, calls, buckets, lo, hi):
     run = store.run("p", id)
     pairs = {(key, call.rank) for call in calls for key in call.values}
     for key, rank in sorted(pairs):
-        points, restarts = visible(calls, key, rank)
+        points, _ = visible(calls, key, rank)
         found = run.series(key, rank=rank)
         assert found.steps.tolist() == [-1 if point.step == -(1 << 63) else point.step for point in points]
         assert found.times.tolist() == [point.time for point in points]
@@ -266,16 +292,16 @@ def until_changed(store: Any, token: int) -> tuple[int, list[Any]]:
 
 # The command line
 
-COMMANDS: list[Callable[[str], list[str]]] = [
-    lambda id: ["ls", "--json"],
-    lambda id: ["show", id, "--json"],
-    lambda id: ["tail", id, "--json", "-n", "5"],
-    lambda id: ["export", id, "--format", "jsonl", "-o", "-"],
-    lambda id: ["query", "SELECT key, count(*) AS n, min(value) AS low FROM points GROUP BY key ORDER BY key", "--json"],
-    lambda id: ["query", "SELECT id, status FROM runs", "--json"],
-    lambda id: ["usage", "--json"],
-    lambda id: ["ops", id, "--json"],
-    lambda id: ["top", "--once", "--json"],
+COMMANDS: list[list[str]] = [
+    ["ls", "--json"],
+    ["show", "RUN", "--json"],
+    ["tail", "RUN", "--json", "-n", "5"],
+    ["export", "RUN", "--format", "jsonl", "-o", "-"],
+    ["query", "SELECT key, count(*) AS n, min(value) AS low FROM points GROUP BY key ORDER BY key", "--json"],
+    ["query", "SELECT id, status FROM runs", "--json"],
+    ["usage", "--json"],
+    ["ops", "RUN", "--json"],
+    ["top", "--once", "--json"],
 ]
 
 
@@ -290,6 +316,7 @@ VARYING = ("path", "seen", "duration", "last", "age", "files", "silent", "now")
 
 def facts(text: str) -> Any:
     """Read what a command printed, without what differs by where a run lies and when it arrived."""
+
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: clean(one) for name, one in value.items() if name not in VARYING}
@@ -301,11 +328,12 @@ def facts(text: str) -> Any:
         return [clean(json.loads(line)) for line in text.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words("ID")[:2]))
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
 def test_every_command_says_the_same_of_both(words, both, capsys):
     directory, address, id = both
-    first = printed(capsys, [*words(id), "--dir", directory])
-    second = printed(capsys, [*words(id), "--dir", address])
+    asked = [id if word == "RUN" else word for word in words]
+    first = printed(capsys, [*asked, "--dir", directory])
+    second = printed(capsys, [*asked, "--dir", address])
     assert first[0] == second[0]
     if first[1].lstrip()[:1] in ("[", "{"):
         assert facts(second[1]) == facts(first[1])
@@ -328,7 +356,10 @@ def both(tmp_path, clickhouse):
 
 def test_a_run_is_replayed_from_clickhouse_into_a_tracker(both, tmp_path, capsys):
     _, address, id = both
-    code, _ = printed(capsys, ["sync", id, "--to", "tensorboard", "--kwargs", json.dumps({"logging_dir": str(tmp_path / "tb")}), "--dir", address])
+    code, _ = printed(
+        capsys,
+        ["sync", id, "--to", "tensorboard", "--kwargs", json.dumps({"logging_dir": str(tmp_path / "tb")}), "--dir", address],
+    )
     assert code == 0
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -195,7 +195,9 @@ def _mounted(address: str) -> Path:
 
     scheme = address.partition("://")[0]
     if scheme not in STORES:
-        raise SettingError(f"there is no store of the kind {scheme!r}. Nothing was opened. Name a directory, or clickhouse://host/database.")
+        raise SettingError(
+            f"there is no store of the kind {scheme!r}. Nothing was opened. Name a directory, or clickhouse://host/database."
+        )
     mounted: Path = importlib.import_module(STORES[scheme]).mount(address)
     return mounted
 

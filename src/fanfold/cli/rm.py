@@ -6,7 +6,6 @@ It asks first, refuses a run that is still being written, and deletes nothing ou
 from __future__ import annotations
 
 import argparse
-import getpass
 import sys
 
 from ..errors import RunError
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _delete_there(store: Mounted, run: StoredRun) -> int:
-    store.delete(run.path, getpass.getuser())
+    store.delete(run.path)
     return 0
 
 

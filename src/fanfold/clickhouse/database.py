@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,7 @@ class Database:
             import pyarrow  # noqa: F401 - columns travel as Arrow
         except ImportError as error:
             raise missing_extra("clickhouse-connect", "clickhouse", "The ClickHouse store") from error
+        logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # we say what went wrong, once
         at = self.address
         more: dict[str, Any] = {"ca_cert": at.ca} if at.ca else {}
         with _errors():

@@ -7,13 +7,12 @@ their bytes come again, `pieces` shows that some were written twice, and reading
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +23,9 @@ from ..fleet.wire import JOURNAL, MAX_GAP, Conflict, Gone, Piece, Refused, check
 from ..journal import format as fmt
 from ..journal.format import Kind, Shape
 from . import schema
+from .batch import Batch, Job, tables_of, token_of, u64
 from .database import Database, Unavailable
-from .decode import Block, Scanned, learn, run_number, scan, series_number
-from .profile import add_profile
+from .decode import learn, run_number, scan
 
 GATHER_SECONDS = 0.25  # how long a batch is gathered: ClickHouse likes few large inserts
 MOST_BYTES = 64 << 20  # in one batch
@@ -42,42 +41,6 @@ class Known:
 
     end: int
     shapes: dict[int, Shape] = field(default_factory=dict)
-
-
-@dataclass
-class Job:
-    """One piece on its way into the tables."""
-
-    project: str
-    piece: Piece
-    run: int
-    journal: int
-    rank: int
-    scanned: Scanned
-    shapes: dict[int, Shape]
-
-    @property
-    def start(self) -> int:
-        return self.piece.offset
-
-    @property
-    def end(self) -> int:
-        return self.piece.offset + self.piece.gap + len(self.piece.data)
-
-
-@dataclass
-class Batch:
-    """What one request brought, and whom to tell what became of it."""
-
-    jobs: list[Job]
-    tell: Callable[[Mapping[int, FanfoldError | OSError]], None]
-
-    def fail(self, why: str) -> None:
-        self.tell({job.journal: Unavailable(why) for job in self.jobs})
-
-    @property
-    def size(self) -> int:
-        return sum(len(job.piece.data) for job in self.jobs)
 
 
 class ClickHouseIntake:
@@ -302,7 +265,7 @@ class ClickHouseIntake:
         if not jobs:
             return
         self._batches += 1
-        token = _token(jobs, f"{self._boot}:{self._batches}")
+        token = token_of(jobs, f"{self._boot}:{self._batches}")
         tables = tables_of(jobs)
         for name in ("pieces", "runs", "keys", "frames", "points", "ops", "usage"):
             if name in tables:
@@ -347,7 +310,7 @@ class ClickHouseIntake:
     def delete(self, project: str, run: str, by: str) -> None:
         """Delete everything of a run and remember its id for ever; other gateways hear of it within seconds, so sweep twice."""
         number = run_number(project, run)
-        mark: dict[str, Any] = {"run": _u64([number]), "project": [project], "id": [run], "who": [by]}
+        mark: dict[str, Any] = {"run": u64([number]), "project": [project], "id": [run], "who": [by]}
         self.database.insert("deleted", mark)
         self._deleted.add(number)
         sweep(self.database, number)
@@ -384,69 +347,3 @@ def _again(database: Database, run: int) -> None:
         sweep(database, run)
     except (FanfoldError, OSError):
         return  # what is left is hidden by the list of the deleted, and goes with the next rebuild
-
-
-def _u64(values: Sequence[int]) -> Any:
-    import numpy as np
-
-    return np.array(values, np.uint64)
-
-
-def _token(jobs: Sequence[Job], once: str) -> str:
-    """Name a batch by the journals and offsets in it, and by this try: an insert sent twice by the network is kept once."""
-    whole = hashlib.blake2b(once.encode(), digest_size=16)
-    for job in jobs:
-        whole.update(f"{job.journal:x}:{job.start}:{job.end};".encode())
-    return whole.hexdigest()
-
-
-def tables_of(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
-    """Return the columns of every table a batch writes to."""
-    import numpy as np
-
-    tables: dict[str, dict[str, Any]] = {
-        "pieces": {
-            "run": _u64([job.run for job in jobs]),
-            "journal": _u64([job.journal for job in jobs]),
-            "start": _u64([job.start for job in jobs]),
-            "gap": np.array([job.piece.gap for job in jobs], np.uint32),
-            "end": _u64([job.end for job in jobs]),
-            "data": [job.piece.data for job in jobs],
-        }
-    }
-    new = [job for job in jobs if job.start == 0]
-    if new:
-        tables["runs"] = {"run": _u64([job.run for job in new]), "project": [job.project for job in new],
-                          "id": [job.piece.run for job in new]}  # fmt: skip
-    others = [(job, other) for job in jobs for other in job.scanned.others]
-    if others:
-        tables["frames"] = {
-            "run": _u64([job.run for job, _ in others]),
-            "journal": _u64([job.journal for job, _ in others]),
-            "kind": np.array([other.kind for _, other in others], np.uint8),
-            "flags": np.array([other.flags for _, other in others], np.uint8),
-            "pos": _u64([other.pos for _, other in others]),
-            "body": [other.body for _, other in others],
-        }
-        _add_keys(tables, others)
-        add_profile(tables, others)
-    block = Block()
-    for job in jobs:
-        block.add(job.run, job.journal, job.scanned, job.shapes)
-    points = block.columns()
-    if points:
-        tables["points"] = points
-    return tables
-
-
-def _add_keys(tables: dict[str, dict[str, Any]], others: Sequence[tuple[Job, Any]]) -> None:
-    """Add the keys that shapes name."""
-    named: dict[tuple[int, str], None] = {}
-    for job, other in others:
-        if other.kind == Kind.SHAPE:
-            shapes: dict[int, Shape] = {}
-            learn(shapes, other.body)
-            named.update({(job.run, key): None for shape in shapes.values() for key in shape.keys})
-    if named:
-        runs, keys = zip(*named, strict=True)
-        tables["keys"] = {"run": _u64(runs), "series": _u64([series_number(key) for key in keys]), "key": list(keys)}

@@ -11,9 +11,9 @@ from ..errors import RunError
 from ..fleet.wire import Piece
 from ..journal.format import Shape
 from . import schema
+from .batch import Job, tables_of
 from .database import Database
 from .decode import scan
-from .intake import Job, tables_of
 from .run import FleetRun, read
 
 DERIVED = ("frames", "points", "rollups", "latest", "keys", "ops", "usage")

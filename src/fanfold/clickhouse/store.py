@@ -6,11 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import FanfoldError
-from ..fleet.audit import DELETE, Entry
 from ..journal import blobs, directory
 from ..journal.liveness import LOST_SECONDS
 from ..process import digest
@@ -24,10 +24,9 @@ from ..store.run import StoredRun, not_found
 from . import schema
 from .address import Address, parse
 from .blobs import fetch, names_of
-from .books import AuditTable
 from .buckets import thin_many
+from .changes import DirectChanges
 from .database import Database
-from .intake import ClickHouseIntake
 from .run import FleetRun, read
 
 FRESH_SECONDS = 0.2  # how long a look at the list of runs holds
@@ -185,11 +184,14 @@ class ClickHouseStore:
         assert isinstance(run, FleetRun)
         pull(run)
 
-    def delete(self, path: Path, by: str) -> None:
+    @cached_property
+    def changes(self) -> DirectChanges:
+        """Where a page's changes go."""
+        return DirectChanges(self.database)
+
+    def delete(self, path: Path) -> None:
         """Delete a run for good, and write down who did."""
-        run = self.run_at(path)
-        AuditTable(self.database).write(Entry(time.time(), DELETE, by, "command line", run.project, run.id))
-        ClickHouseIntake(self.database).delete(run.project, run.id, by)
+        self.changes.delete(self.run_at(path))
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         """Return a token, and the runs that are new, grew, ended or went away since the token given."""

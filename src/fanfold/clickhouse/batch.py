@@ -1,0 +1,117 @@
+"""One batch on its way into the tables: which jobs it holds, and the columns they make."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import FanfoldError
+from ..fleet.wire import Piece
+from ..journal.format import Kind, Shape
+from .database import Unavailable
+from .decode import Block, Scanned, learn, series_number
+from .profile import add_profile
+
+
+@dataclass
+class Job:
+    """One piece on its way into the tables."""
+
+    project: str
+    piece: Piece
+    run: int
+    journal: int
+    rank: int
+    scanned: Scanned
+    shapes: dict[int, Shape]
+
+    @property
+    def start(self) -> int:
+        return self.piece.offset
+
+    @property
+    def end(self) -> int:
+        return self.piece.offset + self.piece.gap + len(self.piece.data)
+
+
+@dataclass
+class Batch:
+    """What one request brought, and whom to tell what became of it."""
+
+    jobs: list[Job]
+    tell: Callable[[Mapping[int, FanfoldError | OSError]], None]
+
+    def fail(self, why: str) -> None:
+        self.tell({job.journal: Unavailable(why) for job in self.jobs})
+
+    @property
+    def size(self) -> int:
+        return sum(len(job.piece.data) for job in self.jobs)
+
+
+def u64(values: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.array(values, np.uint64)
+
+
+def token_of(jobs: Sequence[Job], once: str) -> str:
+    """Name a batch by the journals and offsets in it, and by this try: an insert sent twice by the network is kept once."""
+    whole = hashlib.blake2b(once.encode(), digest_size=16)
+    for job in jobs:
+        whole.update(f"{job.journal:x}:{job.start}:{job.end};".encode())
+    return whole.hexdigest()
+
+
+def tables_of(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
+    """Return the columns of every table a batch writes to."""
+    import numpy as np
+
+    tables: dict[str, dict[str, Any]] = {
+        "pieces": {
+            "run": u64([job.run for job in jobs]),
+            "journal": u64([job.journal for job in jobs]),
+            "start": u64([job.start for job in jobs]),
+            "gap": np.array([job.piece.gap for job in jobs], np.uint32),
+            "end": u64([job.end for job in jobs]),
+            "data": [job.piece.data for job in jobs],
+        }
+    }
+    new = [job for job in jobs if job.start == 0]
+    if new:
+        tables["runs"] = {"run": u64([job.run for job in new]), "project": [job.project for job in new],
+                          "id": [job.piece.run for job in new]}  # fmt: skip
+    others = [(job, other) for job in jobs for other in job.scanned.others]
+    if others:
+        tables["frames"] = {
+            "run": u64([job.run for job, _ in others]),
+            "journal": u64([job.journal for job, _ in others]),
+            "kind": np.array([other.kind for _, other in others], np.uint8),
+            "flags": np.array([other.flags for _, other in others], np.uint8),
+            "pos": u64([other.pos for _, other in others]),
+            "body": [other.body for _, other in others],
+        }
+        _add_keys(tables, others)
+        add_profile(tables, others)
+    block = Block()
+    for job in jobs:
+        block.add(job.run, job.journal, job.scanned, job.shapes)
+    points = block.columns()
+    if points:
+        tables["points"] = points
+    return tables
+
+
+def _add_keys(tables: dict[str, dict[str, Any]], others: Sequence[tuple[Job, Any]]) -> None:
+    """Add the keys that shapes name."""
+    named: dict[tuple[int, str], None] = {}
+    for job, other in others:
+        if other.kind == Kind.SHAPE:
+            shapes: dict[int, Shape] = {}
+            learn(shapes, other.body)
+            named.update({(job.run, key): None for shape in shapes.values() for key in shape.keys})
+    if named:
+        runs, keys = zip(*named, strict=True)
+        tables["keys"] = {"run": u64(runs), "series": u64([series_number(key) for key in keys]), "key": list(keys)}
