@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FanfoldError, missing_extra
@@ -47,6 +48,7 @@ class Database:
         self.address = address
         self.timeout = timeout
         self._client: Any = None
+        self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
     def ask(self, sql: str, **parameters: Any) -> dict[str, NDArray[Any]]:
@@ -54,6 +56,13 @@ class Database:
         with self._told():
             table = self._connected().query_arrow(sql, parameters=parameters or None, settings=_READING, use_strings=False)
             return {name: table.column(name).to_numpy() for name in table.column_names}
+
+    def later(self, sql: str, **parameters: Any) -> Future[dict[str, NDArray[Any]]]:
+        """Run a query beside others."""
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(4, "fanfold-clickhouse-ask")
+        return self._threads.submit(self.ask, sql, **parameters)
 
     def one(self, sql: str, **parameters: Any) -> dict[str, Any]:
         """Return the only row of a query."""
@@ -80,6 +89,9 @@ class Database:
     def close(self) -> None:
         with self._lock:
             client, self._client = self._client, None
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
         if client is not None:
             client.close()
 

@@ -29,6 +29,7 @@ from .decode import learn, run_number, scan
 
 GATHER_SECONDS = 0.25  # how long a batch is gathered: ClickHouse likes few large inserts
 MOST_BYTES = 64 << 20  # in one batch
+MOST_JOBS = 16_000  # … and their ids travel in the address of a query
 MOST_WAITING = 4096  # requests
 WAIT_SECONDS = 60.0
 REMEMBERED = 200_000
@@ -209,7 +210,7 @@ class ClickHouseIntake:
         while not last or later:
             waiting: list[Batch | None] = [*later] or [self._queue.get()]
             time.sleep(0 if last else self.gather)
-            while sum(one.size for one in waiting if one is not None) < MOST_BYTES:
+            while _has_room(waiting):
                 try:
                     waiting.append(self._queue.get_nowait())
                 except queue.Empty:
@@ -327,6 +328,11 @@ class ClickHouseIntake:
         from .blobs import keep
 
         return keep(self.database, self._check(project, run), name, offset=offset, total=total, data=data, limit=self.max_blob)
+
+
+def _has_room(waiting: Sequence[Batch | None]) -> bool:
+    there = [one for one in waiting if one is not None]
+    return sum(one.size for one in there) < MOST_BYTES and sum(len(one.jobs) for one in there) < MOST_JOBS
 
 
 def _done(results: list[Result]) -> Future[list[Result]]:

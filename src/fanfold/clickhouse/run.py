@@ -248,9 +248,11 @@ def read(runs: Sequence[FleetRun]) -> None:
             moved.setdefault(int(number), {})[int(journal)] = one.verified
         one.verified, one.seen = int(end), int(seen) / 1e6
     if moved:
+        extents = database.later(_EXTENTS, runs=list(moved))
+        twice = database.later(_TWICE, runs=list(moved))
         _read_frames(database, by_number, moved)
-        _read_extents(database, by_number, list(moved))
-        _read_twice(database, by_number, list(moved))
+        _take_extents(extents.result(), by_number, moved)
+        _take_twice(twice.result(), by_number)
     for run in runs:
         if run.number in moved or run._attempts is None:  # noqa: SLF001 - ours
             run.renewed()
@@ -278,17 +280,18 @@ def _take(journals: dict[int, FleetJournal], found: dict[str, NDArray[Any]]) -> 
             one.take(int(kind), int(pos), body)
 
 
-def _read_extents(database: Database, runs: dict[int, FleetRun], moved: Iterable[int]) -> None:
-    found = database.ask(
-        "SELECT run, journal, series, bitXor(toUInt64(f), 9223372036854775808) AS first, "
-        "toUInt64(bitShiftRight(l, 192)) AS place, "
-        "reinterpretAsInt64(bitXor(toUInt64(bitShiftRight(l, 128)), 9223372036854775808)) AS step, "
-        "toInt64(toUInt64(bitShiftRight(l, 64))) AS time, reinterpretAsFloat64(toUInt64(l)) AS value, "
-        "reinterpretAsInt64(toUInt64(l)) AS whole, low, high, kinds, count FROM (SELECT run, journal, series, min(first) AS f, "
-        "max(last) AS l, min(low) AS low, max(high) AS high, groupBitOr(kinds) AS kinds, sum(count) AS count FROM latest "
-        "WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal, series)",
-        runs=list(moved),
-    )  # fmt: skip
+_EXTENTS = (
+    "SELECT run, journal, series, bitXor(toUInt64(f), 9223372036854775808) AS first, "
+    "toUInt64(bitShiftRight(l, 192)) AS place, "
+    "reinterpretAsInt64(bitXor(toUInt64(bitShiftRight(l, 128)), 9223372036854775808)) AS step, "
+    "toInt64(toUInt64(bitShiftRight(l, 64))) AS time, reinterpretAsFloat64(toUInt64(l)) AS value, "
+    "reinterpretAsInt64(toUInt64(l)) AS whole, low, high, kinds, count FROM (SELECT run, journal, series, min(first) AS f, "
+    "max(last) AS l, min(low) AS low, max(high) AS high, groupBitOr(kinds) AS kinds, sum(count) AS count FROM latest "
+    "WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal, series)"
+)  # fmt: skip
+
+
+def _take_extents(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun], moved: Iterable[int]) -> None:
     names: dict[tuple[int, int], str] = {}
     for number in moved:
         for journal in runs[number].found.values():
@@ -302,14 +305,16 @@ def _read_extents(database: Database, runs: dict[int, FleetRun], moved: Iterable
             one.extents[key] = Extent(first - (1 << 64) if first >> 63 else first, step, when, last, *rest)
 
 
-def _read_twice(database: Database, runs: dict[int, FleetRun], moved: Iterable[int]) -> None:
-    """Find the journals of which some bytes were written twice: a gateway died before it could answer."""
-    found = database.ask(
-        "SELECT run, journal, toInt64(weight) - toInt64(reach) - toInt64(excess) > 0 AS twice FROM (SELECT run, journal, "
-        "sum(end - start) AS weight, max(end) AS reach FROM pieces WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal) AS p "
-        "LEFT JOIN (SELECT run, journal, argMax(excess, version) AS excess FROM mended WHERE run IN {runs:Array(UInt64)} "
-        "GROUP BY run, journal) AS m ON p.run = m.run AND p.journal = m.journal", runs=list(moved),
-    )  # fmt: skip
+# Of which journals some bytes were written twice: a gateway died before it could answer.
+_TWICE = (
+    "SELECT run, journal, toInt64(weight) - toInt64(reach) - toInt64(excess) > 0 AS twice FROM (SELECT run, journal, "
+    "sum(end - start) AS weight, max(end) AS reach FROM pieces WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal) AS p "
+    "LEFT JOIN (SELECT run, journal, argMax(excess, version) AS excess FROM mended WHERE run IN {runs:Array(UInt64)} "
+    "GROUP BY run, journal) AS m ON p.run = m.run AND p.journal = m.journal"
+)  # fmt: skip
+
+
+def _take_twice(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun]) -> None:
     for number, journal, twice in zip(*found.values(), strict=True):
         one = runs[int(number)].found.get(int(journal))
         if one is not None:

@@ -18,9 +18,12 @@ export class Refused extends Error {
   constructor(message: string, readonly code: number) { super(message); }
 }
 
+export const session = { user: '' }; // who logged in, where people do
+
 async function ask(path: string, init?: RequestInit): Promise<Response> {
   const response = await fetch(path, init);
   if (response.ok) return response;
+  if (response.status === 401 && session.user) location.assign('login'); // the session is over
   const said = await response.text();
   let message = said.trim() || response.statusText;
   try { message = JSON.parse(said).error ?? message; } catch { /* plain text */ }

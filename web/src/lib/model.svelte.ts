@@ -1,6 +1,6 @@
 // What the page knows of the runs: the project's list, which of them are shown, how each looks, and what is new.
 import { SvelteMap } from 'svelte/reactivity';
-import { columns as fetchColumns, get, type Project, type Run, type Runs } from './api';
+import { columns as fetchColumns, get, type Project, type Run, type Runs, session } from './api';
 import { GROUNDS, colourAt, dashAt } from './colours';
 import { watch, type Message } from './live';
 import { view } from './view.svelte';
@@ -13,6 +13,7 @@ type Cells = (number | string | null)[];
 
 class Model {
   projects = $state.raw<Project[]>([]);
+  user = $state(''); // who logged in, where people do
   runs = $state.raw<Run[]>([]);
   keys = $state.raw<string[]>([]);
   media = $state.raw<string[]>([]);
@@ -117,7 +118,8 @@ class Model {
   }
 
   async start(): Promise<void> {
-    const answer = await get<{ projects: Project[]; write: boolean; version: string }>('api/projects');
+    const answer = await get<{ projects: Project[]; write: boolean; version: string; user?: string }>('api/projects');
+    session.user = this.user = answer.user ?? '';
     this.projects = answer.projects;
     this.writable = answer.write;
     this.version = answer.version;
