@@ -21,6 +21,7 @@ import pytest
 
 import fanfold
 import fanfold.keeper
+from clickhouse_tools import Fleet
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
@@ -591,6 +592,40 @@ def test_an_unknown_run_project_and_page_are_said(context, address):
 
 
 # For everybody
+
+
+AGES = re.compile(r"\b\d+(\.\d+)?\s*(ms|s|min|h|d)\b|just now|ago|/\S+")
+
+
+def words(page) -> list[str]:
+    """Return what a page says, without ages and places."""
+    return [line for line in (AGES.sub("", text).strip() for text in page.get_by_role("main").inner_text().splitlines()) if line]
+
+
+@needs_browser
+def test_every_page_says_the_same_over_clickhouse(context, place, address, clickhouse):
+    fleet = Fleet(clickhouse)
+    fleet.ship(place)
+    server, other = serve(fleet.url)
+    for view in PAGES:
+        fragment = f"p={'ranks' if view == 'logs' else 'llm'}&v={view}"
+        pages = [open_page(context, at, fragment) for at in (address, other)]
+        for page in pages:
+            page.get_by_role("main").locator("figure:visible, [role=grid], .panel:visible, .none").first.wait_for()
+        if view == "charts":
+            assert all(inked(page, painted(page)) for page in pages)
+        for _ in range(100):
+            said = [words(page) for page in pages]
+            if said[0] == said[1]:
+                break
+            pages[0].wait_for_timeout(100)
+        assert said[0] == said[1], view
+        assert said[0], view
+        for page in pages:
+            page.close()
+    server.terminate()
+    server.wait(20)
+    fleet.close()
 
 
 @needs_browser
