@@ -153,9 +153,10 @@ class Shelf:
             run = (run or StoredRun(folder)).refresh()
             self.files[folder] = len(run.journals)
             self.whole[folder] = date
+            self.opened[folder] = run
+            if sum(self.files.values()) > _room_for_files():
+                self._close_oldest()
         self.opened[folder] = run
-        if sum(self.files.values()) > _room_for_files():
-            self._close_oldest()
         return run
 
     def _close_oldest(self) -> None:

@@ -114,7 +114,7 @@ class LocalStore:
         """Open a run, or read on where it was opened before."""
         folder = directory.run_path(self.root, project, id)
         with self._lock:
-            if not (folder / "journal").is_dir():
+            if not os.path.isdir(f"{folder}/journal"):  # noqa: PTH112 - by the hundred
                 self._shelf.opened.pop(folder, None)
                 raise not_found(f"{project}/{id}", self.root)
             return self._shelf.run(folder)
