@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
 import fanfold
@@ -173,7 +173,12 @@ def same(found: Any, wanted: Any) -> bool:
     return np.array_equal(np.asarray(found, np.float64), np.asarray(wanted, np.float64), equal_nan=True)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    phases=[Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     calls=CALLS,
     buckets=some.sampled_from([1, 4, 40]),

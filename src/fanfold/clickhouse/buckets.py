@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MOST_PARTS = 1500  # journals in one query: they travel in its address
 FEW_POINTS = 2_000_000  # so many are brought here and thinned here
 FINE = 0.75  # a bucket must be this share of a cell wide before cells are its equal
+LONG = 4096  # points; shorter series are brought here, and cut to the very bucket
 FEW_CELLS = 2  # as a power of two
 FAR = 1 << 62
 
@@ -93,7 +94,7 @@ def _by_width(plans: dict[int, Plan], count: int) -> dict[int, dict[int, Plan]]:
     found: dict[int, dict[int, Plan]] = {}
     for i, plan in plans.items():
         cells = (plan.high - plan.low) / count / CELL
-        if plan.most > count and plan.exact and cells >= FINE:
+        if plan.most > max(count, LONG) and plan.exact and cells >= FINE:
             found.setdefault(max(0, math.ceil(math.log2(cells))), {})[i] = plan
     return found
 

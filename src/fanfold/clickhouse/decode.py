@@ -122,11 +122,18 @@ def _take(found: Scanned, shapes: dict[int, Shape], frame: Other) -> None:
 
 def learn(shapes: dict[int, Shape], body: bytes) -> None:
     """Add a shape; the first of a number counts, and one that is none names nothing."""
+    shape = _parsed(body)
+    if shape is not None:
+        shapes.setdefault(shape.id, shape)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(body: bytes) -> Shape | None:
+    """Read a shape. A job's ranks name the same ones: they share it."""
     try:
-        shape = Shape.parse(body)
+        return Shape.parse(body)
     except JournalError:
-        return
-    shapes.setdefault(shape.id, shape)
+        return None
 
 
 class Block:

@@ -32,7 +32,7 @@ MOST_BYTES = 64 << 20  # in one batch
 MOST_JOBS = 16_000  # … and their ids travel in the address of a query
 MOST_WAITING = 4096  # requests
 WAIT_SECONDS = 60.0
-REMEMBERED = 200_000
+REMEMBERED = 50_000  # journals
 DELETED_SECONDS = 2.0
 
 

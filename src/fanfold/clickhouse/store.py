@@ -29,6 +29,8 @@ from .changes import DirectChanges
 from .database import Database
 from .run import FleetRun, read
 
+AT_ONCE = 500  # runs in one query
+MOST_OPEN = 4000  # runs
 FRESH_SECONDS = 0.2  # how long a look at the list of runs holds
 
 
@@ -41,7 +43,7 @@ class ClickHouseStore:
         self.root = cache_directory() / "fleet" / digest(database.address.shown)
         self._lock = threading.RLock()
         self._runs: dict[Name, FleetRun] = {}
-        self._rows: dict[Name, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._rows: dict[Name, tuple[int, dict[str, Any]]] = {}  # the sum of its journals' ends, and its row as of there
         self._seen: dict[Name, tuple[int, bool]] = {}
         self._version: dict[Name, int] = {}
         self._token = 0
@@ -80,39 +82,53 @@ class ClickHouseStore:
             if not id.startswith(b".")
         }
 
-    def _opened(self, project: str | None = None) -> list[FleetRun]:
-        """Return all runs, each read on to its end."""
+    def _listing(self, project: str | None, progress: Callable[[Iterable[Any], int], Iterable[Any]] | None) -> list[Name]:
+        """Bring the rows of all runs up to date, and return whose they are."""
         there = self.names(project)
-        stale = []
-        for name, (_, ends) in there.items():
-            run = self._runs.get(name)
-            if run is None:
-                run = self._runs[name] = self._new(name)
-            if sum(run.ends) != ends or run._attempts is None:  # noqa: SLF001 - ours
-                stale.append(run)
-        for start in range(0, len(stale), 500):
-            read(stale[start : start + 500])
-        for name in [name for name in self._runs if name not in there and project in (None, name[0])]:
-            del self._runs[name]
-        return [self._runs[name] for name in there]
+        for gone in [name for name in self._rows if name not in there and project in (None, name[0])]:
+            self._rows.pop(gone)
+            self._runs.pop(gone, None)
+        stale = [name for name, (_, ends) in there.items() if self._is_stale(name, ends)]
+        some: list[Name] = []
+        for name in progress(stale, len(stale)) if progress else stale:
+            some.append(name)
+            if len(some) == AT_ONCE:
+                self._renew(some)
+                some = []
+        self._renew(some)
+        return [name for name in there if name in self._rows]
 
-    def _facts(self, run: FleetRun) -> dict[str, Any]:
-        """Return the facts of a run's row; of one that did not grow, as they were, with how it stands now."""
-        name = run.names
+    def _is_stale(self, name: Name, ends: int) -> bool:
         kept = self._rows.get(name)
-        if kept is None or kept[0] != run.ends:
-            row = {**run.row(), "latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))}
-            kept = self._rows[name] = (run.ends, row)
-        return {**kept[1], "verdict": run.verdict, "seen": run.seen}
+        return kept is None or kept[0] != ends or kept[1]["verdict"]["status"] in catalogue.LIVE
+
+    def _renew(self, names: Sequence[Name]) -> None:
+        """Make the rows of runs anew. Of a run that is over its row is all that is kept; one that goes on stays open."""
+        runs = [self._runs.get(name) or self._new(name) for name in names]
+        read(runs)
+        for name, run in zip(names, runs, strict=True):
+            kept, ends = self._rows.get(name), sum(run.ends)
+            if kept is None or kept[0] != ends:
+                more = {"latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))}
+                kept = (ends, {**run.row(), **more})
+            self._rows[name] = (ends, {**kept[1], "verdict": run.verdict, "seen": run.seen})
+            if run.status in catalogue.LIVE:
+                self._keep(name, run)
+
+    def _keep(self, name: Name, run: FleetRun) -> None:
+        """Hold a run open; the longest unused are let go when there are many."""
+        self._runs.pop(name, None)
+        self._runs[name] = run
+        for old in list(self._runs)[: max(0, len(self._runs) - MOST_OPEN)]:
+            del self._runs[old]
 
     def listed(
         self, project: str | None = None, *, progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
     ) -> list[StoredRun]:
         """Return all runs, newest first, as the catalogue lists those of a directory."""
         with self._lock:
-            opened = self._opened(project)
-            shown = progress(opened, len(opened)) if progress else opened
-            found = [StoredRun.from_row(run.path, self._facts(run)) for run in shown]
+            names = self._listing(project, progress)
+            found = [StoredRun.from_row(directory.run_path(self.root, *name), self._rows[name][1]) for name in names]
         return sorted(found, key=lambda run: run.started, reverse=True)
 
     def runs(
@@ -159,7 +175,8 @@ class ClickHouseStore:
             found: dict[str, StoredRun] = {}
             for id, run in runs.items():
                 if run.journals and run.number not in gone:
-                    found[id] = self._runs[project, id] = run
+                    found[id] = run
+                    self._keep((project, id), run)
                 else:
                     self._runs.pop((project, id), None)
         return found
@@ -227,9 +244,8 @@ class ClickHouseStore:
             return None
 
     def _fetch(self, run: Path, name: str) -> None:
-        names = [one for one in self._runs if directory.run_path(self.root, *one) == run]
-        for project, id in names:
-            fetch(self.database, self._runs[project, id].number, run, name)
+        for number in [one.number for one in list(self._runs.values()) if one.path == run]:
+            fetch(self.database, number, run, name)
 
 
 def pull(run: FleetRun) -> None:
