@@ -161,7 +161,7 @@ def azure_ml(folder: Path) -> dict:
     found: dict = {}
     waiting: list[str] = []
     for key, value in re.findall(
-        r"Attempted to log scalar metric (\w+):|^(\d[\d.e+-]*)$", (folder / "output").read_text(), re.MULTILINE
+        r"Attempted to log scalar metric (\w+):|^(\d[\d.e+-]*)(?=$|\{)", (folder / "output").read_text(), re.MULTILINE
     ):
         if key:
             waiting.append(key)

@@ -71,6 +71,7 @@ def test_every_variable_the_source_reads_is_in_the_table():
     import re
 
     known = {row.variable for row in settings.TABLE.values()} | {
+        "FANFOLD_CLICKHOUSE_PASSWORD",
         "FANFOLD_DEBUG",
         "FANFOLD_LOCAL_RANK",
         "FANFOLD_LOCAL_WORLD_SIZE",

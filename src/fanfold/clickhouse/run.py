@@ -112,7 +112,8 @@ class FleetJournal(Journal):
         return len(self.column(key).steps) if self.twice else found.number
 
     def latest(self) -> dict[str, tuple[int, int, Any]]:
-        return {key: (one.step, one.time, one.value) for key, one in self.extents.items()}
+        there = [(key, self.extents[key]) for key in self.by_key if key in self.extents]  # in the order they first appeared
+        return {key: (one.step, one.time, one.value) for key, one in there}
 
     def column(self, key: str, *, since: int = 0, until: int | None = None) -> Columns:
         if since or until is not None:
