@@ -18,6 +18,7 @@ from .. import __version__, process
 from ..errors import FanfoldError, guard
 from ..journal import spool
 from ..settings import cache_directory, find_directory, read_file, resolve, unknown_variables
+from ..store import catalogue
 from .text import size
 
 LOW_BYTES = 1_000_000_000
@@ -65,10 +66,17 @@ def _clock() -> Line:
 def places(args: argparse.Namespace) -> Iterator[Line]:
     try:
         root = find_directory(args.dir)
+        if root in catalogue.mounted:
+            yield Line("runs", f"{catalogue.mounted[root].place}, {len(catalogue.listed(root, args.project))} runs")
+            yield from _writable("cache", cache_directory(), needed=False)
+            return
         yield from _writable("runs", root, needed=True)
         read_file(root)
     except FanfoldError as error:
         yield Line("settings", str(error), "wrong")
+        return
+    except OSError as error:
+        yield Line("runs", str(error), "wrong")
         return
     kind = spool.filesystem_of(_existing(root))
     yield Line("filesystem", f"{kind or 'unknown'}, {_spooling(kind)}")

@@ -49,6 +49,6 @@ def _print(found: list[tuple[str, list[checks.Line]]], *, quiet: bool) -> None:
             console.print(Text(title, style="bold"))
         for line in shown:
             sign, colour = _SIGNS[line.level]
-            console.print(Text.assemble((f"  {sign} ", colour), (f"{clean(line.name):<18}", "dim"), clean(line.value)))
+            console.print(Text.assemble((f"  {sign} ", colour), (f"{clean(line.name):<17} ", "dim"), clean(line.value)))
             if line.hint:
                 console.print(Text(f"    {'':<18}{clean(line.hint)}", style=colour))

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..drawing.order import curve_order
 from ..store import Series, StoredRun
+from ..store.catalogue import mounted
 from . import chart, output
 from .text import STATUS, age, clean, duration, flat, number, plural, short, size
 
@@ -162,7 +163,8 @@ class Report:
         machine = ", ".join(_machine(facts))
         if machine:
             self.fact("on", short(machine, self.width - 14))
-        self.fact("files", clean(str(self.run.path)))
+        elsewhere = mounted.get(self.run.path.parent.parent)
+        self.fact("files", clean(str(self.run.path) if elsewhere is None else elsewhere.place))
 
     # Its numbers
 

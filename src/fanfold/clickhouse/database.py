@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -134,8 +135,17 @@ def _errors() -> Iterator[None]:
         raise Unavailable(_short(error)) from error
 
 
+_REFUSED = re.compile(r"\[Errno -?\d+\] ([^\"')\]]+)")
+
+
 def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
+    """Say in a line what the library says in ten."""
+    text = " ".join(str(error).split())
+    host = re.search(r"host='([^']+)', port=(\d+)", text)
+    why = _REFUSED.search(text)
+    if host and why:
+        return f"ClickHouse at {host[1]}:{host[2]} cannot be reached: {why[1]}"
+    return text[:500]
 
 
 def _arrow(pa: Any, column: Any) -> Any:

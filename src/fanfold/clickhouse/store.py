@@ -51,6 +51,11 @@ class ClickHouseStore:
         blobs.fetchers[self.root] = self._fetch
         catalogue.mounted[self.root] = self
 
+    @property
+    def place(self) -> str:
+        """Where the runs are, for people."""
+        return self.database.address.shown
+
     # Runs
 
     def projects(self) -> list[Row]:

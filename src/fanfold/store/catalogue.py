@@ -112,7 +112,10 @@ def _part(entry: os.DirEntry[str]) -> str:
 
 
 class Mounted(Protocol):
-    """A store that keeps its runs elsewhere; a folder of the cache stands for it."""
+    """A store that keeps its runs elsewhere; a folder of the cache stands for it, and `place` says where it really is."""
+
+    @property
+    def place(self) -> str: ...
 
     def listed(
         self, project: str | None = None, *, progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
