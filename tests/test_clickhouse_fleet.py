@@ -336,3 +336,28 @@ def test_a_server_that_is_not_there_is_told_in_one_line(capsys):
     said = capsys.readouterr().err
     assert "geheim" not in said
     assert "Traceback" not in said
+
+
+def test_a_reader_that_was_cut_off_in_the_middle_reads_all_of_it_later(tmp_path, clickhouse, monkeypatch):
+    file = write_run(tmp_path / "runs", rows=50)
+    one, two = pieces_of(file, 20)
+    fleet = Fleet(clickhouse)
+    store = fleet.store()
+    fleet.intake.append("llm", one)
+    assert store.run("llm", "r1").latest
+    fleet.intake.append("llm", two)
+    ask = store.database.ask
+
+    def cut(sql: str, **words):
+        if "FROM frames" in sql:
+            raise OSError("the line is cut here")
+        return ask(sql, **words)
+
+    monkeypatch.setattr(store.database, "ask", cut)
+    with pytest.raises(OSError):
+        store.run("llm", "r1")
+    monkeypatch.setattr(store.database, "ask", ask)
+    run = store.run("llm", "r1")
+    assert run.series("loss").steps.tolist() == list(range(50))
+    assert (run.status, run.texts("note")[0].text) == ("finished", "a text")
+    fleet.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from ..errors import JournalError
+from ..errors import FanfoldError, JournalError
 from ..journal import Journal, Kind
 from ..journal import format as fmt
 from ..journal.format import HEAD, HEAD_SIZE, MAGIC
@@ -239,6 +239,22 @@ def read(runs: Sequence[FleetRun]) -> None:
         "SELECT run, journal, rank, max(end) AS end, toUnixTimestamp64Micro(max(seen)) AS seen FROM commits "
         "WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal, rank", **asked,
     )  # fmt: skip
+    moved = _take_ends(ends, by_number)
+    if moved:
+        try:
+            _read_on(database, by_number, moved)
+        except (FanfoldError, OSError):
+            for number, journals in moved.items():  # as if it had not been looked: the next look finds the same news
+                for journal, end in journals.items():
+                    by_number[number].found[journal].verified = end
+            raise
+    for run in runs:
+        if run.number in moved or run._attempts is None:  # noqa: SLF001 - ours
+            run.renewed()
+
+
+def _take_ends(ends: dict[str, NDArray[Any]], by_number: dict[int, FleetRun]) -> dict[int, dict[int, int]]:
+    """Note how far journals are now; return those that grew, and how far each was before."""
     moved: dict[int, dict[int, int]] = {}
     for number, journal, rank, end, seen in zip(*ends.values(), strict=True):
         run = by_number[int(number)]
@@ -248,15 +264,15 @@ def read(runs: Sequence[FleetRun]) -> None:
         if int(end) > one.verified:
             moved.setdefault(int(number), {})[int(journal)] = one.verified
         one.verified, one.seen = int(end), int(seen) / 1e6
-    if moved:
-        extents = database.later(_EXTENTS, runs=list(moved))
-        twice = database.later(_TWICE, runs=list(moved))
-        _read_frames(database, by_number, moved)
-        _take_extents(extents.result(), by_number, moved)
-        _take_twice(twice.result(), by_number)
-    for run in runs:
-        if run.number in moved or run._attempts is None:  # noqa: SLF001 - ours
-            run.renewed()
+    return moved
+
+
+def _read_on(database: Database, runs: dict[int, FleetRun], moved: dict[int, dict[int, int]]) -> None:
+    extents = database.later(_EXTENTS, runs=list(moved))
+    twice = database.later(_TWICE, runs=list(moved))
+    _read_frames(database, runs, moved)
+    _take_extents(extents.result(), runs, moved)
+    _take_twice(twice.result(), runs)
 
 
 def _read_frames(database: Database, runs: dict[int, FleetRun], moved: dict[int, dict[int, int]]) -> None:
