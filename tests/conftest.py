@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,19 @@ def in_a_framework(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         run.finish(1.0)
     if fanfold.run is not None:
         fanfold.run.finish(1.0)
+
+
+@pytest.fixture
+def ends() -> Iterator[Any]:
+    """What a test starts, it ends."""
+    with ExitStack() as stack:
+        yield lambda one: (stack.callback(one.close), one)[1]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[Path]:
+    """Two nodes without a shared filesystem."""
+    return [tmp_path / "node-a", tmp_path / "node-b"]
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +17,6 @@ from fanfold.clickhouse.rebuild import rebuild
 from fanfold.fleet.wire import Conflict, Gone, Piece, Refused
 from fanfold.journal import blobs
 from fleet_tools import Forwarder, Gateway, Line, frames_of, journals, pieces_of, train, trained, until, write_run
-
-
-@pytest.fixture
-def ends():
-    """What a test starts, it ends."""
-    with ExitStack() as stack:
-        yield lambda one: (stack.callback(one.close), one)[1]
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> list[Path]:
-    return [tmp_path / "node-a", tmp_path / "node-b"]
 
 
 def whole(fleet: Fleet, count: int, ranks: int = 2) -> bool:
@@ -360,4 +347,15 @@ def test_a_reader_that_was_cut_off_in_the_middle_reads_all_of_it_later(tmp_path,
     run = store.run("llm", "r1")
     assert run.series("loss").steps.tolist() == list(range(50))
     assert (run.status, run.texts("note")[0].text) == ("finished", "a text")
+    fleet.close()
+
+
+def test_whoever_waits_is_told_when_a_write_fails_in_a_way_nobody_foresaw(tmp_path, clickhouse, monkeypatch):
+    file = write_run(tmp_path / "runs", rows=5)
+    fleet = Fleet(clickhouse)
+    monkeypatch.setattr(fleet.database, "insert", lambda *_, **__: 1 / 0)
+    with pytest.raises(OSError, match="division by zero"):
+        fleet.intake.append("llm", pieces_of(file)[0])
+    monkeypatch.undo()
+    assert fleet.intake.append("llm", pieces_of(file)[0]) == file.stat().st_size
     fleet.close()

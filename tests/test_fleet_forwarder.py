@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -21,18 +20,6 @@ from fanfold.fleet.client import Client
 from fanfold.fleet.tokens import FILE_NAME, Tokens
 from fanfold.journal import blobs
 from fleet_tools import Forwarder, Gateway, Line, arrived, journals, train, trained, until
-
-
-@pytest.fixture
-def ends():
-    """What a test starts, it ends."""
-    with ExitStack() as stack:
-        yield lambda one: (stack.callback(one.close), one)[1]
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> list[Path]:
-    return [tmp_path / "node-a", tmp_path / "node-b"]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import FanfoldError
+from ..errors import FanfoldError, outcome
 from ..fleet.intake import Result, check_header
 from ..fleet.wire import JOURNAL, MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
 from ..journal import format as fmt
@@ -82,7 +82,7 @@ class ClickHouseIntake:
         taken: set[int] = set()
         try:
             self._look_up(project, pieces)
-        except OSError as error:
+        except (FanfoldError, OSError) as error:
             return _done([error] * len(pieces))
         for place, piece in enumerate(pieces):
             try:
@@ -228,15 +228,16 @@ class ClickHouseIntake:
             (later if own & journals else now).append(one)
             journals |= own
         jobs = [job for one in now for job in one.jobs]
-        failures: dict[int, FanfoldError | OSError] = {}
-        try:
-            failures |= self._elsewhere(jobs)
-            self._write([job for job in jobs if job.journal not in failures])
-        except (FanfoldError, OSError) as error:
-            failures = {job.journal: Unavailable(str(error)) for job in jobs}
+        failures, error = outcome(lambda: self._stored(jobs))  # whatever happens, whoever waits is told
         for one in now:
-            one.tell(failures)
+            one.tell({job.journal: Unavailable(str(error)) for job in one.jobs} if failures is None else failures)
         return [one for one in later if self._still_fits(one)]
+
+    def _stored(self, jobs: Sequence[Job]) -> dict[int, FanfoldError | OSError]:
+        """Write the jobs that still stand at their journals' ends; return why the others do not."""
+        elsewhere = self._elsewhere(jobs)
+        self._write([job for job in jobs if job.journal not in elsewhere])
+        return elsewhere
 
     def _elsewhere(self, jobs: Sequence[Job]) -> dict[int, FanfoldError | OSError]:
         """Find the jobs whose journals another gateway took further meanwhile: their bytes are there already."""
