@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import fanfold
 from fanfold.errors import FanfoldError
-from fanfold.provenance import safetensors as st_format
-from fanfold.provenance import zips
+from fanfold.provenance import undo, zips
 from fanfold.provenance.record import NAME
 from stamped_models import FORMATS, check_safetensors, model, same_weights, training
 
@@ -96,7 +95,7 @@ def test_stamping_moves_no_weight_where_the_filesystem_can_insert(tmp_path, run,
     inode = (tmp_path / "m.safetensors").stat().st_ino
     fanfold.stamp(tmp_path / "m.safetensors")
     assert (tmp_path / "m.safetensors").stat().st_ino == inode
-    monkeypatch.setattr(st_format, "_move", lambda *_: False)  # another filesystem: the file is written anew beside itself
+    monkeypatch.setattr(undo, "move", lambda *_: False)  # another filesystem: the file is written anew beside itself
     save_file({"a": torch.arange(100_000.0)}, tmp_path / "n.safetensors")
     inode = (tmp_path / "n.safetensors").stat().st_ino
     fanfold.stamp(tmp_path / "n.safetensors")
@@ -165,7 +164,7 @@ def test_many_processes_may_stamp_one_file(tmp_path):
 
 
 def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, run, monkeypatch):
-    monkeypatch.setattr(st_format, "_move", lambda *_: False)  # so that the file is written anew, as on other filesystems
+    monkeypatch.setattr(undo, "move", lambda *_: False)  # so that the file is written anew, as on other filesystems
     save_file(model().state_dict(), tmp_path / "blob")
     (tmp_path / "blob").chmod(0o640)
     (tmp_path / "m.safetensors").symlink_to("blob")

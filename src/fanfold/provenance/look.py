@@ -40,8 +40,28 @@ def _file(path: Path) -> dict[str, Any]:
         size = os.fstat(file.fileno()).st_size
         head = file.read(16)
         module = module_of(head, path, size)
+        _not_half(path)
         name, stamp, facts = module.read(file, path) if module else (_without_room(head), None, {})
     return {"path": str(path), "format": name, "size": size, "stamp": _stamp(stamp, sidecar(path)), "facts": facts}
+
+
+def _not_half(path: Path) -> None:
+    """Refuse a file that is in the middle of being stamped."""
+    target = path.resolve()
+    if not undo_note(target).exists():
+        return
+    from . import safetensors  # here, since most files have no note
+
+    if not safetensors.whole(target):
+        raise FanfoldError(
+            f"{path} cannot be read: it is being stamped just now, or a kill cut a stamp short. Nothing was changed. "
+            "If no process is at it, call fanfold.stamp(path): that puts it right."
+        )
+
+
+def undo_note(path: Path) -> Path:
+    """Return where a note lies of how a file was, while it is stamped in place."""
+    return path.with_name(f"{path.name}.fanfold-undo")
 
 
 def module_of(head: bytes, path: Path, size: int) -> Any:

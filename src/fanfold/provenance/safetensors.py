@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ..errors import FanfoldError
+from . import undo
 from .anew import anew
 from .record import NAME
 from .zips import broken
@@ -18,7 +20,8 @@ from .zips import broken
 MAX_HEADER = 100_000_000  # the format's own limit
 MAX_PARAMETERS = 1 << 63
 ROOM = 4096
-_INSERT_RANGE, _COLLAPSE_RANGE = 0x20, 0x08
+CARRY = 8_000_000  # of tensors carried to the end: the header is as much longer, and every loader reads past it
+WORD = 8
 
 
 class _Tensor(msgspec.Struct):
@@ -32,6 +35,7 @@ _tensor = msgspec.json.Decoder(_Tensor)
 _header_of = msgspec.json.Decoder(dict[str, msgspec.Raw])  # entries stay bytes until they are asked for: little memory
 _metadata = msgspec.json.Decoder(dict[str, str])
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_ODD = (KeyError, TypeError, ValueError)
 
 
 def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
@@ -75,69 +79,92 @@ def _header(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[st
     return entries, metadata
 
 
+def whole(path: Path) -> bool:
+    """Say whether the header can be read and tells of just the bytes that are there."""
+    try:
+        with path.open("rb") as file:
+            entries, _ = _header(file, path)
+            end = max((_span(msgspec.json.decode(entry))[1] for entry in entries.values()), default=0)
+            return bool(file.tell() + end == os.fstat(file.fileno()).st_size)
+    except (OSError, FanfoldError, *_UNREADABLE, *_ODD):
+        return False
+
+
 def write(path: Path, stamp: bytes) -> None:
-    """Put the stamp into the header: in the room it has, else in a block put in front, else by writing the file anew."""
+    """Put the stamp into the header: in the room it has, over tensors carried to the end, in a block put in front, or anew."""
     with path.open("r+b", buffering=0) as file:
         entries, metadata = _header(file, path)
-        old = file.tell() - 8
-        head = msgspec.json.encode({"__metadata__": {**metadata, NAME: stamp.decode()}, **entries})
+        old, size = file.tell() - 8, os.fstat(file.fileno()).st_size
+        told = {**metadata, NAME: stamp.decode()}
+        head = msgspec.json.encode({"__metadata__": told, **entries})
         if len(head) <= old:
-            _put(file.fileno(), head, old)
+            _fill(path, file.fileno(), head, old)
             return
-        more = -(-(len(head) - old) // ROOM) * ROOM
-        if old + more <= MAX_HEADER and _grown(file.fileno(), head, old, more):
+        if _carried(path, file.fileno(), told, entries, len(head) - old) or _grown(path, file.fileno(), head, old, size):
             return
     _rewrite(path, head, old)
 
 
-def _put(fd: int, head: bytes, room: int) -> None:
-    """Write length and header, padded with spaces as the format allows, by one call."""
-    data = room.to_bytes(8, "little") + head.ljust(room)
-    if os.pwrite(fd, data, 0) != len(data):
-        raise OSError("no space left")
+def _fill(path: Path, fd: int, head: bytes, room: int) -> None:
+    with undo.noted(path, fd, undo.Note(size=os.fstat(fd).st_size, start=8 + room)) as settle:
+        _put(fd, head, room, settle)
 
 
-def _grown(fd: int, head: bytes, old: int, more: int) -> bool:
-    """Make room in front of the tensors without moving them, and fill it; False where the filesystem cannot.
-
-    Between the two the file cannot be read, so a thread of their own does both: Ctrl-C interrupts only the main one.
-    """
-    import threading
-
-    ended: list[OSError | bool] = []
-    own = os.dup(fd)  # an interrupted main thread closes the other
-    work = threading.Thread(target=lambda: ended.append(_grow(own, head, old, more)), name="fanfold-stamp")
-    work.start()
-    work.join()
-    if isinstance(ended[0], OSError):
-        raise ended[0]
-    return ended[0]
+def _put(fd: int, head: bytes, room: int, settle: Callable[[], None]) -> None:
+    """Write length and header, padded with spaces as the format allows; its first byte last, so that half of it is no header."""
+    undo.put(fd, room.to_bytes(8, "little") + b"\0", 0)
+    undo.put(fd, head.ljust(room)[1:], 9)
+    settle()
+    undo.put(fd, head[:1], 8)
 
 
-def _grow(fd: int, head: bytes, old: int, more: int) -> OSError | bool:
+def _carried(path: Path, fd: int, metadata: dict[str, str], entries: dict[str, msgspec.Raw], needed: int) -> bool:
+    """Copy the first tensors behind the last one, and let the header have their place; False where they are large."""
+    start, size = int.from_bytes(os.pread(fd, 8, 0), "little") + 8, os.fstat(fd).st_size
     try:
-        if not _move(fd, _INSERT_RANGE, more):
-            return False
-        try:
-            _put(fd, head, old + more)
-        except OSError as error:  # the disk is full: take the room back, and the file is as it was
-            _move(fd, _COLLAPSE_RANGE, more)
-            return error
-        os.fdatasync(fd)  # the room is on the disk already; its content must not wait half a minute to follow
-        return True
-    finally:
-        os.close(fd)
-
-
-def _move(fd: int, how: int, count: int) -> bool:
-    """Put `count` bytes in front of a file, or take them away, without touching the others, where the filesystem can."""
-    import ctypes  # here, since reading does without
-
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        return bool(libc.fallocate(fd, how, ctypes.c_long(0), ctypes.c_long(count)) == 0)
-    except (OSError, AttributeError):  # not Linux
+        tensors = {name: msgspec.json.decode(entry) for name, entry in entries.items()}
+        cut = _cut(sorted(_span(tensor) for tensor in tensors.values()), needed, size - start)
+    except _ODD as error:
+        raise broken(path, "its header does not say where its tensors lie") from error
+    for tensor in tensors.values():
+        by = size - start - cut if tensor["data_offsets"][0] < cut else -cut
+        tensor["data_offsets"] = [at + by for at in tensor["data_offsets"]]
+    head = msgspec.json.encode({"__metadata__": metadata, **tensors})
+    if not cut or len(head) > start - 8 + cut or start + cut > MAX_HEADER:
         return False
+    with undo.noted(path, fd, undo.Note(size=size, start=start, carried=cut)) as settle:
+        undo.copy(fd, start, size, cut)
+        settle()
+        _put(fd, head, start - 8 + cut, settle)
+    return True
+
+
+def _span(tensor: dict[str, Any]) -> tuple[int, int]:
+    first, last = tensor["data_offsets"]
+    return int(first), int(last)
+
+
+def _cut(spans: list[tuple[int, int]], needed: int, size: int) -> int:
+    """Return how many bytes of tensors make enough room when they go from the front to the end; 0 where no few do.
+
+    They stay aligned for every type: both the room and the bytes before their new place are whole words.
+    """
+    if size % WORD or not spans or spans[-1][1] != size:
+        return 0
+    fits = (end for _, end in spans if needed <= end <= min(CARRY, size // 20) and end % WORD == 0)
+    return next(fits, 0)
+
+
+def _grown(path: Path, fd: int, head: bytes, old: int, size: int) -> bool:
+    """Let the filesystem make room in front of the tensors, and fill it; False where it cannot."""
+    more = -(-(len(head) - old) // ROOM) * ROOM
+    if old + more > MAX_HEADER:
+        return False
+    with undo.noted(path, fd, undo.Note(size=size, start=8 + old, inserted=more)) as settle:
+        if not undo.move(fd, more):
+            return False
+        _put(fd, head, old + more, settle)
+    return True
 
 
 def _rewrite(path: Path, head: bytes, old: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import FanfoldError, notices
 from .anew import alone
-from .look import model_files, module_of, sidecar, size_of
+from .look import model_files, module_of, sidecar, size_of, undo_note
 from .record import encode, make
 
 
@@ -31,13 +31,14 @@ def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> d
 def write(path: Path, data: bytes) -> None:
     """Write a stamp's bytes into a file, or beside it where its format has no room."""
     try:
-        with path.open("rb") as file:
-            module = module_of(file.read(16), path, os.fstat(file.fileno()).st_size)
-        if module is not None:
-            target = path.resolve()  # a link stays a link: what it points to is stamped
+        target = path.resolve()  # a link stays a link: what it points to is stamped
+        if undo_note(target).exists() or _module(target) is not None:
             with alone(target):
-                module.write(target, data)
-            return
+                if undo_note(target).exists():
+                    _mend(target)
+                if (module := _module(target)) is not None:
+                    module.write(target, data)
+                    return
         write_beside(path, data)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -47,6 +48,17 @@ def write(path: Path, data: bytes) -> None:
         f"{path.name} is of a format that has no room for a stamp; it lies beside the file, in {sidecar(path).name}. "
         "Copy both together, or save as safetensors or with torch.save.",
     )
+
+
+def _mend(path: Path) -> None:
+    from . import safetensors, undo  # here, since few files ever have a note
+
+    undo.mend(path, safetensors.whole)
+
+
+def _module(path: Path) -> Any:
+    with path.open("rb") as file:
+        return module_of(file.read(16), path, os.fstat(file.fileno()).st_size)
 
 
 def write_beside(path: Path, data: bytes) -> None:

@@ -1,0 +1,166 @@
+"""A stamp that is killed at any moment leaves a file that loads, or one that the next stamp puts right; never one that is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import fanfold
+from fanfold.errors import FanfoldError
+from fanfold.provenance import undo
+from fanfold.provenance.look import undo_note
+from stamped_models import training
+
+SMALL = {"a.bias": torch.arange(1200.0), "b.weight": torch.arange(50_000.0), "c.weight": torch.arange(1000, dtype=torch.int16)}
+LARGE = {"a.weight": torch.arange(50_000.0), "b.bias": torch.arange(1200.0)}
+WAYS = {"carried": SMALL, "inserted": LARGE, "filled": SMALL}
+
+# Forks a child for each call that changes something on the disk, kills it before that call or in the middle of it, and says how many there were.
+KILLER = """
+    import os, shutil, signal, sys
+    from pathlib import Path
+    import fanfold
+
+    def child(path, last, middle):
+        calls = 0
+        def deadly(owner, name):
+            plain = getattr(owner, name)
+            def call(*given, **named):
+                nonlocal calls
+                calls += 1
+                if calls == last:
+                    if middle and name == "pwrite":
+                        plain(given[0], bytes(given[1])[: len(given[1]) // 2], given[2])
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return plain(*given, **named)
+            setattr(owner, name, call)
+        for owner, name in ((os, "pwrite"), (os, "ftruncate"), (os, "fsync"), (Path, "replace"), (Path, "unlink")):
+            deadly(owner, name)
+        fanfold.stamp(path, filler="x" * 1000, note="killed")
+        os._exit(0)
+
+    file, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    for middle in (False, True):
+        last = 0
+        while True:
+            last += 1
+            place = folder / f"{last}-{int(middle)}"
+            place.mkdir(parents=True)
+            shutil.copy(file, place / file.name)
+            pid = os.fork()
+            if not pid:
+                child(place / file.name, last, middle)
+            if os.waitpid(pid, 0)[1] == 0:
+                break
+        print(last - 1)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    with training(tmp_path) as run:
+        yield run
+
+
+def same(path, weights):
+    loaded = load_file(path)
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+    with safe_open(path, "pt") as file:
+        assert all(torch.equal(file.get_tensor(name), weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_kill_at_any_moment_loses_no_weight(way, tmp_path):
+    model = tmp_path / "m.safetensors"
+    save_file(WAYS[way], model)
+    if way == "filled":  # there is room of an earlier stamp
+        fanfold.stamp(model, filler="y" * 2000)
+    killer = [sys.executable, "-c", textwrap.dedent(KILLER), str(model), str(tmp_path / "killed")]
+    done = subprocess.run(killer, capture_output=True, text=True, timeout=240, check=True)
+    stages = [int(line) for line in done.stdout.split()]
+    assert min(stages) >= {"carried": 4, "inserted": 4, "filled": 3}[way]
+    half = 0
+    for place in (tmp_path / "killed").iterdir():
+        file = place / model.name
+        try:
+            same(file, WAYS[way])
+        except Exception:
+            half += 1
+            with pytest.raises(FanfoldError, match=r"a kill cut a stamp short.*fanfold\.stamp"):
+                fanfold.inspect(file)
+        fanfold.stamp(file, note="again")
+        assert fanfold.inspect(file)["stamp"]["extra"]["note"] == "again"
+        same(file, WAYS[way])
+        assert not undo_note(file).exists()
+    assert half  # else the kills struck nothing that matters
+
+
+def test_small_tensors_in_front_make_way_and_nothing_else_moves(tmp_path, run):
+    model = tmp_path / "m.safetensors"
+    save_file(SMALL, model)
+    size, inode = model.stat().st_size, model.stat().st_ino
+    fanfold.stamp(model)
+    assert (model.stat().st_ino, model.stat().st_size) == (inode, size + SMALL["a.bias"].nbytes)
+    assert fanfold.inspect(model)["stamp"]["run"]["id"] == run.id
+    same(model, SMALL)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["m.safetensors", "runs"]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"a": torch.arange(400.0), "b": torch.arange(50_001, dtype=torch.float16)},  # the end is no whole word
+        {"a": torch.zeros(0), "b": torch.arange(401.0), "c": torch.arange(50_001.0), "d": torch.zeros(0)},
+        {"a": torch.zeros(3, dtype=torch.bool), "b": torch.zeros(5, dtype=torch.uint8)},
+        {"a": torch.zeros(0)},
+    ],
+    ids=["unaligned", "empty-tensors", "tiny", "nothing"],
+)
+def test_odd_layouts_load_as_before(weights, tmp_path, run):
+    model = tmp_path / "m.safetensors"
+    save_file(weights, model, metadata={"format": "pt", "mine": "kept"})
+    for step in (1, 2):
+        fanfold.stamp(model, step=step, filler="x" * 900 * step)
+        same(model, weights)
+        found = fanfold.inspect(model)
+        assert (found["stamp"]["run"]["step"], found["facts"]["metadata"]["mine"]) == (step, "kept")
+
+
+def test_a_note_beside_a_file_that_was_saved_anew_is_only_taken_away(tmp_path, run):
+    model = tmp_path / "m.safetensors"
+    save_file(LARGE, model)
+    undo_note(model).write_bytes(b'{"size": 10, "start": 4}\nxxxx')
+    assert fanfold.inspect(model)["stamp"] is None  # it is whole, so it can be read
+    fanfold.stamp(model)
+    same(model, LARGE)
+    assert not undo_note(model).exists()
+
+
+def test_a_note_that_says_nothing_is_told_of(tmp_path, run):
+    model = tmp_path / "m.safetensors"
+    save_file(SMALL, model)
+    os.truncate(model, model.stat().st_size - 8)
+    undo_note(model).write_bytes(b"rubbish")
+    with pytest.raises(FanfoldError, match="only the note knows how it was"):
+        fanfold.stamp(model)
+
+
+def test_ctrl_c_in_the_middle_leaves_the_file_as_it_was(tmp_path, run, monkeypatch):
+    model = tmp_path / "m.safetensors"
+    save_file(SMALL, model)
+    before = model.read_bytes()
+    monkeypatch.setattr(undo, "copy", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        fanfold.stamp(model)
+    monkeypatch.undo()
+    assert model.read_bytes() == before
+    assert not undo_note(model).exists()
