@@ -6,6 +6,7 @@ interleaved, medians of repeats, as ratios to the step that computes the ten sca
   tolist    one stack and one .tolist()
   fanfold   run.log({... ten tensors ...}, step=i)
 Then the promises: overwritten in place after log(), every dtype, side streams, graph capture, a full ring, images, kill -9.
+Then the operator profile (gpu_ops.py). `--only logging` or `--only ops` for one half.
 """
 
 from __future__ import annotations
@@ -287,12 +288,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json")
     parser.add_argument("--repeats", type=int, default=80, help="blocks of each variant")
+    parser.add_argument("--only", choices=("logging", "ops"))
     parser.add_argument("--child")
     args = parser.parse_args()
     if args.child:
         child(args.child)
         return
-    repeats = 12 if args.quick else args.repeats
+    if args.only != "ops":
+        logging(12 if args.quick else args.repeats, args.json)
+    if args.only != "logging":
+        import gpu_ops
+
+        gpu_ops.measure(*((5, 20) if args.quick else (101, 25)))
+
+
+def logging(repeats: int, file: str | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FANFOLD_CACHE_DIR"] = folder + "/cache"
         print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, Python {sys.version.split()[0]}", flush=True)
@@ -307,8 +317,8 @@ def main() -> None:
         results["promises"] = check_promises(folder)
         for line in results["promises"]:
             print("  kept:", line)
-    if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=1))
+    if file:
+        Path(file).write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

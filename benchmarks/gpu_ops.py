@@ -1,7 +1,7 @@
 """What the operator profile costs and shows on a GPU: default and full modes, device time by event pairs, graph capture.
 
-Wall time per step with the device synchronised around each measurement, ratio to the bare step, median of interleaved rounds.
-Run on a machine with CUDA: `python benchmarks/gpu_ops.py`.
+Wall time per step with the device synchronised around each measurement, ratio to the bare step beside it: the median of interleaved
+rounds, the middle half, and the ratio of all time to all time. A part of `python benchmarks/gpu.py`; alone on a machine with CUDA, too.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def overhead(size: str, rounds: int, count: int, names: list[str]) -> None:
     run = training_step(*SIZES[size])
     wall_time(run, 20)
     ratios: dict[str, list[float]] = {name: [] for name in names}
+    spent: dict[str, list[float]] = {name: [0.0, 0.0] for name in names}
     bare = wall_time(run, count)
     for _ in range(rounds):
         for name in random.sample(names, len(names)):
@@ -55,11 +56,14 @@ def overhead(size: str, rounds: int, count: int, names: list[str]) -> None:
                 seconds = wall_time(run, count)
             before, bare = bare, wall_time(run, count)
             ratios[name].append(seconds / statistics.mean((before, bare)))
+            spent[name] = [spent[name][0] + seconds, spent[name][1] + statistics.mean((before, bare))]
     print(f"{size}: transformer step of {bare * 1e3:.2f} ms on the GPU, ratio to none; median of {rounds} rounds (middle half)")
     for name, found in ratios.items():
         low, middle, high = statistics.quantiles(found, n=4)
         limit = LIMITS.get((name, "gpu"))
-        print(f"{name:<16} {middle:.3f} ({low:.3f} to {high:.3f})" + (f"  promised: at most {limit}" if limit else ""))
+        whole = spent[name][0] / spent[name][1]
+        promise = f"  promised: at most {limit}" if limit else ""
+        print(f"{name:<16} {middle:.3f} ({low:.3f} to {high:.3f}), all in all {whole:.3f}{promise}", flush=True)
 
 
 def device_time() -> None:
@@ -100,6 +104,16 @@ def capture() -> None:
     print(f"graph captured and replayed 100 times; aten::mm seen {seen} times, none of them in a replay")
 
 
+def measure(rounds: int, count: int, only: str = "") -> None:
+    library.bind()  # or the reason why not
+    path = Path(library.current()._name)
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, Python {sys.version.split()[0]}; self-test passed: {path}")
+    device_time()
+    capture()
+    for size in SIZES:
+        overhead(size, rounds, count, [name for name in CONFIGURATIONS if only in ("", name)])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
@@ -109,13 +123,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("No CUDA device is here: nothing was measured.")
         return 1
-    library.bind()  # or the reason why not
-    path = Path(library.current()._name)
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, Python {sys.version.split()[0]}; self-test passed: {path}")
-    device_time()
-    capture()
-    for size in SIZES:
-        overhead(size, args.rounds, args.steps, [name for name in CONFIGURATIONS if args.only in ("", name)])
+    measure(args.rounds, args.steps, args.only)
     return 0
 
 

@@ -96,7 +96,15 @@ def test_columns_stand_on_multiples_of_eight_and_equal_ones_are_sent_once():
     ],
 )
 def test_numbers_are_halved_only_where_nothing_is_lost(values, kind):
-    assert wire.small(np.array(values)).dtype.name == kind
+    column = np.array(values)
+    assert [one.dtype.name for one in wire.small(column, column, column)] == [kind] * 3
+
+
+def test_columns_drawn_together_are_halved_together():
+    low, high, steady = np.array([0.1, 0.2]), np.array([0.8, 0.9]), np.array([0.5, 0.5 + 1e-9])
+    assert {one.dtype.name for one in wire.small(low, high, steady)} == {"float32"}
+    assert {one.dtype.name for one in wire.small(low, np.array([0.9, 1e300]), steady)} == {"float64"}
+    assert {one.dtype.name for one in wire.small(np.array([np.nan, 0.1]), np.array([np.inf, 0.2]), steady)} == {"float32"}
 
 
 # Answers

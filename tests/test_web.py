@@ -479,7 +479,12 @@ def test_the_table_sorts_chooses_and_compares(context, address):
     page.evaluate("() => { window.rows = [...document.querySelectorAll('[role=row]')]; }")
     grid.get_by_role("button", name="lr").click()
     expect(grid.get_by_role("columnheader").nth(1)).to_have_attribute("aria-sort", "ascending")
-    expect(grid.get_by_role("row").nth(1).get_by_role("gridcell").first).to_have_text("0.01")
+    first = grid.get_by_role("row").nth(1).get_by_role("gridcell")
+    expect(first.first).to_have_text("0.01")
+    first.last.hover()  # the whole value, told to who points at it
+    assert len(first.last.get_attribute("title")) > len(first.last.text_content().strip())
+    grid.get_by_role("rowheader").first.hover()
+    expect(grid.get_by_role("rowheader").first).to_have_attribute("title", re.compile(r".+ \(.+\)"))
     stays = "() => [...document.querySelectorAll('[role=row]')].every((row, i) => row === window.rows[i])"
     assert page.evaluate(stays)  # other texts in the same elements
     for name in ("run-02", "run-05"):

@@ -11,7 +11,7 @@ export default defineConfig({
     target: 'es2022',
     outDir: '../src/fanfold/server/static',
     emptyOutDir: true,
-    modulePreload: false,
+    modulePreload: { polyfill: false },
     assetsInlineLimit: 0,
     rollupOptions: {
       output: { entryFileNames: '[name].js', chunkFileNames: '[name].js', assetFileNames: '[name][extname]' },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -18,6 +19,7 @@ _TAIL = 1 << 18
 MAX_NAME = 200
 
 
+@lru_cache(maxsize=1 << 12)
 def encode_name(name: str) -> str:
     """Return a name as one path component: safe on every filesystem, and never `.`, `..` or hidden."""
     text = (
@@ -37,7 +39,7 @@ def decode_name(component: str) -> str:
 
 
 def run_path(root: Path, project: str, run_id: str) -> Path:
-    return root / encode_name(project) / encode_name(run_id)
+    return _path(f"{root}/{encode_name(project)}/{encode_name(run_id)}")
 
 
 def journal_files(run: Path) -> list[Path]:
@@ -55,11 +57,13 @@ def journal_files(run: Path) -> list[Path]:
 
 def run_directories(root: Path, project: str | None = None) -> Iterator[Path]:
     """Yield the directories of all runs below `root`, of one project or of all."""
+    return (run for run in run_folders(root, project) if os.path.isdir(f"{run}/journal"))  # noqa: PTH112 - by the thousand
+
+
+def run_folders(root: Path, project: str | None = None) -> Iterator[Path]:
+    """Yield the directories that stand where runs do; whoever looks into each anyway need not ask whether it is one."""
     projects = [root / encode_name(project)] if project is not None else _folders(root)
-    for folder in projects:
-        for run in _folders(folder):
-            if os.path.isdir(f"{run}/journal"):  # noqa: PTH112 - by the thousand
-                yield run
+    return (run for folder in projects for run in _folders(folder))
 
 
 def _folders(path: Path) -> list[Path]:
@@ -68,7 +72,13 @@ def _folders(path: Path) -> list[Path]:
             found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
     except OSError:
         return []
-    return [Path(name) for name in sorted(found)]
+    return [_path(name) for name in sorted(found)]
+
+
+@lru_cache(maxsize=1 << 17)
+def _path(name: str) -> Path:
+    """Return the same object for the same name: taking names apart costs more than looking at the files, by the thousand."""
+    return Path(name)
 
 
 def read_header(path: Path) -> dict[str, Any] | None:

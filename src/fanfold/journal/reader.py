@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -94,7 +95,7 @@ class Rows:
                 found.append([start + skip * self.stride, stop - skip])
         return found
 
-    @property
+    @cached_property
     def step_code(self) -> str | None:
         if self.shape.layout & Layout.STEP_NONE:
             return None
@@ -102,8 +103,7 @@ class Rows:
 
     def value_offset(self, index: int) -> int:
         """Return where the value at `index` of the keys stands in a frame."""
-        sizes = sum(fmt.TYPE_SIZE[code] for code in self.shape.types[index:])
-        return self.stride - sizes
+        return self.stride - sum(map(fmt.TYPE_SIZE.__getitem__, self.shape.types[index:]))
 
 
 class Journal:

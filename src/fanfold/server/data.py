@@ -182,12 +182,16 @@ def _packed(id: str, one: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             return column
         return np.concatenate([[end[place] for end in ends[0]], column, [end[place] for end in ends[1]]])
 
-    found = {"x": reached(one.x, 0), "y": wire.small(reached(one.last, 1))}
-    if not one.raw:
-        found |= {"lo": wire.small(reached(one.min, 1)), "hi": wire.small(reached(one.max, 1))}
+    last = reached(one.last, 1)
+    if one.raw:
+        found = {"x": reached(one.x, 0), "y": wire.small(last, last)[0]}
+    else:
+        low, high, last = wire.small(reached(one.min, 1), reached(one.max, 1), last)
+        found = {"x": reached(one.x, 0), "y": last, "lo": low, "hi": high}
     if one.low is not None:
         edge = [np.full(len(end), -1) for end in ends]
-        found |= {"low": wire.small(reached(one.low, 1)), "high": wire.small(reached(one.high, 1))}
+        low, high = wire.small(reached(one.low, 1), reached(one.high, 1))
+        found |= {"low": low, "high": high}
         found |= {name: np.concatenate([edge[0], ranks, edge[1]]).astype(np.int32)
                   for name, ranks in (("lowRank", one.low_rank), ("highRank", one.high_rank))}  # fmt: skip
     return facts, found

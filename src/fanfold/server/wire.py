@@ -45,19 +45,24 @@ def encode(head: Mapping[str, Any], items: Iterable[tuple[Mapping[str, Any], Map
     return b"".join([struct.pack("<II", VERSION, len(header)), header, *body])
 
 
-def small(column: NDArray[Any]) -> NDArray[Any]:
-    """Halve a column of numbers where the eye cannot tell: neither its range nor its finest move may be lost."""
+def small(lowest: NDArray[Any], highest: NDArray[Any], *columns: NDArray[Any]) -> list[NDArray[Any]]:
+    """Halve columns that lie between two of them where the eye cannot tell: neither their range nor its finest move may be lost."""
     import numpy as np
 
-    wide = np.ascontiguousarray(column, np.float64)
-    if not len(wide):
-        return wide.astype(np.float32)
-    low, high = float(wide.min()), float(wide.max())
+    kind = np.float32 if _fits(lowest, highest) else np.float64
+    return [column.astype(kind) for column in (lowest, highest, *columns)]
+
+
+def _fits(lowest: NDArray[Any], highest: NDArray[Any]) -> bool:
+    import numpy as np
+
+    if not len(lowest):
+        return True
+    low, high = float(lowest.min()), float(highest.max())
     if not math.isfinite(high - low):  # NaN, an infinity, or a range that is one
-        finite = wide[np.isfinite(wide)]
-        if not len(finite):
-            return wide.astype(np.float32)
-        low, high = float(finite.min()), float(finite.max())
+        lowest, highest = lowest[np.isfinite(lowest)], highest[np.isfinite(highest)]
+        if not len(lowest) or not len(highest):
+            return True
+        low, high = float(lowest.min()), float(highest.max())
     top, span = max(abs(low), abs(high)), high - low
-    fits = top < 3e38 and (top == 0 or (top > 1e-30 and (span == 0 or span > top * 1e-3)))
-    return wide.astype(np.float32) if fits else wide
+    return top < 3e38 and (top == 0 or (top > 1e-30 and (span == 0 or span > top * 1e-3)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .segments import positions
@@ -135,11 +136,14 @@ def _positions(x: Any, edges: Any, side: Any = "left") -> Ints:
     return found
 
 
+@lru_cache(maxsize=64)
 def _edges(low: float, high: float, buckets: int) -> Floats:
-    """Return the inner edges of buckets of equal width."""
+    """Return the inner edges of buckets of equal width; runs of one project mostly share them."""
     import numpy as np
 
-    return low + (high - low) * (np.arange(1, buckets) / buckets)
+    edges: Floats = low + (high - low) * (np.arange(1, buckets) / buckets)
+    edges.flags.writeable = False
+    return edges
 
 
 def _raw(key: str, pieces: Sequence[Piece], total: int, zero: float, restarts: list[float], ends: dict[str, Any]) -> Buckets:

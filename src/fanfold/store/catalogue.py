@@ -138,6 +138,14 @@ class Shelf:
     settled: dict[Path, int] = field(default_factory=dict)  # the folder's date, of runs that ended a while ago
     whole: dict[Path, int | None] = field(default_factory=dict)  # that date when an open run was last read on
     files: dict[Path, int] = field(default_factory=dict)  # how many each open run holds
+    facts: dict[Path, tuple[StoredRun, dict[str, Any]]] = field(default_factory=dict)  # rows as pages know them, of listed runs
+
+    def row(self, run: StoredRun) -> dict[str, Any]:
+        """Return a listed run's facts, to read only: of one that has ended they are made once."""
+        kept = self.facts.get(run.path)
+        if kept is None or kept[0] is not run or kept[1]["status"] in LIVE:
+            kept = self.facts[run.path] = (run, as_row(run))
+        return kept[1]
 
     def unchanged(self, folder: Path, date: int) -> StoredRun | None:
         """Return a run that cannot have changed: it ended a while ago, and no journal came or went since."""
@@ -205,13 +213,14 @@ def listed(
     """Return all runs below a directory, newest first, from their rows as far as those hold."""
     if root in mounted:
         return mounted[root].listed(project, progress=progress)
-    folders = list(directory.run_directories(root, project))
+    dates = {folder: date for folder in directory.run_folders(root, project) if (date := date_of(folder))}
+    folders = list(dates)
     shelf = Shelf() if shelf is None else shelf
     with contextlib.closing(_connect()) as connection:
         if not all(folder in shelf.rows for folder in folders):
             shelf.rows.update({f: kept for f, kept in _known(connection, folders).items() if f not in shelf.rows})
         found = [run for folder in (progress(folders, len(folders)) if progress else folders)
-                 if (run := _entry(connection, folder, shelf)) is not None]  # fmt: skip
+                 if (run := _entry(connection, folder, dates[folder], shelf)) is not None]  # fmt: skip
     return sorted(found, key=lambda run: run.started, reverse=True)
 
 
@@ -244,9 +253,8 @@ def touched(run: Path) -> float:
         return 0.0
 
 
-def _entry(connection: sqlite3.Connection, folder: Path, shelf: Shelf) -> StoredRun | None:
+def _entry(connection: sqlite3.Connection, folder: Path, date: int, shelf: Shelf) -> StoredRun | None:
     """Return a run from its row while that holds; else read the run and renew the row."""
-    date = date_of(folder)
     settled = shelf.unchanged(folder, date)
     if settled is not None:
         return settled

@@ -98,8 +98,8 @@ class LocalStore:
         """
         wanted = Filter(filter)
         with self._lock:
-            rows = [catalogue.as_row(run) for run in catalogue.listed(self.root, project, shelf=self._shelf)]
-            rows = [row for row in rows if wanted.matches(row, stats=self._statistics)]
+            rows = [self._shelf.row(run) for run in catalogue.listed(self.root, project, shelf=self._shelf)]
+            rows = [dict(row) for row in rows if not filter or wanted.matches(row, stats=self._statistics)]
             if sort:
                 rows = sort_rows(rows, sort, stats=self._statistics)
             rows = rows if limit is None else rows[:limit]

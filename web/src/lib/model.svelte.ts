@@ -117,7 +117,17 @@ class Model {
     };
   }
 
+  /** Learn which projects there are, and open the newest where the address names none. */
   async start(): Promise<void> {
+    try {
+      await this.#projects();
+    } catch (why) {
+      this.error = (why as Error).message;
+      this.loaded = true;
+    }
+  }
+
+  async #projects(): Promise<void> {
     const answer = await get<{ projects: Project[]; write: boolean; version: string; user?: string }>('api/projects');
     session.user = this.user = answer.user ?? '';
     this.projects = answer.projects;
@@ -217,12 +227,19 @@ function cellsOf(item: { [fact: string]: unknown; columns: Record<string, ArrayL
 
 /** Numbers by value, texts as people sort them; what is missing or NaN last, whichever way. Each value is looked up once. */
 export function order<T>(items: T[], value: (item: T) => number | string | null, back: number): T[] {
-  const keyed = items.map((item) => ({ item, value: value(item) }));
-  const there = keyed.filter((one) => one.value !== null && one.value === one.value);
-  const missing = there.length < keyed.length ? keyed.filter((one) => one.value === null || one.value !== one.value) : [];
-  if (there.every((one) => typeof one.value === 'number')) there.sort((a, b) => ((a.value as number) - (b.value as number)) * back);
-  else there.sort((a, b) => compare(a.value!, b.value!) * back);
-  return [...there, ...missing].map((one) => one.item);
+  const values = items.map(value);
+  const there: number[] = [], missing: number[] = [];
+  let figures = true;
+  for (let i = 0; i < values.length; i++) {
+    const one = values[i];
+    if (one === null || one !== one) missing.push(i);
+    else { there.push(i); figures &&= typeof one === 'number'; }
+  }
+  // Places are sorted, and numbers lie in one block: no object is made or followed for a comparison.
+  const numbers = figures ? Float64Array.from(values as number[]) : null;
+  if (numbers) Uint32Array.from(there).sort((a, b) => (numbers[a] - numbers[b]) * back).forEach((place, i) => (there[i] = place));
+  else there.sort((a, b) => compare(values[a]!, values[b]!) * back);
+  return [...there, ...missing].map((place) => items[place]);
 }
 const compare = (a: number | string, b: number | string) => (typeof a === 'number' && typeof b === 'number' ? a - b : people.compare(String(a), String(b)));
 const people = new Intl.Collator('en', { numeric: true });
