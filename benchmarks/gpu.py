@@ -299,7 +299,7 @@ def main() -> None:
     if args.only != "logging":
         import gpu_ops
 
-        gpu_ops.measure(*((5, 20) if args.quick else (101, 25)))
+        gpu_ops.measure(10 if args.quick else 100)
 
 
 def logging(repeats: int, file: str | None) -> None:

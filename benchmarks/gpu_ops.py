@@ -7,6 +7,7 @@ rounds, the middle half, and the ratio of all time to all time. A part of `pytho
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import sys
@@ -17,11 +18,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fanfold.probes import image
+from fanfold.probes import image, ops
 from fanfold.probes.native import library
 from ops import CONFIGURATIONS, LIMITS, Profiled, step
 
 LIMITS = {**LIMITS, ("default", "gpu"): 1.01}
+MODES = {"nothing": contextlib.nullcontext, **CONFIGURATIONS}  # how far apart two bare steps are is the measure of all others
 
 
 def wall_time(run: Callable[[], None], count: int) -> float:
@@ -34,6 +36,7 @@ def wall_time(run: Callable[[], None], count: int) -> float:
 
 
 SIZES = {"busy device": (64, 512), "busy host": (8, 256)}  # sequences, length: which of the two a step waits for
+BLOCK = 10  # steps: the host's clock drifts within a second by more than what is measured
 
 
 def training_step(batch: int, length: int) -> Callable[[], None]:
@@ -43,27 +46,40 @@ def training_step(batch: int, length: int) -> Callable[[], None]:
     return step(model, torch.randn(batch, length, 768, device="cuda", dtype=torch.bfloat16))
 
 
-def overhead(size: str, rounds: int, count: int, names: list[str]) -> None:
+def overhead(size: str, seconds: float, names: list[str]) -> None:
     run = training_step(*SIZES[size])
     wall_time(run, 20)
     ratios: dict[str, list[float]] = {name: [] for name in names}
-    spent: dict[str, list[float]] = {name: [0.0, 0.0] for name in names}
-    bare = wall_time(run, count)
-    for _ in range(rounds):
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    bare = wall_time(run, BLOCK)
+    began, rounds = time.monotonic(), 0
+    while rounds < 9 or time.monotonic() < began + seconds:
+        rounds += 1
         for name in random.sample(names, len(names)):
-            with CONFIGURATIONS[name]():
+            with MODES[name]():
                 run()
-                seconds = wall_time(run, count)
-            before, bare = bare, wall_time(run, count)
-            ratios[name].append(seconds / statistics.mean((before, bare)))
-            spent[name] = [spent[name][0] + seconds, spent[name][1] + statistics.mean((before, bare))]
+                took = wall_time(run, BLOCK)
+            run()
+            before, bare = bare, wall_time(run, BLOCK)
+            ratios[name].append(took / statistics.mean((before, bare)))
+            spent[name].append((took, statistics.mean((before, bare))))
     print(f"{size}: transformer step of {bare * 1e3:.2f} ms on the GPU, ratio to none; median of {rounds} rounds (middle half)")
     for name, found in ratios.items():
         low, middle, high = statistics.quantiles(found, n=4)
         limit = LIMITS.get((name, "gpu"))
-        whole = spent[name][0] / spent[name][1]
+        whole = "{1:.3f} [{0:.3f}, {2:.3f}]".format(*whole_ratio(spent[name]))
         promise = f"  promised: at most {limit}" if limit else ""
-        print(f"{name:<16} {middle:.3f} ({low:.3f} to {high:.3f}), all in all {whole:.3f}{promise}", flush=True)
+        print(f"{name:<16} {middle:.3f} ({low:.3f} to {high:.3f}), all in all {whole}{promise}", flush=True)
+
+
+def whole_ratio(pairs: list[tuple[float, float]]) -> list[float]:
+    """Return the ratio of all time to all time, between the ends of its 95 % interval (by resampling the pairs)."""
+
+    def ratio(some: list[tuple[float, float]]) -> float:
+        return sum(a for a, _ in some) / sum(b for _, b in some)
+
+    drawn = sorted(ratio(random.choices(pairs, k=len(pairs))) for _ in range(1000))
+    return [drawn[25], ratio(pairs), drawn[974]]
 
 
 def device_time() -> None:
@@ -104,26 +120,28 @@ def capture() -> None:
     print(f"graph captured and replayed 100 times; aten::mm seen {seen} times, none of them in a replay")
 
 
-def measure(rounds: int, count: int, only: str = "") -> None:
+def measure(seconds: float, only: str = "", size: str = "") -> None:
     library.bind()  # or the reason why not
+    ops.EARLY_STEP = 1 << 40  # observed once in every run; here it would be once in every block
     path = Path(library.current()._name)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, Python {sys.version.split()[0]}; self-test passed: {path}")
     device_time()
     capture()
-    for size in SIZES:
-        overhead(size, rounds, count, [name for name in CONFIGURATIONS if only in ("", name)])
+    for one in SIZES:
+        if size in ("", one):
+            overhead(one, seconds, [name for name in MODES if only in ("", name) or name == "nothing"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=100, help="for each size of step; nine rounds at least")
     parser.add_argument("--only", default="", help="one of the modes, such as default")
+    parser.add_argument("--size", default="", help=f"one of {', '.join(SIZES)}")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("No CUDA device is here: nothing was measured.")
         return 1
-    measure(args.rounds, args.steps, args.only)
+    measure(args.seconds, args.only, args.size)
     return 0
 
 

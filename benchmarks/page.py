@@ -75,7 +75,7 @@ def table(plan: Plan) -> list[Budget]:
             "() => [...document.querySelectorAll('[role=gridcell].num')].slice(0, 8).some(e => /[0-9]/.test(e.textContent))"
         )
         page.wait_for_timeout(1000)
-        sorts = [_asked(page, meter, SORT, turn) for turn in range(plan.of(12, 4))]
+        sorts = [_asked(page, meter, SORT, turn) for turn in range(plan.of(24, 4))]
         filters = [_asked(page, meter, FILTER, f"metric/{i}>{x}") for i, x in enumerate((0, 0.1, 0.2, -0.1, 0.3))]
     sort, sort_cpu = (statistics.median(one) for one in zip(*sorts, strict=True))
     wait, filter_cpu = (statistics.median(one) for one in zip(*filters, strict=True))

@@ -46,7 +46,7 @@ def encode(head: Mapping[str, Any], items: Iterable[tuple[Mapping[str, Any], Map
 
 
 def small(lowest: NDArray[Any], highest: NDArray[Any], *columns: NDArray[Any]) -> list[NDArray[Any]]:
-    """Halve columns that lie between two of them where the eye cannot tell: neither their range nor its finest move may be lost."""
+    """Halve columns that lie between two of them where the eye cannot tell: neither range nor finest move may be lost."""
     import numpy as np
 
     kind = np.float32 if _fits(lowest, highest) else np.float64

@@ -227,19 +227,22 @@ function cellsOf(item: { [fact: string]: unknown; columns: Record<string, ArrayL
 
 /** Numbers by value, texts as people sort them; what is missing or NaN last, whichever way. Each value is looked up once. */
 export function order<T>(items: T[], value: (item: T) => number | string | null, back: number): T[] {
-  const values = items.map(value);
-  const there: number[] = [], missing: number[] = [];
-  let figures = true;
+  const values = items.map(value), numbers = new Float64Array(items.length), places = new Uint32Array(items.length);
+  const missing: number[] = [];
+  let count = 0, figures = true;
   for (let i = 0; i < values.length; i++) {
     const one = values[i];
-    if (one === null || one !== one) missing.push(i);
-    else { there.push(i); figures &&= typeof one === 'number'; }
+    if (one === null || one !== one) { missing.push(i); continue; }
+    if (typeof one === 'number') numbers[i] = one;
+    else figures = false;
+    places[count++] = i;
   }
   // Places are sorted, and numbers lie in one block: no object is made or followed for a comparison.
-  const numbers = figures ? Float64Array.from(values as number[]) : null;
-  if (numbers) Uint32Array.from(there).sort((a, b) => (numbers[a] - numbers[b]) * back).forEach((place, i) => (there[i] = place));
-  else there.sort((a, b) => compare(values[a]!, values[b]!) * back);
-  return [...there, ...missing].map((place) => items[place]);
+  const there = places.subarray(0, count).sort(figures ? (a, b) => (numbers[a] - numbers[b]) * back : (a, b) => compare(values[a]!, values[b]!) * back);
+  const found: T[] = [];
+  for (const place of there) found.push(items[place]);
+  for (const place of missing) found.push(items[place]);
+  return found;
 }
 const compare = (a: number | string, b: number | string) => (typeof a === 'number' && typeof b === 'number' ? a - b : people.compare(String(a), String(b)));
 const people = new Intl.Collator('en', { numeric: true });
