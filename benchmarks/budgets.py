@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from boards import PROJECT, Fanfold, Size, get, served
-from store import best, write
+from store import best, merging, write
 
 SPIKES = (0.123456, 0.876543)  # where, in parts of the series, one point stands far above and one far below
 
@@ -242,3 +242,14 @@ def latest_values(plan: Plan) -> list[Budget]:
     least, median = best(lambda: store.runs("wide"), 9)
     note = f"median in a server that is up, best {least:.1f} ms; a new process with the catalogue on disk {fresh:.0f} ms"
     return [Budget(f"latest values of {runs:,} runs x {keys} keys", median, 50, "ms", note)]
+
+
+def merge_long(plan: Plan, scratch: Path) -> list[Budget]:
+    """Merge a run of a hundred million points while it is written and read."""
+    points = plan.of(100_000_000, 2_000_000)
+    done = merging(scratch / "merge", points)
+    note = (
+        f"5 M points a second; {done.points / done.seconds / 1e6:.1f} M, with {done.reads:.0f} reads of a series meanwhile; "
+        f"in one go afterwards {done.rate:.1f} M; {done.memory:.0f} MB of memory at most"
+    )
+    return [Budget(f"merging {done.points:,.0f} points while the run is written and read", done.seconds, points / 5e6, "s", note)]

@@ -146,6 +146,7 @@ def own(plan: Plan, base: str, urls: dict[str, str], scratch: Path) -> dict[str,
         "pixels of a long series": lambda: page.pixels(plan),
         "latest values": lambda: budgets.latest_values(plan),
         "table": lambda: page.table(plan),
+        "merging": lambda: budgets.merge_long(plan, scratch),
         "live": lambda: page.live(plan, scratch),
         "heap": lambda: page.heap(plan, scratch),
     }

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -131,8 +132,19 @@ print(points / (time.time() - began) / 1e6, most / 1024)
 """
 
 
-def merging(root: Path, points: int) -> None:
-    """Merge a journal while it is written and read; then the rest."""
+@dataclass
+class Merged:
+    """How merging a long journal went: points, seconds spent while it was written and read, reads, then in one go."""
+
+    points: float
+    seconds: float
+    reads: float
+    rate: float  # million points a second, in one go
+    memory: float  # MB beside the mapped journal
+
+
+def merging(root: Path, points: int) -> Merged:
+    """Merge a journal while it is written and read; then all of it anew."""
     from fanfold.store.merge import merge
     from fanfold.store.query import LocalStore
 
@@ -151,15 +163,12 @@ def merging(root: Path, points: int) -> None:
         if over:
             break
         time.sleep(0.2)
-    print(
-        f"{'merged while written and read':<58} {live / spent / 1e6:9.1f} M points/s   {live / 1e6:.0f} M points, {reads:.0f} reads meanwhile"
-    )
     (folder,) = Path(os.environ["FANFOLD_CACHE_DIR"]).joinpath("segments").glob(f"*{_id(root)}*")
     shutil.rmtree(folder)
     (journal,) = (root / "bench" / "big" / "journal").glob("*.ffj")
     done = subprocess.run([sys.executable, "-c", AT_ONCE, journal], capture_output=True, text=True, check=True)
     rate, memory = map(float, done.stdout.split())
-    print(f"{'merged in one go':<58} {rate:9.1f} M points/s   {memory:.0f} MB of memory, beside the mapped journal")
+    return Merged(live, spent, reads, rate, memory)
 
 
 def _id(root: Path) -> str:
@@ -178,7 +187,10 @@ def main() -> None:
         one_series(root)
         many_series(root)
         latest(root, args.runs)
-        merging(root, args.points)
+        merged = merging(root, args.points)
+    print(f"{'merged while written and read':<58} {merged.points / merged.seconds / 1e6:9.1f} M points/s   "
+          f"{merged.points / 1e6:.0f} M points, {merged.reads:.0f} reads meanwhile")  # fmt: skip
+    print(f"{'merged in one go':<58} {merged.rate:9.1f} M points/s   {merged.memory:.0f} MB of memory, beside the mapped journal")
     print(
         f"peak memory of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB; load {os.getloadavg()[0]:.1f}"
     )
