@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -164,3 +165,56 @@ def test_ctrl_c_in_the_middle_leaves_the_file_as_it_was(tmp_path, run, monkeypat
     monkeypatch.undo()
     assert model.read_bytes() == before
     assert not undo_note(model).exists()
+
+
+@pytest.mark.parametrize("way", ["carried", "inserted"])
+def test_a_model_that_is_loaded_keeps_its_weights(way, tmp_path, run):
+    path = tmp_path / "m.safetensors"
+    save_file(WAYS[way], path)
+    here = load_file(path)  # a view of the file, not a copy
+    code = """
+        import sys, torch
+        from safetensors.torch import load_file
+        loaded = load_file(sys.argv[1])
+        print("loaded", flush=True)
+        input()
+        print({name: float(value.float().sum()) for name, value in loaded.items()})
+    """
+    there = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert there.stdout.readline() == "loaded\n"
+    for step in (1, 2):
+        fanfold.stamp(path, step=step, filler="x" * 900 * step)
+    assert all(torch.equal(here[name], WAYS[way][name]) for name in here)
+    seen, _ = there.communicate("\n", timeout=60)
+    assert seen.strip() == str({name: float(WAYS[way][name].float().sum()) for name in here})
+    same(path, WAYS[way])
+    assert fanfold.inspect(path)["stamp"]["run"]["step"] == 2
+    del here
+    inode = path.stat().st_ino
+    fanfold.stamp(path, filler="x" * 20_000)
+    assert path.stat().st_ino == inode  # nobody looks at it any more, so in place
+
+
+def test_who_opens_a_file_that_is_being_stamped_waits_for_it(tmp_path, run, monkeypatch):
+    path = tmp_path / "m.safetensors"
+    save_file(SMALL, path)
+    code = """
+        import sys
+        from safetensors.torch import load_file
+        print("ready", flush=True)
+        input()
+        print(len(load_file(sys.argv[1])))
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert child.stdout.readline() == "ready\n"
+    copy = undo.copy
+
+    def slow(*given):
+        print(file=child.stdin, flush=True)
+        time.sleep(1)
+        assert child.poll() is None
+        copy(*given)
+
+    monkeypatch.setattr(undo, "copy", slow)
+    fanfold.stamp(path)
+    assert child.communicate(timeout=60)[0] == "3\n"

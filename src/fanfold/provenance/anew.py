@@ -1,9 +1,11 @@
-"""Write a model file anew where it cannot be stamped in place: beside itself, then in its place when it is whole."""
+"""Who may change a model file: one stamper at a time, in place where nobody looks at it, else anew beside itself."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -31,14 +33,56 @@ def anew(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time stamp a file: every rank of a job may call stamp() on the one that rank 0 saved."""
+def alone(path: Path) -> Iterator[BinaryIO]:
+    """Yield the open file to one process at a time: every rank of a job may call stamp() on the one that rank 0 saved."""
     while True:
-        with path.open("r+b") as file:
-            with contextlib.suppress(ImportError, OSError):  # not POSIX, or a filesystem without locks
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else it was written anew while we waited
-                yield
+        with path.open("r+b", buffering=0) as file:
+            # Else another is at it, or it was written anew since we opened it.
+            if _locked(file) and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield file
                 return
+        time.sleep(0.01)  # with the file closed: see unshared()
+
+
+def _locked(file: BinaryIO) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # not POSIX, or a filesystem without locks
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def unshared(file: BinaryIO) -> Iterator[bool]:
+    """Yield whether nobody else has the file open or mapped, as far as this machine can tell; who opens it now waits until the end.
+
+    A model loaded from a safetensors file is a view of that file: its weights are what stands there. So the weights' place may
+    only change where there is no such model.
+    """
+    held = _leased(file)
+    for _ in range(0 if held else 3):  # ranks that wait for their turn look in for a moment
+        time.sleep(0.01)
+        if held := _leased(file):
+            break
+    try:
+        yield held
+    finally:
+        if held:
+            import fcntl
+
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def _leased(file: BinaryIO) -> bool:
+    try:
+        import fcntl
+
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # told when another waits: that one is ignored, the usual one ends the process
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except (ImportError, AttributeError, OSError):  # not Linux, not ours, or others have it
+        return False
+    return True

@@ -123,23 +123,22 @@ def _length(data: bytes) -> bytes:
     return bytes(out)
 
 
-def write(path: Path, stamp: bytes) -> None:
+def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     """Add the stamp behind the model, in the place of an earlier one: no key may be there twice."""
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        old = _places(file, path)  # a damaged file is not made longer
+    with path.open("rb") as buffered:
+        size = buffered.seek(0, os.SEEK_END)
+        old = _places(buffered, path)  # a damaged file is not made longer
     if old and old[0][1] < size:
         _rewrite(path, old, entry(stamp))
         return
     start = old[0][0] if old else size
-    with path.open("r+b", buffering=0) as file:
-        before = os.pread(file.fileno(), size - start, start)
-        data = entry(stamp)
-        if os.pwrite(file.fileno(), data, start) != len(data):
-            os.pwrite(file.fileno(), before, start)
-            file.truncate(size)
-            raise broken(path, "no space is left to stamp it")
-        file.truncate(start + len(data))
+    before = os.pread(file.fileno(), size - start, start)
+    data = entry(stamp)
+    if os.pwrite(file.fileno(), data, start) != len(data):
+        os.pwrite(file.fileno(), before, start)
+        file.truncate(size)
+        raise broken(path, "no space is left to stamp it")
+    file.truncate(start + len(data))
 
 
 def _places(file: BinaryIO, path: Path) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import FanfoldError
 from . import undo
-from .anew import anew
+from .anew import anew, unshared
 from .record import NAME
 from .zips import broken
 
@@ -90,17 +90,18 @@ def whole(path: Path) -> bool:
         return False
 
 
-def write(path: Path, stamp: bytes) -> None:
+def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     """Put the stamp into the header: in the room it has, over tensors carried to the end, in a block put in front, or anew."""
-    with path.open("r+b", buffering=0) as file:
-        entries, metadata = _header(file, path)
-        old, size = file.tell() - 8, os.fstat(file.fileno()).st_size
-        told = {**metadata, NAME: stamp.decode()}
-        head = msgspec.json.encode({"__metadata__": told, **entries})
-        if len(head) <= old:
-            _fill(path, file.fileno(), head, old)
-            return
-        if _carried(path, file.fileno(), told, entries, len(head) - old) or _grown(path, file.fileno(), head, old, size):
+    fd = file.fileno()
+    entries, metadata = _header(file, path)
+    old, size = file.tell() - 8, os.fstat(fd).st_size
+    told = {**metadata, NAME: stamp.decode()}
+    head = msgspec.json.encode({"__metadata__": told, **entries})
+    if len(head) <= old:
+        _fill(path, fd, head, old)
+        return
+    with unshared(file) as ours:
+        if ours and (_carried(path, fd, told, entries, len(head) - old) or _grown(path, fd, head, old, size)):
             return
     _rewrite(path, head, old)
 

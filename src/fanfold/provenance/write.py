@@ -33,11 +33,11 @@ def write(path: Path, data: bytes) -> None:
     try:
         target = path.resolve()  # a link stays a link: what it points to is stamped
         if undo_note(target).exists() or _module(target) is not None:
-            with alone(target):
+            with alone(target) as file:
                 if undo_note(target).exists():
                     _mend(target)
                 if (module := _module(target)) is not None:
-                    module.write(target, data)
+                    module.write(target, data, file)
                     return
         write_beside(path, data)
     except OSError as error:

@@ -134,26 +134,24 @@ def _member(file: BinaryIO, entry: Entry, limit: int) -> bytes | None:
         return None
 
 
-def write(path: Path, stamp: bytes) -> None:
+def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     """Add the stamp to an archive, or replace the one it has."""
     import zipfile  # here, since reading does without
 
-    with path.open("rb") as file:
-        root = next((entry.name.partition("/")[0] for entry in _entries(file, path)), "archive")
-    with path.open("r+b", buffering=0) as file:
-        tail = _Tail(file)
-        try:
-            with zipfile.ZipFile(tail, "a") as archive:
-                archive.start_dir = tail.end  # behind the old end, which stays whole until ours is written
-                _drop(archive, f"{root}/{MEMBER}")
-                archive.writestr(f"{root}/{MEMBER}", stamp)
-        except zipfile.BadZipFile as error:
-            raise broken(path, str(error)) from error
-        file.seek(tail.end)
-        data = tail.added.getvalue()
-        if file.write(data) != len(data):  # a full disk: take the part back, and the model is as it was
-            file.truncate(tail.end)
-            raise FanfoldError(f"{path} could not be stamped: no space left. The file is as it was. Make room and stamp again.")
+    root = next((entry.name.partition("/")[0] for entry in _entries(file, path)), "archive")
+    tail = _Tail(file)
+    try:
+        with zipfile.ZipFile(tail, "a") as archive:
+            archive.start_dir = tail.end  # behind the old end, which stays whole until ours is written
+            _drop(archive, f"{root}/{MEMBER}")
+            archive.writestr(f"{root}/{MEMBER}", stamp)
+    except zipfile.BadZipFile as error:
+        raise broken(path, str(error)) from error
+    file.seek(tail.end)
+    data = tail.added.getvalue()
+    if file.write(data) != len(data):  # a full disk: take the part back, and the model is as it was
+        file.truncate(tail.end)
+        raise FanfoldError(f"{path} could not be stamped: no space left. The file is as it was. Make room and stamp again.")
 
 
 def _drop(archive: zipfile.ZipFile, name: str) -> None:
