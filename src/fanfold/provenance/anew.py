@@ -58,7 +58,7 @@ def _locked(file: BinaryIO) -> bool:
 
 @contextlib.contextmanager
 def unshared(file: BinaryIO) -> Iterator[bool]:
-    """Yield whether nobody else has the file open or mapped, as far as this machine can tell; who opens it now waits until the end.
+    """Yield whether nobody else on this machine has the file open or mapped; whoever opens it now waits until the end.
 
     A model loaded from a safetensors file is a view of that file: its weights are what stands there. So the weights' place may
     only change where there is no such model.
@@ -81,7 +81,9 @@ def _leased(file: BinaryIO) -> bool:
     try:
         import fcntl
 
-        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # told when another waits: that one is ignored, the usual one ends the process
+        fcntl.fcntl(
+            file, fcntl.F_SETSIG, signal.SIGURG
+        )  # told when another waits: that one is ignored, the usual one ends the process
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except (ImportError, AttributeError, OSError):  # not Linux, not ours, or others have it
         return False

@@ -136,7 +136,8 @@ def _onnx_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
                 path = Path(target).resolve()
                 with path.open("rb") as file:
                     inherited = onnx.read(file, path)[1]
-                onnx.write(path, stamper.text(inherited))
+                with path.open("r+b", buffering=0) as file:
+                    onnx.write(path, stamper.text(inherited), file)
             stamper.saved(target)
         return result
 

@@ -138,7 +138,8 @@ def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     """Add the stamp to an archive, or replace the one it has."""
     import zipfile  # here, since reading does without
 
-    root = next((entry.name.partition("/")[0] for entry in _entries(file, path)), "archive")
+    with path.open("rb") as buffered:
+        root = next((entry.name.partition("/")[0] for entry in _entries(buffered, path)), "archive")
     tail = _Tail(file)
     try:
         with zipfile.ZipFile(tail, "a") as archive:
