@@ -81,7 +81,8 @@ def make_weights(parts: int, first: float) -> dict[str, torch.Tensor]:
 
 
 def plain(save: Callable[[Any, Path], Any], weights: Any, file: Path) -> tuple[float, float]:
-    """Return CPU and wall seconds of saving; it starts with a disk that has nothing else to do."""
+    """Return CPU and wall seconds of saving; it starts with a disk that has nothing else to do, and no old file to give back."""
+    file.unlink(missing_ok=True)
     os.sync()
     return timed(lambda: save(weights, file))
 
