@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from stamped_models import training
 
 SMALL = {"a.bias": torch.arange(1200.0), "b.weight": torch.arange(50_000.0), "c.weight": torch.arange(1000, dtype=torch.int16)}
 LARGE = {"a.weight": torch.arange(50_000.0), "b.bias": torch.arange(1200.0)}
-WAYS = {"carried": SMALL, "inserted": LARGE, "filled": SMALL}
+WAYS = {"carried": SMALL, "carried, long on the disk": SMALL, "inserted": LARGE, "filled": SMALL}
 
 # Forks a child for each call that changes something on the disk, kills it before that call or in the middle of it, and says how many there were.
 KILLER = """
@@ -55,7 +56,7 @@ KILLER = """
             last += 1
             place = folder / f"{last}-{int(middle)}"
             place.mkdir(parents=True)
-            shutil.copy(file, place / file.name)
+            shutil.copy2(file, place / file.name)
             pid = os.fork()
             if not pid:
                 child(place / file.name, last, middle)
@@ -85,10 +86,12 @@ def test_a_kill_at_any_moment_loses_no_weight(way, tmp_path):
     save_file(WAYS[way], model)
     if way == "filled":  # there is room of an earlier stamp
         fanfold.stamp(model, filler="y" * 2000)
+    if way == "carried, long on the disk":  # each step waits for the one before
+        os.utime(model, (time.time() - 3600,) * 2)
     killer = [sys.executable, "-c", textwrap.dedent(KILLER), str(model), str(tmp_path / "killed")]
     done = subprocess.run(killer, capture_output=True, text=True, timeout=240, check=True)
     stages = [int(line) for line in done.stdout.split()]
-    assert min(stages) >= {"carried": 4, "inserted": 4, "filled": 3}[way]
+    assert min(stages) >= {"carried": 6, "carried, long on the disk": 11, "inserted": 8, "filled": 5}[way]
     half = 0
     for place in (tmp_path / "killed").iterdir():
         file = place / model.name
@@ -218,3 +221,20 @@ def test_who_opens_a_file_that_is_being_stamped_waits_for_it(tmp_path, run, monk
     monkeypatch.setattr(undo, "copy", slow)
     fanfold.stamp(path)
     assert child.communicate(timeout=60)[0] == "3\n"
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [[[0, 400_000], [0, 4800]], [[0, 4800], [4900, 400_000]], [[-8, 4800], [4800, 400_000]], [[0, 4800, 9], [4800, 400_000]], ["ab", [0, 8]]],
+    ids=["overlapping", "holes", "negative", "three", "text"],
+)  # fmt: skip
+def test_a_header_that_lies_is_not_carried_out(offsets, tmp_path, run):
+    head = json.dumps({f"t{i}": {"dtype": "U8", "shape": [1], "data_offsets": ends} for i, ends in enumerate(offsets)}).encode()
+    model = tmp_path / "m.safetensors"
+    model.write_bytes(len(head).to_bytes(8, "little") + head + bytes(range(250)) * 1600)
+    try:
+        fanfold.stamp(model)
+    except FanfoldError as error:
+        assert "cannot be read" in str(error)
+    assert model.read_bytes().endswith(bytes(range(250)) * 1600)
+    assert not undo_note(model).exists()

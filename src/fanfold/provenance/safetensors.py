@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -148,9 +149,11 @@ def _span(tensor: dict[str, Any]) -> tuple[int, int]:
 def _cut(spans: list[tuple[int, int]], needed: int, size: int) -> int:
     """Return how many bytes of tensors make enough room when they go from the front to the end; 0 where no few do.
 
-    They stay aligned for every type: both the room and the bytes before their new place are whole words.
+    They stay aligned for every type: both the room and the bytes before their new place are whole words. Tensors with holes
+    between them, or one within another, are none that a loader takes: such a file is left as it lies.
     """
-    if size % WORD or not spans or spans[-1][1] != size:
+    joined = all(one[1] == two[0] for one, two in pairwise([(0, 0), *spans, (size, size)]))
+    if size % WORD or not joined:
         return 0
     fits = (end for _, end in spans if needed <= end <= min(CARRY, size // 20) and end % WORD == 0)
     return next(fits, 0)

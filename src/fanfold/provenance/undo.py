@@ -62,9 +62,19 @@ def _write(path: Path, data: bytes, *, lasting: bool) -> None:
             if lasting:
                 os.fsync(file.fileno())
         aside.replace(undo_note(path))
+        if lasting:
+            _sync_folder(path.parent)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def mend(path: Path, whole: Callable[[Path], bool]) -> None:
