@@ -542,6 +542,8 @@ def test_several_runs_go_into_one_file_or_a_folder(runs_dir: Path, tmp_path: Pat
         {"run": "one", "step": "0", "a": "1", "_run": "2.0", "_step": "3.0", "b": ""},
         {"run": "two", "step": "0", "a": "", "_run": "2.0", "_step": "3.0", "b": "1"},
     ]
+    assert call(capsys, "export", "one", "-o", "-") == call(capsys, "export", "one")
+    assert not Path("-").exists()
     call(capsys, "export", "one", "two", "-o", str(tmp_path / "out"), "--format", "jsonl", "-q")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["toy-one.jsonl", "toy-two.jsonl"]
 

@@ -154,8 +154,71 @@ def test_a_note_that_says_nothing_is_told_of(tmp_path, run):
     save_file(SMALL, model)
     os.truncate(model, model.stat().st_size - 8)
     undo_note(model).write_bytes(b"rubbish")
-    with pytest.raises(FanfoldError, match="only the note knows how it was"):
+    with pytest.raises(FanfoldError, match="cannot be put right"):
         fanfold.stamp(model)
+    assert undo_note(model).exists()
+
+
+def half_inserted(model):
+    """Leave a file as a kill does right after the filesystem made room in front of it."""
+    save_file(LARGE, model)
+    code = """
+        import os, signal, sys, fanfold
+        from fanfold.provenance import safetensors
+        safetensors._put = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        fanfold.stamp(sys.argv[1])
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(model)], timeout=60).returncode == -signal.SIGKILL
+    assert model.read_bytes()[:4096] == bytes(4096)
+
+
+def test_what_a_kill_left_is_mended_on_another_filesystem_too(tmp_path, run, monkeypatch):
+    half_inserted(tmp_path / "m.safetensors")
+    monkeypatch.setattr(undo, "move", lambda *_: False)  # as after a copy to one that cannot take a block away
+    fanfold.stamp(tmp_path / "m.safetensors")
+    same(tmp_path / "m.safetensors", LARGE)
+    assert not undo_note(tmp_path / "m.safetensors").exists()
+
+
+def test_a_file_that_lost_its_end_as_well_is_not_called_mended(tmp_path, run):
+    model = tmp_path / "m.safetensors"
+    half_inserted(model)
+    os.truncate(model, 100_000)
+    before = model.read_bytes()
+    with pytest.raises(FanfoldError, match="has 100000 bytes, which no stamp leaves"):
+        fanfold.stamp(model)
+    assert (model.read_bytes(), undo_note(model).exists()) == (before, True)
+
+
+def test_a_child_forked_meanwhile_does_not_keep_the_lock(tmp_path, run, monkeypatch):
+    model = tmp_path / "m.safetensors"
+    save_file(SMALL, model)
+    copy, children = undo.copy, []
+
+    def forking(*given):
+        children.append(os.fork())
+        if not children[0]:
+            time.sleep(60)
+            os._exit(0)
+        copy(*given)
+
+    monkeypatch.setattr(undo, "copy", forking)
+    fanfold.stamp(model)
+    monkeypatch.undo()
+    monkeypatch.setattr("fanfold.provenance.anew.WAIT_SECONDS", 5.0)
+    try:
+        fanfold.stamp(model, note="again")
+        same(model, SMALL)
+        import fcntl
+
+        with model.open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            monkeypatch.setattr("fanfold.provenance.anew.WAIT_SECONDS", 0.1)
+            with pytest.raises(FanfoldError, match="another process has been stamping it"):
+                fanfold.stamp(model)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
 
 
 def test_ctrl_c_in_the_middle_leaves_the_file_as_it_was(tmp_path, run, monkeypatch):
@@ -225,8 +288,9 @@ def test_who_opens_a_file_that_is_being_stamped_waits_for_it(tmp_path, run, monk
 
 @pytest.mark.parametrize(
     "offsets",
-    [[[0, 400_000], [0, 4800]], [[0, 4800], [4900, 400_000]], [[-8, 4800], [4800, 400_000]], [[0, 4800, 9], [4800, 400_000]], ["ab", [0, 8]]],
-    ids=["overlapping", "holes", "negative", "three", "text"],
+    [[[0, 400_000], [0, 4800]], [[0, 4800], [4900, 400_000]], [[-8, 4800], [4800, 400_000]], [[0, 4800, 9], [4800, 400_000]], ["ab", [0, 8]],
+     [["0", "4800"], [4800, 400_000]], [[0, 4800.0], [4800, 400_000]]],
+    ids=["overlapping", "holes", "negative", "three", "text", "numbers as text", "fractions"],
 )  # fmt: skip
 def test_a_header_that_lies_is_not_carried_out(offsets, tmp_path, run):
     head = json.dumps({f"t{i}": {"dtype": "U8", "shape": [1], "data_offsets": ends} for i, ends in enumerate(offsets)}).encode()

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -280,7 +281,31 @@ def test_openapi_names_every_endpoint(tmp_path):
     assert document["paths"]["/api/series"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(
         "SeriesQuery"
     )
-    assert "SeriesQuery" in document["components"]["schemas"]
+    schemas = document["components"]["schemas"]
+    assert {"SeriesQuery", "Runs", "Run", "Listed", "Alert", "Console", "Table"} <= set(schemas)
+    assert "created" in schemas["Listed"]["required"]
+
+
+def test_answers_have_the_form_that_openapi_says(tmp_path):
+    run = fanfold.init("llm", dir=tmp_path, id="all", system=False, quiet=True, config={"lr": 0.1}, tags=["one"])
+    run.log({"loss": 1.0, "said": "hello", "rows": fanfold.Table(columns=["a"], data=[[1], [2]])}, step=0)
+    run.alert("odd", "very")
+    run.finish()
+    ask = client(tmp_path, write=True)
+    given = {"project": "llm", "id": "all", "ids": ["all"], "key": "rows", "filter": "loss>0", "n": 0}
+    bodies = {
+        "api/edit": {"project": "llm", "ids": ["all"], "notes": "why"},
+        "api/view": {"project": "llm", "name": "mine", "fragment": "p=llm"},
+        "api/delete": {"project": "llm", "ids": ["all"]},
+    }
+    headers = {"origin": LOCAL}
+    for one in ALL:
+        if one.binary:
+            continue
+        sent = ask.get(f"/{one.path}", params=given) if one.body is None else ask.post(f"/{one.path}", json=bodies[one.path], headers=headers)  # fmt: skip
+        assert sent.status_code == 200, (one.path, sent.text)
+        msgspec.convert(sent.json(), one.answer)
+        assert sent.json() or one.path in ("api/profile", "api/views")
 
 
 # Whom it answers
@@ -487,6 +512,36 @@ def test_the_command_serves_and_tells_of_news_at_once(tmp_path):
         server.terminate()
         assert server.wait(20) in (0, -15)
         run.finish()
+
+
+def test_the_command_merges_long_journals_beside_itself(tmp_path):
+    import psutil
+
+    run = fanfold.init("llm", dir=tmp_path / "runs", id="long", system=False, quiet=True)
+    values = {f"key{i}": i * 0.5 for i in range(300)}
+    for step in range(600):  # above a megabyte
+        run.log(values, step=step)
+    run.finish()
+    command = [sys.executable, "-m", "fanfold", "ui", "--dir", str(tmp_path / "runs"), "--port", "0", "--json"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        address = json.loads(server.stdout.readline())["address"]
+        until = time.monotonic() + 60
+        while not list(Path(os.environ["FANFOLD_CACHE_DIR"]).glob("segments/*/*.ffs")):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        mergers = psutil.Process(server.pid).children()
+        connection = http.client.HTTPConnection("localhost", int(address.rsplit(":", 1)[1].strip("/")), timeout=20)
+        asked = json.dumps({"project": "llm", "runs": ["long"], "keys": ["key7"], "n": 50})
+        connection.request("POST", "/api/series", asked, {"content-type": "application/json", "origin": address.rstrip("/")})
+        (item,) = decode(connection.getresponse().read())[1]
+        connection.close()
+        assert item["total"] == 600
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
+    assert len(mergers) == 1
+    assert psutil.wait_procs(mergers, timeout=20)[1] == []  # it ends with the server
 
 
 def _until(stream, beginning: bytes) -> bytes:

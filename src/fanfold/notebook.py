@@ -172,6 +172,9 @@ def serve(root: str) -> None:
         from .server import app
     except ImportError as error:
         raise missing_extra("starlette and uvicorn", "all", "the dashboard") from error
+    from .store.catalogue import mounted
+    from .store.merge import beside
+
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()  # whoever reads the address may ask at once
@@ -179,7 +182,9 @@ def serve(root: str) -> None:
     server = uvicorn.Server(uvicorn.Config(served, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
     threading.Thread(target=_watch, args=[server, served.state.notices], daemon=True).start()
     print(json.dumps({"address": f"http://localhost:{listener.getsockname()[1]}/"}), flush=True)
-    server.run(sockets=[listener])
+    place = find_directory(root)
+    with contextlib.nullcontext() if place in mounted else beside(place):
+        server.run(sockets=[listener])
 
 
 def _watch(server: Any, notices: Any) -> None:

@@ -46,6 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.output = None if args.output == "-" else args.output
     kind = _format(args)
     stored = choose.several(args, args.runs)
     if args.output and _is_folder(args.output, stored):

@@ -7,6 +7,7 @@ is made up for the occasion (or taken from FANFOLD_TOKEN) and is part of the add
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import secrets
 import socket
@@ -19,6 +20,8 @@ from urllib.parse import quote
 
 from ..errors import FanfoldError, missing_extra
 from ..settings import find_directory, resolve
+from ..store.catalogue import mounted
+from ..store.merge import beside
 from . import output
 
 EXAMPLE = """examples:
@@ -50,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
         raise missing_extra("starlette and uvicorn", "all", "the dashboard") from error
     local = args.host in LOOPBACK
     token = None if local else resolve("token") or secrets.token_urlsafe(24)
-    served = app(find_directory(args.dir), write=args.write, token=token, hosts=args.allow_host if local else None)
+    root = find_directory(args.dir)
+    served = app(root, write=args.write, token=token, hosts=args.allow_host if local else None)
     listener = _listen(args.host, args.port)
     address = _address(args, listener.getsockname()[1], token)
     _say(args, address)
@@ -63,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     server = Server(uvicorn.Config(served, log_level="warning", lifespan="off", timeout_graceful_shutdown=3))
     if args.open:
         threading.Timer(0.3, webbrowser.open, [address]).start()
-    server.run(sockets=[listener])
+    with contextlib.nullcontext() if root in mounted else beside(root):
+        server.run(sockets=[listener])
     return 0
 
 

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ..errors import FanfoldError
+
+WAIT_SECONDS = 300.0
+
 
 @contextlib.contextmanager
 def anew(path: Path) -> Iterator[BinaryIO]:
@@ -17,6 +21,7 @@ def anew(path: Path) -> Iterator[BinaryIO]:
     import shutil
 
     aside = path.with_name(f".{path.name}.{os.getpid()}.stamping")
+    aside.unlink(missing_ok=True)  # of a process of the same number that was killed
     try:
         # Private until it has the rights of the one it replaces: a model is not to be read by others for a moment either.
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
@@ -35,25 +40,37 @@ def anew(path: Path) -> Iterator[BinaryIO]:
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[BinaryIO]:
     """Yield the open file to one process at a time: every rank of a job may call stamp() on the one that rank 0 saved."""
-    while True:
-        with path.open("r+b", buffering=0) as file:
+    until = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < until:
+        with path.open("r+b", buffering=0) as file, _locked(file) as ours:
             # Else another is at it, or it was written anew since we opened it.
-            if _locked(file) and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if ours and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 yield file
                 return
         time.sleep(0.01)  # with the file closed: see unshared()
+    raise FanfoldError(
+        f"{path} could not be stamped: another process has been stamping it for {WAIT_SECONDS:.0f} s. The file was left alone. "
+        "Look whether that one hangs, then stamp again."
+    )
 
 
-def _locked(file: BinaryIO) -> bool:
+@contextlib.contextmanager
+def _locked(file: BinaryIO) -> Iterator[bool]:
+    """Yield whether we have the lock. It is given back by hand: a child forked meanwhile has the file open, too."""
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        yield False
+        return
     except (ImportError, OSError):  # not POSIX, or a filesystem without locks
-        return True
-    return True
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager

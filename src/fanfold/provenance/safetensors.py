@@ -20,6 +20,7 @@ from .zips import broken
 
 MAX_HEADER = 100_000_000  # the format's own limit
 MAX_PARAMETERS = 1 << 63
+MAX_ENTRIES = 1_000_000  # names of all depths; a tensor has four
 ROOM = 4096
 CARRY = 8_000_000  # of tensors carried to the end: the header is as much longer, and every loader reads past it
 WORD = 8
@@ -72,6 +73,8 @@ def _header(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[st
     data = file.read(length)
     if len(data) < length:
         raise broken(path, "it was cut short within its header")
+    if data.count(b'":') > MAX_ENTRIES:
+        raise broken(path, "its header has more entries than any model has tensors")
     try:
         entries = _header_of.decode(data)
         metadata = _metadata.decode(entries.pop("__metadata__", b"{}"))
@@ -98,18 +101,18 @@ def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     old, size = file.tell() - 8, os.fstat(fd).st_size
     told = {**metadata, NAME: stamp.decode()}
     head = msgspec.json.encode({"__metadata__": told, **entries})
-    if len(head) <= old:
-        _fill(path, fd, head, old)
-        return
     with unshared(file) as ours:
+        if len(head) <= old:  # weights stay where they are, so others may look on
+            _fill(path, fd, head, old)
+            return
         if ours and (_carried(path, fd, told, entries, len(head) - old) or _grown(path, fd, head, old, size)):
             return
     _rewrite(path, head, old)
 
 
 def _fill(path: Path, fd: int, head: bytes, room: int) -> None:
-    with undo.noted(path, fd, undo.Note(size=os.fstat(fd).st_size, start=8 + room)) as settle:
-        _put(fd, head, room, settle)
+    with undo.noted(path, fd, undo.Note(size=os.fstat(fd).st_size, start=8 + room)):
+        _put(fd, head, room, lambda: None)
 
 
 def _put(fd: int, head: bytes, room: int, settle: Callable[[], None]) -> None:
@@ -143,7 +146,9 @@ def _carried(path: Path, fd: int, metadata: dict[str, str], entries: dict[str, m
 
 def _span(tensor: dict[str, Any]) -> tuple[int, int]:
     first, last = tensor["data_offsets"]
-    return int(first), int(last)
+    if type(first) is not int or type(last) is not int:
+        raise TypeError("offsets are whole numbers")
+    return first, last
 
 
 def _cut(spans: list[tuple[int, int]], needed: int, size: int) -> int:

@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 
 from ..errors import FanfoldError, notices
+from .anew import anew
 from .look import undo_note
 
 CHUNK = 1 << 20
+MAX_NOTE = 128 << 20
 _INSERT_RANGE, _COLLAPSE_RANGE = 0x20, 0x08
 _ABOUT = "fanfold was writing a stamp into the file beside this note and was stopped. fanfold.stamp(path) puts both right."
 _SETTLED = 60  # seconds after which a file that nobody synced is on the disk
@@ -48,6 +50,7 @@ def noted(path: Path, fd: int, note: Note) -> Iterator[Callable[[], None]]:
         settle()
     except BaseException:
         _undo(path, fd)
+        undo_note(path).unlink()
         raise
     undo_note(path).unlink()
 
@@ -79,35 +82,63 @@ def _sync_folder(path: Path) -> None:
 
 def mend(path: Path, whole: Callable[[Path], bool]) -> None:
     """Put a file right that a kill left half changed; a note beside one that is whole, or was saved anew, is only taken away."""
-    if whole(path):
-        undo_note(path).unlink(missing_ok=True)
-        return
-    with path.open("r+b", buffering=0) as file:
-        _undo(path, file.fileno())
-    notices.once(
-        f"mended:{path}", f"an earlier stamp of {path} was cut short by a kill. The file was put right: it is as it was before."
-    )
+    if not whole(path):
+        with path.open("r+b", buffering=0) as file:
+            _undo(path, file.fileno())
+        if not whole(path):
+            raise _lost(path, "what it brings back cannot be read either")
+        notices.once(
+            f"mended:{path}",
+            f"an earlier stamp of {path} was cut short by a kill. The file was put right: it is as it was before.",
+        )
+    undo_note(path).unlink(missing_ok=True)
 
 
 def _undo(path: Path, fd: int) -> None:
     """Bring back what the note tells of. A kill in the middle of this can be mended, too: each step may be done twice."""
+    note, head = _read(path)
+    size = os.fstat(fd).st_size
+    if not note.size <= size <= note.size + note.carried and not (note.inserted and size == note.size + note.inserted):
+        raise _lost(path, f"the file has {size} bytes, which no stamp leaves of the {note.size} it had")
+    if note.carried and size == note.size + note.carried:  # else the copy was not complete, and the original is untouched
+        copy(fd, note.size, note.start, note.carried)
+    if note.inserted and size > note.size and not move(fd, -note.inserted):  # moved to another filesystem since, perhaps
+        _rebuild(path, fd, head, note)
+        return
+    put(fd, head, 0)
+    os.ftruncate(fd, note.size)
+    os.fsync(fd)
+
+
+def _read(path: Path) -> tuple[Note, bytes]:
+    """Return a note, and the beginning it holds as long as it was."""
     try:
+        if undo_note(path).stat().st_size > MAX_NOTE:
+            raise _lost(path, "it is too long")
         told, _, head = undo_note(path).read_bytes().partition(b"\n")
         note = msgspec.json.decode(told, type=Note)
     except (OSError, msgspec.MsgspecError) as error:
-        raise FanfoldError(
-            f"{undo_note(path)} cannot be read: {error}. {path.name} is half stamped, and only the note knows how it was. "
-            "Save the model again."
-        ) from error
-    size = os.fstat(fd).st_size
-    if note.carried and size >= note.size + note.carried:  # else the copy was not complete, and the original is untouched
-        copy(fd, note.size, note.start, note.carried)
-    if note.inserted and size == note.size + note.inserted:
-        move(fd, -note.inserted)
-    put(fd, head.ljust(note.start), 0)
-    os.ftruncate(fd, note.size)
-    os.fsync(fd)
-    undo_note(path).unlink()
+        raise _lost(path, str(error)) from error
+    if not len(head) <= note.start <= min(note.size, MAX_NOTE) or min(note.carried, note.inserted) < 0:
+        raise _lost(path, "its figures do not fit each other")
+    return note, head.ljust(note.start)
+
+
+def _lost(path: Path, why: str) -> FanfoldError:
+    return FanfoldError(
+        f"{path} cannot be put right by the note {undo_note(path).name}: {why}. Nothing more was changed. "
+        "Save the model again and delete the note."
+    )
+
+
+def _rebuild(path: Path, fd: int, head: bytes, note: Note) -> None:
+    """Write a file anew without the block that was put in front of it."""
+    with anew(path) as target:
+        target.write(head)
+        at = note.inserted + note.start
+        while part := os.pread(fd, CHUNK, at):
+            target.write(part)
+            at += len(part)
 
 
 def put(fd: int, data: bytes, at: int) -> None:

@@ -32,10 +32,10 @@ def write(path: Path, data: bytes) -> None:
     """Write a stamp's bytes into a file, or beside it where its format has no room."""
     try:
         target = path.resolve()  # a link stays a link: what it points to is stamped
-        if undo_note(target).exists() or _module(target) is not None:
+        if undo_note(target).exists():
+            _mend(target)
+        if os.access(target, os.W_OK) or _module(target) is not None:
             with alone(target) as file:
-                if undo_note(target).exists():
-                    _mend(target)
                 if (module := _module(target)) is not None:
                     module.write(target, data, file)
                     return
@@ -51,9 +51,12 @@ def write(path: Path, data: bytes) -> None:
 
 
 def _mend(path: Path) -> None:
+    """Wait for whoever is stamping the file; put it right where that one was killed."""
     from . import safetensors, undo  # here, since few files ever have a note
 
-    undo.mend(path, safetensors.whole)
+    with alone(path):
+        if undo_note(path).exists():
+            undo.mend(path, safetensors.whole)
 
 
 def _module(path: Path) -> Any:

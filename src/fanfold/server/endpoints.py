@@ -11,7 +11,7 @@ import msgspec
 from .._version import __version__
 from ..errors import SettingError
 from ..store.query import Store
-from . import data, edit, export
+from . import answers, data, edit, export
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Endpoint:
     body: type[msgspec.Struct] | None = None
     binary: bool = False
     writes: bool = False
+    answer: Any = None  # the form of a JSON answer
 
     @property
     def method(self) -> str:
@@ -74,25 +75,28 @@ PROJECT = Argument("project")
 RUN = (PROJECT, Argument("id"))
 ROWS = Argument("count", "integer", 100)
 ALL = (
-    Endpoint("api/projects", _projects, "The projects, the one with the newest sign of life first."),
+    Endpoint("api/projects", _projects, "The projects, the one with the newest sign of life first.", answer=answers.Projects),
     Endpoint("api/runs", data.runs, "A project's runs that pass a filter, and which keys and columns there are.",
-             (PROJECT, Argument("filter", default=""), Argument("sort", default=""))),
-    Endpoint("api/passing", data.passing, "The ids of a project's runs that pass a filter.", (PROJECT, Argument("filter"))),
-    Endpoint("api/run", data.run, "Everything about one run but its points.", RUN),
+             (PROJECT, Argument("filter", default=""), Argument("sort", default="")), answer=answers.Runs),
+    Endpoint("api/passing", data.passing, "The ids of a project's runs that pass a filter.", (PROJECT, Argument("filter")),
+             answer=answers.Passing),
+    Endpoint("api/run", data.run, "Everything about one run but its points.", RUN, answer=answers.Run),
     Endpoint("api/columns", data.columns, "Columns of the run table.", body=data.ColumnQuery, binary=True),
     Endpoint("api/series", data.series, "Series of many runs and keys, thinned exactly.", body=data.SeriesQuery, binary=True),
     Endpoint("api/parquet", export.parquet, "The same series as a Parquet file.", body=data.SeriesQuery, binary=True),
-    Endpoint("api/alerts", data.alerts, "What fired in a project, newest first.", (PROJECT,)),
-    Endpoint("api/console", data.console, "What a run's processes printed.", (*RUN, Argument("before", "integer"))),
+    Endpoint("api/alerts", data.alerts, "What fired in a project, newest first.", (PROJECT,), answer=list[answers.Alert]),
+    Endpoint("api/console", data.console, "What a run's processes printed.", (*RUN, Argument("before", "integer")),
+             answer=answers.Console),
     Endpoint("api/media", data.media, "Media and texts logged under a key.",
-             (PROJECT, Argument("ids", many=True), Argument("key"))),
+             (PROJECT, Argument("ids", many=True), Argument("key")), answer=list[answers.Media]),
     Endpoint("api/table", data.table, "Rows of a logged table.",
-             (*RUN, Argument("key"), Argument("n", "integer", 0), Argument("start", "integer", 0), ROWS)),
-    Endpoint("api/profile", data.profile, "A run's operator profile.", RUN),
-    Endpoint("api/views", edit.views, "A project's saved views.", (PROJECT,)),
-    Endpoint("api/edit", edit.edit, "Rename, tag, note or archive runs.", body=edit.Edit, writes=True),
-    Endpoint("api/delete", edit.delete, "Delete runs that are no longer written.", body=edit.Delete, writes=True),
-    Endpoint("api/view", edit.save_view, "Save or drop a named view.", body=edit.SaveView, writes=True),
+             (*RUN, Argument("key"), Argument("n", "integer", 0), Argument("start", "integer", 0), ROWS), answer=answers.Table),
+    Endpoint("api/profile", data.profile, "A run's operator profile.", RUN, answer=list[answers.Facts]),
+    Endpoint("api/views", edit.views, "A project's saved views.", (PROJECT,), answer=answers.Views),
+    Endpoint("api/edit", edit.edit, "Rename, tag, note or archive runs.", body=edit.Edit, writes=True, answer=answers.Changed),
+    Endpoint("api/delete", edit.delete, "Delete runs that are no longer written.", body=edit.Delete, writes=True,
+             answer=answers.Deleted),
+    Endpoint("api/view", edit.save_view, "Save or drop a named view.", body=edit.SaveView, writes=True, answer=answers.Views),
 )  # fmt: skip
 
 
@@ -109,12 +113,12 @@ def openapi() -> dict[str, Any]:
 
 
 def _operation(one: Endpoint, schemas: dict[str, Any]) -> Mapping[str, Any]:
-    kind = "application/octet-stream" if one.binary else "application/json"
+    kind, form = ("application/octet-stream", {}) if one.binary else ("application/json", _schema(one.answer, schemas))
     operation: dict[str, Any] = {
         "operationId": one.path.removeprefix("api/"),
         "summary": one.meaning,
         "responses": {
-            "200": {"description": "the answer", "content": {kind: {"schema": {}}}},
+            "200": {"description": "the answer", "content": {kind: {"schema": form}}},
             "400": {"description": "the request cannot be understood, or is not allowed"},
             "404": {"description": "there is no such run"},
         },
@@ -122,10 +126,15 @@ def _operation(one: Endpoint, schemas: dict[str, Any]) -> Mapping[str, Any]:
     if one.query:
         operation["parameters"] = [_parameter(argument) for argument in one.query]
     if one.body is not None:
-        (schema,), found = msgspec.json.schema_components([one.body], ref_template="#/components/schemas/{name}")
-        schemas.update(found)
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(one.body, schemas)}}}
     return operation
+
+
+def _schema(form: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a form; what it refers to is added to the others."""
+    (schema,), found = msgspec.json.schema_components([form], ref_template="#/components/schemas/{name}")
+    schemas.update(found)
+    return schema
 
 
 def _parameter(one: Argument) -> dict[str, Any]:

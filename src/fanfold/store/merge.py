@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 RANGE_BYTES = 64 << 20
 STALE_SECONDS = 3600.0
+AFTER_SECONDS = 3.0
 
 
 class Merged(NamedTuple):
@@ -72,6 +74,32 @@ def start(root: Path, *, quiet: bool = True) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "fanfold", "merge", "--follow", "--dir", str(root)]
     output = subprocess.DEVNULL if quiet else subprocess.PIPE
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
+
+
+@contextlib.contextmanager
+def beside(root: Path, after: float = AFTER_SECONDS) -> Iterator[None]:
+    """Merge beside a server as long as it runs; not in its first moments, when somebody waits for the page."""
+    children: list[subprocess.Popen[bytes]] = []
+    timer = threading.Timer(after, lambda: children.append(start(root)))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        for child in children:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin is not None
+    child.stdin.close()
+    try:
+        child.wait(1.0)
+    except subprocess.TimeoutExpired:  # in the middle of a long journal: what it has done stays
+        child.terminate()
+        child.wait()
 
 
 def is_finished(journal: Journal) -> bool:
