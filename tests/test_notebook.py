@@ -1,4 +1,4 @@
-"""Runs in a notebook: they show themselves, live where a dashboard serves them, and as text everywhere else."""
+"""Runs in a notebook: they show themselves, live while they run, and as text everywhere else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ run = fanfold.init("llm", name="<img src=x onerror=alert(1)>", config={"lr": 0.1
 for step in range(400): run.log({"train/loss": 2 / (1 + step / 50), "lr": 0.1}, step=step)
 run""",
     "page = fanfold.ui(run, height=333); page",
-    "run",
+    "fanfold.runs('llm')",
     """import urllib.request
 said = urllib.request.urlopen(page.url.partition("#")[0] + "api/runs?project=llm").read().decode()
 print("api has it" if run.id in said else said)
@@ -44,13 +44,14 @@ def test_a_real_notebook_shows_runs_charts_and_the_dashboard(runs_dir):
     first, page, live, api, same, finished, stored, listed, none, stopped = ([*cell.outputs] for cell in book.cells)
 
     picture = html(first)
-    assert picture.count('<svg class="plot"') == 2 and "fanfold.ui(run)" in picture
+    assert picture.count('<svg class="plot"') == 2 and picture.index("<iframe") < picture.index("as of now")
     assert 'aria-label="train/loss of &lt;img' in picture and "330 of 400 points, extremes kept" in picture
     assert "config </span>lr 0.1 · model.dim 64" in picture and "● running" in picture
 
     address = re.search(r'<iframe src="(http://localhost:\d+/)#p=llm&amp;v=run&amp;r=(\w+)"', html(page))
     assert 'height="333"' in html(page) and text(page) == f"<fanfold ui {address[1]}#p=llm&v=run&r={address[2]}>"
-    assert f'<iframe src="{address[1]}#p=llm' in html(live) and '<svg class="plot"' in html(live)
+    assert f'<iframe src="{address[1]}#p=llm&amp;v=run' in picture  # one server for all
+    assert f'<iframe src="{address[1]}#p=llm' in html(live) and "<table>" in html(live)
     assert api[0].text == "api has it\n" and text(same) == "True"
     assert "<iframe" not in html(finished) and "✓ finished" in html(finished) and "fanfold.ui" not in html(finished)
     assert '<svg class="plot"' in html(stored) and text(stored).startswith("<run <img src=x")

@@ -14,13 +14,13 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from .drawing import Markup, tag
-from .drawing.markup import join
-from .errors import FanfoldError, missing_extra
+from .errors import FanfoldError, missing_extra, notices, outcome
 from .settings import find_directory
 
 HEIGHT = 640
@@ -136,22 +136,28 @@ def frame(url: str, height: int) -> Markup:
 
 
 def run_html(run: Any) -> str:
-    """Return a run of this process: live where our dashboard serves its directory, and the picture of now."""
+    """Return a run of this process: live in a notebook while it runs, and the picture of now."""
     from .store import open_run
-    from .store.display import dressed
     from .store.display import run_html as picture
+    from .store.display import shown
 
-    stored = open_run(run.path)
-    with _lock:
-        server = _servers.get(_root(run, None).absolute())
-    if run.status != "running":
-        return dressed(picture(stored))
-    if server is None or not server.running:
-        hint = tag("p", "As of now. ", tag("code", "fanfold.ui(run)"), " shows it live.", class_="dim", style="margin:0 0 6px")
-        return dressed(hint, picture(stored))
-    # The frame is empty once the server is gone, as in a notebook that is sent to somebody: the picture stays.
-    still = tag("details", tag("summary", "as of now"), picture(stored))
-    return dressed(join([frame(f"{server.address}{fragment(run)}", HEIGHT), still]))
+    return shown(picture(open_run(run.path)), [run])
+
+
+def live(runs: Sequence[Any]) -> Markup | None:
+    """Return a frame in which the runs of this notebook that are still running are seen live; None where that cannot be.
+
+    The dashboard is started for it. Without the packages it needs, the picture has to do.
+    """
+    going = [run for run in runs if run.status == "running"]
+    if not going or not in_notebook():
+        return None
+    server, error = outcome(lambda: _server(_root(going[0], None)))
+    if server is None:
+        notices.once("notebook", f"the run is shown as a picture, not live: {error}")
+        return None
+    place = fragment(going[0]) if len(runs) == 1 else f"#p={quote(going[0].project, safe='')}"
+    return frame(f"{server.address}{place}", HEIGHT)
 
 
 def in_notebook() -> bool:

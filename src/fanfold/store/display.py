@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from ..drawing import STYLE, Line, Markup, chart, drawn, line_of, table, tag
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 CHARTS, SETTINGS, FIGURES = 4, 16, 16  # of one run
 ROWS, SPARKS = 50, 20  # of a list of runs: a curve needs the run's journals, a row does not
 SPARK_BUCKETS = 60
+LIVE = "fanfold.notebook"  # stands after the store, so it is asked by name, when something is shown
 
 
 class Runs(list["StoredRun"]):
@@ -40,7 +42,16 @@ class Runs(list["StoredRun"]):
         return "\n".join([f"{len(self)} run{'' if len(self) == 1 else 's'}", *shown, *more])
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": dressed(runs_html(self))}
+        return {"text/plain": repr(self), "text/html": shown(runs_html(self), self)}
+
+
+def shown(picture: object, runs: Sequence[Any]) -> str:
+    """Return runs as a notebook shows them: live while they run, the picture of now beneath; else the picture alone.
+
+    The frame is empty once its server is gone, as in a notebook that is sent to somebody: the picture stays.
+    """
+    frame = import_module(LIVE).live(runs)
+    return dressed(picture) if frame is None else dressed(frame, tag("details", tag("summary", "as of now"), picture))
 
 
 def dressed(*parts: object) -> str:

@@ -37,7 +37,7 @@ def _events(run: Any, name: str) -> Iterator[dict[str, Any]]:
         for record in journal.records(Kind.EVENT):
             if isinstance(record.data, dict) and record.data.get("event") == name:
                 where = {"rank": journal.header.get("rank"), "node": journal.header.get("node"), "pid": journal.header.get("pid")}
-                yield {**record.data, **where}
+                yield {**where, **record.data}  # usage of a forked child says its own pid
 
 
 def table_of(event: Mapping[str, Any]) -> image.Table | None:

@@ -475,9 +475,9 @@ class StoredRun:
         return f"<run {self.name} ({self.id}) of {self.project}: {self.status}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from .display import dressed, run_html
+        from .display import run_html, shown
 
-        return {"text/plain": repr(self), "text/html": dressed(run_html(self))}
+        return {"text/plain": repr(self), "text/html": shown(run_html(self), [self])}
 
 
 def reduce(rule: str, values: Any) -> Any:
