@@ -5,7 +5,7 @@ import { diff, lines, words } from '../src/lib/diff';
 import { duration, number, tick } from '../src/lib/format';
 import { estimated, grow, hit } from '../src/lib/icicle';
 import { order, orderKeys, sections } from '../src/lib/model.svelte';
-import { DEFAULTS, read, write } from '../src/lib/view.svelte';
+import { DEFAULTS, copied, read, write } from '../src/lib/view.svelte';
 
 describe('the address', () => {
   it('is empty by default, and comes back as it was', () => {
@@ -13,11 +13,27 @@ describe('the address', () => {
     const view = { ...structuredClone(DEFAULTS), project: 'a&b=c #1', filter: 'lr<1e-3 and tag:"x y"', hidden: ['a,b', '%'], zoom: [400, 670.5] as [number, number], logY: true, smooth: 0.3, page: 'table' as const };
     expect(read('#' + write(view))).toEqual(view);
   });
+  it('keeps what each page shows', () => {
+    const view = { ...structuredClone(DEFAULTS), scatterX: 'config:a b', scatterY: 'metric:x/y', same: true, changes: true, opSort: 'op', opSearch: 'aten::add', lineSearch: 'a&b', rank: '0', tables: ['train/loss', 'a,b'] };
+    expect(read('#' + write(view))).toEqual(view);
+    expect(write({ ...structuredClone(DEFAULTS), scatterX: 'config:lr', rank: '0' })).toBe('sx=config:lr&rank=0');
+  });
+  it('has one short name for each part', () => {
+    const every = Object.fromEntries(Object.entries(DEFAULTS).map(([name, usual]) => [name, typeof usual === 'boolean' ? true : Array.isArray(usual) ? ['z'] : typeof usual === 'string' ? 'z' : name === 'zoom' ? [1, 2] : 5])) as never;
+    const names = write(every).split('&').map((part) => part.split('=')[0]);
+    expect(new Set(names).size).toBe(Object.keys(DEFAULTS).length);
+  });
   it('is readable', () => {
     expect(write({ ...structuredClone(DEFAULTS), filter: 'lr=0.1', zoom: [400, 670] })).toBe('f=lr=0.1&zoom=400..670');
   });
   it('takes nonsense for the usual', () => {
     expect(read('#v=etc&zoom=9..1&s=x&step=y')).toEqual(structuredClone(DEFAULTS));
+  });
+});
+
+describe('copying', () => {
+  it('says when there is no clipboard', async () => {
+    expect(await copied('x')).toBe(false); // as in this process
   });
 });
 

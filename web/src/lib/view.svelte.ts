@@ -8,18 +8,21 @@ export interface View {
   compare: string[]; pins: string[]; folded: string[]; search: string; x: string; ranks: string; smooth: number; ema: boolean;
   logX: boolean; logY: boolean; band: boolean; zoom: [number, number] | null; colour: string; dash: string; split: string; each: boolean;
   columns: string[]; differing: boolean; archived: boolean; key: string; step: number | null;
+  scatterX: string; scatterY: string; same: boolean; changes: boolean; opSort: string; opSearch: string; lineSearch: string; rank: string; tables: string[];
 }
 
 export const DEFAULTS: View = {
   project: '', page: 'charts', run: '', filter: '', sort: '', metric: '', hidden: [], baseline: '', compare: [], pins: [], folded: [],
   search: '', x: 'step', ranks: '', smooth: 0, ema: false, logX: false, logY: false, band: false, zoom: null, colour: '', dash: '',
   split: '', each: false, columns: [], differing: false, archived: false, key: '', step: null,
+  scatterX: '', scatterY: '', same: false, changes: false, opSort: 'self_ns', opSearch: '', lineSearch: '', rank: '', tables: [],
 };
 
 const NAMES: Record<keyof View, string> = {
   project: 'p', page: 'v', run: 'r', filter: 'f', sort: 'o', metric: 'm', hidden: 'hide', baseline: 'base', compare: 'with', pins: 'pin',
   folded: 'fold', search: 'q', x: 'x', ranks: 'ranks', smooth: 's', ema: 'ema', logX: 'logx', logY: 'log', band: 'band', zoom: 'zoom',
   colour: 'colour', dash: 'dash', split: 'split', each: 'each', columns: 'cols', differing: 'diff', archived: 'archived', key: 'key', step: 'step',
+  scatterX: 'sx', scatterY: 'sy', same: 'same', changes: 'changes', opSort: 'by', opSearch: 'op', lineSearch: 'line', rank: 'rank', tables: 'tables',
 };
 
 export function read(fragment: string): View {
@@ -86,6 +89,15 @@ export function follow(): () => void {
 
 /** The address of what is seen now. */
 export const link = () => `${location.href.split('#')[0]}#${write(view)}`;
+
+/** Copy a text, or say that it cannot be: away from https and from this machine, browsers offer no clipboard. */
+export async function copied(text: string): Promise<boolean> {
+  try { await navigator.clipboard.writeText(text); return true; } catch { return false; }
+}
+
+/** Select what could not be copied, so that one key does it. */
+export const select = (element: Element) => getSelection()?.selectAllChildren(element);
+export const UNCOPIED = 'no clipboard here: selected, press Ctrl+C';
 
 export function toggle(list: string[], item: string): string[] {
   return list.includes(item) ? list.filter((one) => one !== item) : [...list, item];

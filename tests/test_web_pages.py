@@ -1,0 +1,301 @@
+"""The dashboard's pages with data of every size: how often they ask, whose data they show, and what their address keeps."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import fanfold
+from fanfold.probes.native import build
+from ops_child import program
+from ops_child import run as run_program
+from test_web import ROOT, browser, context, expect, needs_browser, open_page, serving, start  # noqa: F401 - fixtures
+
+pytestmark = needs_browser
+NO_CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', {value: undefined})"  # as on plain http from another node
+SELECTED = "() => getSelection().toString()"
+OPERATORS = """
+import torch
+for name, work in (("adds", torch.add), ("divides", torch.div)):
+    run = begin({"every": 1}, name=name)
+    for _ in range(8):
+        work(torch.ones(4), 2.0)
+    run.finish()
+"""
+IN_A_REPOSITORY = "import fanfold, sys\nfanfold.init('code', name=sys.argv[1], system=False, quiet=True).finish()\n"
+
+
+def finished(folder, name: str, values: dict, **options) -> str:
+    run = start(folder, name=name, **options)
+    run.log(values, step=0)
+    run.finish()
+    return run.id
+
+
+def held(page, fragment: str) -> None:
+    """Expect the address to keep something, and read it back after a reload."""
+    expect(page).to_have_url(re.compile(rf"[#&]{re.escape(fragment)}(&|$)"))
+    page.reload()
+
+
+def accessible(page) -> None:
+    """Expect what is on the page now to be usable by everybody, in light and dark."""
+    axe = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+    if not axe.is_file() and not os.environ.get("CI"):
+        return  # `make web` brings it
+    page.evaluate(axe.read_text())
+    found = []
+    for theme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):  # only colours differ
+        page.emulate_media(color_scheme=theme)
+        violations = page.evaluate(f"axe.run({rules})")["violations"]
+        found += [(theme, one["id"], one["nodes"][0]["html"][:160]) for one in violations]
+    assert found == []
+
+
+# Compare
+
+
+def test_compare_asks_once_for_a_run_with_news(context, tmp_path):  # noqa: F811
+    still = finished(tmp_path, "still", {"loss": 1.0})
+    live = start(tmp_path, name="live")
+    live.log({"loss": 2.0}, step=0)
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, f"p=llm&v=compare&with={still},{live.id}")
+        expect(page.get_by_role("group", name="Figures")).to_contain_text("2")
+        expect(page.locator(".live")).to_contain_text("live")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url) if "api/run?" in request.url else None)
+        for step, loss in enumerate((7.5, 8.5, 9.5), 1):
+            live.log({"loss": loss}, step=step)
+            expect(page.get_by_role("group", name="Figures")).to_contain_text(str(loss))
+            expect(page.locator("aside")).to_contain_text(str(loss))  # the list is read a moment after the news
+        assert 3 <= len(asked) <= 6  # a point may come with other news, such as a heartbeat
+        assert all(live.id in url for url in asked)
+    live.finish()
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory):
+    """Two runs of a script, from two commits, the second with a change that was not committed."""
+    repository, runs = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("runs")
+    script = repository / "train.py"
+
+    def git(*words: str) -> str:
+        settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", *settings, *words], cwd=repository, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def train(name: str) -> None:
+        env = {**os.environ, "FANFOLD_DIR": str(runs)}
+        subprocess.run([sys.executable, str(script), name], cwd=repository, env=env, check=True, timeout=120, capture_output=True)
+
+    script.write_text(IN_A_REPOSITORY)
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    train("before")
+    first = git("rev-parse", "HEAD")
+    git("commit", "-q", "--allow-empty", "-m", "second")
+    script.write_text(IN_A_REPOSITORY + "# not committed\n")
+    train("after")
+    return runs, first, git("rev-parse", "HEAD")
+
+
+def test_compare_names_the_commits_between_two_runs_and_what_was_not_committed(context, code):  # noqa: F811
+    folder, first, second = code
+    found = {run.name: run.id for run in fanfold.runs(dir=folder)}
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    with serving(context, folder) as address:
+        page = open_page(context, address, f"p=code&v=compare&with={found['before']},{found['after']}")
+        command = f"git diff {first} {second}"
+        expect(page.get_by_text(command)).to_be_visible()
+        page.get_by_role("button", name="copy the command").click()
+        expect(page.get_by_role("main")).to_contain_text("copied")
+        assert page.evaluate("() => navigator.clipboard.readText()") == command
+        page.get_by_role("button", name="show the difference").click()
+        expect(page.locator("pre ins")).to_contain_text("+# not committed")
+        assert first not in page.locator("pre").inner_text()  # said above, once
+        accessible(page)
+        page.get_by_label("Take after out").click()
+        expect(page.locator("pre ins")).to_have_count(0)  # of a pair that is no longer there
+
+
+def test_compare_keeps_what_is_shown_in_the_address(context, tmp_path):  # noqa: F811
+    for number in range(3):
+        finished(
+            tmp_path, f"run-{number}", {"loss": number + 0.5, "acc": 1.0}, config={"lr": 10.0**-number, "seed": 7, "dim": number}
+        )
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, "p=llm&v=compare")
+        settings = page.get_by_role("group", name="Settings")
+        expect(settings).to_contain_text("lr")
+        expect(settings).not_to_contain_text("seed")
+        page.get_by_label("also what is the same").check()
+        page.get_by_label("Scatter x").select_option("config:dim")
+        page.get_by_label("Scatter y").select_option("config:lr")
+        expect(page).to_have_url(re.compile("sx=config:dim&sy=config:lr"))
+        held(page, "same=1")
+        expect(settings).to_contain_text("seed")
+        expect(page.get_by_role("img", name="lr over dim, 3 runs")).to_be_visible()
+
+
+# Profile
+
+
+def test_profile_shows_the_operators_of_the_run_that_is_picked(context, tmp_path):  # noqa: F811
+    build.build()
+    run_program(program(tmp_path, OPERATORS), FANFOLD_DIR=str(tmp_path / "runs"))
+    found = {run.name: run.id for run in fanfold.runs(dir=tmp_path / "runs")}
+    with serving(context, tmp_path / "runs") as address:
+        page = open_page(context, address, f"p=p&v=profile&r={found['adds']}")
+        table, icicle = page.get_by_role("main").locator("table"), page.get_by_label(re.compile("^Time by thread"))
+        expect(table).to_contain_text("aten::add")
+        expect(icicle).to_be_visible()
+        box = icicle.bounding_box()
+        icicle.click(position={"x": box["width"] / 4, "y": box["height"] - 5})
+        page.mouse.move(0, 0)
+        expect(page.get_by_text("click the top row to go back")).to_be_visible()
+        page.get_by_label("Run", exact=True).select_option(found["divides"])
+        expect(table).to_contain_text("aten::div")
+        expect(table).not_to_contain_text("aten::add")
+        expect(page.get_by_text("click a box to look inside")).to_be_visible()
+        accessible(page)
+        page.get_by_role("button", name="operator").click()
+        expect(page.get_by_role("columnheader", name="operator")).to_have_attribute("aria-sort", "ascending")
+        page.get_by_label("Search operators").fill("div")
+        expect(page).to_have_url(re.compile("by=op"))
+        held(page, "op=div")
+        expect(table.locator("tbody tr")).to_have_count(1)
+        expect(page.get_by_role("columnheader", name="operator")).to_have_attribute("aria-sort", "ascending")
+
+
+# Media
+
+
+def test_texts_of_one_step_are_compared_and_long_ones_are_shown(context, tmp_path):  # noqa: F811
+    long = " ".join(f"word{number}" for number in range(900))
+    assert len(long) > 4096
+    finished(tmp_path, "b", {"short": "the red sea", "long": fanfold.Text(long)})
+    finished(tmp_path, "a", {"short": "the blue sea", "long": fanfold.Text(long.replace("word450", "another"))})
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, "p=llm&v=media&key=short")
+        page.get_by_label("show differences").check()
+        expect(page.locator("ins")).to_have_text("red")
+        page.get_by_role("button", name="long", exact=True).click()
+        expect(page.locator("del")).to_have_text("another")
+        expect(page.locator("ins")).to_have_text("word450")
+        accessible(page)
+        held(page, "changes=1")
+        expect(page.locator("ins")).to_have_text("word450")
+        page.get_by_label("show differences").uncheck()
+        expect(page.get_by_text("word899")).to_have_count(2)
+
+
+def test_a_text_beyond_patience_is_cut_and_offered_whole(context, tmp_path):  # noqa: F811
+    finished(tmp_path, "huge", {"text": fanfold.Text("first\n" + "é\n" * 200_000 + "last")})
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, "p=llm&v=media&key=text")
+        expect(page.get_by_text("The first 256.0 KiB of 585.9 KiB")).to_be_visible()
+        expect(page.locator("figure .text")).to_have_text(re.compile("^first\n(é\n)+é?$"))
+        expect(page.get_by_role("link", name="all of it")).to_have_attribute("href", re.compile("^media.*ext=txt"))
+
+
+def test_every_row_of_a_table_can_be_reached(context, tmp_path):  # noqa: F811
+    table = fanfold.Table(["n", "name"], [[number, f"row-{number}"] for number in range(250)])
+    finished(tmp_path, "rows", {"table": table})
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, "p=llm&v=media&key=table")
+        expect(page.get_by_text("100 of 250 rows")).to_be_visible()
+        for count in (200, 250):
+            page.get_by_role("button", name="more rows").click()
+            expect(page.get_by_role("main").locator("tbody tr")).to_have_count(count)
+        expect(page.get_by_role("button", name="more rows")).to_have_count(0)
+        assert page.locator("td >> text=/^row-/").all_text_contents() == [f"row-{number}" for number in range(250)]
+
+
+# Run and Logs
+
+
+def test_a_note_keeps_its_lines(context, tmp_path):  # noqa: F811
+    id = finished(tmp_path, "noted", {"loss": 1.0}, notes="one\ntwo")
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, f"p=llm&v=run&r={id}")
+        field = page.get_by_label("New notes")
+        page.get_by_role("button", name="note", exact=True).click()
+        expect(field).to_have_value("one\ntwo")
+        accessible(page)
+        field.press("Control+End")
+        field.press("Enter")
+        page.keyboard.type("three")
+        field.press("Control+Enter")
+        expect(field).to_have_count(0)
+        expect(page.locator(".note")).to_have_text("one\ntwo\nthree", use_inner_text=True)
+        page.get_by_role("button", name="note", exact=True).click()
+        field.fill("four")
+        field.press("Escape")
+        expect(field).to_have_count(0)
+        expect(page.locator(".note")).to_have_text("one\ntwo\nthree", use_inner_text=True)
+    assert fanfold.open(id, dir=tmp_path).notes == "one\ntwo\nthree"
+
+
+def test_logs_keep_search_and_rank_in_the_address(context, tmp_path):  # noqa: F811
+    code = "import fanfold, os\nrun = fanfold.init('llm', id='two', system=False, quiet=True, console=True)\nprint('hello from', run.rank)\nprint('bye')\nrun.finish()"
+    for rank in "01":
+        env = {**os.environ, "FANFOLD_DIR": str(tmp_path), "FANFOLD_RANK": rank, "FANFOLD_WORLD_SIZE": "2"}
+        subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120, capture_output=True)
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, "p=llm&v=logs")
+        page.get_by_label("Rank").select_option("1")
+        page.get_by_label("Search lines").fill("hello")
+        expect(page).to_have_url(re.compile("line=hello"))
+        held(page, "rank=1")
+        expect(page.get_by_role("log").locator("p")).to_have_text(["1hello from 1"])
+        expect(page.get_by_label("Search lines")).to_have_value("hello")
+        expect(page.get_by_label("Rank")).to_have_value("1")
+
+
+# Without a clipboard
+
+
+def test_where_there_is_no_clipboard_the_page_says_so_and_selects_the_text(context, tmp_path):  # noqa: F811
+    context.add_init_script(NO_CLIPBOARD)
+    finished(tmp_path, "one", {"loss": 1.0})
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, "p=llm&s=0.3")
+        page.get_by_role("button", name="copy link").click()
+        expect(page.get_by_text("no clipboard here")).to_be_visible()
+        assert page.evaluate(SELECTED) == page.url
+        accessible(page)
+        page = open_page(context, address, "p=nothing")
+        page.get_by_role("button", name="Copy", exact=True).click()
+        expect(page.get_by_text("no clipboard here")).to_be_visible()
+        assert page.evaluate(SELECTED).strip() == page.locator("pre").inner_text().strip()
+
+
+def test_where_there_is_a_clipboard_it_holds_what_was_copied(context, tmp_path):  # noqa: F811
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    finished(tmp_path, "one", {"loss": 1.0})
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, "p=llm&s=0.3")
+        page.get_by_role("button", name="copy link").click()
+        expect(page.get_by_text("copied", exact=True)).to_be_visible()
+        assert page.evaluate("() => navigator.clipboard.readText()") == page.url
+
+
+@needs_browser
+def test_a_chart_shown_as_a_table_stays_one_in_the_address(context, tmp_path):
+    finished(tmp_path, "one", {"loss": 1.5, "acc": 0.5})
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address)
+        page.get_by_label("Show loss as a table").click()
+        held(page, "tables=loss")
+        expect(page.locator("figure[data-key='loss'] table")).to_contain_text("1.5")
+        expect(page.locator("figure[data-key='acc'] table")).to_have_count(0)
+        page.get_by_label("Show loss as a table").click()
+        expect(page.locator("figure[data-key='loss'] table")).to_have_count(0)
+        page.locator("figure[data-key='loss'][data-painted]").wait_for()
