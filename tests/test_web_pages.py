@@ -288,7 +288,7 @@ def test_where_there_is_a_clipboard_it_holds_what_was_copied(context, tmp_path):
 
 
 @needs_browser
-def test_a_chart_shown_as_a_table_stays_one_in_the_address(context, tmp_path):
+def test_a_chart_shown_as_a_table_stays_one_in_the_address(context, tmp_path):  # noqa: F811
     finished(tmp_path, "one", {"loss": 1.5, "acc": 0.5})
     with serving(context, tmp_path) as address:
         page = open_page(context, address)

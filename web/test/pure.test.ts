@@ -4,6 +4,7 @@ import { printed } from '../src/lib/console';
 import { diff, lines, words } from '../src/lib/diff';
 import { duration, number, tick } from '../src/lib/format';
 import { estimated, grow, hit } from '../src/lib/icicle';
+import { csv, type Shown } from '../src/lib/export';
 import { order, orderKeys, sections } from '../src/lib/model.svelte';
 import { DEFAULTS, copied, read, write } from '../src/lib/view.svelte';
 
@@ -89,5 +90,15 @@ describe('the icicle', () => {
     expect([root.size, root.deep]).toEqual([100, 4]);
     expect(root.kids[0].kids.map((kid) => [kid.name, kid.start, kid.size])).toEqual([['backward', 0, 60], ['forward', 60, 40]]);
     expect(hit(root, root, 100, 70, 45)?.name).toBe('forward');
+  });
+});
+
+describe('numbers in a file', () => {
+  it('are said as they were logged, whether four bytes hold them or eight', () => {
+    const line = { run: 'a', x: [0, 1, 2], y: Float32Array.from([0.01, 1 / 3, NaN]), raw: true } as unknown as Shown['lines'][0];
+    const wide = { ...line, y: Float64Array.from([0.01, 1 / 3, 1e300]) };
+    const made = csv({ axis: 'step', title: 'loss', lines: [wide, line], nameOf: (id) => id } as unknown as Shown).split('\n');
+    expect(made.slice(1, 3)).toEqual(['a,0,0.01,0.01,0.01', 'a,1,0.33333334,0.33333334,0.33333334']);
+    expect(made[5]).toBe(`a,1,${1 / 3},${1 / 3},${1 / 3}`);
   });
 });

@@ -49,7 +49,7 @@ export function extent(lines: Line[], logY: boolean, logX: boolean, zoom: [numbe
   }
   if (!(x0 <= x1)) return null;
   if (!(y0 <= y1)) [y0, y1] = [logY ? 0.1 : 0, 1]; // nothing but NaN: an empty frame that holds the marks
-  if (zoom) [x0, x1] = zoom;
+  if (zoom) [x0, x1] = logX && zoom[0] <= 0 ? [x0, zoom[1]] : zoom;
   if (x0 === x1) [x0, x1] = logX ? [x0 / 2, x1 * 2] : [x0 - 0.5, x1 + 0.5];
   return { x0, x1, ...padded(y0, y1, logY), logX, logY };
 }

@@ -51,13 +51,24 @@ function paint(g: CanvasRenderingContext2D, shown: Shown, dpr: number) {
   });
 }
 
+/** A number that came in four bytes is said in as many digits as those hold: 0.01, not 0.009999999776482582. */
+function said(column: ArrayLike<number>, i: number): number {
+  const value = column[i];
+  if (!(column instanceof Float32Array) || !Number.isFinite(value)) return value;
+  for (let digits = 6; digits < 9; digits++) {
+    const short = Number(value.toPrecision(digits));
+    if (Math.fround(short) === value) return short;
+  }
+  return value;
+}
+
 /** One row a point or bucket; a name that needs it is quoted, and one that a spreadsheet would run is not left bare. */
 export function csv({ axis, title, lines, nameOf }: Shown): string {
   const cell = (text: string) => (/[",\n\r]|^[=+\-@\t]/.test(text) ? `"${(/^[=+\-@\t]/.test(text) ? "'" : '') + text.replaceAll('"', '""')}"` : text);
   const rows = [['run', axis, title, 'lowest', 'highest'].map(cell).join(',')];
   for (const line of [...lines].reverse())
     for (let i = 0; i < line.x.length; i++)
-      rows.push([cell(nameOf(line.run)), line.x[i], line.y[i], (line.low ?? line.lo ?? line.y)[i], (line.high ?? line.hi ?? line.y)[i]].join(','));
+      rows.push([cell(nameOf(line.run)), line.x[i], said(line.y, i), said(line.low ?? line.lo ?? line.y, i), said(line.high ?? line.hi ?? line.y, i)].join(','));
   return rows.join('\n') + '\n';
 }
 
