@@ -187,6 +187,102 @@ def test_every_way_to_save_torchscript_is_stamped(tmp_path):
     assert len(fanfold.open(run.id, dir=tmp_path / "runs").files) == len(SCRIPTS) - 1  # a buffer is no file
 
 
+NATIVE = """
+    import torch, fanfold
+    from fanfold.probes.native import library
+    from fanfold.provenance import stamper
+
+    def told(name):
+        return fanfold.inspect(name)["stamp"]
+
+    beside = torch._C.ScriptModule.save  # as C++ saves: our hook in Python is not asked
+    script = torch.jit.script(torch.nn.Linear(3, 4))
+    run = fanfold.init("p", dir="runs", quiet=True, system=False, stamp=True, ops=True)
+    if library.current() is None:
+        raise SystemExit("no native library for this torch")
+    torch.jit.save(script, "own.pt", _extra_files={stamper.NAME: '{"mine": 1}'})
+    assert told("own.pt") == {"mine": 1}
+    beside(script._c, "later.pt", {})
+    assert told("later.pt")["run"]["id"] == run.id
+    whole, stamper.Stamper.text = stamper.Stamper.text, lambda *_: 1 / 0
+    torch.jit.save(script, "failed.pt")
+    assert told("failed.pt") is None
+    stamper.Stamper.text = whole
+    run.finish()
+    beside(script._c, "after.pt", {})
+    assert told("after.pt") is None
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
+def test_what_cpp_saves_is_stamped_also_after_a_file_with_the_callers_own(tmp_path):
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(NATIVE)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+LIGHTNING = """
+    import fsspec, io, sys, torch, fanfold
+
+    def save(library, run, name):
+        class Model(library.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(2, 1)
+            def training_step(self, batch, index):
+                return self.layer(batch).square().mean()
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        made = Model()
+        trainer = library.Trainer(max_steps=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+                                  enable_progress_bar=False, enable_model_summary=False)
+        trainer.fit(made, torch.utils.data.DataLoader(torch.ones(2, 2)))
+        trainer.save_checkpoint(f"{name}.ckpt")
+        trainer.save_checkpoint(f"memory://bucket/{name}.ckpt")
+        assert (b"producer_info" in fsspec.filesystem("memory").cat(f"/bucket/{name}.ckpt")) == bool(run)
+        plain = torch.load(f"{name}.ckpt", weights_only=True)
+        assert plain["global_step"] == 1 and plain.keys() == trainer._checkpoint_connector.dump_checkpoint().keys()
+        for loaded in (plain["state_dict"], Model.load_from_checkpoint(f"{name}.ckpt").state_dict()):
+            assert all(torch.equal(value, loaded[key]) for key, value in made.state_dict().items())
+        trainer.fit(made, torch.utils.data.DataLoader(torch.ones(2, 2)), ckpt_path=f"{name}.ckpt")
+        assert fanfold.inspect(f"{name}.ckpt")["format"] == "torch.save"
+        print(name, ((fanfold.inspect(f"{name}.ckpt")["stamp"] or {}).get("run") or {}).get("id"), run and run.id)
+
+    def start():
+        return fanfold.init("p", dir="runs", quiet=True, system=False, stamp=True)
+
+    run = start()
+    assert not any("lightning" in name and "fanfold" not in name for name in sys.modules)
+    import lightning.pytorch, pytorch_lightning
+    libraries = {"new": lightning.pytorch, "old": pytorch_lightning}
+    for name, library in libraries.items():
+        save(library, run, f"late-{name}")
+    torch.save({}, buffer := io.BytesIO())
+    assert b"producer_info" not in buffer.getvalue()  # a buffer of anybody else's is left alone, as before
+    run.finish()
+    for name, library in libraries.items():
+        save(library, None, f"none-{name}")
+    run = start()
+    for name, library in libraries.items():
+        save(library, run, f"early-{name}")
+    run.finish()
+    print(*(file["path"].rpartition("/")[2] for file in fanfold.open(run.id, dir="runs").files))
+"""
+
+
+@pytest.mark.timeout(240)
+def test_lightnings_checkpoints_are_stamped_while_a_run_stamps_and_load_as_before(tmp_path):
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(LIGHTNING)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *saved, listed = done.stdout.splitlines()[-7:]
+    for line in saved:
+        name, stamped, by = line.split()
+        assert (stamped == by) and ((by == "None") == name.startswith("none")), line
+    assert listed.split() == ["early-new.ckpt", "early-old.ckpt"]
+
+
 def test_a_package_of_compiled_code_is_stamped(tmp_path):
     from torch._inductor.package import package_aoti
 

@@ -97,7 +97,7 @@ describe('numbers in a file', () => {
   it('are said as they were logged, whether four bytes hold them or eight', () => {
     const line = { run: 'a', x: [0, 1, 2], y: Float32Array.from([0.01, 1 / 3, NaN]), raw: true } as unknown as Shown['lines'][0];
     const wide = { ...line, y: Float64Array.from([0.01, 1 / 3, 1e300]) };
-    const made = csv({ axis: 'step', title: 'loss', lines: [wide, line], nameOf: (id) => id } as unknown as Shown).split('\n');
+    const made = csv({ axis: 'step', title: 'loss', lines: [wide, line], nameOf: (id: string) => id } as unknown as Shown).split('\n');
     expect(made.slice(1, 3)).toEqual(['a,0,0.01,0.01,0.01', 'a,1,0.33333334,0.33333334,0.33333334']);
     expect(made[5]).toBe(`a,1,${1 / 3},${1 / 3},${1 / 3}`);
   });

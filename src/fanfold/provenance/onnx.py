@@ -5,67 +5,112 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from .anew import anew
 from .record import MAX_BYTES, NAME
 from .zips import broken
 
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _GRAPH, _OPSET, _METADATA = 1, 2, 3, 7, 8, 14
-_MAX_FIELDS = 100_000
+_TEXTS = {_PRODUCER: "producer", _PRODUCER_VERSION: "producer_version"}
+_NUMBER, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+_MAX_FIELDS, _MAX_OPSETS, _MAX_TEXT = 100_000, 100, 1000
+_MAX_VALUE, _MAX_METADATA = 64 << 10, 2 << 20  # bytes that are kept of one value of the metadata, and of all together
+_KEY = 64  # bytes that hold the stamp's key
+
+
+class _Field(NamedTuple):
+    """One field of the model, from `start` to `end`. The value is a number, or how many bytes stand before the end."""
+
+    number: int
+    kind: int
+    value: int
+    start: int
+    end: int
 
 
 def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
     """Return the format's name, the bytes of the stamp, and a few facts; the graph is passed over."""
-    told: dict[str, Any] = {"metadata": {}, "opsets": {}}
-    stamp, graph = None, False
-    for number, value in _fields(file, path):
-        if number == _GRAPH:
-            graph = True
-        elif number == _IR_VERSION and isinstance(value, int):
-            told["ir_version"] = value
-        elif number in (_PRODUCER, _PRODUCER_VERSION) and isinstance(value, bytes):
-            told[{_PRODUCER: "producer", _PRODUCER_VERSION: "producer_version"}[number]] = value.decode("utf-8", "replace")
-        elif number == _OPSET and isinstance(value, bytes):
-            parts = dict(_pairs(value))
-            told["opsets"][parts.get(1, b"").decode("utf-8", "replace") or "ai.onnx"] = parts.get(2)
-        elif number == _METADATA and isinstance(value, bytes):
-            parts = dict(_pairs(value))
-            key = parts.get(1, b"").decode("utf-8", "replace")
-            if key == NAME:
-                stamp = parts.get(2, b"")  # the last one counts
-            else:
-                told["metadata"][key] = parts.get(2, b"").decode("utf-8", "replace")
-    if not graph:
+    kept = _Kept(file)
+    for field in _fields(file, path):
+        if field.kind == _BYTES:
+            kept.take(field)
+        elif field.kind == _NUMBER and field.number == _IR_VERSION:
+            kept.facts["ir_version"] = field.value
+    if not kept.graph:
         raise broken(path, "it holds no ONNX graph")
-    return "ONNX", stamp, told
+    return "ONNX", kept.stamp_text(), kept.facts
 
 
-def _fields(file: BinaryIO, path: Path) -> Iterator[tuple[int, int | bytes | None]]:
-    """Walk the fields of the model; long ones (the graph, with its weights) are skipped without being read."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
+class _Kept:
+    """What is kept of a model: little, however many and long its fields are."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.facts: dict[str, Any] = {"metadata": {}, "opsets": {}}
+        self.graph = False
+        self.stamp: _Field | None = None
+        self.opsets, self.room = 0, _MAX_METADATA
+
+    def take(self, field: _Field) -> None:
+        if field.number == _GRAPH:
+            self.graph = True
+        elif field.number in _TEXTS:
+            self.facts[_TEXTS[field.number]] = _text(_read(self.file, field, _MAX_TEXT))
+        elif field.number == _OPSET and self.opsets < _MAX_OPSETS:
+            self.opsets += 1
+            parts = dict(_pairs(_read(self.file, field, _MAX_TEXT)))
+            self.facts["opsets"][_text(parts.get(1)) or "ai.onnx"] = parts[2] if isinstance(parts.get(2), int) else None
+        elif field.number == _METADATA:
+            self._metadata(field)
+
+    def _metadata(self, field: _Field) -> None:
+        room = self.room
+        data = _read(self.file, field, max(_KEY, min(_MAX_VALUE, room)))
+        self.room -= len(data) + _KEY  # an empty one takes memory, too
+        if _is_stamp(data):
+            self.stamp = field  # the last one counts
+        elif room > 0:
+            parts = dict(_pairs(data))
+            self.facts["metadata"][_text(parts.get(1))] = _text(parts.get(2)) + ("…" if len(data) < field.value else "")
+
+    def stamp_text(self) -> bytes | None:
+        if self.stamp is None or self.stamp.value > 2 * MAX_BYTES:
+            return None
+        found = dict(_pairs(_read(self.file, self.stamp, 2 * MAX_BYTES))).get(2, b"")
+        return found if isinstance(found, bytes) else None
+
+
+def _read(file: BinaryIO, field: _Field, limit: int) -> bytes:
+    file.seek(field.end - field.value)
+    return file.read(min(field.value, limit))
+
+
+def _text(data: Any) -> str:
+    return data.decode("utf-8", "replace") if isinstance(data, bytes) else ""
+
+
+def _is_stamp(entry: bytes) -> bool:
+    """Tell whether an entry of the metadata, or its beginning, is a stamp's."""
+    return next((value for number, value in _pairs(entry) if number == 1), None) == NAME.encode()
+
+
+def _fields(file: BinaryIO, path: Path) -> Iterator[_Field]:
+    """Walk the fields of the model; what stands in them (the graph, with its weights) is stepped over."""
+    size, end = file.seek(0, os.SEEK_END), 0
     for _ in range(_MAX_FIELDS):
-        if file.tell() >= size:
+        if end >= size:
             return
+        start = file.seek(end)
         tag = _number(file, path)
         number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            yield number, _number(file, path)
-        elif kind == 2:
-            length = _number(file, path)
-            if file.tell() + length > size:
-                raise broken(path, "it was cut short")
-            if number == _GRAPH or length > 2 * MAX_BYTES:
-                file.seek(length, os.SEEK_CUR)
-                yield number, None
-            else:
-                yield number, file.read(length)
-        elif kind in (1, 5):
-            file.seek(8 if kind == 1 else 4, os.SEEK_CUR)
-            yield number, None
-        else:
+        if kind not in (_NUMBER, _EIGHT_BYTES, _BYTES, _FOUR_BYTES):
             raise broken(path, "it is no ONNX model")
+        value = _number(file, path) if kind in (_NUMBER, _BYTES) else 0
+        end = file.tell() + {_NUMBER: 0, _EIGHT_BYTES: 8, _BYTES: value, _FOUR_BYTES: 4}[kind]
+        if end > size:
+            raise broken(path, "it was cut short")
+        yield _Field(number, kind, value, start, end)
     raise broken(path, "it has more fields than any ONNX model")
 
 
@@ -128,27 +173,37 @@ def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     with path.open("rb") as buffered:
         size = buffered.seek(0, os.SEEK_END)
         old = _places(buffered, path)  # a damaged file is not made longer
-    if old and old[0][1] < size:
+    start, end = old[0] if old else (size, size)
+    data = _filled(stamp, end - start)
+    if end < size or len(data) < end - start:
         _rewrite(path, old, entry(stamp))
         return
-    start = old[0][0] if old else size
-    before = os.pread(file.fileno(), size - start, start)
-    data = entry(stamp)
+    before = os.pread(file.fileno(), end - start, start)
     if os.pwrite(file.fileno(), data, start) != len(data):
         os.pwrite(file.fileno(), before, start)
         file.truncate(size)
         raise broken(path, "no space is left to stamp it")
-    file.truncate(start + len(data))
+
+
+def _filled(stamp: bytes, length: int) -> bytes:
+    """Return the stamp's field, with spaces up to the length of the earlier one: cutting the file would be a second step.
+
+    No number of spaces may lead there, since the length of a length grows, too: then it has none.
+    """
+    data = entry(stamp)
+    if not 0 < length - len(data) < MAX_BYTES:
+        return data
+    filled = (entry(stamp.ljust(len(stamp) + length - len(data) - more)) for more in range(3))
+    return next((longer for longer in filled if len(longer) == length), data)
 
 
 def _places(file: BinaryIO, path: Path) -> list[tuple[int, int]]:
     """Return where earlier stamps begin and end."""
-    found, start = [], 0
-    for number, value in _fields(file, path):
-        if number == _METADATA and isinstance(value, bytes) and dict(_pairs(value)).get(1) == NAME.encode():
-            found.append((start, file.tell()))
-        start = file.tell()
-    return found
+    return [
+        (field.start, field.end)
+        for field in _fields(file, path)
+        if field.kind == _BYTES and field.number == _METADATA and _is_stamp(_read(file, field, _MAX_VALUE))
+    ]
 
 
 def _rewrite(path: Path, cuts: list[tuple[int, int]], added: bytes) -> None:

@@ -6,9 +6,11 @@ makes no difference.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,35 @@ from .stamper import Stamper, current, export_natively, quietly
 from .write import write_beside
 from .zips import MEMBER
 
+_announced = threading.local()  # the next buffer that torch.save fills becomes a file
+
 
 def _torch_save(original: Callable[..., Any]) -> Callable[..., Any]:
     def open_writer(target: Any) -> Any:
         stamper = current()
         writer = original(target)
-        return _ZipWriter(writer, stamper, target) if stamper is not None and _is_file(target) else writer
+        wanted = getattr(_announced, "buffer", False) or _is_file(target)
+        _announced.buffer = False  # this one, and none that pickling its content fills
+        return _ZipWriter(writer, stamper, target) if stamper is not None and wanted else writer
 
     return open_writer
+
+
+def _lightning(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stamp a checkpoint that goes through memory, since it may be bound for a bucket."""
+
+    def save(checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        stamper = current()
+        _announced.buffer = stamper is not None
+        try:
+            result = original(checkpoint, path, *args, **kwargs)
+        finally:
+            _announced.buffer = False
+        if stamper is not None:
+            stamper.saved(path)
+        return result
+
+    return save
 
 
 def _is_file(target: Any) -> bool:
@@ -78,8 +101,8 @@ def _safetensors(original: Callable[..., Any]) -> Callable[..., Any]:
 def _jit_save(original: Callable[..., Any]) -> Callable[..., Any]:
     def save(self: Any, file: Any, given: Any = None, *rest: Any, _extra_files: Any = None, **kwargs: Any) -> Any:
         stamper = current()
-        extra = _with_stamp(stamper, given or _extra_files)
-        result = original(self, file, extra, *rest, **kwargs)
+        with _with_stamp(stamper, given or _extra_files) as extra:
+            result = original(self, file, extra, *rest, **kwargs)
         if stamper is not None:
             stamper.saved(file)
         return result
@@ -89,18 +112,27 @@ def _jit_save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _jit_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
     def save(self: Any, given: Any = None, *rest: Any, _extra_files: Any = None, **kwargs: Any) -> Any:
-        return original(self, _with_stamp(current(), given or _extra_files), *rest, **kwargs)
+        with _with_stamp(current(), given or _extra_files) as extra:
+            return original(self, extra, *rest, **kwargs)
 
     return save
 
 
-def _with_stamp(stamper: Stamper | None, extra: Any) -> Any:
-    """Return the extra files of a TorchScript archive with ours among them; the caller's own of that name wins."""
+@contextlib.contextmanager
+def _with_stamp(stamper: Stamper | None, given: Any) -> Iterator[Any]:
+    """Yield the extra files of a TorchScript archive with ours among them; the caller's own of that name wins."""
+    extra = given or {}
+    theirs = stamper is not None and NAME in extra
     if stamper is not None:
         with guard("stamp a TorchScript file"):
-            if not export_natively(None if NAME in (extra or {}) else stamper):
-                return {NAME: stamper.text(), **(extra or {})}
-    return extra or {}
+            if not export_natively(None if theirs else stamper):
+                extra = {NAME: stamper.text(), **extra}
+    try:
+        yield extra
+    finally:
+        if theirs:  # off for this file alone: the next may be one that C++ saves
+            with guard("stamp a TorchScript file"):
+                export_natively(current())
 
 
 def _archive_open(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,6 +192,9 @@ def _dcp_finish(original: Callable[..., Any]) -> Callable[..., Any]:
 
 HOOKS = [
     Hook("torch.serialization", "_open_zipfile_writer", _torch_save),
+    # Where the two packages of Lightning save a checkpoint, whether a Trainer or Fabric asks for it.
+    Hook("lightning.fabric.plugins.io.torch_io", "_atomic_save", _lightning),
+    Hook("lightning_fabric.plugins.io.torch_io", "_atomic_save", _lightning),
     Hook("safetensors.torch", "serialize_file", _safetensors),
     Hook("safetensors.torch", "serialize", _safetensors),
     Hook("safetensors.numpy", "serialize_file", _safetensors),

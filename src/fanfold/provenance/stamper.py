@@ -60,5 +60,9 @@ def export_natively(by: Stamper | None) -> bool:
     library = native.current()
     if library is None:
         return False
-    text = by.text() if by is not None else b""
-    return bool(library.ff_export_file(NAME.encode() if by is not None else b"", text, len(text)))
+    text = b""
+    try:
+        text = by.text() if by is not None else b""
+    finally:  # a stamp that cannot be made leaves none: the one before tells of an earlier moment
+        done = bool(library.ff_export_file(NAME.encode() if text else b"", text, len(text)))
+    return done

@@ -45,14 +45,15 @@ def noted(path: Path, fd: int, note: Note) -> Iterator[Callable[[], None]]:
         if lasting:
             os.fsync(fd)
 
+    done = False
     try:
         yield settle
         settle()
-    except BaseException:
-        _undo(path, fd)
+        done = True
+    finally:
+        if not done:  # an error, a full disk, Ctrl-C
+            _undo(path, fd)
         undo_note(path).unlink()
-        raise
-    undo_note(path).unlink()
 
 
 def _write(path: Path, data: bytes, *, lasting: bool) -> None:
@@ -67,9 +68,8 @@ def _write(path: Path, data: bytes, *, lasting: bool) -> None:
         aside.replace(undo_note(path))
         if lasting:
             _sync_folder(path.parent)
-    except BaseException:
+    finally:
         aside.unlink(missing_ok=True)
-        raise
 
 
 def _sync_folder(path: Path) -> None:

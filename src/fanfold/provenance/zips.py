@@ -25,6 +25,7 @@ MAX_DIRECTORY = 256 << 20
 _END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _STORED, _DEFLATED = 0, 8
+_TELLING = ("archive_format", "constants.pkl", "data.pkl", "data/aotinductor")  # the first 16 letters of names that tell a format
 
 
 class Entry(NamedTuple):
@@ -49,7 +50,8 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
         total += entry.size
         if name in (MEMBER, ".data/serialization_id", "version", "archive_version"):
             wanted[name] = entry
-        seen.add(name if name in ("data.pkl", "constants.pkl", "archive_format") else name[:16])
+        if name[:16] in _TELLING:
+            seen.add(name[:16])
     texts = {name: _member(file, entry, 4096) for name, entry in wanted.items() if name != MEMBER}
     told = {"members": count, "bytes_of_members": total, "root": root}
     told |= {name.rpartition("/")[2]: data.decode("utf-8", "replace").strip() for name, data in texts.items() if data is not None}
@@ -67,20 +69,20 @@ def _format(seen: set[str]) -> str:
 
 def _entries(file: BinaryIO, path: Path) -> Iterator[Entry]:
     """Walk the central directory; damage ends in a clear error."""
-    start, size, count = _directory(file, path)
-    file.seek(start)
-    data = io.BufferedReader(file, 1 << 16) if isinstance(file, io.RawIOBase) else file
-    end = start + size
+    at, size, count = _directory(file, path)
+    file.seek(at)
+    end = at + size
     for _ in range(count):
-        fixed = data.read(_ENTRY.size)
-        if len(fixed) < _ENTRY.size or fixed[:4] != b"PK\x01\x02" or data.tell() > end:
+        fixed = file.read(_ENTRY.size)
+        at += _ENTRY.size  # counted here: to ask the file takes as long as all the rest
+        if len(fixed) < _ENTRY.size or fixed[:4] != b"PK\x01\x02" or at > end:
             raise broken(path, "its table of contents is damaged")
         _, _, _, _, method, _, _, _, packed, unpacked, name_len, extra_len, comment_len, *_, offset = _ENTRY.unpack(fixed)
-        name = data.read(name_len).decode("utf-8", "replace")
-        extra = data.read(extra_len)
-        data.seek(comment_len, os.SEEK_CUR)
-        unpacked, packed, offset = _wide(extra, unpacked, packed, offset)
-        yield Entry(name, method, packed, unpacked, offset)
+        more = file.read(name_len + extra_len + comment_len)
+        at += len(more)
+        if 0xFFFFFFFF in (unpacked, packed, offset):
+            unpacked, packed, offset = _wide(more[name_len : name_len + extra_len], unpacked, packed, offset)
+        yield Entry(more[:name_len].decode("utf-8", "replace"), method, packed, unpacked, offset)
 
 
 def _wide(extra: bytes, *fields: int) -> tuple[int, ...]:
