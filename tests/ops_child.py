@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import fanfold
+from fanfold.probes.native import build
 
 HEAD = """
 import json, os, sys, threading
@@ -16,6 +17,35 @@ import fanfold
 def begin(ops, **more):
     return fanfold.init("p", ops=ops, system=False, quiet=True, **more)
 """
+
+# A device of which only time is known: half a millisecond for everything. It answers queries in the relaxed mode alone.
+DEVICE = """
+static int mode = 0;
+extern "C" {
+int cudaGetDevice(int* device) { *device = 0; return 0; }
+int cudaEventCreateWithFlags(void** event, unsigned) { *event = &mode; return 0; }
+int cudaEventRecord(void*, void*) { return 0; }
+int cudaEventQuery(void*) { return mode == 2 ? 0 : 900; }
+int cudaEventElapsedTime(float* ms, void*, void*) { *ms = 0.5f; return 0; }
+int cudaStreamIsCapturing(void*, int* state) { *state = 0; return 0; }
+int cudaThreadExchangeStreamCaptureMode(int* other) { int old = mode; mode = *other; *other = old; return 0; }
+int aoti_torch_get_current_cuda_stream(int, void** stream) { *stream = 0; return 0; }
+}
+"""
+BIND_DEVICE = """
+import ctypes
+from fanfold.probes.native import library
+ctypes.CDLL({path!r})
+assert library.bind().ff_bind_cuda({path!r}.encode())
+"""
+
+
+def with_device(tmp_path: Path, code: str) -> str:
+    """Build the device that keeps time, and return the program with it bound."""
+    (tmp_path / "device.cpp").write_text(DEVICE)
+    path = tmp_path / "libdevice.so"
+    subprocess.run([build.compiler(), "-shared", "-fPIC", "-o", str(path), str(tmp_path / "device.cpp")], check=True)
+    return BIND_DEVICE.format(path=str(path)) + code
 
 
 def program(tmp_path: Path, code: str) -> Path:

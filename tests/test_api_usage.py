@@ -7,8 +7,9 @@ import sys
 import pytest
 
 import fanfold
+from fanfold.cli import main
 from fanfold.probes.native import build
-from ops_child import program, run, stored
+from ops_child import last_json, program, run, stored
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
 
@@ -57,6 +58,48 @@ def test_keys_are_recorded_once_and_files_each_time(runs_dir, tmp_path, monkeypa
     files = json.loads(subprocess.run([*asked, "--files"], capture_output=True, text=True, check=True).stdout)
     assert {(row["file_name"], row["how"]) for row in files} >= {("weights", "written"), ("weights", "read")}
     assert subprocess.run([*asked, "--api", "torch.never"], capture_output=True, text=True).returncode == 1
+
+
+FORKED = """
+import multiprocessing, torch
+use = torch._C._log_api_usage_once  # as torch itself does
+def quiet():
+    use("child.quiet")  # and no operator
+def busy():
+    use("child.before"); torch.ones(2).tan(); use("child.after")
+    torch.save(torch.ones(2), "child.pt")
+run = begin({"every": 1})
+pids = []
+for target in (quiet, busy):
+    child = multiprocessing.get_context("fork").Process(target=target); child.start(); child.join(); pids.append(child.pid)
+run.finish()
+print(json.dumps({"pids": pids, "left": os.listdir(run.path / "ops")}))
+"""
+
+
+def test_forked_children_leave_what_they_used_under_their_own_pid(runs_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = last_json(run(program(tmp_path, FORKED))[0])
+    assert told["left"] == []
+    quiet, busy = told["pids"]
+    found = stored(runs_dir).usage()
+    pids = {record["key"]: record["pid"] for record in found if record["key"].startswith("child.")}
+    assert pids == {"child.quiet": quiet, "child.before": busy, "child.after": busy}
+    written = [record for record in found if record["data"].get("file_name") == "child"]
+    assert [record["pid"] for record in written] == [busy]
+
+
+def test_usage_that_found_no_room_is_counted_and_said(runs_dir, tmp_path, capsys):
+    code = """
+import torch
+run = begin({"every": 1})
+for i in range(5000): torch._C._log_api_usage_once("x" * 100 + str(i))  # 560 kB, faster than it is fetched
+torch.ones(2).tan()
+run.finish()
+"""
+    run(program(tmp_path, code))
+    assert main(["ops", "-", "--dir", str(runs_dir)]) == 0
+    assert "API usage records found no room" in capsys.readouterr().err
 
 
 def test_ones_own_keys_need_neither_torch_nor_a_profile(runs_dir, tmp_path):

@@ -1,5 +1,6 @@
 """The operator profile: what it counts, exactly, on real torch; windows, sampling, workers, kills, full tables, fallbacks."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from fanfold.errors import SettingError
 from fanfold.probes import image
 from fanfold.probes import ops as probe
 from fanfold.probes.native import build
-from ops_child import count, last_json, program, run, start, stored
+from ops_child import count, last_json, program, run, start, stored, with_device
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
 
@@ -113,6 +114,55 @@ def test_windows_observe_whole_steps_and_say_what_they_stand_for(runs_dir, tmp_p
 def test_a_short_run_shows_its_third_step(runs_dir, tmp_path):
     run(program(tmp_path, TRAIN.format(ops=True, steps=5)))
     assert count(stored(runs_dir).ops(), "aten::linear") in (1, 2)  # two if the random phase falls there
+
+
+def test_the_environment_switches_the_profile_on(runs_dir, tmp_path):
+    code = TRAIN.format(ops=None, steps=5).replace("begin(None)", 'fanfold.init("p", system=False, quiet=True)')
+    run(program(tmp_path, code), FANFOLD_OPS="1")
+    assert count(stored(runs_dir).ops(), "aten::linear") in (1, 2)
+
+
+COMPILED = """
+import torch, torch._dynamo
+from fanfold.probes.native import library
+run = begin({"every": 1})  # the compiler is loaded, and starts before the first tick
+def first(x): return x.atan().sum()
+def second(x): return x.asinh().sum()
+for function in (first, second):
+    compiled = torch.compile(function, backend="aot_eager")
+    for _ in range(3): compiled(torch.ones(3, requires_grad=True)).backward()
+L = library.current()
+L.ff_compiling(-1)  # an end whose beginning nobody heard
+L.ff_compiling(1); torch.ones(2).erf(); L.ff_compiling(-1)
+L.ff_compiling(1)
+thread = threading.Thread(target=L.ff_compiling, args=(-1,)); thread.start(); thread.join()  # the last to end is another thread
+torch.ones(2).erfc()
+run.finish()
+"""
+
+
+def test_what_the_compiler_runs_is_counted_apart_and_its_regions_are_named(runs_dir, tmp_path):
+    run(program(tmp_path, COMPILED))
+    rows = stored(runs_dir).ops()
+    for op in ("aten::atan", "aten::asinh"):
+        assert count(rows, op, scope="forward") in (3, 4)  # one more where torch checks the first call, under a dispatch mode
+        assert count(rows, op, scope="compile", kind="compiling") > 4
+    assert count(rows, "CompiledFunction", kind="compiled region") == 6
+    assert count(rows, "CompiledFunctionBackward", kind="compiled region", scope="backward") == 6
+    assert (count(rows, "aten::erf", scope="compile"), count(rows, "aten::erf")) == (1, 1)
+    assert count(rows, "aten::erfc", scope="forward") == 1
+
+
+def test_a_torch_that_cannot_be_imported_is_said_once_and_the_run_goes_on(runs_dir, tmp_path):
+    broken = tmp_path / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
+    (broken / "lib").symlink_to(Path(importlib.util.find_spec("torch").origin).parent / "lib")
+    code = 'run = begin(True)\nrun.log({"loss": 1.0})\nrun.finish()\n'
+    _, err = run(program(tmp_path, code), PYTHONPATH=str(broken.parent))
+    assert err.count("could not profile operators: ImportError: libcudart.so.12") == 1
+    assert stored(runs_dir).status == "finished"
+    assert list(stored(runs_dir).series("loss").values) == [1.0]
 
 
 SAMPLED = """
@@ -241,6 +291,22 @@ def test_a_full_table_is_said_and_counted(runs_dir, tmp_path):
     assert table.facts["overflow"] > 80
 
 
+def test_windows_without_the_native_part_are_bounded_too(runs_dir, tmp_path):
+    code = TRAIN.format(ops={"every": 1, "rows": 16, "native": False}, steps=8)
+    numbered = code.replace(
+        "optimizer.zero_grad();", 'with torch.profiler.record_function(f"request {_}"): x.tan()\n    optimizer.zero_grad();'
+    )
+    _, err = run(program(tmp_path, numbered))
+    assert err.count("operator table is full: it holds 16 rows") == 1
+    found = stored(runs_dir)
+    assert len(found.ops()) == 16
+    assert count(found.ops(), "aten::tan") == 4  # every other step
+    from fanfold.store.ops import tables
+
+    (table,) = tables(found)
+    assert table.facts["overflow"] > 20
+
+
 LOAD = """
 import torch
 from fanfold.probes.native import library
@@ -318,17 +384,21 @@ run = begin({"every": 1, "inputs": True})
 for size in (3, 5):
     for _ in range(4): torch.nn.functional.linear(torch.ones(2, size), torch.ones(6, size))
 torch.ones(2, dtype=torch.int64).neg()
+for _ in range(400): torch.nn.functional.linear(torch.ones(2, 7), torch.ones(6, 7))
 run.finish()
 """
 
 
 def test_inputs_tell_shapes_and_dtypes_apart(runs_dir, tmp_path):
-    _, err = run(program(tmp_path, INPUTS), timeout=280)
+    _, err = run(program(tmp_path, with_device(tmp_path, INPUTS)), timeout=280)
     assert "native operator probe is off" not in err
     rows = stored(runs_dir).ops()
     assert count(rows, "aten::linear", inputs="Float[2,3] Float[6,3]") == 4
     assert count(rows, "aten::linear", inputs="Float[2,5] Float[6,5]") == 4
     assert count(rows, "aten::neg", inputs="Long[2]") == 1
+    (timed,) = [row for row in rows if row["inputs"] == "Float[2,7] Float[6,7]" and row["op"] == "aten::linear"]
+    assert 0 < timed["device_count"] < 400  # one in eight
+    assert timed["device_ns"] == timed["device_count"] * 500_000
 
 
 TRACED = """
@@ -357,6 +427,36 @@ def test_a_running_job_is_traced_on_request(runs_dir, tmp_path):
         names = [event.get("name") for event in json.load(trace)["traceEvents"]]
     assert names.count("Optimizer.step#SGD.step") == 3
     assert "aten::linear" in names
+
+
+CUT = """
+import time, torch
+from fanfold.probes import trace
+model = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+def step():
+    optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
+def on(): return torch.autograd._profiler_enabled()
+found = []
+for elsewhere in (False, True):
+    run = begin(True)
+    trace.request(run.path / "ops", 1000, "abc")
+    end = time.monotonic() + 60
+    while not on() and time.monotonic() < end: step()
+    found.append(on())
+    if elsewhere:
+        thread = threading.Thread(target=run.finish); thread.start(); thread.join()
+        step()
+    else:
+        run.finish()
+    found.append(on())
+print(json.dumps(found))
+"""
+
+
+def test_the_end_of_a_run_ends_a_trace_under_way(runs_dir, tmp_path):
+    out, err = run(program(tmp_path, CUT))
+    assert last_json(out) == [True, False, True, False]
+    assert "could not" not in err
 
 
 def test_options_that_cannot_be_are_refused_before_anything_is_written(tmp_path):

@@ -415,10 +415,11 @@ def _start_ops(run: Run, options: Any) -> None:
 
     place = run._place  # noqa: SLF001 - the other half of Run
     local = place.spool is None  # a table is written many times a second: never through a network filesystem
-    probe = ops.start(options, write, path=run.path, rank=run.rank, node=place.me.node, local=local)
-    if probe is not None:
-        run._keeper.chores.append(probe.tick)  # noqa: SLF001 - the other half of Run
-        run._stoppers.insert(0, probe.stop)  # noqa: SLF001 - the other half of Run
+    with guard("profile operators", strict=run.strict):  # torch itself may fail to be imported
+        probe = ops.start(options, write, path=run.path, rank=run.rank, node=place.me.node, local=local)
+        if probe is not None:
+            run._keeper.chores.append(probe.tick)  # noqa: SLF001 - the other half of Run
+            run._stoppers.insert(0, probe.stop)  # noqa: SLF001 - the other half of Run
 
 
 def _start_energy(run: Run, arguments: Mapping[str, Any]) -> None:

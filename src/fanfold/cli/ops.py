@@ -25,6 +25,11 @@ from .ops_formats import FORMATS
 from .text import plural
 
 BY = ("label", "node", "rank", "thread", "role", "scope", "kind", "inputs", "run")
+LOST = {
+    "overflow": "calls found no row in a full table and are missing here. Use fewer labels, or ranges without numbers.",
+    "device_lost": "calls could not be timed on the device: 1,024 were under way. Device means come from those that were.",
+    "usage_lost": "API usage records found no room (64 kB a second) and are missing from fanfold usage.",
+}
 EXAMPLE = """examples:
   fanfold ops - --top 10
   fanfold ops --project llm --by label
@@ -102,12 +107,9 @@ def _remarks(args: argparse.Namespace, runs: list[StoredRun], left: int) -> None
     steps, observed = (sum(int(facts.get(name) or 0) for facts in tables) for name in ("steps", "observed"))
     text = f"{plural(len(runs), 'run')}, {plural(len(tables), 'table')}: {observed:,} of {plural(steps, 'step')} observed in full"
     output.remark(args, text + (f", {left} rows more (--top 0)" if left > 0 else ""))
-    lost = sum(int(facts.get("overflow") or 0) for facts in tables)
-    if lost:
-        output.remark(
-            args,
-            f"{lost:,} calls found no row in a full table and are missing here. Use fewer labels, or ranges without numbers.",
-        )
+    for name, meaning in LOST.items():
+        if lost := sum(int(facts.get(name) or 0) for facts in tables):
+            output.remark(args, f"{lost:,} {meaning}")
     if steps and not observed and not any(facts.get("sampling") for facts in tables):
         output.remark(
             args, "no step was observed: the run is too short for its profile. Pass ops={'every': 1} to observe all of them."
@@ -122,17 +124,25 @@ def took(nanoseconds: float) -> str:
     return f"{nanoseconds:.0f} ns"
 
 
-def _part(args: argparse.Namespace, word: str) -> tuple[StoredRun, Callable[[dict[str, Any]], bool]]:
-    """Open `RUN` or `RUN@rank=1` and return it with a test for its rows."""
+def _part(args: argparse.Namespace, word: str) -> tuple[StoredRun, list[dict[str, Any]], int]:
+    """Open `RUN` or `RUN@rank=1` and return it, its rows, and the steps of the processes they come from, added up."""
     name, _, part = word.partition("@")
-    if not part:
-        return one(args, name), lambda _row: True
     field, equals, value = part.partition("=")
+    if not part:
+        stored = one(args, name)
+        return stored, stored.ops(), _steps(stored, lambda _facts: True)
     if not equals or field not in ("rank", "node", "label", "role", "thread"):
         raise SettingError(
             f"{word!r} is no part of a run. Nothing was compared. Write RUN@rank=1; also node, label, role, thread."
         )
-    return one(args, name), lambda row: str(row[field]) == value
+    stored = one(args, name)
+    rows = [row for row in stored.ops() if str(row[field]) == value]
+    # Labels, threads and workers are parts of processes, whose steps are all theirs.
+    return stored, rows, _steps(stored, lambda facts: field not in ("rank", "node") or str(facts.get(field)) == value)
+
+
+def _steps(stored: StoredRun, fits: Callable[[dict[str, Any]], bool]) -> int:
+    return max(sum(int(table.facts.get("steps") or 0) for table in store.tables(stored) if fits(table.facts)), 1)
 
 
 def _diff(args: argparse.Namespace, words: list[str]) -> int:
@@ -140,14 +150,13 @@ def _diff(args: argparse.Namespace, words: list[str]) -> int:
         raise SettingError("diff compares two runs. Nothing was compared. Write: fanfold ops diff A B.")
     sides = []
     for word in words:
-        stored, fits = _part(args, word)
-        rows = store.together((row for row in stored.ops() if fits(row)), ("op", "scope"))
+        stored, found, steps = _part(args, word)
+        rows = {(row["op"], row["scope"]): row for row in store.together(found, ("op", "scope"))}
         if not rows:
             raise FanfoldError(f"{word} has no operator profile. Nothing was compared. Start runs with fanfold.init(ops=True).")
-        steps = max((int(table.facts.get("steps") or 0) for table in store.tables(stored)), default=0)
-        sides.append((stored, {(row["op"], row["scope"]): row for row in rows}, max(steps, 1)))
-    found = changes(sides[0][1], sides[1][1], sides[0][2], sides[1][2])
-    shown = found[: args.top] if args.top > 0 else found
+        sides.append((stored, rows, steps))
+    changed = changes(sides[0][1], sides[1][1], sides[0][2], sides[1][2])
+    shown = changed[: args.top] if args.top > 0 else changed
     if args.json:
         output.print_json(shown)
         return 0

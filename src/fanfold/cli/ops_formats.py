@@ -18,6 +18,11 @@ COUNTERS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], float]], ...] = 
     ("host_seconds", "s", "Host time inside the operator, estimated.", lambda row: row["total_ns"] * row["scale"] / 1e9),
     ("self_seconds", "s", "Host time of the operator's own, estimated.", lambda row: row["self_ns"] * row["scale"] / 1e9),
 )
+# Only of rows that have any: most processes have no device, and of the others few calls are timed there.
+DEVICE: tuple[tuple[str, str, str, Callable[[dict[str, Any]], float]], ...] = (
+    ("device_timed_calls", "1", "Calls of the operator that were timed on the device.", lambda row: float(row["device_count"])),
+    ("device_seconds", "s", "Device time of the calls that were timed there.", lambda row: row["device_ns"] / 1e9),
+)
 OCTAVES = tuple(2.0**power for power in range(8, 36, 2))  # 256 ns to 17 s
 
 
@@ -25,9 +30,11 @@ def prometheus(runs: list[StoredRun]) -> str:
     """Write the text form that node_exporter's textfile collector takes."""
     rows = [(run, row) for run in runs for row in run.ops()]
     lines: list[str] = []
-    for name, _, meaning, value in COUNTERS:
+    timed = [(run, row) for run, row in rows if row["device_count"]]
+    for name, _, meaning, value in COUNTERS + DEVICE * bool(timed):
         lines += [f"# HELP fanfold_op_{name}_total {meaning}", f"# TYPE fanfold_op_{name}_total counter"]
-        lines += [f"fanfold_op_{name}_total{{{_labels(run, row)}}} {value(row):.9g}" for run, row in rows]
+        counted = timed if name.startswith("device_") else rows
+        lines += [f"fanfold_op_{name}_total{{{_labels(run, row)}}} {value(row):.9g}" for run, row in counted]
     return "\n".join(lines) + "\n"
 
 
@@ -70,8 +77,10 @@ def _resources(run: StoredRun) -> Iterator[dict[str, Any]]:
 
 def _metrics(run: StoredRun, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     span = {"startTimeUnixNano": str(int(run.started * 1e9)), "timeUnixNano": str(int(run.seen * 1e9))}
-    for name, unit, meaning, value in COUNTERS:
-        points = [{"attributes": _attributes(_named(row)), **span, "asDouble": value(row)} for row in rows]
+    timed = [row for row in rows if row["device_count"]]
+    for name, unit, meaning, value in COUNTERS + DEVICE * bool(timed):
+        counted = timed if name.startswith("device_") else rows
+        points = [{"attributes": _attributes(_named(row)), **span, "asDouble": value(row)} for row in counted]
         total = {"dataPoints": points, "aggregationTemporality": 2, "isMonotonic": True}
         yield {"name": f"fanfold.op.{name}", "unit": unit, "description": meaning, "sum": total}
     histogram = {"dataPoints": [{**_histogram(row), **span} for row in rows], "aggregationTemporality": 2}

@@ -148,6 +148,13 @@ def quantile(hist: dict[int, int], share: float) -> float:
     return 0.0
 
 
+def parse_file(data: bytes) -> Table:
+    """Read a table file, with the API usage its process could not hand over."""
+    table = parse(from_file(data))
+    table.usage = file_usage(data)
+    return table
+
+
 def usage_records(data: bytes) -> list[dict[str, Any]]:
     """Read API-usage records: each a key, a time, and for metadata events names and values."""
     found, at = [], 0

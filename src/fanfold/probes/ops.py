@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import SettingError, guard, notices
+from ..errors import SettingError, notices
 from . import api_usage, image, trace, workers
 from .native import library as native
 
@@ -118,16 +118,8 @@ class NativeTable:
 
     def snapshot(self) -> dict[str, Any]:
         table = image.take(self.library)
-        self._say_full(image.parse(table[: image.USAGE]).facts)
+        workers.say_full(image.parse(table[: image.USAGE]).facts)
         return {"id": self.id, "table": image.pack(table)}
-
-    def _say_full(self, facts: Mapping[str, Any]) -> None:
-        if facts["overflow"]:
-            notices.once(
-                "ops table full",
-                f"the operator table is full: it holds {facts['capacity']} rows, and calls of further operators are only "
-                "counted. The rows it has stay exact. Use fewer labels or ranges with numbers in their names, or inputs=False.",
-            )
 
     def stop(self) -> None:
         self.library.ff_stop()
@@ -160,13 +152,14 @@ class OpsProbe:
         self._workers = workers.Workers(folder, rank)
         self._trace = trace.Requests(folder, rank, write)
         self._compile_hooks: Callable[[], None] | None = None
+        self._tell_compiling()  # at once where the compiler is loaded: it may start before the first tick
 
     def tick(self) -> None:
         """Do what is due; called each second, off the training thread."""
-        if self._library is not None:
-            self._tell_compiling()
-            if self._clock() - self._began > IDLE_SECONDS and not self._options.sampling and not self._library.ff_steps():
-                self._library.ff_moment(MOMENT_MS)
+        self._tell_compiling()
+        idle = self._clock() - self._began > IDLE_SECONDS and not self._options.sampling
+        if self._library is not None and idle and not self._library.ff_steps():
+            self._library.ff_moment(MOMENT_MS)
         self._hand_over_usage()
         self._trace.look()
         if self._clock() >= self._next:
@@ -187,22 +180,24 @@ class OpsProbe:
             return 0
         facts = self._workers.event(self.counter.id)
         if self._write({"event": "ops", **facts}):
+            self._write_usage(self._workers.usage)
             self._workers.forget()
         return len(facts["table"])
 
     def _hand_over_usage(self) -> None:
-        if not self._options.usage:
-            return
-        for record in api_usage.take():
+        if self._options.usage:
+            self._write_usage(api_usage.take())
+
+    def _write_usage(self, records: list[dict[str, Any]]) -> None:
+        for record in records if self._options.usage else ():
             self._write({"event": "usage", **record})
 
     def _tell_compiling(self) -> None:
         """Count what the compiler itself runs apart: a thousand calls that belong to no step."""
-        if self._compile_hooks is not None or "torch._dynamo.callback" not in sys.modules:
+        library, module = self._library, sys.modules.get("torch._dynamo.callback")
+        handler = getattr(module, "callback_handler", None)  # None while the module is still being imported
+        if library is None or handler is None or self._compile_hooks is not None:
             return
-        handler = sys.modules["torch._dynamo.callback"].callback_handler
-        library = self._library
-        assert library is not None
         began = handler.register_start_callback(lambda _args: library.ff_compiling(1))
         ended = handler.register_end_callback(lambda _args: library.ff_compiling(-1))
 
@@ -251,18 +246,20 @@ def start(options: Options, write: Write, *, path: Path, rank: int, node: str, l
     folder = path / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     counter = _counter(options, folder if local else None, rank, node)
-    with guard("profile operators"):
-        counter.start()
-        _active = OpsProbe(counter, write, options, folder=folder, rank=rank)
-        _watch_forks()
+    counter.start()
+    _active = OpsProbe(counter, write, options, folder=folder, rank=rank)
+    _watch_forks()
     return _active
 
 
 def _counter(options: Options, folder: Path | None, rank: int, node: str) -> Counter:
     from .windows import ProfilerWindows
 
+    def windows() -> ProfilerWindows:
+        return ProfilerWindows(options.window, options.every, inputs=options.inputs, rank=rank, node=node, rows=options.rows)
+
     if options.native is False:
-        return ProfilerWindows(options.window, options.every, inputs=options.inputs, rank=rank, node=node)
+        return windows()
     try:
         library = native.bind(force=options.native == "force")
         native.describe_inputs(library, options.inputs)
@@ -272,7 +269,7 @@ def _counter(options: Options, folder: Path | None, rank: int, node: str) -> Cou
             f"the native operator probe is off: {error}. The profile comes from torch.profiler windows instead: one step of "
             f"{options.every} is dearer, and labels are not seen. See docs/large-scale.md for what it needs.",
         )
-        return ProfilerWindows(options.window, options.every, inputs=options.inputs, rank=rank, node=node)
+        return windows()
     return NativeTable(library, options, folder, rank, node)
 
 

@@ -36,7 +36,7 @@ class Requests:
     def __init__(self, folder: Path, rank: int, write: Callable[[Mapping[str, Any]], bool]) -> None:
         self._file, self._folder, self._rank, self._write = folder / REQUEST, folder, rank, write
         self._seen = self._read().get("token")  # an old request is not for us
-        self._stop: Callable[[], None] | None = None
+        self._trace: Trace | None = None
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -51,10 +51,12 @@ class Requests:
         token, steps = asked.get("token"), asked.get("steps")
         if token == self._seen or not isinstance(token, str) or not token.isalnum() or not isinstance(steps, int):
             return
+        if self._trace is not None and self._trace.running:
+            return  # that one first: it is over in a few steps
         self._seen = token
         self.stop()
         with guard("trace the next steps"):
-            self._stop = _trace(max(1, min(steps, MAX_STEPS)), lambda profiler: self._finish(profiler, token, steps))
+            self._trace = Trace(max(1, min(steps, MAX_STEPS)), lambda profiler: self._finish(profiler, token, steps))
 
     def _finish(self, profiler: Any, token: str, steps: int) -> None:
         """Write the trace from a thread of its own: it can be large, and training has gone on."""
@@ -69,38 +71,61 @@ class Requests:
             self._write({"event": "trace", "path": f"ops/{path.name}", "steps": steps, "size": path.stat().st_size})
 
     def stop(self) -> None:
-        """Give up a trace that waits for steps."""
-        stop, self._stop = self._stop, None
-        if stop is not None:
-            stop()
+        """Give up a trace that waits for steps or is under way."""
+        given_up, self._trace = self._trace, None
+        if given_up is not None:
+            given_up.stop()
 
 
-def _trace(steps: int, done: Callable[[Any], None]) -> Callable[[], None]:
+class Trace:
     """Hook the optimizers: start at the end of a step, stop `steps` later."""
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    profiler: Any = None
-    left = steps
+    def __init__(self, steps: int, done: Callable[[Any], None]) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    def stepped(*_args: Any) -> None:
-        nonlocal profiler, left
+        self._left, self._done = steps, done
+        self._profiler: Any = None
+        self._thread = 0
+        self._wanted = True
+        self._handle: Any = register_optimizer_step_post_hook(self._stepped)
+
+    @property
+    def running(self) -> bool:
+        return self._profiler is not None
+
+    def _stepped(self, *_args: Any) -> None:
         with guard("trace the next steps"):
-            if profiler is None:
-                profiler = torch.profiler.profile(record_shapes=True)
-                try:
-                    profiler.start()
-                except RuntimeError as error:
-                    handle.remove()
-                    notices.once(
-                        "trace", f"no trace could be started: {error}. Training goes on. Ask again when no other profiler runs."
-                    )
-                return
-            left -= 1
-            if left <= 0:
-                handle.remove()
-                profiler.stop()
-                done(profiler)
+            if self._profiler is None:
+                self._begin()
+            elif threading.get_ident() == self._thread:  # another thread's optimizer cannot stop it, so it does not count
+                self._left -= 1
+                if self._left <= 0 or not self._wanted:
+                    self._end()
 
-    handle = register_optimizer_step_post_hook(stepped)
-    return handle.remove  # type: ignore[no-any-return]
+    def _begin(self) -> None:
+        import torch
+
+        profiler = torch.profiler.profile(record_shapes=True)
+        try:
+            profiler.start()
+        except RuntimeError as error:
+            self._handle.remove()
+            notices.once("trace", f"no trace could be started: {error}. Training goes on. Ask again when no other profiler runs.")
+            return
+        self._profiler, self._thread = profiler, threading.get_ident()
+
+    def _end(self) -> None:
+        profiler, self._profiler = self._profiler, None
+        self._handle.remove()
+        profiler.stop()
+        if self._wanted:
+            self._done(profiler)
+
+    def stop(self) -> None:
+        """Leave nothing on; a profiler that another thread started ends with that thread's next step."""
+        self._wanted = False
+        if self._profiler is None:
+            self._handle.remove()
+        elif threading.get_ident() == self._thread:
+            with guard("stop a trace"):
+                self._end()

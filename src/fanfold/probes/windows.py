@@ -26,7 +26,9 @@ def bucket_of(nanoseconds: int) -> int:
 class ProfilerWindows:
     """Profile `window` optimizer steps of each `every`, and add up what was seen."""
 
-    def __init__(self, window: int, every: int, *, inputs: bool, rank: int, node: str, phase: int | None = None) -> None:
+    def __init__(
+        self, window: int, every: int, *, inputs: bool, rank: int, node: str, rows: int = image.MAX_ROWS, phase: int | None = None
+    ) -> None:
         self.id = secrets.token_hex(8)
         self._inputs = inputs
         self._phase = random.randrange(every) if phase is None else phase
@@ -37,7 +39,7 @@ class ProfilerWindows:
         self._facts: dict[str, Any] = {
             "id": self.id, "rank": rank, "node": node, "pid": os.getpid(), "every": every, "window": window, "worker": 0,
             "sampling": 0.0, "steps": 0, "observed": 0, "windows": 0, "seen_ns": 0, "overflow": 0, "started": time.time_ns(),
-            "now": 0, "profiler": True,
+            "now": 0, "profiler": True, "capacity": rows,
         }  # fmt: skip
 
     def start(self) -> None:
@@ -92,7 +94,8 @@ class ProfilerWindows:
         with self._lock:
             events = list(profiler.events())
             stepping = next((event.thread for event in events if event.name.startswith("Optimizer.step#")), None)
-            workers.merge(self._rows, [self._row(event, "main" if event.thread == stepping else "thread") for event in events])
+            rows = [self._row(event, "main" if event.thread == stepping else "thread") for event in events]
+            self._facts["overflow"] += workers.merge(self._rows, rows, room=self._facts["capacity"])
 
     def _row(self, event: Any, thread: str) -> dict[str, Any]:
         total, own = int(event.cpu_time_total * 1000), int(event.self_cpu_time_total * 1000)
@@ -105,9 +108,9 @@ class ProfilerWindows:
 
     def snapshot(self) -> dict[str, Any]:
         with self._lock:
-            rows = list(self._rows.values())[: image.MAX_ROWS]
             self._facts["now"] = time.time_ns()
-            return {"id": self.id, "facts": dict(self._facts), "table": workers.pack_rows(rows)}
+            workers.say_full(self._facts)
+            return {"id": self.id, "facts": dict(self._facts), "table": workers.pack_rows(list(self._rows.values()))}
 
     def stop(self) -> None:
         if self._handle is not None:

@@ -5,22 +5,36 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ..errors import notices
 from . import image
 
 ADDED = ("count", "total_ns", "self_ns", "device_count", "device_ns")
 SAME = ("op", "overload", "scope", "thread", "label", "inputs")
 
 
-def merge(into: dict[tuple[Any, ...], dict[str, Any]], rows: list[dict[str, Any]], added: tuple[str, ...] = ADDED) -> None:
-    """Add rows to those of the same operator, scope, thread, label and inputs."""
+LOST = ("overflow", "usage_lost", "device_lost")
+
+
+def merge(
+    into: dict[tuple[Any, ...], dict[str, Any]],
+    rows: list[dict[str, Any]],
+    added: tuple[str, ...] = ADDED,
+    room: int | None = None,
+) -> int:
+    """Add rows to those of the same operator, scope, thread, label and inputs; return the calls beyond `room` rows."""
+    beyond = 0
     for row in rows:
         key = tuple(row[name] for name in SAME)
         found = into.get(key)
+        if found is None and room is not None and len(into) >= room:
+            beyond += row["count"]
+            continue
         if found is None:
             into[key] = {**row, "hist": dict(row["hist"])}
             continue
@@ -29,6 +43,17 @@ def merge(into: dict[tuple[Any, ...], dict[str, Any]], rows: list[dict[str, Any]
         found["max_ns"] = max(found["max_ns"], row["max_ns"])
         for bucket, count in row["hist"].items():
             found["hist"][bucket] = found["hist"].get(bucket, 0) + count
+    return beyond
+
+
+def say_full(facts: Mapping[str, Any]) -> None:
+    """Say it once when calls found no row."""
+    if facts["overflow"]:
+        notices.once(
+            "ops table full",
+            f"the operator table is full: it holds {facts['capacity']} rows, and calls of further operators are only "
+            "counted. The rows it has stay exact. Use fewer labels or ranges with numbers in their names, or inputs=False.",
+        )
 
 
 def read_file(path: Path) -> bytes | None:
@@ -57,6 +82,8 @@ class Workers:
         self._ended: list[Path] = []
         self._folded: list[str] = []
         self._processes = 0
+        self._lost = dict.fromkeys(LOST, 0)
+        self.usage: list[dict[str, Any]] = []  # of those the journal does not have yet
 
     def sweep(self, parent: str) -> bool:
         """Fold in the children of `parent` that have ended; tell whether there were any."""
@@ -64,8 +91,11 @@ class Workers:
             table = self._ended_child(path, parent)
             if table is None:
                 continue
-            merge(self._rows, table.rows)
+            for name in LOST:
+                self._lost[name] += table.facts[name]
+            self._lost["overflow"] += merge(self._rows, table.rows, room=image.MAX_ROWS)
             self._facts = {**table.facts, "steps": 0}
+            self.usage += [{**record, "pid": table.facts["pid"]} for record in table.usage]
             self._ended.append(path)
             self._folded.append(table.facts["id"])
             self._processes += 1
@@ -74,14 +104,14 @@ class Workers:
     def _ended_child(self, path: Path, parent: str) -> image.Table | None:
         data = read_file(path)
         try:
-            table = image.parse(image.from_file(data)) if data and path not in self._ended else None
+            table = image.parse_file(data) if data and path not in self._ended else None
         except image.NotATable:
             return None
         return table if table is not None and table.facts["parent"] == parent and not alive(table.facts["pid"]) else None
 
     def event(self, parent: str) -> dict[str, Any]:
         """Return what the journal keeps of them: all that have ended so far, as one."""
-        facts = {**self._facts, "id": f"{parent}-workers", "processes": self._processes}
+        facts = {**self._facts, **self._lost, "id": f"{parent}-workers", "processes": self._processes}
         return {"id": facts["id"], "facts": facts, "folded": self._folded, "table": pack_rows(list(self._rows.values()))}
 
     def forget(self) -> None:
@@ -89,7 +119,7 @@ class Workers:
         for path in self._ended:
             with contextlib.suppress(OSError):
                 path.unlink()
-        self._ended, self._folded = [], []
+        self._ended, self._folded, self.usage = [], [], []
 
 
 def alive(pid: int) -> bool:

@@ -1,5 +1,5 @@
 // Device time of sampled operators on CUDA: a pair of timed events around the outermost call, read much later and never
-// waited for. No CUDA header: six runtime functions and one stable C function of torch, looked up by name.
+// waited for. No CUDA header: seven runtime functions and one stable C function of torch, looked up by name.
 #pragma once
 #include <dlfcn.h>
 
@@ -24,7 +24,9 @@ struct Device {
   int (*elapsed)(float*, void*, void*) = nullptr;
   int (*capturing)(void*, int*) = nullptr;
   int (*stream_of)(int32_t, void**) = nullptr;
+  int (*exchange_mode)(int*) = nullptr;
   std::atomic<bool> on{false};
+  std::atomic<uint64_t> drained{0};
   std::mutex mu;
   std::vector<Pair*> free_[kDevices], waiting;
   int made = 0;
@@ -36,7 +38,7 @@ struct Device {
     auto find = [h](auto& f, const char* name) { return (f = reinterpret_cast<std::decay_t<decltype(f)>>(dlsym(h, name))) != nullptr; };
     bool all = find(current, "cudaGetDevice") & find(create, "cudaEventCreateWithFlags") & find(record, "cudaEventRecord") &
                find(query, "cudaEventQuery") & find(elapsed, "cudaEventElapsedTime") & find(capturing, "cudaStreamIsCapturing") &
-               find(stream_of, "aoti_torch_get_current_cuda_stream");
+               find(exchange_mode, "cudaThreadExchangeStreamCaptureMode") & find(stream_of, "aoti_torch_get_current_cuda_stream");
     on.store(all);
     return all;
   }
@@ -68,6 +70,7 @@ struct Device {
     int device = -1;
     void* stream = nullptr;
     if (!row || !usable(device, stream)) return nullptr;
+    drain_when_due();  // a program without optimizer steps has no other moment for it
     Pair* p = take(device);
     if (!p) {
       state().block->head.device_lost.fetch_add(1, std::memory_order_relaxed);
@@ -93,11 +96,24 @@ struct Device {
     waiting.push_back(p);
   }
 
-  // Called on a training thread between steps: a query from elsewhere would break another thread's graph capture.
+  void drain_when_due() {
+    uint64_t now = mono_ns(), last = drained.load(std::memory_order_relaxed);
+    if (now - last > 1000000000ull && drained.compare_exchange_strong(last, now)) drain();
+  }
+
+  // Called on threads that work on the device, never from one of ours: that would have device 0 for its own, and a query in
+  // the usual mode breaks a graph capture of another thread.
   void drain() {
     int device = -1;
     void* stream = nullptr;
     if (!on.load(std::memory_order_relaxed) || !usable(device, stream)) return;
+    int mode = 2;  // cudaStreamCaptureModeRelaxed; comes back as what it was
+    exchange_mode(&mode);
+    read_waiting();
+    exchange_mode(&mode);
+  }
+
+  void read_waiting() {
     std::lock_guard<std::mutex> g(mu);
     size_t kept = 0;
     for (Pair* p : waiting) {

@@ -105,7 +105,8 @@ Started start_inputs(const void* call) {
   char text[96];
   int size = g_describe(call, text, int(sizeof text));
   std::string_view inputs(text, size > 0 ? size_t(size) : 0);
-  on_start(call, {torch_.name(call), torch_.overload(call), inputs, kForward, label_now()});
+  Frame& frame = on_start(call, {torch_.name(call), torch_.overload(call), inputs, kForward, label_now()});
+  if (__builtin_expect(device().on.load(std::memory_order_relaxed), 0)) begin_device(frame, false);
   return nullptr;
 }
 void end(const void* call, Context*) {
@@ -132,7 +133,7 @@ struct Windows {
   std::mutex mu;
   std::vector<uint64_t> always, full;
   std::atomic<bool> active{false}, open{false};
-  uint64_t every = 0, length = 1, phase = 0, early = 0, drained = 0;
+  uint64_t every = 0, length = 1, phase = 0, early = 0;
   double worker_sampling = 0.01;
   uint64_t parent = 0;
 
@@ -173,10 +174,7 @@ struct Windows {
     uint64_t done = head.steps.fetch_add(1) + 1;
     if (open.load()) head.observed.fetch_add(1);
     if (every && due(done + 1) != open.load()) set(due(done + 1));
-    if (device().on.load(std::memory_order_relaxed) && mono_ns() - drained > 1000000000ull) {
-      drained = mono_ns();
-      device().drain();
-    }
+    if (device().on.load(std::memory_order_relaxed)) device().drain_when_due();
   }
 };
 Windows* const g_windows = new Windows();
@@ -356,7 +354,12 @@ void ff_moment(uint32_t milliseconds) {
   w.set(false);
 }
 
-void ff_compiling(int change) { shard_now()->compiling += change; }
+// torch says when the first of several threads begins to compile, and when the last has ended: that may be another one, and
+// the beginning may have come before anybody listened. So an end ends the round for all, and none is counted down.
+void ff_compiling(int began) {
+  shard_now()->compiling = began > 0 ? g_compiling.load() : 0;
+  if (began <= 0) g_compiling.fetch_add(1);
+}
 void ff_stamp_time() { state().block->head.now.store(clock_ns(CLOCK_REALTIME)); }
 
 // Labels. torch's stack of debug information is shared with its profiler and popped strictly in order, so ours is pushed

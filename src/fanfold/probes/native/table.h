@@ -150,7 +150,8 @@ struct Shard {
   char kind_name[16] = {0};
   std::vector<Row*> index = std::vector<Row*>(512, nullptr);
   size_t used = 0;
-  int depth = 0, compiling = 0;
+  int depth = 0;
+  uint32_t compiling = 0;  // the round of compiling this thread began, if any
   Frame stack[kDepth];
 };
 
@@ -173,6 +174,7 @@ struct State {
 inline State* const g_state = new State();  // never destroyed: threads may outlive static objects
 inline State& state() { return *g_state; }
 inline thread_local Shard* tl_shard = nullptr;
+inline std::atomic<uint32_t> g_compiling{1};  // counts rounds of compiling that ended
 inline std::atomic<uint32_t> g_window{0};  // counts openings and closings: odd while everything is observed
 
 inline void write_head(Block* b, uint64_t parent, uint32_t capacity, bool worker, double sampling, uint32_t every, uint32_t window) {
@@ -220,7 +222,7 @@ inline bool open_block(uint64_t parent, bool worker, double sampling, uint32_t e
   std::lock_guard<std::mutex> usage_lock(s.usage_mu);
   static char kept[kUsageBytes];
   uint32_t kept_bytes = 0;
-  if (s.block && !worker) {
+  if (s.block) {
     kept_bytes = s.block->head.usage.load();
     memcpy(kept, s.block->usage, kept_bytes);
   }
@@ -254,7 +256,8 @@ inline void retire_shard(void* p) {
   auto& s = state();
   std::lock_guard<std::mutex> g(s.mu);
   auto* shard = static_cast<Shard*>(p);
-  shard->depth = shard->compiling = 0;
+  shard->depth = 0;
+  shard->compiling = 0;
   s.idle.push_back(shard);
   tl_shard = nullptr;
 }
@@ -411,7 +414,8 @@ inline Frame& on_start(const void* call, Key key) {
   bool inside = shard->depth > 0 && shard->stack[shard->depth - 1].backward;
   bool backward = inside || key.scope == kBackward || (key.name.size() > 26 && !memcmp(key.name.data(), "autograd::engine::evaluate", 26));
   if (key.scope == kForward && backward) key.scope = kBackward;
-  if (__builtin_expect(shard->compiling > 0, 0) && key.scope != kUser) key.scope = kCompile;
+  if (__builtin_expect(shard->compiling != 0, 0) && shard->compiling == g_compiling.load(std::memory_order_relaxed) && key.scope != kUser)
+    key.scope = kCompile;
   Row* row = find_row(shard, key);
   if (__builtin_expect(!row, 0)) state().block->head.overflow.fetch_add(1, std::memory_order_relaxed);
   Frame& frame = shard->stack[shard->depth++];
@@ -464,6 +468,7 @@ inline uint32_t intern_label(const char* text) {
 // One record: length u32, time u64 (ns since 1970), then key \0 name \0 value \0 …
 inline void add_usage(std::string_view record) {
   auto& s = state();
+  if (s.want_file.exchange(false)) reopen_in_child();
   std::lock_guard<std::mutex> g(s.usage_mu);
   Head& head = s.block->head;
   uint32_t at = head.usage.load(), size = uint32_t(record.size());
