@@ -727,9 +727,11 @@ def test_no_package_is_built_without_the_page(tmp_path):
     hook(tmp_path).initialize("editable", {})
 
 
-def test_wheel_and_sdist_hold_the_page(tmp_path):
+def test_wheel_and_sdist_hold_the_page_and_the_wheel_the_native_part(tmp_path):
     import tarfile
     import zipfile
+
+    from fanfold.probes.native import build
 
     code = "import sys\nfrom hatchling.build import build_sdist, build_wheel\nprint(build_wheel(sys.argv[1])); print(build_sdist(sys.argv[1]))"
     done = subprocess.run(
@@ -745,3 +747,12 @@ def test_wheel_and_sdist_hold_the_page(tmp_path):
         name.endswith("/hatch_build.py") for name in inside
     )
     assert not any("node_modules" in name for name in inside)
+    with zipfile.ZipFile(tmp_path / wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    native = tmp_path / "site" / "fanfold" / "probes" / "native" / build.library_name()
+    # On a machine without a compiler, the library that came along is bound to torch and passes its test of itself.
+    bare = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")}
+    bare |= {"PATH": "/nonexistent", "PYTHONPATH": str(tmp_path / "site"), "FANFOLD_CACHE_DIR": str(tmp_path / "cache")}
+    code = "from fanfold.probes.native import library; print(library.bind()._name)"
+    told = subprocess.run([sys.executable, "-c", code], env=bare, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert told.stdout.strip() == str(native), told.stderr
