@@ -178,7 +178,6 @@ def serve(root: str) -> None:
         from .server import app
     except ImportError as error:
         raise missing_extra("starlette and uvicorn", "all", "the dashboard") from error
-    from .store.catalogue import mounted
     from .store.merge import beside
 
     listener = socket.socket()
@@ -188,8 +187,7 @@ def serve(root: str) -> None:
     server = uvicorn.Server(uvicorn.Config(served, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
     threading.Thread(target=_watch, args=[server, served.state.notices], daemon=True).start()
     print(json.dumps({"address": f"http://localhost:{listener.getsockname()[1]}/"}), flush=True)
-    place = find_directory(root)
-    with contextlib.nullcontext() if place in mounted else beside(place):
+    with beside(find_directory(root)):
         server.run(sockets=[listener])
 
 

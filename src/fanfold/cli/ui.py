@@ -7,7 +7,6 @@ is made up for the occasion (or taken from FANFOLD_TOKEN) and is part of the add
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import secrets
 import socket
@@ -20,7 +19,6 @@ from urllib.parse import quote
 
 from ..errors import FanfoldError, missing_extra
 from ..settings import find_directory, resolve
-from ..store.catalogue import mounted
 from ..store.merge import beside
 from . import output
 
@@ -67,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     server = Server(uvicorn.Config(served, log_level="warning", lifespan="off", timeout_graceful_shutdown=3))
     if args.open:
         threading.Timer(0.3, webbrowser.open, [address]).start()
-    with contextlib.nullcontext() if root in mounted else beside(root):
+    with beside(root):
         server.run(sockets=[listener])
     return 0
 

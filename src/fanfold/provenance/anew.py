@@ -98,9 +98,8 @@ def _leased(file: BinaryIO) -> bool:
     try:
         import fcntl
 
-        fcntl.fcntl(
-            file, fcntl.F_SETSIG, signal.SIGURG
-        )  # told when another waits: that one is ignored, the usual one ends the process
+        # Sent when another waits to open it. The usual signal, SIGIO, would end the process; this one is ignored.
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except (ImportError, AttributeError, OSError):  # not Linux, not ours, or others have it
         return False

@@ -105,7 +105,7 @@ def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
         if len(head) <= old:  # weights stay where they are, so others may look on
             _fill(path, fd, head, old)
             return
-        if ours and (_carried(path, fd, told, entries, len(head) - old) or _grown(path, fd, head, old, size)):
+        if ours and (_carried(path, fd, told, entries, 8 + old, len(head) - old) or _grown(path, fd, head, old, size)):
             return
     _rewrite(path, head, old)
 
@@ -123,9 +123,9 @@ def _put(fd: int, head: bytes, room: int, settle: Callable[[], None]) -> None:
     undo.put(fd, head[:1], 8)
 
 
-def _carried(path: Path, fd: int, metadata: dict[str, str], entries: dict[str, msgspec.Raw], needed: int) -> bool:
+def _carried(path: Path, fd: int, metadata: dict[str, str], entries: dict[str, msgspec.Raw], start: int, needed: int) -> bool:
     """Copy the first tensors behind the last one, and let the header have their place; False where they are large."""
-    start, size = int.from_bytes(os.pread(fd, 8, 0), "little") + 8, os.fstat(fd).st_size
+    size = os.fstat(fd).st_size
     try:
         tensors = {name: msgspec.json.decode(entry) for name, entry in entries.items()}
         cut = _cut(sorted(_span(tensor) for tensor in tensors.values()), needed, size - start)

@@ -25,6 +25,7 @@ from ..journal.liveness import status_of
 from ..journal.packed import raw_size
 from ..settings import cache_directory
 from . import segments
+from .catalogue import mounted
 from .segments import MAGIC, TICK
 
 if TYPE_CHECKING:
@@ -78,7 +79,13 @@ def start(root: Path, *, quiet: bool = True) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def beside(root: Path, after: float = AFTER_SECONDS) -> Iterator[None]:
-    """Merge beside a server as long as it runs; not in its first moments, when somebody waits for the page."""
+    """Merge beside a server as long as it runs; not in its first moments, when somebody waits for the page.
+
+    Runs that lie in a database have nothing to merge here.
+    """
+    if root in mounted:
+        yield
+        return
     children: list[subprocess.Popen[bytes]] = []
     timer = threading.Timer(after, lambda: children.append(start(root)))
     timer.daemon = True

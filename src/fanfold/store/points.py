@@ -202,3 +202,19 @@ def joined(parts: Sequence[Chunk]) -> Loaded:
         return only if isinstance(only, Loaded) else Loaded(only.steps, only.times, only.values)
     steps = np.concatenate([part.steps for part in parts]).astype(np.int64, copy=False)
     return Loaded(steps, np.concatenate([part.times for part in parts]), np.concatenate([part.values for part in parts]))
+
+
+def reduce(rule: str, values: Any) -> Any:
+    """Reduce a series to one number by a summary rule; NaN is passed over by min, max and mean where others exist."""
+    import numpy as np
+
+    if rule == "count":
+        return len(values)
+    if rule == "first":
+        return values[0].item()
+    if rule == "sum":
+        return values.sum().item()
+    numbers = values[~np.isnan(values.astype(np.float64))]
+    if not len(numbers):
+        return float("nan")
+    return getattr(numbers, rule)().item()

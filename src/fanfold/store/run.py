@@ -17,7 +17,7 @@ from ..journal.index import open_indexed
 from ..journal.reader import NO_STEP
 from ..settings import cache_directory
 from .attempts import Attempt, group
-from .points import holders, points
+from .points import holders, points, reduce
 
 if TYPE_CHECKING:
     import numpy as np
@@ -478,22 +478,6 @@ class StoredRun:
         from .display import run_html, shown
 
         return {"text/plain": repr(self), "text/html": shown(run_html(self), [self])}
-
-
-def reduce(rule: str, values: Any) -> Any:
-    """Reduce a series to one number by a summary rule; NaN is passed over by min, max and mean where others exist."""
-    import numpy as np
-
-    if rule == "count":
-        return len(values)
-    if rule == "first":
-        return values[0].item()
-    if rule == "sum":
-        return values.sum().item()
-    numbers = values[~np.isnan(values.astype(np.float64))]
-    if not len(numbers):
-        return float("nan")
-    return getattr(numbers, rule)().item()
 
 
 def not_found(what: str, root: Path) -> RunNotFound:
