@@ -10,7 +10,9 @@ import argparse
 import contextlib
 import random
 import statistics
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,21 +105,93 @@ def device_time() -> None:
         print("mm 4096: no event pair was read")
 
 
+def unfinished() -> None:
+    """Ask for pairs the device has not come to yet: "not ready" must not reach torch, which would raise it."""
+    a = torch.randn(8192, 8192, device="cuda")
+    with Profiled(every=1):
+        for _ in range(120):
+            torch.mm(a, a)
+        begin = torch.cuda.Event()
+        begin.record()
+        time.sleep(1.1)
+        waiting = not begin.query()
+        for _ in range(100):
+            a.add_(0)
+    torch.cuda.synchronize()
+    print(f"pairs asked for while the device was {'still busy' if waiting else 'idle (too fast for this)'}: no error left behind")
+
+
 def capture() -> None:
-    """Capture and replay a graph while everything is observed: it has to succeed, and replays show no operators."""
+    """Capture and replay a graph while everything is observed and pairs are due: it has to succeed, and replays show no operators."""
     x = torch.randn(256, 256, device="cuda")
     with Profiled(every=1):
-        x @ x
+        for _ in range(100):
+            x @ x
         torch.cuda.synchronize()
+        time.sleep(1.1)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            y = x @ x
+            for _ in range(100):
+                y = x @ x
         for _ in range(100):
             graph.replay()
         torch.cuda.synchronize()
         seen = sum(row["count"] for row in image.parse(image.take(library.current())).rows if row["op"] == "aten::mm")
     assert torch.allclose(y, x @ x, atol=1e-2)
-    print(f"graph captured and replayed 100 times; aten::mm seen {seen} times, none of them in a replay")
+    print(f"graph of 100 captured and replayed 100 times; aten::mm seen {seen} times, none of them in a replay")
+
+
+def capture_beside() -> None:
+    """Capture a graph while another thread works on the device and reads its pairs."""
+    x, stop = torch.randn(256, 256, device="cuda"), threading.Event()
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not stop.is_set():
+                x @ x
+
+    with Profiled(every=1):
+        other = threading.Thread(target=work)
+        other.start()
+        for _ in range(4):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                begin = time.monotonic()
+                while time.monotonic() < begin + 0.6:
+                    y = x @ x
+                    time.sleep(0.01)
+            graph.replay()
+        stop.set()
+        other.join()
+        torch.cuda.synchronize()
+    assert torch.allclose(y, x @ x, atol=1e-2)
+    print("four graphs captured while another thread was timed")
+
+
+ASLEEP = """
+import ctypes, os, time
+import torch
+import fanfold
+run = fanfold.init("asleep", ops={"every": 1}, quiet=True)
+for step in range(50):  # forward only: torch's own backward starts the driver, whatever it works on
+    run.log({"mean": torch.ones(4, 8).exp().mean().item()}, step=step)
+begin = time.monotonic()
+if (pid := os.fork()) == 0:
+    os._exit(0 if torch.ones(3, device="cuda").sum().item() == 3 else 1)
+waited = time.monotonic() - begin
+in_child = "works" if os.waitpid(pid, 0)[1] == 0 else "FAILS"
+flags, active = ctypes.c_uint(), ctypes.c_int()
+ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active))
+print(f"a program that leaves the device alone: context {'MADE' if active.value else 'none'}, "
+      f"CUDA in a child forked at once {in_child} (the fork took {waited * 1e3:.0f} ms)")
+run.finish()
+"""
+
+
+def asleep() -> None:
+    """Profile a program that does not use the device: no context may be made for it."""
+    done = subprocess.run([sys.executable, "-c", ASLEEP], capture_output=True, text=True, timeout=120, check=False)
+    print(done.stdout.strip() or f"FAILED: {done.stderr[-2000:]}")
 
 
 def measure(seconds: float, only: str = "", size: str = "") -> None:
@@ -125,8 +199,11 @@ def measure(seconds: float, only: str = "", size: str = "") -> None:
     ops.EARLY_STEP = 1 << 40  # observed once in every run; here it would be once in every block
     path = Path(library.current()._name)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, Python {sys.version.split()[0]}; self-test passed: {path}")
+    asleep()
     device_time()
+    unfinished()
     capture()
+    capture_beside()
     for one in SIZES:
         if size in ("", one):
             overhead(one, seconds, [name for name in MODES if only in ("", name) or name == "nothing"])

@@ -18,16 +18,24 @@ def begin(ops, **more):
     return fanfold.init("p", ops=ops, system=False, quiet=True, **more)
 """
 
-# A device of which only time is known: half a millisecond for everything. It answers queries in the relaxed mode alone.
+# A device of which only time is known: half a millisecond for everything. It answers queries in the relaxed mode alone, the first
+# one with "not ready", and keeps the last error as CUDA does; calls on a thread without a context count as mistakes.
 DEVICE = """
-static int mode = 0;
+static int mode, asked, last, mistakes, calls;
+static void* here = &mode;
+static int answer(int error) { ++calls; if (!here) ++mistakes; return error ? last = error : 0; }
 extern "C" {
-int cudaGetDevice(int* device) { *device = 0; return 0; }
-int cudaEventCreateWithFlags(void** event, unsigned) { *event = &mode; return 0; }
-int cudaEventRecord(void*, void*) { return 0; }
-int cudaEventQuery(void*) { return mode == 2 ? 0 : 900; }
-int cudaEventElapsedTime(float* ms, void*, void*) { *ms = 0.5f; return 0; }
-int cudaStreamIsCapturing(void*, int* state) { *state = 0; return 0; }
+int cuCtxGetCurrent(void** now) { *now = here; return 0; }
+int cudaGetLastError() { int error = last; last = 0; return error; }
+void lay_down(int awake) { here = awake ? &mode : 0; }
+int called() { return calls; }
+int left() { return last ? last : mistakes; }
+int cudaGetDevice(int* device) { *device = 0; return answer(0); }
+int cudaEventCreateWithFlags(void** event, unsigned) { *event = &mode; return answer(0); }
+int cudaEventRecord(void*, void*) { return answer(0); }
+int cudaEventQuery(void*) { return answer(mode != 2 ? 900 : asked++ ? 0 : 600); }
+int cudaEventElapsedTime(float* ms, void*, void*) { *ms = 0.5f; return answer(0); }
+int cudaStreamIsCapturing(void*, int* state) { *state = 0; return answer(0); }
 int cudaThreadExchangeStreamCaptureMode(int* other) { int old = mode; mode = *other; *other = old; return 0; }
 int aoti_torch_get_current_cuda_stream(int, void** stream) { *stream = 0; return 0; }
 }
@@ -35,7 +43,7 @@ int aoti_torch_get_current_cuda_stream(int, void** stream) { *stream = 0; return
 BIND_DEVICE = """
 import ctypes
 from fanfold.probes.native import library
-ctypes.CDLL({path!r})
+device = ctypes.CDLL({path!r})
 assert library.bind().ff_bind_cuda({path!r}.encode())
 """
 

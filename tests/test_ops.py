@@ -401,6 +401,42 @@ def test_inputs_tell_shapes_and_dtypes_apart(runs_dir, tmp_path):
     assert timed["device_ns"] == timed["device_count"] * 500_000
 
 
+MANNERS = """
+import torch, time
+run = begin({"every": 1})
+def work(times):
+    before = device.called()
+    for _ in range(times): torch.ones(4).exp()
+    return device.called() - before
+def in_child(awake):
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        device.lay_down(awake)
+        os.write(write, b"%d" % work(400)); os._exit(0)
+    os.waitpid(pid, 0)
+    return int(os.read(read, 20))
+device.lay_down(0)
+told = {"asleep": work(400), "its child": in_child(1)}
+device.lay_down(1)
+told["awake"] = work(400)
+time.sleep(1.1); work(100)
+told |= {"left": device.left(), "child": in_child(1)}
+run.finish()
+print(json.dumps(told))
+"""
+
+
+def test_the_device_is_touched_where_the_program_uses_it_and_nowhere_else(runs_dir, tmp_path):
+    out, _ = run(program(tmp_path, with_device(tmp_path, MANNERS)))
+    told = last_json(out)
+    assert told["asleep"] == 0  # or a context would be made on a device nobody asked for
+    assert told["its child"] > 0
+    assert told["awake"] > 0
+    assert told["left"] == 0  # "not ready" would be raised by torch after its next kernel
+    assert told["child"] == 0  # a context does not outlive a fork
+    assert any(row["device_count"] for row in stored(runs_dir).ops())
+
+
 TRACED = """
 import torch
 run = begin(True)

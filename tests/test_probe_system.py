@@ -291,6 +291,42 @@ print(len(written))
     assert out.split() == ["0", "1"]
 
 
+def test_a_fork_waits_for_a_sample_and_goes_on_when_it_hangs():
+    entered, let_go, inside = threading.Event(), threading.Event(), []
+
+    def slow() -> dict[str, float]:
+        inside.append(1)
+        entered.set()
+        time.sleep(0.3)
+        inside.pop()
+        return {}
+
+    def hanging() -> dict[str, float]:
+        inside.append(1)
+        entered.set()
+        let_go.wait(60)
+        return {}
+
+    def forked() -> int:
+        if (pid := os.fork()) == 0:
+            os._exit(len(inside))
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    probe = SystemProbe(ignore, readers=[slow])
+    probe.start()
+    assert entered.wait(10)
+    assert forked() == 0  # the child has no half of a sample
+    probe.stop()
+
+    entered.clear()
+    stuck = SystemProbe(ignore, readers=[hanging])
+    stuck.start()
+    assert entered.wait(10)
+    assert forked() == 1  # after two seconds
+    let_go.set()
+    stuck.stop()
+
+
 def test_importing_starts_nothing_and_imports_nothing_heavy():
     out = run_python("""
 import sys, threading

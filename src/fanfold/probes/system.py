@@ -6,11 +6,13 @@ One small reader per source, one daemon thread per node; a reader that fails tak
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fanfold import errors
@@ -19,6 +21,7 @@ from .gpus import GB, Gpus, Reader, percent
 
 MB = 1e6
 FIRST_SAMPLE = 1.0  # seconds; a run shorter than the interval has a sample too
+LONGEST_FORK_WAIT = 2.0  # seconds since a sample began; one that hangs holds up nobody after that
 SHORTEST_WINDOW = 0.1  # seconds; below it the kernel's 10 ms ticks would decide the rate
 
 
@@ -56,9 +59,10 @@ class SystemProbe:
     def sample(self) -> dict[str, float]:
         """Read every source once; rates cover the time since the sample before, so the first has none."""
         values: dict[str, float] = {}
-        for reader in self._readers:
-            with errors.guard(f"read system metrics ({reader_name(reader)})"):
-                values.update(reader())
+        with _whole():
+            for reader in self._readers:
+                with errors.guard(f"read system metrics ({reader_name(reader)})"):
+                    values.update(reader())
         return values
 
     def stop(self, timeout: float = 1.0) -> None:
@@ -94,6 +98,41 @@ class SystemProbe:
         if values and not left_behind:
             with errors.guard("write system metrics"):
                 self._write(values)
+
+
+class Whole:
+    """Let a fork wait for a sample under way: a child that inherits NVML half opened hangs when it begins to use CUDA."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun = 0.0
+        self._forking = threading.local()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        held = self._lock.acquire(timeout=LONGEST_FORK_WAIT)  # a sample of an ended run may still hang
+        self._begun = time.monotonic()
+        try:
+            yield
+        finally:
+            if held:
+                self._lock.release()
+
+    def _before(self) -> None:
+        left = self._begun + LONGEST_FORK_WAIT - time.monotonic()
+        self._forking.held = self._lock.acquire(timeout=max(left, 0.0))
+
+    def _in_parent(self) -> None:
+        if self._forking.held:
+            self._lock.release()
+
+    def _in_child(self) -> None:
+        self._lock = threading.Lock()
+
+
+_whole = Whole()
 
 
 def default_readers(disk_path: str, gpus: Sequence[int] | None) -> list[Reader]:

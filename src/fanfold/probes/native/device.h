@@ -1,5 +1,5 @@
 // Device time of sampled operators on CUDA: a pair of timed events around the outermost call, read much later and never
-// waited for. No CUDA header: seven runtime functions and one stable C function of torch, looked up by name.
+// waited for. No CUDA header: eight functions of the runtime, one of the driver and one stable C function of torch, by name.
 #pragma once
 #include <dlfcn.h>
 
@@ -25,29 +25,52 @@ struct Device {
   int (*capturing)(void*, int*) = nullptr;
   int (*stream_of)(int32_t, void**) = nullptr;
   int (*exchange_mode)(int*) = nullptr;
+  int (*last_error)() = nullptr;
+  int (*context)(void**) = nullptr;
   std::atomic<bool> on{false};
   std::atomic<uint64_t> drained{0};
   std::mutex mu;
   std::vector<Pair*> free_[kDevices], waiting;
   int made = 0;
+  bool forked_awake = false;
 
-  // The runtime torch itself uses stands among libtorch_cuda's own dependencies, so one handle finds everything.
+  // The runtime torch itself uses stands among libtorch_cuda's own dependencies; the driver does where it is linked to it.
   bool bind(const char* path) {
     void* h = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    void* driver = dlopen("libcuda.so.1", RTLD_LAZY);  // which initialises nothing
     if (!h) return false;
-    auto find = [h](auto& f, const char* name) { return (f = reinterpret_cast<std::decay_t<decltype(f)>>(dlsym(h, name))) != nullptr; };
-    bool all = find(current, "cudaGetDevice") & find(create, "cudaEventCreateWithFlags") & find(record, "cudaEventRecord") &
-               find(query, "cudaEventQuery") & find(elapsed, "cudaEventElapsedTime") & find(capturing, "cudaStreamIsCapturing") &
-               find(exchange_mode, "cudaThreadExchangeStreamCaptureMode") & find(stream_of, "aoti_torch_get_current_cuda_stream");
+    auto find = [h, driver](auto& f, const char* name) {
+      void* found = dlsym(h, name);
+      if (!found && driver) found = dlsym(driver, name);
+      return (f = reinterpret_cast<std::decay_t<decltype(f)>>(found)) != nullptr;
+    };
+    bool all = find(context, "cuCtxGetCurrent") && find(current, "cudaGetDevice") && find(create, "cudaEventCreateWithFlags") &&
+               find(record, "cudaEventRecord") && find(query, "cudaEventQuery") && find(elapsed, "cudaEventElapsedTime") &&
+               find(capturing, "cudaStreamIsCapturing") && find(exchange_mode, "cudaThreadExchangeStreamCaptureMode") &&
+               find(last_error, "cudaGetLastError") && find(stream_of, "aoti_torch_get_current_cuda_stream");
     on.store(all);
     return all;
+  }
+
+  // An answer other than success, and be it "not ready yet", stays this thread's last error, which torch would find after its
+  // next kernel and raise: it is taken away again.
+  bool fine(int answer) {
+    if (answer != 0) last_error();
+    return answer == 0;
+  }
+
+  // Tell whether this thread works on a device. The runtime's first call would make a context: half a gigabyte on a device that
+  // nobody asked for, and no CUDA in processes forked later.
+  bool awake() {
+    void* now = nullptr;
+    return context(&now) == 0 && now;
   }
 
   // Return the current stream, or nothing where an event must not be touched: while a graph is being captured.
   bool usable(int& device, void*& stream) {
     int state = 0;
-    return current(&device) == 0 && device >= 0 && device < kDevices && stream_of(device, &stream) == 0 &&
-           capturing(stream, &state) == 0 && state == 0;
+    return awake() && fine(current(&device)) && device >= 0 && device < kDevices && stream_of(device, &stream) == 0 &&
+           fine(capturing(stream, &state)) && state == 0;
   }
 
   Pair* take(int device) {
@@ -60,7 +83,7 @@ struct Device {
     }
     if (made == kPairs) return nullptr;
     auto* p = new Pair{};
-    if (create(&p->begin, 0) != 0 || create(&p->end, 0) != 0) return delete p, nullptr;
+    if (!fine(create(&p->begin, 0)) || !fine(create(&p->end, 0))) return delete p, nullptr;
     ++made;
     p->device = device;
     return p;
@@ -78,7 +101,7 @@ struct Device {
     }
     p->row = row;
     p->generation = generation;
-    if (record(p->begin, stream) == 0) return p;
+    if (fine(record(p->begin, stream))) return p;
     give(p);
     return nullptr;
   }
@@ -91,9 +114,17 @@ struct Device {
   void end(Pair* p) {
     int device = -1;
     void* stream = nullptr;
-    if (!usable(device, stream) || device != p->device || record(p->end, stream) != 0) return give(p);
+    if (!on.load(std::memory_order_relaxed)) return;  // forked in the middle of an operator
+    if (!usable(device, stream) || device != p->device || !fine(record(p->end, stream))) return give(p);
     std::lock_guard<std::mutex> g(mu);
     waiting.push_back(p);
+  }
+
+  // A context does not live on in a child, and must not be touched there; where there was none, the child may make its own.
+  void before_fork() { forked_awake = on.load() && (made || awake()); }
+  void in_child() {
+    new (&mu) std::mutex;
+    if (forked_awake) on.store(false);
   }
 
   void drain_when_due() {
@@ -118,11 +149,11 @@ struct Device {
     size_t kept = 0;
     for (Pair* p : waiting) {
       float ms = 0;
-      if (query(p->end) != 0) {
+      if (!fine(query(p->end))) {
         waiting[kept++] = p;
         continue;
       }
-      if (elapsed(&ms, p->begin, p->end) == 0 && p->generation == state().generation.load()) {
+      if (fine(elapsed(&ms, p->begin, p->end)) && p->generation == state().generation.load()) {
         p->row->device_count.fetch_add(1, std::memory_order_relaxed);
         p->row->device_ns.fetch_add(uint64_t(double(ms) * 1e6), std::memory_order_relaxed);
       }

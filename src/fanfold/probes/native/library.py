@@ -167,7 +167,7 @@ def _bind(library: Any) -> None:
         raise Unavailable(f"torch {torch.__version__} differs from what it knows ({library.ff_error().decode()})")
     if (wrong := self_test(library)) is not None:
         raise Unavailable(f"its self-test on torch {torch.__version__} failed: {wrong}")
-    if torch.cuda.is_available():
+    if torch.version.cuda:  # is_available() would initialise the driver, and forked children could not use it any more
         library.ff_bind_cuda(os.fsencode(folder / "libtorch_cuda.so"))
 
 

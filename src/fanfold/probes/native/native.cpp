@@ -187,6 +187,7 @@ void end_user(const void* call, Context* context) {
 }
 
 void before_fork() {
+  device().before_fork();
   windows().mu.lock();
   state().mu.lock();
   state().usage_mu.lock();
@@ -208,7 +209,7 @@ void after_fork_in_child() {
   write_head(s.block, w.parent, kWorkerRows, true, 0.0, uint32_t(w.every), uint32_t(w.length));
   s.generation.fetch_add(1);
   s.want_file.store(w.active.load());
-  device().on.store(false);
+  device().in_child();
   after_fork_in_parent();
 }
 

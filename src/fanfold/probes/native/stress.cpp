@@ -53,6 +53,8 @@ void keep_time() {
   d.capturing = [](void*, int* state) { return *state = 0; };
   d.stream_of = [](int32_t, void** stream) { *stream = nullptr; return 0; };
   d.exchange_mode = [](int*) { return 0; };
+  d.last_error = [] { return 0; };
+  d.context = [](void** now) { *now = &stress_next; return 0; };
   d.on.store(true);
 }
 
