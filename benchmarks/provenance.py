@@ -28,7 +28,17 @@ from report import Sheet, cpu, ms, short, version, write_page
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 MARKS = ("<!-- provenance: written by `make bench`, do not edit by hand -->", "<!-- provenance: end -->")
-HEAD = ["", "saving it", "automatic", "of pairs", "a stamp by hand", "saving and stamp", "of pairs", "read back"]
+HEAD = [
+    "",
+    "saving it",
+    "automatic",
+    "of pairs",
+    "a stamp by hand",
+    "saving and stamp",
+    "of pairs",
+    "by the clock, to the disk",
+    "read back",
+]
 # A file's name, its saver, and the part of the weights that is one tensor, the first in the file.
 FORMATS: dict[str, tuple[str, Callable[[Any, Path], Any], float]] = {
     "safetensors": ("m.safetensors", save_file, 0),
@@ -61,7 +71,7 @@ def timed(action: Callable[[], Any]) -> tuple[float, float]:
 def measure(save: Callable[[Any, Path], Any], weights: Any, file: Path, runs: Path, pairs: int) -> dict[str, list[float]]:
     """Save plainly and while a run stamps, in turn; then save and stamp by hand. The first of each is for warming up."""
     found: dict[str, list[float]] = {
-        name: [] for name in ("plain", "auto", "saved", "saved_wall", "hand", "hand_wall", "inspect")
+        name: [] for name in ("plain", "auto", "saved", "saved_wall", "hand", "hand_wall", "inspect", "disk", "stamped_disk")
     }
     savers = {"plain": as_long(save, weights, file, runs), "auto": save}
     for turn in range(pairs + 1):
@@ -71,6 +81,10 @@ def measure(save: Callable[[Any, Path], Any], weights: Any, file: Path, runs: Pa
     for turn in range(pairs + 1):
         values = by_hand(save, weights, file, runs)
         for name, value in zip(("saved", "saved_wall", "hand", "hand_wall", "inspect"), values, strict=True):
+            found[name] += [value] if turn else []
+    for turn in range(pairs + 1):
+        for name in ("disk", "stamped_disk") if turn % 2 else ("stamped_disk", "disk"):
+            value = to_the_disk(save, weights, file, runs, stamp=name == "stamped_disk")
             found[name] += [value] if turn else []
     return found
 
@@ -117,14 +131,30 @@ def by_hand(save: Callable[[Any, Path], Any], weights: Any, file: Path, runs: Pa
     return [*saved, *stamped, time.perf_counter() - began]
 
 
+def to_the_disk(save: Callable[[Any, Path], Any], weights: Any, file: Path, runs: Path, *, stamp: bool) -> float:
+    """Return the wall seconds until a file is saved, stamped by hand or not, and on the disk."""
+    file.unlink(missing_ok=True)
+    os.sync()
+    with fanfold.init("bench", dir=runs, quiet=True, system=False):
+        began = time.perf_counter()
+        save(weights, file)
+        if stamp:
+            fanfold.stamp(file, data="benchmark")
+        with file.open("rb+") as written:
+            os.fsync(written.fileno())
+        return time.perf_counter() - began
+
+
 def row(name: str, found: dict[str, list[float]]) -> list[str]:
     """Compare the lowest figures, which other load does not reach, and give the median and the spread of the pairs."""
     automatic = [stamped / plain for plain, stamped in zip(found["plain"], found["auto"], strict=True)]
     by_hand = [1 + stamp / saved for saved, stamp in zip(found["saved"], found["hand"], strict=True)]
+    disk = [stamped / plain for plain, stamped in zip(found["disk"], found["stamped_disk"], strict=True)]
     low = {part: min(values) * 1000 for part, values in found.items()}
     saving = min(low["plain"], low["saved"])
     first = [f"{low['auto'] / low['plain']:.3f}", _pairs(automatic)]
-    return [name, ms(saving), *first, ms(low["hand"]), f"{1 + low['hand'] / saving:.3f}", _pairs(by_hand), ms(low["inspect"])]
+    hand = [ms(low["hand"]), f"{1 + low['hand'] / saving:.3f}", _pairs(by_hand), _pairs(disk)]
+    return [name, ms(saving), *first, *hand, ms(low["inspect"])]
 
 
 def _pairs(values: list[float]) -> str:
@@ -157,11 +187,13 @@ def main() -> None:
             wall = statistics.median(found["hand_wall"]), statistics.median(found["saved_wall"])
             walls.append(f"{name} {ms(wall[0] * 1000)} after {ms(wall[1] * 1000)} of saving")
             slowest = max(slowest, *(seconds * 1000 for seconds in found["inspect"]))
+        fanfold.stamp(Path(place, "m.pt"), data="benchmark")
         whole = command(Path(place, "m.pt"))
     note = (
-        f"CPU time of the process; ratios to saving without a stamp: of the lowest of {pairs}, then the median, lowest and highest of the "
+        f"CPU time of the process but where the clock is named; ratios to saving without a stamp: of the lowest of {pairs}, then the median, lowest and highest of the "
         f"pairs. For safetensors, automatic is beside a save with as long a header: "
-        f"whether weights begin at a multiple of 32 bytes decides a tenth of the time. A stamp by hand follows right after the saving; by the wall clock, medians: {'; '.join(walls)}. Reading a stamp takes "
+        f"whether weights begin at a multiple of 32 bytes decides a tenth of the time. A stamp by hand follows right after the saving; by the wall clock, medians: {'; '.join(walls)}; "
+        f"to the disk: saving, stamp and fsync beside saving and fsync, pairs in turn. Reading a stamp takes "
         f"{slowest:.1f} ms at most, the command `fanfold inspect` {whole:.0f} ms with the start of Python."
     )
     sheet = Sheet("Stamping a model file", HEAD, rows, note)
