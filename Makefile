@@ -72,7 +72,7 @@ native: $(STAMP)  ## build the native part of the operator probe beside its sour
 NATIVE := src/fanfold/probes/native
 SANITIZE := -std=c++17 -O1 -g -fno-sanitize-recover=all -pthread
 
-native-check: $(STAMP)  ## prove the native part: torch's layout, then threads and forks, plain and under three sanitizers
+native-check: system $(STAMP)  ## prove the native part: torch's layout, then threads and forks, plain and under three sanitizers
 	@mkdir -p build/native
 	$(call step,abi,Comparing the layout with the headers of $(TORCH),g++ -std=c++20 -fsyntax-only $$($(BIN)/python -c "from torch.utils.cpp_extension import include_paths as p; print(*('-I' + x for x in p()))") $(NATIVE)/abi.cpp)
 	$(call step,forks,Forks amid busy threads,g++ -std=c++17 -O2 -pthread -o build/native/forks $(NATIVE)/stress.cpp -ldl && timeout 120 build/native/forks)
@@ -88,7 +88,7 @@ check: $(STAMP)  ## lint, formatting and types
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-test: system $(STAMP) web/node_modules/.stamp clickhouse  ## the tests, on .venv and (the unit tests) on every other Python found
+test: system $(STAMP) native-check web/node_modules/.stamp clickhouse  ## the tests, on .venv and (the unit tests) on every other Python found
 	$(BIN)/pytest -n 2 --dist loadfile -m "not faults" $(ARGS)
 	@$(MAKE) -s unit
 

@@ -58,9 +58,9 @@ class Profiled:
     """The probe as init(ops=…) starts it, without a run around it."""
 
     def __init__(self, **options: Any) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fanfold-bench-"))
+        self.folder = tempfile.TemporaryDirectory(prefix="fanfold-bench-", ignore_cleanup_errors=True)
         self.written: list[int] = []
-        found = ops.start(ops.Options(**options), self.write, path=self.folder, rank=0, node="here")
+        found = ops.start(ops.Options(**options), self.write, path=Path(self.folder.name), rank=0, node="here")
         assert found is not None
         self.probe = found
 
@@ -73,6 +73,7 @@ class Profiled:
 
     def __exit__(self, *_: object) -> None:
         self.probe.stop()
+        self.folder.cleanup()
 
 
 class TorchProfiler:
