@@ -6,6 +6,7 @@ A wheel also gets the native part of the operator probe, prebuilt, where there i
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+# The second number of glibc's version, and of libstdc++'s 3.4: what each manylinux_2_N promises (PEP 600, auditwheel's table).
+MANYLINUX = {17: 19, 24: 22, 27: 24, 28: 24, 31: 28, 34: 29, 35: 30, 39: 33}
 PAGE = ("index.html", "index.js", "index.css", "live.worker.js")
 
 
@@ -48,4 +51,15 @@ class BuiltPage(BuildHookInterface):  # type: ignore[misc,type-arg]
             return
         build_data.setdefault("artifacts", []).append(str(library.relative_to(self.root)))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["tag"] = f"py3-none-{platform_tag(library)}"
+
+
+def platform_tag(library: Path) -> str:
+    """Name the oldest systems whose C and C++ libraries have all that the library asks for."""
+    here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    names = library.read_bytes()
+    libc, stdcxx = (
+        max(map(int, re.findall(pattern, names)), default=0) for pattern in (rb"GLIBC_2\.(\d+)", rb"GLIBCXX_3\.4\.(\d+)")
+    )
+    fits = [minor for minor, newest in MANYLINUX.items() if libc <= minor and stdcxx <= newest]
+    return here.replace("linux", f"manylinux_2_{min(fits)}", 1) if libc and fits else here
