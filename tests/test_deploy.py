@@ -117,6 +117,21 @@ def test_a_tree_whose_needs_the_zip_meets_is_healthy_with_it(tmp_path):
     assert doctor("--deploy", str(tmp_path / "plain"))[0] == 0
 
 
+@pytest.mark.parametrize("part", ["app/inner", "app/inner/part.py"])
+def test_a_part_of_a_package_is_tried_from_pyc_too(part, tmp_path):
+    inner = "import inspect\n\nfrom ..words import word\n\nTEXT = inspect.getsource(word)\n"
+    words = "def word():\n    return 1\n"
+    plant(tmp_path, {"app/__init__.py": "", "app/words.py": words, "app/bad.py": "def f(:\n", "app/inner/__init__.py": "",
+                     "app/inner/part.py": inner})  # fmt: skip
+    code, text = doctor("--deploy", str(tmp_path / part), "--json")
+    told = json.loads(text)
+    assert [(one["file"], one["line"], one["use"], one["repaired"], one["breaks_import"]) for one in told["findings"]] == [
+        ("app/inner/part.py", 5, "inspect.getsource", True, True)
+    ]
+    assert (code, told["elsewhere"], told["not_importable"]) == (1, [], {})
+    assert told["compiled"] == (1 if part.endswith(".py") else 2)  # the others go along, and are not looked at
+
+
 def test_torch_jit_script_works_on_pyc_only_code_with_the_source_loader(tmp_path):
     shipped = tmp_path / "shipped"
     plant(shipped, {name: text for name, text in FILES.items() if Path(name).stem in ("__init__", "model", "beside")})
@@ -218,6 +233,7 @@ def test_the_scan_follows_names_and_leaves_others_of_the_same_name_alone(tmp_pat
 def test_doctor_refuses_what_holds_no_code_and_stops_at_its_timeout(tmp_path):
     assert doctor("--deploy", str(tmp_path))[0] == 2
     assert doctor("--deploy", str(tmp_path / "missing"))[0] == 2
+    assert doctor("--deploy", "")[0] == 2  # a variable that is not set
     plant(tmp_path, {"slow.py": "import threading\n\nthreading.Event().wait()\n"})
     code, text = doctor("--deploy", str(tmp_path), "--timeout", "2", "--json")
     assert "--timeout" in json.loads(text)["not_importable"]["slow"]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import textwrap
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import fanfold
+from fanfold.cli import main
 from fanfold.errors import FanfoldError
 from fanfold.provenance import undo, zips
 from fanfold.provenance.record import NAME
@@ -78,6 +81,70 @@ def test_a_format_without_room_gets_a_file_beside_it(tmp_path, run, caplog):
     assert fanfold.inspect(tmp_path / "old.pt")["stamp"]["run"]["id"] == run.id
     assert same_weights(torch.load(tmp_path / "old.pt", weights_only=True))
     assert "no room for a stamp" in caplog.text
+
+
+def test_archives_that_torch_did_not_write_stay_as_they_are(tmp_path, run):
+    np.savez(tmp_path / "a.npz", a=np.ones(3))
+    with zipfile.ZipFile(tmp_path / "m.keras", "w") as archive:
+        archive.writestr("metadata.json", "{}")
+    for name in ("a.npz", "m.keras"):  # a member more is a part more of the model to their loaders
+        before = (tmp_path / name).read_bytes()
+        fanfold.stamp(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
+        assert fanfold.inspect(tmp_path / name)["stamp"]["run"]["id"] == run.id
+
+
+def test_a_stamp_beside_a_file_is_not_believed_of_one_saved_in_its_place(tmp_path, run, capsys):
+    path = tmp_path / "weights.npz"
+    np.savez(path, a=np.zeros(100_000))
+    fanfold.stamp(path)
+    path.rename(tmp_path / "kept.npz")
+    (tmp_path / f"weights.npz.{NAME}").rename(tmp_path / f"kept.npz.{NAME}")
+    assert fanfold.inspect(tmp_path / "kept.npz")["stamp"]["run"]["id"] == run.id
+    np.savez(tmp_path / "kept.npz", a=np.ones(100_000))  # as long, and other weights
+    assert fanfold.inspect(tmp_path / "kept.npz")["stamp"] is None
+    assert main(["inspect", str(tmp_path / "kept.npz")]) == 1
+    assert "of another file" in capsys.readouterr().out
+
+
+def test_a_folder_of_links_is_read_and_not_stamped(tmp_path, run):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()  # as the Hugging Face hub keeps what was downloaded
+    save_file({"a": torch.ones(10)}, tmp_path / "blobs" / "0ab1")
+    fanfold.stamp(tmp_path / "blobs" / "0ab1")
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to(tmp_path / "blobs" / "0ab1")
+    before = (tmp_path / "blobs" / "0ab1").read_bytes()
+    found = fanfold.inspect(tmp_path / "snapshot")
+    assert (found["stamp"]["run"]["id"], found["size"]) == (run.id, len(before))
+    fanfold.stamp(tmp_path / "snapshot")
+    assert (tmp_path / "blobs" / "0ab1").read_bytes() == before
+
+
+def test_what_no_json_holds_is_said_in_words_and_what_no_reader_takes_is_refused(tmp_path, run):
+    torch.save(model().state_dict(), tmp_path / "m.pt")
+    fanfold.stamp(tmp_path / "m.pt", step=float("inf"), scores=[float("nan"), 1.0])
+    with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+        text = archive.read(f"m/extra/{NAME}")
+    stamp = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (stamp["run"]["step"], stamp["extra"]) == ("inf", {"scores": ["nan", 1.0]})
+    before = (tmp_path / "m.pt").read_bytes()
+    with pytest.raises(FanfoldError, match="Give it less to say"):
+        fanfold.stamp(tmp_path / "m.pt", note="x" * 1_100_000)
+    assert (tmp_path / "m.pt").read_bytes() == before
+
+
+def test_odd_names_are_stamped_and_listed_and_what_is_no_file_is_refused(tmp_path, run):
+    names = ["x" * 250 + ".pt", os.fsdecode(b"no text \xff.pt")]
+    for name in names:
+        with (tmp_path / name).open("wb") as file:
+            torch.save(model().state_dict(), file)
+        fanfold.stamp(tmp_path / name)
+        assert fanfold.inspect(tmp_path / name)["stamp"]["run"]["id"] == run.id
+    listed = {entry["path"].rpartition("/")[2] for entry in fanfold.open(run.id, dir=tmp_path / "runs").files}
+    assert listed == {names[0], "no text \\xff.pt"}
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FanfoldError, match="neither a file nor a directory"):
+        fanfold.stamp(tmp_path / "pipe")
 
 
 def test_without_a_run_the_stamp_tells_of_code_and_environment(tmp_path, monkeypatch):

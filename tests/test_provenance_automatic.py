@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.util
 import io
 import json
 import os
@@ -98,6 +100,60 @@ def test_a_file_object_is_stamped_too(tmp_path):
         with (tmp_path / "m.pt").open("wb") as file:
             torch.save(model().state_dict(), file)
     assert fanfold.inspect(tmp_path / "m.pt")["stamp"]["run"]["id"] == run.id
+
+
+TARGETS = """
+    import io, sys, tempfile, torch, fanfold
+
+    class Nameless(io.RawIOBase):
+        def writable(self):
+            return True
+        def write(self, data):
+            return len(data)
+
+    weights = torch.nn.Linear(3, 4).state_dict()
+    run = fanfold.init("p", dir="runs", quiet=True, system=False, stamp=True)
+    torch.save(weights, io.BufferedWriter(Nameless()))
+    for opened in (open("raw.pt", "wb", buffering=0), tempfile.NamedTemporaryFile(suffix=".pt", dir=".")):
+        with opened as file:
+            torch.save(weights, file)
+            assert fanfold.inspect(file.name)["stamp"]["run"]["id"] == run.id
+    torch.save(weights, sys.stdout.buffer)  # a pipe
+    run.finish()
+"""
+
+
+def test_torch_saves_into_whatever_it_can_write_to(tmp_path):
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(TARGETS)],
+        cwd=tmp_path, capture_output=True, timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert set(torch.load(io.BytesIO(done.stdout), weights_only=True)) == {"weight", "bias"}
+
+
+class Neighbour(importlib.abc.MetaPathFinder):
+    """Another library's way to see imports: it asks everybody, itself and us included, and wraps what they found."""
+
+    busy = False
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if self.busy or name != "safetensors.numpy":
+            return None
+        self.busy = True
+        found = importlib.util.find_spec(name)
+        self.busy = False
+        return found
+
+
+def test_a_library_that_is_loaded_again_is_hooked_once_more_beside_others_who_watch_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [Neighbour(), *sys.meta_path])
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        del sys.modules["safetensors.numpy"]
+        importlib.import_module("safetensors.numpy")
+        safetensors.numpy.save_file({"a": np.ones(3)}, tmp_path / "n.safetensors")
+    safetensors.numpy.save_file({"a": np.ones(3)}, tmp_path / "after.safetensors")
+    stamps = [fanfold.inspect(tmp_path / f"{name}.safetensors")["stamp"] for name in ("n", "after")]
+    assert [stamp and stamp["run"]["id"] for stamp in stamps] == [run.id, None]
+    assert "parent" not in stamps[0]  # stamped twice, it would be made from itself
 
 
 def test_hooks_come_off_in_any_order_with_others(tmp_path):

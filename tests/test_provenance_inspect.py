@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 import fanfold
 from fanfold.cli import main
 from fanfold.errors import FanfoldError
+from fanfold.provenance import zips
 from fanfold.provenance.record import NAME
 from stamped_models import FORMATS, model, onnx_model, training
 
@@ -141,6 +143,23 @@ def test_damage_anywhere_gives_an_answer_or_a_clear_error(name, tmp_path):
         answer_or_error(path)
 
 
+@pytest.mark.parametrize("lie", [(28, b"\xff\xff"), (30, b"\xff"), (6, b"\xff")], ids=["lengths", "name", "version"])
+def test_a_table_of_contents_that_no_saver_writes_is_not_written_on(lie, tmp_path, run):
+    path = tmp_path / "m.pt"
+    torch.save(model().state_dict(), path)
+    whole = bytearray(path.read_bytes())
+    table = whole.find(b"PK\x01\x02")
+    offset, lies = lie
+    place = table + (46 if offset == 30 else offset)
+    whole[place : place + len(lies)] = lies
+    whole[table + 9] |= 0x08  # names are UTF-8, it says
+    path.write_bytes(whole)
+    with pytest.raises(FanfoldError, match="damaged"):
+        fanfold.stamp(path)
+    assert path.read_bytes() == whole
+    assert [item.name for item in tmp_path.iterdir() if item.is_file()] == ["m.pt"]
+
+
 def answer_or_error(path: Path) -> None:
     try:
         assert set(fanfold.inspect(path)) == {"path", "format", "size", "stamp", "facts"}
@@ -231,6 +250,39 @@ def test_an_onnx_stamp_that_is_killed_leaves_a_model_that_loads(older, tmp_path)
         assert whole.stat().st_size == size  # nothing is cut off: spaces fill it
 
 
+@pytest.mark.parametrize("name", ["torch.save", "TorchScript", "torch.export"])
+def test_an_archive_does_not_grow_with_every_stamp_also_when_one_is_killed(name, tmp_path):
+    file, save, check = FORMATS[name]
+    path = tmp_path / file
+    save(path)
+    plain = path.stat().st_size
+    sizes = []
+    for number in range(12):
+        fanfold.stamp(path, number=number, note=os.urandom(4000).hex())
+        sizes.append(path.stat().st_size)
+        assert fanfold.inspect(path)["stamp"]["extra"]["number"] == number
+        check(path)
+    assert max(sizes) < plain + zips.SLACK + 3 * (sizes[0] - plain)
+    assert any(later < size for size, later in pairwise(sizes))
+    for _ in range(12):
+        fanfold.stamp(path, number=-1, note=os.urandom(4000).hex())
+        with path.open("rb") as opened:
+            _, last, old = zips._survey(opened, path)
+        if old - last > zips.SLACK:  # the next one ends it
+            break
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLER), str(path), str(tmp_path / "killed")],
+        capture_output=True, text=True, timeout=120, check=True)  # fmt: skip
+    assert int(done.stdout) == 2  # the write, and the cut
+    for number in (1, 2):
+        killed = tmp_path / f"killed-{number}.onnx"
+        assert fanfold.inspect(killed)["stamp"]["extra"]["number"] == -1
+        check(killed)
+    whole = tmp_path / "killed-3.onnx"
+    assert fanfold.inspect(whole)["stamp"]["extra"] == {"note": "new"}
+    assert whole.stat().st_size < sizes[0]
+    check(whole)
+
+
 def test_what_is_no_model_file_is_said(tmp_path):
     (tmp_path / "text").write_text("hello")
     assert fanfold.inspect(tmp_path / "text")["format"] == "unknown"
@@ -239,6 +291,22 @@ def test_what_is_no_model_file_is_said(tmp_path):
         fanfold.inspect(tmp_path / "pipe")
     with pytest.raises(FanfoldError, match="cannot be read"):
         fanfold.inspect(tmp_path / "missing")
+    with pytest.raises(FanfoldError, match=r"^s3://bucket/m.pt cannot be read: it is an address"):
+        fanfold.inspect("s3://bucket/m.pt")
+
+
+def test_a_folder_tells_its_newest_stamp_and_which_of_its_files_are_damaged(tmp_path, run, capsys):
+    folder = tmp_path / "last"
+    folder.mkdir()
+    torch.save(model().state_dict(), folder / "b.pt")
+    fanfold.stamp(folder, step=1)
+    told = json.loads((folder / NAME).read_text())
+    (folder / NAME).write_text(json.dumps({**told, "time": "2020-01-01T00:00:00Z"}))
+    fanfold.stamp(folder / "b.pt", step=2)  # as the next epoch's saving does
+    assert fanfold.inspect(folder)["stamp"]["run"]["step"] == 2
+    (folder / "a.pt").write_bytes((folder / "b.pt").read_bytes()[:500])
+    assert main(["inspect", str(folder)]) == 2
+    assert f"damaged   {folder / 'a.pt'} cannot be read: the end of the archive is missing" in capsys.readouterr().out
 
 
 def command(*words: str) -> tuple[int, str]:
@@ -303,6 +371,24 @@ def test_a_shape_that_no_tensor_has_is_refused(shape, tmp_path):
     (tmp_path / "m.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
     with pytest.raises(FanfoldError, match="its header"):
         fanfold.inspect(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("count", [1, 101])
+def test_kinds_of_numbers_that_there_are_not_are_refused(count, tmp_path):
+    kinds = ["F" * 1000] if count == 1 else [f"F{number}" for number in range(count)]
+    head = json.dumps({kind: {"dtype": kind, "shape": [], "data_offsets": [0, 0]} for kind in kinds}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    with pytest.raises(FanfoldError, match="its header"):
+        fanfold.inspect(tmp_path / "m.safetensors")
+
+
+def test_the_command_says_long_things_in_short(tmp_path, run, capsys):
+    torch.save(model().state_dict(), tmp_path / "m.pt")
+    fanfold.stamp(tmp_path / "m.pt", note="x" * 500_000)
+    assert main(["inspect", str(tmp_path / "m.pt")]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 3000
+    assert main(["inspect", str(tmp_path / "m.pt"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["stamp"]["extra"]["note"]) == 500_000
 
 
 def test_the_command_shows_hostile_texts_and_never_obeys_them(tmp_path, run):

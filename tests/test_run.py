@@ -199,7 +199,12 @@ def test_config_takes_what_people_have(runs_dir):
         run = start(runs_dir, config=config)
         run.finish()
         assert reopen(run).config == {"lr": 0.1, "size": "big"}
-    odd = {"path": pathlib.Path("/a/b"), "set": {3, 1}, "tuple": (1, 2), "array": np.arange(3), "none": None, "big": 2**70,
+
+    class Silent:
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    odd = {"path": pathlib.Path("/a/b"), "silent": Silent(), "set": {3, 1}, "tuple": (1, 2), "array": np.arange(3), "none": None, "big": 2**70,
            "nested": {"a": {"b": [1, {"c": 2}]}}, "fn": len, 5: "int key", "nan": float("nan")}  # fmt: skip
     run = start(runs_dir, config=odd)
     run.finish()
@@ -208,6 +213,7 @@ def test_config_takes_what_people_have(runs_dir):
     assert (got["path"], got["set"], got["tuple"], got["array"]) == ("/a/b", [1, 3], [1, 2], [0, 1, 2])
     assert (got["none"], got["big"], got["5"]) == (None, str(2**70), "int key")
     assert got["nan"] != got["nan"]
+    assert got["silent"] == "<Silent>"
 
 
 def test_config_reads_by_attribute_and_records_each_change(runs_dir):

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import fanfold
+from fanfold.cli import main
 from fanfold.probes.native import build
 from ops_child import program
 from ops_child import run as run_program
@@ -25,6 +26,13 @@ for name, work in (("adds", torch.add), ("divides", torch.div)):
     for _ in range(8):
         work(torch.ones(4), 2.0)
     run.finish()
+"""
+TWO_RANKS = """
+import torch
+run = begin({"every": 1}, name="two", stamp=True)
+for _ in range(8): torch.add(torch.ones(4), 2.0)
+for i in range(15): torch.save(torch.ones(2), f"a-rather-long-folder-name/model-{i}.pt"); torch.save(torch.ones(2), "a-rather-long-folder-name/last.pt")
+run.finish()
 """
 IN_A_REPOSITORY = "import fanfold, sys\nfanfold.init('code', name=sys.argv[1], system=False, quiet=True).finish()\n"
 
@@ -172,6 +180,43 @@ def test_profile_shows_the_operators_of_the_run_that_is_picked(context, tmp_path
         held(page, "op=div")
         expect(table.locator("tbody tr")).to_have_count(1)
         expect(page.get_by_role("columnheader", name="operator")).to_have_attribute("aria-sort", "ascending")
+
+
+def test_ranks_are_added_up_or_picked_and_every_file_saved_is_listed(context, tmp_path, monkeypatch, capsys):  # noqa: F811
+    build.build()
+    (tmp_path / "a-rather-long-folder-name").mkdir()
+    monkeypatch.chdir(tmp_path)
+    path = program(tmp_path, TWO_RANKS)
+    for rank in "01":
+        env = {"FANFOLD_RANK": rank, "FANFOLD_WORLD_SIZE": "2", "FANFOLD_RUN_ID": "two"}
+        run_program(path, FANFOLD_DIR=str(tmp_path / "runs"), **env)
+    assert main(["show", "two", "--dir", str(tmp_path / "runs")]) == 0
+    assert re.search(r"saved +last.pt .*, rank 1", capsys.readouterr().out)
+    with serving(context, tmp_path / "runs") as address:
+        page = open_page(context, address, "p=p&v=profile&r=two")
+        page.set_viewport_size({"width": 700, "height": 900})
+        table = page.get_by_role("main").locator("table")
+        add = table.locator("tr", has=page.get_by_text("aten::add", exact=True))
+        expect(add).to_have_count(1)
+        expect(add).to_contain_text("16")
+        assert table.evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+        assert add.evaluate("row => row.clientHeight") < 40  # a number and its unit stay on one line
+        bars = [box["x"] for box in (bar.bounding_box() for bar in table.locator("meter").all())]
+        assert max(bars) - min(bars) < 1
+        page.get_by_label("Rank", exact=True).select_option("1")
+        expect(add.locator("td").nth(2)).to_have_text("8")
+        held(page, "rank=1")
+        expect(add.locator("td").nth(2)).to_have_text("8")
+        accessible(page)
+        page.goto(f"{address}#p=p&v=run&r=two")
+        files = page.locator("section", has_text="Model files")
+        expect(files.locator("tbody tr")).to_have_count(60)
+        expect(files.locator("tbody tr").first).to_contain_text("last.pt")
+        page.goto(f"{address}#p=p&v=provenance&r=two")
+        expect(page.get_by_role("img", name="16 results")).to_be_visible()  # of a file saved again and again, one
+        expect(page.get_by_text("The newest 12 of 16")).to_be_visible()
+        expect(page.locator("svg text.title", has_text="last.pt")).to_have_count(1)
+        accessible(page)
 
 
 # Media

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .errors import outcome
 from .values import clean_text
 
 MAX_DEPTH = 32
@@ -59,7 +60,8 @@ def _plain_object(value: Any, depth: int) -> Any:
         return f"<{len(value)} bytes>"
     if isinstance(value, type) or callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}".lstrip(".")
-    return clean_text(str(value))[:4096]
+    text, error = outcome(lambda: str(value))
+    return f"<{type(value).__name__}>" if error or text is None else clean_text(text)[:4096]
 
 
 def as_mapping(config: Any) -> dict[str, Any]:

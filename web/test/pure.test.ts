@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 import { printed } from '../src/lib/console';
 import { diff, lines, words } from '../src/lib/diff';
 import { duration, number, tick } from '../src/lib/format';
-import { estimated, grow, hit } from '../src/lib/icicle';
+import { estimated, grow, hit, together } from '../src/lib/icicle';
 import { csv, type Shown } from '../src/lib/export';
 import { order, orderKeys, sections } from '../src/lib/model.svelte';
 import { DEFAULTS, copied, read, write } from '../src/lib/view.svelte';
@@ -83,6 +83,11 @@ describe('the icicle', () => {
   it('weighs sampled calls for the ones they stand for', () => {
     const [one] = estimated([{ op: 'mm', scope: 'forward', thread: 'main', label: '', count: 3, total_ns: 9, self_ns: 6, max_ns: 4, scale: 10 }]);
     expect([one.count, one.total_ns, one.self_ns, one.max_ns]).toEqual([30, 90, 60, 4]);
+  });
+  it('has one row for what ranks and threads did under one name', () => {
+    const op = (rank: number, thread: string, label: string, self_ns: number) => ({ op: 'mm', scope: 'forward', thread, label, count: 1, total_ns: 2 * self_ns, self_ns, max_ns: self_ns, rank, device_count: rank, device_ns: 5 * rank });
+    const rows = together([op(0, 'main', '', 30), op(1, 'main', '', 50), op(1, 'thread', '', 10), op(0, 'main', 'model=a', 7)]);
+    expect(rows.map((row) => [row.label, row.count, row.self_ns, row.total_ns, row.max_ns, row.device_count, row.device_ns])).toEqual([['', 3, 90, 180, 50, 2, 10], ['model=a', 1, 7, 14, 7, 0, 0]]);
   });
   it('is as wide as the time, and finds what is pointed at', () => {
     const op = (name: string, scope: string, self_ns: number) => ({ op: name, scope, thread: 1, label: '', count: 1, total_ns: self_ns, self_ns, max_ns: self_ns });

@@ -61,6 +61,21 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
                         help="only runs with these settings, such as lr=0.001 model.dim=64")  # fmt: skip
 
 
+def filtered(args: argparse.Namespace) -> bool:
+    """Tell whether any of the options of add_filters() was given."""
+    return any((args.filter, args.status, args.tag, args.name, args.config))
+
+
+def say_none(args: argparse.Namespace) -> None:
+    """Say that there are no runs, and where they were looked for; matching() has spoken of --filter."""
+    where = f"{f'project {args.project} in ' if args.project else ''}{find_directory(args.dir)}"
+    given = [f"--{name}" for name in ("status", "tag", "name", "config") if getattr(args, name)]
+    if given and not args.filter:
+        remark(args, f"no run in {where} fits {' and '.join(given)}. `fanfold ls` lists them.")
+    elif not args.filter:
+        remark(args, f"no runs found in {where}. Start one with fanfold.init(), or look elsewhere with --dir.")
+
+
 def matching(args: argparse.Namespace, found: list[StoredRun]) -> list[StoredRun]:
     """Keep the runs that pass every filter."""
     statuses = [status.strip() for some in args.status or () for status in some.split(",")]

@@ -32,15 +32,19 @@ _CHILD = "import sys; del sys.path[0]; from fanfold.cli.trial import main; main(
 
 
 class Tree(NamedTuple):
-    """What is to be deployed: the folder that will be on sys.path, the part of it that counts, and its files."""
+    """What is to be deployed: the folder that will be on sys.path, the part of it that counts, and the files it needs to run.
+
+    A part of a package needs all of it: nothing in it is imported without the package's own `__init__`.
+    """
 
     root: Path
-    whole: bool
+    part: Path
     files: list[Path]
 
     @property
     def code(self) -> list[Path]:
-        return [file for file in self.files if file.suffix == ".py"]
+        """The modules that are looked at."""
+        return [file for file in self.files if file.suffix == ".py" and file.is_relative_to(self.part)]
 
     def name(self, file: Path) -> str:
         return file.relative_to(self.root).as_posix()
@@ -59,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    tree = _tree(Path(args.deploy))
+    tree = _tree(args.deploy)
     with tempfile.TemporaryDirectory(prefix="fanfold-deploy-") as place:
         found = _examine(tree, Path(place), time.monotonic() + args.timeout)
         if args.sources:
@@ -74,19 +78,19 @@ def run(args: argparse.Namespace) -> int:
     return 1 if left else 0
 
 
-def _tree(path: Path) -> Tree:
+def _tree(path: str) -> Tree:
     """Find what belongs to a package, a folder of modules, or a single file."""
-    target = path.resolve()
-    if target.is_file() and target.suffix == ".py":
-        return Tree(target.parent, False, [target])
-    if not target.is_dir():
+    target = Path(path).resolve()
+    single = target.is_file() and target.suffix == ".py"
+    if not path or not (single or target.is_dir()):
         raise FanfoldError(
-            f"{path} is no folder and no .py file. Nothing was checked. Give a package, or a folder that holds some."
+            f"{path or 'An empty name'} is no folder and no .py file. Nothing was checked. "
+            "Give a package, or a folder that holds some."
         )
-    root = target
+    root, package = target.parent if single else target, target
     while (root / "__init__.py").is_file() and root.parent != root:
-        root = root.parent
-    found = Tree(root, root == target, list(_files(target)))
+        root, package = root.parent, root
+    found = Tree(root, target, [target] if package.is_file() else list(_files(package)))
     if not found.code:
         raise FanfoldError(f"{path} holds no .py file. Nothing was checked. Give a package, or a folder that holds some.")
     return found
@@ -109,10 +113,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _examine(tree: Tree, place: Path, deadline: float) -> dict[str, Any]:
     copy = place / "tree"
-    findings = list(_compile(tree, copy))
-    bad = {one.file for one in findings}
+    broken = list(_compile(tree, copy))
+    bad = {one.file for one in broken}
     archive = place / "sources.zip"
-    sources.pack(tree.root, [file for file in tree.code if tree.name(file) not in bad], archive)
+    sources.pack(tree.root, [file for file in tree.files if file.suffix == ".py" and tree.name(file) not in bad], archive)
     modules = [name for file in tree.code if tree.name(file) not in bad and (name := _module(tree, file))]
     bare = _trial(tree, copy, modules, place, deadline)
     failed = [name for name, result in bare.items() if "error" in result]
@@ -120,6 +124,8 @@ def _examine(tree: Tree, place: Path, deadline: float) -> dict[str, Any]:
     never = {name: result["error"] for name, result in before.items() if "error" in result}
     failed = [name for name in failed if name not in never]
     after = _trial(tree, copy, failed, place, deadline, archive=archive)
+    looked_at = {tree.name(file) for file in tree.code}
+    findings = [one for one in broken if one.file in looked_at]
     findings += _broken(tree, copy, {name: bare[name] for name in failed}, after)
     names = frozenset(file.name for file in tree.code)
     for file in tree.code:
@@ -129,7 +135,7 @@ def _examine(tree: Tree, place: Path, deadline: float) -> dict[str, Any]:
     elsewhere = sorted(name for name in imported if not str(bare[name]["file"]).startswith(f"{copy}{os.sep}"))
     return {
         "path": str(tree.root),
-        "compiled": len(tree.code) - len(bad),
+        "compiled": len(looked_at - bad),
         "imported": len(imported),
         "findings": _once(findings),
         "not_importable": never,
@@ -182,7 +188,7 @@ def _trial(
                 {
                     "root": str(root),
                     "away": str(tree.root),
-                    "beside": [] if tree.whole else [str(tree.root)],
+                    "beside": [] if tree.root == tree.part else [str(tree.root)],
                     "sources": str(archive) if archive else None,
                     "modules": waiting,
                     "report": str(report),

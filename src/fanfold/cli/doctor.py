@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.deploy:
+    if args.deploy is not None:
         return deploy.run(args)
     found = [(title, list(check(args))) for title, check in checks.ALL.items()]
     wrong = any(one.level == "wrong" for _, lines in found for one in lines)

@@ -13,6 +13,8 @@ EXAMPLE = """examples:
   fanfold inspect model.safetensors
   fanfold inspect checkpoint-500/ --json"""
 
+MAX_LINE = 2000  # letters of one field; --json has all of them
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="FILE", help="a model file or a checkpoint directory")
@@ -29,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
         output.print_json({**found, "run": None if folder is None else _run(folder, found["stamp"]["run"])})
     else:
         print("\n".join(_lines(found, folder)))
+    if any("error" in entry for entry in found.get("files", [])):
+        return 2
     return 0 if found["stamp"] else 1
 
 
@@ -66,11 +70,14 @@ def _run(folder: Path, named: Mapping[str, Any]) -> dict[str, Any]:
 def _lines(found: Mapping[str, Any], folder: Path | None) -> Iterator[str]:
     yield f"{clean(found['path'])}  {found['format']}, {size(found['size'])}"
     yield from _facts(found["facts"])
+    yield from (f"  damaged   {clean(entry['error'])}" for entry in found.get("files", []) if "error" in entry)
     stamp = found["stamp"]
+    if "beside" in found["facts"]:
+        yield f"  beside    {found['facts']['beside']}"
     if not stamp:
         yield "  no stamp: nothing says which run made it. Save with fanfold.init(stamp=True), or call fanfold.stamp(path)."
         return
-    yield from (f"  {name:<9} {clean(value)}" for name, value in _told(stamp) if value)
+    yield from (f"  {name:<9} {clean(value[:MAX_LINE])}{'…' * (len(value) > MAX_LINE)}" for name, value in _told(stamp) if value)
     if folder is not None:
         yield f"  here      {clean(str(folder))} · fanfold show {clean(_table(stamp, 'run')['id'])}"
     for entry in found.get("files", [])[:20]:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import SettingError
-from ..settings import find_directory
 from ..store import StoredRun
 from . import choose, output
 from .text import age, duration, flat, number, plural, short
@@ -72,10 +71,8 @@ def run(args: argparse.Namespace) -> int:
         output.print_json([_facts(one, columns if args.columns else None) for one in chosen])
     elif chosen:
         _print(args, columns, chosen, len(found))
-    if not found and not args.filter:
-        where = f"project {args.project} in " if args.project else ""
-        output.remark(args, f"no runs found in {where}{find_directory(args.dir)}. "
-                            "Start one with fanfold.init(), or look elsewhere with --dir.")  # fmt: skip
+    if not found:
+        choose.say_none(args)
     return 0 if found else 1
 
 

@@ -1,8 +1,9 @@
 """Show which PyTorch operators the time went to, over all processes of one run or many.
 
-  fanfold ops [RUN…]          the operators with the most time of their own (no RUN: the newest, or all of --project)
-  fanfold ops diff A B        what got slower from A to B; A and B are runs, or parts of them: RUN@rank=1, RUN@node=gpu7
-  fanfold ops trace RUN       record a trace of the next steps of a running job (chrome://tracing, Perfetto)
+  fanfold ops [RUN…]       the operators with the most time of their own (no RUN: the newest run, all of --project, or --all)
+  fanfold ops diff A B     what got slower from A to B. Each is a run, a part of one (RUN@rank=1, RUN@node=gpu7), or all runs
+                           with a version, tag, commit or node: diff @torch=2.12 @torch=2.13
+  fanfold ops trace RUN    record a trace of the next steps of a running job (chrome://tracing, Perfetto)
 
 Times are host time. A profile observes some steps in full; calls and times shown are what they stand for.
 """
@@ -13,18 +14,17 @@ import argparse
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from ..errors import FanfoldError, SettingError
+from ..errors import FanfoldError, SettingError, suggestion
 from ..store import StoredRun
 from ..store import ops as store
-from . import output
-from .choose import everything, one, several
+from . import choose, ops_diff, output
 from .ops_formats import FORMATS
-from .text import plural
+from .text import plural, took
 
-BY = ("label", "node", "rank", "thread", "role", "scope", "kind", "inputs", "run")
+BY = ("label", "node", "rank", "thread", "role", "scope", "kind", "inputs", "run", "project", "torch")
 LOST = {
     "overflow": "calls found no row in a full table and are missing here. Use fewer labels, or ranges without numbers.",
     "device_lost": "calls could not be timed on the device: 1,024 were under way. Device means come from those that were.",
@@ -33,80 +33,114 @@ LOST = {
 EXAMPLE = """examples:
   fanfold ops - --top 10
   fanfold ops --project llm --by label
+  fanfold ops --all --by project,node --kind operator
   fanfold ops diff baseline candidate
+  fanfold ops diff @torch=2.12 @torch=2.13 --project llm
   fanfold ops trace - --steps 5
-  fanfold ops --project llm --format prometheus > /var/lib/node_exporter/fanfold.prom"""
+  fanfold ops --all --status running --format prometheus > fanfold.new && mv fanfold.new /var/lib/node_exporter/fanfold.prom"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RUN", help="runs; or: diff A B; or: trace RUN")
-    parser.add_argument("--by", action="append", choices=BY, help="split by this as well (repeatable)")
+    parser.add_argument("--all", action="store_true", help="all runs of all projects")
+    parser.add_argument("--by", action="append", metavar="A,B,…", help=f"split by these as well, of: {', '.join(BY)}")
+    parser.add_argument("--kind", action="append", metavar="A,B,…", help=f"only these kinds, of: {', '.join(store.KINDS)}")
     parser.add_argument("--top", type=int, default=20, metavar="N", help="how many rows (default: 20; 0: all)")
     parser.add_argument(
         "--format", choices=sorted(FORMATS), help="print for a monitoring system instead; nothing is sent anywhere"
     )
     parser.add_argument("--steps", type=int, default=5, metavar="K", help="trace: how many steps (default: 5)")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="trace: how long to wait (default: 120 s)")
+    choose.add_filters(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     command, rest = (args.words[0], args.words[1:]) if args.words else ("", [])
+    by = [name for name in _listed("--by", args.by, BY) if name != "scope"]
+    kinds = _listed("--kind", args.kind, store.KINDS)
+    if args.format and command in ("diff", "trace"):
+        raise SettingError(f"{command} has no --format {args.format}. Nothing was printed. Use --json.")
     if command == "diff":
-        return _diff(args, rest)
+        return ops_diff.run(args, rest, by, kinds)
     if command == "trace":
         return _trace(args, rest)
-    chosen = _chosen(args)
+    found = [(run, run.ops()) for run in _chosen(args)]
+    kept = [(run, [row for row in rows if not kinds or row["kind"] in kinds]) for run, rows in found]
+    if not any(rows for _, rows in kept):
+        _say_nothing(args, len(found), any(rows for _, rows in found))
     if args.format:
-        sys.stdout.write(FORMATS[args.format](chosen))
-        return 0
-    return _top(args, chosen)
+        sys.stdout.write(FORMATS[args.format](kept))
+        return 0  # that no run is running is no fault of whoever collects
+    return _top(args, kept, by)
+
+
+def _listed(option: str, words: list[str] | None, known: Sequence[str]) -> list[str]:
+    """Return what a repeatable option names, each once; each word may be a list."""
+    found = list(dict.fromkeys(name.strip() for word in words or () for name in word.split(",")))
+    for name in found:
+        if name not in known:
+            raise SettingError(f"{option} {name} is not known. Nothing is shown.{suggestion(name, known)}")
+    return found
 
 
 def _chosen(args: argparse.Namespace) -> list[StoredRun]:
     if args.words:
-        return several(args, args.words)
-    return everything(args) if args.project else [one(args, "-")]
+        return choose.matching(args, choose.several(args, args.words))
+    if args.all or args.project or choose.filtered(args):
+        return choose.matching(args, choose.everything(args))
+    return [choose.one(args, "-")]
 
 
-def _with_run(runs: list[StoredRun]) -> list[dict[str, Any]]:
-    return [{**row, "run": run.id, "project": run.project} for run in runs for row in run.ops()]
+def _say_nothing(args: argparse.Namespace, runs: int, profiled: bool) -> None:
+    if not runs:
+        choose.say_none(args)
+    elif profiled:
+        output.remark(args, f"nothing of that kind was observed in {plural(runs, 'run')}. Nothing is shown. Leave --kind out.")
+    else:
+        text = f"no operator profile was recorded in {plural(runs, 'run')}. Nothing is shown. "
+        output.remark(args, text + "Start runs with fanfold.init(ops=True) or FANFOLD_OPS=1.")
 
 
-def _top(args: argparse.Namespace, runs: list[StoredRun]) -> int:
-    by = tuple(dict.fromkeys(args.by or ()))
-    rows = store.together(_with_run(runs), ("op", "scope", *(name for name in by if name != "scope")))
-    if not rows:
-        output.remark(
-            args, "no operator profile was recorded. Nothing is shown. Start runs with fanfold.init(ops=True) or FANFOLD_OPS=1."
-        )
-        return 1
-    whole = sum(row["self_ns"] for row in rows)
+def _top(args: argparse.Namespace, found: list[tuple[StoredRun, list[dict[str, Any]]]], by: list[str]) -> int:
+    rows = store.together([{**row, **_about(run)} for run, some in found for row in some], ("op", "scope", *by))
     shown = rows[: args.top] if args.top > 0 else rows
     if args.json:
         output.print_json([{name: value for name, value in row.items() if name != "hist"} for row in shown])
-        return 0
-    titles = ["op", "scope", *(name for name in by if name != "scope"), "calls", "self", "share", "total", "mean", "p99", "max"]
+    elif rows:
+        _print(rows, shown, by, {run.id: run.name for run, _ in found})
+        _remarks(args, [run for run, _ in found], len(rows) - len(shown))
+    return 0 if rows else 1
+
+
+def _about(run: StoredRun) -> dict[str, str]:
+    return {"run": run.id, "project": run.project, "torch": ", ".join(ops_diff.traits(run, "torch"))}
+
+
+def _print(rows: list[dict[str, Any]], shown: list[dict[str, Any]], by: list[str], names: dict[str, str]) -> None:
+    whole = sum(row["self_ns"] for row in rows)
     device = any(row["device_count"] for row in rows)
-    output.table(
-        titles + ["device mean"] * device, [_cells(row, by, whole, device) for row in shown], right=titles[-7:], whole=titles[-7:]
-    )
-    _remarks(args, runs, len(rows) - len(shown))
-    return 0
+    numbers = ["calls", "self", "share", "total", "mean", "p99", "max"] + ["device mean"] * device
+    cells = [[row["op"], row["scope"], *(names.get(row[name], row[name]) if name == "run" else str(row[name]) for name in by),
+              *_cells(row, whole, device)] for row in shown]  # fmt: skip
+    output.table(["op", "scope", *by, *numbers], cells, right=numbers, whole=numbers)
 
 
-def _cells(row: dict[str, Any], by: tuple[str, ...], whole: float, device: bool) -> list[str]:
-    cells = [row["op"], row["scope"], *(str(row[name]) for name in by if name != "scope"), f"{row['calls']:,.0f}",
-             took(row["self_ns"]), f"{row['self_ns'] / whole:.1%}" if whole else "", took(row["total_ns"]), took(row["mean_ns"]),
-             took(row["p99_ns"]), took(row["max_ns"])]  # fmt: skip
-    return cells + ([took(row["device_ns"] / row["device_count"]) if row["device_count"] else ""] if device else [])
+def _cells(row: dict[str, Any], whole: float, device: bool) -> list[str]:
+    share = f"{row['self_ns'] / whole:.1%}" if whole else ""
+    times = [took(row[name]) for name in ("total_ns", "mean_ns", "p99_ns", "max_ns")]
+    timed = took(row["device_ns"] / row["device_count"]) if row["device_count"] else ""
+    return [f"{row['calls']:,.0f}", took(row["self_ns"]) if whole else "", share, *times, *[timed] * device]
 
 
 def _remarks(args: argparse.Namespace, runs: list[StoredRun], left: int) -> None:
     """Say what the figures rest on."""
     tables = [table.facts for run in runs for table in store.tables(run)]
     steps, observed = (sum(int(facts.get(name) or 0) for facts in tables) for name in ("steps", "observed"))
-    text = f"{plural(len(runs), 'run')}, {plural(len(tables), 'table')}: {observed:,} of {plural(steps, 'step')} observed in full"
+    processes = plural(sum(not facts.get("worker") for facts in tables), "process")
+    text = f"{plural(len(runs), 'run')}, {processes}: {observed:,} of {plural(steps, 'step')} observed in full"
     output.remark(args, text + (f", {left} rows more (--top 0)" if left > 0 else ""))
+    if any(facts.get("sampling") and not facts.get("worker") for facts in tables):
+        output.remark(args, "calls were sampled at random: how much of their time is their own is not known.")
     for name, meaning in LOST.items():
         if lost := sum(int(facts.get(name) or 0) for facts in tables):
             output.remark(args, f"{lost:,} {meaning}")
@@ -116,82 +150,6 @@ def _remarks(args: argparse.Namespace, runs: list[StoredRun], left: int) -> None
         )
 
 
-def took(nanoseconds: float) -> str:
-    """Return a duration in the unit it is read best in."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.3g} {unit}" if nanoseconds < 1000 * size else f"{nanoseconds / size:,.0f} {unit}"
-    return f"{nanoseconds:.0f} ns"
-
-
-def _part(args: argparse.Namespace, word: str) -> tuple[StoredRun, list[dict[str, Any]], int]:
-    """Open `RUN` or `RUN@rank=1` and return it, its rows, and the steps of the processes they come from, added up."""
-    name, _, part = word.partition("@")
-    field, equals, value = part.partition("=")
-    if not part:
-        stored = one(args, name)
-        return stored, stored.ops(), _steps(stored, lambda _facts: True)
-    if not equals or field not in ("rank", "node", "label", "role", "thread"):
-        raise SettingError(
-            f"{word!r} is no part of a run. Nothing was compared. Write RUN@rank=1; also node, label, role, thread."
-        )
-    stored = one(args, name)
-    rows = [row for row in stored.ops() if str(row[field]) == value]
-    # Labels, threads and workers are parts of processes, whose steps are all theirs.
-    return stored, rows, _steps(stored, lambda facts: field not in ("rank", "node") or str(facts.get(field)) == value)
-
-
-def _steps(stored: StoredRun, fits: Callable[[dict[str, Any]], bool]) -> int:
-    return max(sum(int(table.facts.get("steps") or 0) for table in store.tables(stored) if fits(table.facts)), 1)
-
-
-def _diff(args: argparse.Namespace, words: list[str]) -> int:
-    if len(words) != 2:
-        raise SettingError("diff compares two runs. Nothing was compared. Write: fanfold ops diff A B.")
-    sides = []
-    for word in words:
-        stored, found, steps = _part(args, word)
-        rows = {(row["op"], row["scope"]): row for row in store.together(found, ("op", "scope"))}
-        if not rows:
-            raise FanfoldError(f"{word} has no operator profile. Nothing was compared. Start runs with fanfold.init(ops=True).")
-        sides.append((stored, rows, steps))
-    changed = changes(sides[0][1], sides[1][1], sides[0][2], sides[1][2])
-    shown = changed[: args.top] if args.top > 0 else changed
-    if args.json:
-        output.print_json(shown)
-        return 0
-    titles = ["op", "scope", "mean A", "mean B", "B/A", "calls/step A", "calls/step B", "own time/step"]
-    output.table(titles, [_change_cells(row) for row in shown], right=titles[2:], whole=titles[2:])
-    versions = [str((side[0].facts.get("packages") or {}).get("torch", "?")) for side in sides]
-    output.remark(
-        args, f"A {sides[0][0].name}, torch {versions[0]}; B {sides[1][0].name}, torch {versions[1]}. Slowest changes first."
-    )
-    return 0
-
-
-def changes(a: dict[Any, Any], b: dict[Any, Any], steps_a: int, steps_b: int) -> list[dict[str, Any]]:
-    """Compare two profiles row by row; first what costs the most time more per step."""
-    nothing = {"mean_ns": 0.0, "calls": 0.0, "self_ns": 0.0}
-    found = []
-    for key in {**a, **b}:
-        left, right = a.get(key, nothing), b.get(key, nothing)
-        found.append({
-            "op": key[0], "scope": key[1], "mean_a_ns": left["mean_ns"], "mean_b_ns": right["mean_ns"],
-            "ratio": right["mean_ns"] / left["mean_ns"] if left["mean_ns"] else None,
-            "calls_per_step_a": left["calls"] / steps_a, "calls_per_step_b": right["calls"] / steps_b,
-            "self_per_step_ns": right["self_ns"] / steps_b - left["self_ns"] / steps_a,
-        })  # fmt: skip
-    return sorted(found, key=lambda row: -row["self_per_step_ns"])
-
-
-def _change_cells(row: dict[str, Any]) -> list[str]:
-    change = row["self_per_step_ns"]
-    ratio = "new" if row["ratio"] is None else f"{row['ratio']:.2f}" if row["mean_b_ns"] else "gone"
-    calls = [f"{row[name]:.1f}" for name in ("calls_per_step_a", "calls_per_step_b")]
-    means = [took(row[name]) for name in ("mean_a_ns", "mean_b_ns")]
-    return [row["op"], row["scope"], *means, ratio, *calls, ("+" if change >= 0 else "-") + took(abs(change))]
-
-
 def _trace(args: argparse.Namespace, words: list[str]) -> int:
     from ..probes import trace
 
@@ -199,7 +157,7 @@ def _trace(args: argparse.Namespace, words: list[str]) -> int:
         raise SettingError(
             f"trace takes one run and 1 to {trace.MAX_STEPS} steps. Nothing was asked. Write: fanfold ops trace RUN --steps 5."
         )
-    stored = one(args, words[0])
+    stored = choose.one(args, words[0])
     if stored.status != "running":
         raise FanfoldError(
             f"run {stored.id} is {stored.status}: it takes no more steps. Nothing was asked. Name a run that is running."

@@ -251,6 +251,7 @@ class Report:
             self.fact("artifact", (name, "bold"), f"  {kind}, {plural(len(files), 'file')}, {size(total)}")
         for one in self._cut(self.run.files[::-1], LINES):
             step = f", step {one['s']}" if isinstance(one.get("s"), int) else ""
+            step += f", rank {one['rank']}" if len(self.run.ranks) > 1 and isinstance(one.get("rank"), int) else ""
             folder, _, name = str(one.get("path")).rpartition("/")  # the name first: a long path is cut at its end
             where = f"  in {short(folder, 80)}" if folder else ""
             self.fact("saved", (short(name, 60), "bold"), f"{where}  {size(_count(one.get('size')))}{step}")

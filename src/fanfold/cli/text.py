@@ -73,6 +73,14 @@ def duration(seconds: float) -> str:
     return numbers.duration(seconds)
 
 
+def took(nanoseconds: float) -> str:
+    """Return a duration in the unit it is read best in."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.3g} {unit}" if nanoseconds < 1000 * size else f"{nanoseconds / size:,.0f} {unit}"
+    return f"{nanoseconds:.0f} ns"
+
+
 def size(count: float) -> str:
     """Return a number of bytes."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -84,7 +92,8 @@ def size(count: float) -> str:
 
 def plural(count: int, word: str) -> str:
     """Return a count with its noun."""
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+    ending = "" if count == 1 else "es" if word.endswith("s") else "s"
+    return f"{count:,} {word}{ending}"
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ Libraries that are not imported yet get theirs when they are.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -20,18 +21,18 @@ from .stamper import Stamper, active, export_natively
 
 def _refresh() -> None:
     """Bring the stamp that is exported natively up to the run's step."""
-    if active:
-        export_natively(active[-1])
+    for newest in active[-1:]:  # one look: a run may end in another thread
+        export_natively(newest)
 
 
-def _put_on(name: str) -> None:
+def _put_on(name: str, *, fresh: bool = False) -> None:
     for hook in HOOKS:
         if hook.module == name and active:
             with guard(f"hook {name} to stamp what it saves"):
-                hook.put_on(sys.modules[name])
+                hook.put_on(sys.modules[name], fresh=fresh)
 
 
-_later = Later(frozenset(hook.module for hook in HOOKS), _put_on)
+_later = Later(frozenset(hook.module for hook in HOOKS), functools.partial(_put_on, fresh=True))
 
 
 def start(run: Any) -> Callable[[float], None]:

@@ -20,14 +20,17 @@ class Hook:
         self.kept: Any = None  # what stood in the owner's table: torch's classes hold descriptors there, not functions
         self.wrapper: Any = None
 
-    def put_on(self, module: ModuleType) -> None:
+    def put_on(self, module: ModuleType, *, fresh: bool = False) -> None:
+        """Replace the name. In a `fresh` module, loaded just now, it stands as the library wrote it, whatever was done before."""
         *owners, name = self.path.split(".")
         owner: Any = module
         for part in owners:
             owner = getattr(owner, part, None)
         original = getattr(owner, name, None)
-        if owner is None or original is None or self.wrapper is not None:
+        if owner is None or original is None:
             return  # another version of the library: nothing to hook here
+        if self.wrapper is not None and (original is self.wrapper or not fresh):
+            return  # ours is on, perhaps below somebody else's
         self.owner, self.kept = owner, vars(owner).get(name, original)
         self.wrapper = functools.wraps(original)(self.make_wrapper(original))
         setattr(owner, name, self.wrapper)
@@ -49,8 +52,11 @@ class Later(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if name not in self.names:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+        behind = (
+            sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else []
+        )  # those in front were asked before us
+        for finder in behind:
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None and spec.loader is not None:
                 spec.loader = _Loader(spec.loader, self.loaded)
                 return spec

@@ -13,6 +13,7 @@ from ..errors import FanfoldError
 from .record import MAX_BYTES, NAME, decode
 
 MAX_FILES = 1000
+ENDS = 1 << 16
 MAX_ENTRIES = 20_000  # a checkpoint has hundreds; a folder that also holds a data set may have millions
 MODEL_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pt2", ".onnx", ".torchscript")
 
@@ -31,6 +32,8 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise FanfoldError(f"{file} is neither a file nor a directory. Nothing was read. Give the path of a model file.")
         return _file(file)
     except OSError as error:
+        if "://" in os.fspath(path):
+            raise FanfoldError(f"{path} cannot be read: it is an address. Download the file, and give its path here.") from error
         reason = error.strerror or str(error)
         raise FanfoldError(f"{file} cannot be read: {reason}. Give the path of a model file or checkpoint directory.") from error
 
@@ -41,14 +44,31 @@ def _file(path: Path) -> dict[str, Any]:
         head = file.read(16)
         module = module_of(head, path, size)
         _not_half(path)
-        name, stamp, facts = module.read(file, path) if module else (_without_room(head), None, {})
-    return {"path": str(path), "format": name, "size": size, "stamp": _stamp(stamp, sidecar(path)), "facts": facts}
+        name, inside, facts = module.read(file, path) if module else (_without_room(head), None, {})
+    stamp = decode(inside) if inside else None
+    if stamp is None and (beside := _read_sidecar(sidecar(path))) is not None:
+        if beside.get("of") in (None, mark(path)):
+            stamp = beside
+        else:
+            facts["beside"] = "a stamp, of another file: this one was saved since"
+    return {"path": str(path), "format": name, "size": size, "stamp": stamp, "facts": facts}
+
+
+def mark(path: Path) -> dict[str, Any]:
+    """Tell a file from the one that is saved in its place later, without reading all of it: size and both ends."""
+    from hashlib import sha256  # here, since few stamps lie beside their file
+
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        ends = file.read(ENDS)
+        file.seek(max(len(ends), size - ENDS))
+        return {"size": size, "ends": sha256(ends + file.read(ENDS)).hexdigest()}
 
 
 def _not_half(path: Path) -> None:
     """Refuse a file that is in the middle of being stamped."""
     target = path.resolve()
-    if not undo_note(target).exists():
+    if not lies(undo_note(target)):
         return
     from . import safetensors  # here, since most files have no note
 
@@ -57,6 +77,11 @@ def _not_half(path: Path) -> None:
             f"{path} cannot be read: it is being stamped just now, or a kill cut a stamp short. Nothing was changed. "
             "If no process is at it, call fanfold.stamp(path): that puts it right."
         )
+
+
+def lies(path: Path) -> bool:
+    """Tell whether a file lies there; beside a file whose name is as long as names may be, none does."""
+    return os.path.isfile(path)  # noqa: PTH113 - pathlib raises where a name is too long
 
 
 def undo_note(path: Path) -> Path:
@@ -82,40 +107,36 @@ def _without_room(head: bytes) -> str:
     return "pickle" if head[:2] in (b"\x80\x02", b"\x80\x04", b"\x80\x05") else "unknown"
 
 
-def _stamp(inside: bytes | None, beside: Path) -> dict[str, Any] | None:
-    found = decode(inside) if inside else None
-    return found or _read_sidecar(beside)
-
-
 def sidecar(path: Path) -> Path:
     """Return where the stamp of a file lies whose format has no room for one, or of a directory."""
     return path / NAME if path.is_dir() else path.with_name(f"{path.name}.{NAME}")
 
 
 def _read_sidecar(path: Path) -> dict[str, Any] | None:
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_BYTES:
+    if not lies(path) or path.is_symlink() or path.stat().st_size > MAX_BYTES:
         return None
     return decode(path.read_bytes())
 
 
-def model_files(folder: Path) -> list[Path]:
-    """Return the model files of a directory, a level or two deep."""
+def model_files(folder: Path, *, links: bool = False) -> list[Path]:
+    """Return the model files of a directory, a level or two deep; also links to such files, which caches are made of."""
     found = []
     for pattern in ("*", "*/*"):
         for item in folder.glob(pattern):
-            if item.suffix in MODEL_SUFFIXES and item.is_file() and not item.is_symlink():
+            if item.suffix in MODEL_SUFFIXES and item.is_file() and (links or not item.is_symlink()):
                 found.append(item)
             if len(found) >= MAX_FILES:
                 return sorted(found)
     return sorted(found)
 
 
-def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a directory (of the first twenty thousand, links left out)."""
+def size_of(path: Path, *, links: bool = False) -> int:
+    """Return the bytes of a file, or of the files in a directory (of the first twenty thousand)."""
     if not path.is_dir():
         return path.stat().st_size
     files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    return sum(item.lstat().st_size for item in itertools.islice(files, MAX_ENTRIES) if not item.is_symlink())
+    wanted = (item for item in itertools.islice(files, MAX_ENTRIES) if item.is_file() and (links or not item.is_symlink()))
+    return sum(item.stat().st_size for item in wanted)
 
 
 def directory_format(folder: Path) -> str:
@@ -124,24 +145,25 @@ def directory_format(folder: Path) -> str:
         return "DCP checkpoint"
     if (folder / "trainer_state.json").is_file():
         return "Transformers checkpoint"
-    if (folder / "config.json").is_file() and model_files(folder):
+    if (folder / "config.json").is_file() and model_files(folder, links=True):
         return "Transformers model"
     return "directory"
 
 
 def _directory(folder: Path) -> dict[str, Any]:
     files: list[dict[str, Any]] = []
-    for item in model_files(folder):
+    for item in model_files(folder, links=True):
         try:
             files.append(_file(item))
         except FanfoldError as error:  # one broken shard does not hide the others
             files.append({"path": str(item), "format": "broken", "error": str(error), "stamp": None, "size": item.stat().st_size})
-    stamp = _read_sidecar(sidecar(folder)) or next((entry["stamp"] for entry in files if entry["stamp"]), None)
+    stamps = [found for found in (_read_sidecar(sidecar(folder)), *(entry["stamp"] for entry in files)) if found]
     return {
         "path": str(folder),
         "format": directory_format(folder),
-        "size": size_of(folder),
-        "stamp": stamp,
+        "size": size_of(folder, links=True),
+        # The newest: what was saved into the folder since leaves the folder's own as it was.
+        "stamp": max(stamps, key=lambda stamp: str(stamp.get("time", "")), default=None),
         "facts": {"model_files": len(files)},
         "files": files,
     }

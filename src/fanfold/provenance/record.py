@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from .._version import __version__
+from ..errors import FanfoldError
 
 NAME = "producer_info.json"  # the name PyTorch's own guide gives to such a file inside a model
 FORMAT = 1
@@ -47,8 +49,26 @@ def make(run: Any, extra: Mapping[str, Any], *, parent: Mapping[str, Any] | None
 
 
 def encode(stamp: Mapping[str, Any]) -> bytes:
-    """Return a stamp as the bytes that go into a file."""
-    return json.dumps(stamp, ensure_ascii=True, sort_keys=True, default=str).encode()
+    """Return a stamp as the bytes that go into a file; refuse one that is longer than any reader takes."""
+    try:
+        text = json.dumps(stamp, ensure_ascii=True, sort_keys=True, default=str, allow_nan=False)
+    except ValueError:  # other languages' readers know no NaN, and would find no stamp at all
+        text = json.dumps(_finite(stamp), ensure_ascii=True, sort_keys=True, default=str)
+    if len(text) > MAX_BYTES:
+        raise FanfoldError(
+            f"the stamp would have {len(text):,} bytes, and {MAX_BYTES:,} are read back. Nothing was stamped. "
+            "Give it less to say: an identifier or a digest in the place of the thing itself."
+        )
+    return text.encode()
+
+
+def _finite(value: Any) -> Any:
+    """Copy plain data, with NaN and infinities as texts."""
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def decode(data: bytes) -> dict[str, Any] | None:

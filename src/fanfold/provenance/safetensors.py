@@ -21,6 +21,7 @@ from .zips import broken
 MAX_HEADER = 100_000_000  # the format's own limit
 MAX_PARAMETERS = 1 << 63
 MAX_ENTRIES = 1_000_000  # names of all depths; a tensor has four
+MAX_DTYPE, MAX_DTYPES = 64, 100  # letters of a name, and names; the format knows some twenty
 ROOM = 4096
 CARRY = 8_000_000  # of tensors carried to the end: the header is as much longer, and every loader reads past it
 WORD = 8
@@ -48,6 +49,8 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
     for name, entry in entries.items():
         tensor = _read_tensor(entry, name, path)
         dtypes[tensor.dtype] += 1
+        if len(dtypes) > MAX_DTYPES:
+            raise broken(path, "its header names more kinds of numbers than there are")
         parameters += prod(tensor.shape)
     stamp = metadata.pop(NAME, None)
     told = {"tensors": len(entries), "parameters": parameters, "dtypes": dict(dtypes), "metadata": metadata}
@@ -59,6 +62,8 @@ def _read_tensor(entry: msgspec.Raw, name: str, path: Path) -> _Tensor:
         tensor = _tensor.decode(entry)
     except _UNREADABLE as error:
         raise broken(path, f"its header says nothing sensible of tensor {name[:80]!r}") from error
+    if len(tensor.dtype) > MAX_DTYPE:
+        raise broken(path, f"its header gives tensor {name[:80]!r} a kind of numbers that there is not")
     if len(tensor.shape) > 64 or not 0 <= prod(tensor.shape) < MAX_PARAMETERS:
         raise broken(path, f"its header gives tensor {name[:80]!r} a shape that no tensor has")
     return tensor

@@ -28,8 +28,8 @@ _announced = threading.local()  # the next buffer that torch.save fills becomes 
 def _torch_save(original: Callable[..., Any]) -> Callable[..., Any]:
     def open_writer(target: Any) -> Any:
         stamper = current()
-        writer = original(target)
         wanted = getattr(_announced, "buffer", False) or _is_file(target)
+        writer = original(target)  # last: one that is dropped before its end aborts the process
         _announced.buffer = False  # this one, and none that pickling its content fills
         return _ZipWriter(writer, stamper, target) if stamper is not None and wanted else writer
 
@@ -57,7 +57,13 @@ def _is_file(target: Any) -> bool:
     """Tell a file from a buffer: what goes through memory is somebody's message, not a model on a disk."""
     if isinstance(target, (str, os.PathLike)):
         return True
-    return isinstance(target, (io.BufferedWriter, io.BufferedRandom)) and isinstance(target.name, str) and target.tell() == 0
+    try:
+        opened = isinstance(
+            getattr(target, "file", target), (io.BufferedWriter, io.BufferedRandom, io.FileIO)
+        )  # or a NamedTemporaryFile
+        return opened and isinstance(target.name, str) and target.tell() == 0
+    except (AttributeError, OSError, ValueError):  # no name, a pipe, closed: torch says what it has to say of it
+        return False
 
 
 class _ZipWriter:

@@ -38,7 +38,8 @@ active: list[Stamper] = []
 
 def current() -> Stamper | None:
     """Return the stamper for a file that is saved now, if there is one."""
-    return active[-1] if active and not getattr(_inside, "busy", False) else None
+    newest = active[-1:]  # one look: a run may end in another thread
+    return newest[0] if newest and not getattr(_inside, "busy", False) else None
 
 
 def quietly(original: Callable[..., Any]) -> Callable[..., Any]:

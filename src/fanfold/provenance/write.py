@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +11,10 @@ from typing import Any
 
 from ..errors import FanfoldError, notices
 from .anew import alone
-from .look import model_files, module_of, sidecar, size_of, undo_note
+from .look import lies, mark, model_files, module_of, sidecar, size_of, undo_note
 from .record import encode, make
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,6 +22,8 @@ def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> d
     target = Path(path)
     if not target.exists():
         raise FanfoldError(f"{target} does not exist. Nothing was stamped. Save the model first, then stamp it.")
+    if not target.is_dir() and not target.is_file():
+        raise FanfoldError(f"{target} is neither a file nor a directory. Nothing was stamped. Give the path of a model file.")
     told = make(run, extra)
     data = encode(told)
     for file in model_files(target) if target.is_dir() else [target]:
@@ -32,17 +38,18 @@ def write(path: Path, data: bytes) -> None:
     """Write a stamp's bytes into a file, or beside it where its format has no room."""
     try:
         target = path.resolve()  # a link stays a link: what it points to is stamped
-        if undo_note(target).exists():
+        if lies(undo_note(target)):
             _mend(target)
         if os.access(target, os.W_OK) or _module(target) is not None:
             with alone(target) as file:
                 if (module := _module(target)) is not None:
                     module.write(target, data, file)
                     return
-        write_beside(path, data)
+        write_beside(path, encode({**json.loads(data), "of": mark(target)}))
     except OSError as error:
         reason = error.strerror or str(error)
-        raise FanfoldError(f"{path} could not be stamped: {reason}. Make it writable, or stamp a copy.") from error
+        remedy = "Make room" if error.errno in _FULL else "Make it writable"
+        raise FanfoldError(f"{path} could not be stamped: {reason}. {remedy}, or stamp a copy elsewhere.") from error
     notices.once(
         f"sidecar:{path.suffix}",
         f"{path.name} is of a format that has no room for a stamp; it lies beside the file, in {sidecar(path).name}. "
@@ -55,13 +62,16 @@ def _mend(path: Path) -> None:
     from . import safetensors, undo  # here, since few files ever have a note
 
     with alone(path):
-        if undo_note(path).exists():
+        if lies(undo_note(path)):
             undo.mend(path, safetensors.whole)
 
 
 def _module(path: Path) -> Any:
+    """Choose the module that writes a stamp into a file; None where it has no room for one."""
     with path.open("rb") as file:
-        return module_of(file.read(16), path, os.fstat(file.fileno()).st_size)
+        module = module_of(file.read(16), path, os.fstat(file.fileno()).st_size)
+        fits = getattr(module, "has_room", None)  # of archives alone: many things are zips
+        return module if fits is None or fits(file, path) else None
 
 
 def write_beside(path: Path, data: bytes) -> None:
@@ -76,4 +86,5 @@ def note(run: Any, path: Path, step: Any) -> None:
     """List a saved file on its run."""
     event = getattr(run, "_event", None)
     if event is not None:
-        event("saved", {"path": str(path.absolute()), "size": size_of(path), "s": step})
+        name = os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")  # a name on a disk is bytes, and may be no text
+        event("saved", {"path": name, "size": size_of(path), "s": step})

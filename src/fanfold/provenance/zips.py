@@ -1,7 +1,7 @@
 """Zip archives, as torch.save, TorchScript, torch.export and AOTInductor write them; the stamp is a member of its own.
 
 Read by walking the central directory in bounded memory: an archive is untrusted input. Written behind the old end of the
-archive in one write, with a directory of its own: a kill before it leaves the model as it was.
+archive in one write, with a directory of its own: a kill before it leaves the model as it was. Many stamps take turns.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     import zipfile
 
 MEMBER = f"extra/{NAME}"
-MAX_DIRECTORY = 256 << 20
+MAX_DIRECTORY, MAX_MEMBERS = 256 << 20, 1_000_000
+SLACK = 64 << 10  # bytes of earlier stamps that are let lie; in a large file, a hundredth of it
 _END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _STORED, _DEFLATED = 0, 8
+_DESCRIPTOR = 24  # bytes that may stand behind a member, and say its size again
+_OF_TORCH = frozenset(("version", ".data/version", "archive_version", "archive_format", "data.pkl", "constants.pkl"))
+_UNFIT = (NotImplementedError, ValueError, IndexError, struct.error)  # what zipfile makes of members that no saver writes
 _TELLING = ("archive_format", "constants.pkl", "data.pkl", "data/aotinductor")  # the first 16 letters of names that tell a format
 
 
@@ -114,7 +118,7 @@ def _directory(file: BinaryIO, path: Path) -> tuple[int, int, int]:
         if len(record) < 56 or record[:4] != _END64:
             raise broken(path, "the end of the archive is damaged")
         count, length, start = struct.unpack_from("<QQQ", record, 32)
-    if length > MAX_DIRECTORY or start + length > size or count * _ENTRY.size > length:
+    if length > MAX_DIRECTORY or count > MAX_MEMBERS or start + length > size or count * _ENTRY.size > length:
         raise broken(path, "its table of contents is damaged, or larger than any model's")
     return start, length, count
 
@@ -136,29 +140,72 @@ def _member(file: BinaryIO, entry: Entry, limit: int) -> bytes | None:
         return None
 
 
+def has_room(file: BinaryIO, path: Path) -> bool:
+    """Tell whether torch wrote the archive. In another (.npz, .keras), a member more is one more part of the model."""
+    return any(entry.name.partition("/")[2] in _OF_TORCH for entry in _entries(file, path))
+
+
 def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     """Add the stamp to an archive, or replace the one it has."""
-    import zipfile  # here, since reading does without
-
     with path.open("rb") as buffered:
-        root = next((entry.name.partition("/")[0] for entry in _entries(buffered, path)), "archive")
-    tail = _Tail(file)
-    try:
-        with zipfile.ZipFile(tail, "a") as archive:
-            archive.start_dir = tail.end  # behind the old end, which stays whole until ours is written
-            _drop(archive, f"{root}/{MEMBER}")
-            archive.writestr(f"{root}/{MEMBER}", stamp)
-    except zipfile.BadZipFile as error:
-        raise broken(path, str(error)) from error
-    file.seek(tail.end)
-    data = tail.added.getvalue()
+        root, last, old = _survey(buffered, path)
+    end = file.seek(0, os.SEEK_END)
+    if old - last > max(SLACK, end // 100) and _over_earlier(path, file, f"{root}/{MEMBER}", stamp, last, old):
+        return
+    data = _tail(path, file, f"{root}/{MEMBER}", stamp, end)
+    file.seek(end)
     if file.write(data) != len(data):  # a full disk: take the part back, and the model is as it was
-        file.truncate(tail.end)
+        file.truncate(end)
         raise FanfoldError(f"{path} could not be stamped: no space left. The file is as it was. Make room and stamp again.")
 
 
+def _survey(file: BinaryIO, path: Path) -> tuple[str, int, int]:
+    """Return the folder that all names begin with, where the last member ends, and where a stamp begins (0: there is none)."""
+    root, last, old = "", 0, 0
+    for entry in _entries(file, path):
+        top, _, name = entry.name.partition("/")
+        root = root or top
+        if (top, name) == (root, MEMBER):
+            old = entry.offset
+        else:
+            head = os.pread(file.fileno(), 30, entry.offset).ljust(30, b"\xff")
+            last = max(last, entry.offset + 30 + sum(struct.unpack_from("<HH", head, 26)) + entry.packed + _DESCRIPTOR)
+    return root or "archive", last, old
+
+
+def _over_earlier(path: Path, file: BinaryIO, name: str, stamp: bytes, last: int, old: int) -> bool:
+    """Put the stamp where stamps before the present one lie, which nothing names any more, and end the file behind it.
+
+    The present one stays whole until ours is on the disk. False where there is not enough room.
+    """
+    from .undo import put
+
+    data = _tail(path, file, name, stamp, last)
+    if last + len(data) > old:
+        return False
+    put(file.fileno(), data, last)
+    os.fsync(file.fileno())
+    os.ftruncate(file.fileno(), last + len(data))
+    return True
+
+
+def _tail(path: Path, file: BinaryIO, name: str, stamp: bytes, at: int) -> bytes:
+    """Return the bytes that bring the stamp into an archive: a member and a table of contents, to be put at a place."""
+    import zipfile  # here, since reading does without
+
+    tail = _Tail(file, at)
+    try:
+        with zipfile.ZipFile(tail, "a") as archive:
+            archive.start_dir = at  # the old end stays whole until ours is written
+            _drop(archive, name)
+            archive.writestr(name, stamp)
+    except (zipfile.BadZipFile, *_UNFIT) as error:
+        raise broken(path, f"its table of contents is damaged ({error})") from error
+    return tail.added.getvalue()
+
+
 def _drop(archive: zipfile.ZipFile, name: str) -> None:
-    """Forget an earlier stamp; its few bytes stay in the file, unnamed."""
+    """Forget an earlier stamp; its bytes stay in the file, unnamed, until there are many of them."""
     if (old := archive.NameToInfo.pop(name, None)) is not None:
         archive.filelist.remove(old)
 
@@ -166,8 +213,8 @@ def _drop(archive: zipfile.ZipFile, name: str) -> None:
 class _Tail:
     """A file whose old part is only read, and whose new part is collected, to be written by one call."""
 
-    def __init__(self, file: BinaryIO | io.FileIO) -> None:
-        self.file = file
+    def __init__(self, file: BinaryIO | io.FileIO, start: int) -> None:
+        self.file, self.start = file, start
         self.end = file.seek(0, os.SEEK_END)
         self.added = io.BytesIO()
         self.at = 0
@@ -176,8 +223,7 @@ class _Tail:
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        base = (0, self.at, self.end + len(self.added.getbuffer()))[whence]
-        self.at = base + offset
+        self.at = (0, self.at, self.end)[whence] + offset  # from the end only before the first write
         return self.at
 
     def tell(self) -> int:
@@ -190,9 +236,9 @@ class _Tail:
         return data
 
     def write(self, data: bytes) -> int:
-        if self.at < self.end:
+        if self.at < self.start:
             raise OSError("the old part of the archive is not to be written")
-        self.added.seek(self.at - self.end)
+        self.added.seek(self.at - self.start)
         self.at += self.added.write(data)
         return len(data)
 

@@ -117,6 +117,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "compiler": ("TorchDynamo", "AOTDispatcher", "Pregraph bytecode", "_compile."),
     "autograd engine": ("autograd::engine::",),
 }
+KINDS = ("operator", *_KINDS, "compiling", "range", "script")
 
 
 def together(rows: Iterable[Mapping[str, Any]], by: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 // An icicle: what lies within what, as wide as the time it took. The tree is thread, then scope, then operator.
 import { DARK, LIGHT } from './colours';
 
-export interface Op { op: string; scope: string; thread: string | number; label: string; count: number; total_ns: number; self_ns: number; max_ns: number; scale?: number; rank?: number }
+export interface Op { op: string; scope: string; thread: string | number; label: string; count: number; total_ns: number; self_ns: number; max_ns: number; scale?: number; rank?: number; device_count?: number; device_ns?: number }
 export interface Node { name: string; start: number; size: number; depth: number; deep: number; kids: Node[] }
 export const ROW = 20;
 
@@ -11,6 +11,22 @@ export function estimated(ops: Op[]): Op[] {
     const scale = op.scale ?? 1;
     return { ...op, count: Math.round(op.count * scale), total_ns: op.total_ns * scale, self_ns: op.self_ns * scale };
   });
+}
+
+/** Add up what ranks, threads and overloads have under one name: one row for an operator in a scope under a label. */
+export function together(ops: Op[]): Op[] {
+  const found = new Map<string, Op>();
+  for (const op of ops) {
+    const key = JSON.stringify([op.op, op.scope, op.label]), into = found.get(key);
+    if (!into) { found.set(key, { ...op }); continue; }
+    into.count += op.count;
+    into.total_ns += op.total_ns;
+    into.self_ns += op.self_ns;
+    into.max_ns = Math.max(into.max_ns, op.max_ns);
+    into.device_count = (into.device_count ?? 0) + (op.device_count ?? 0);
+    into.device_ns = (into.device_ns ?? 0) + (op.device_ns ?? 0);
+  }
+  return [...found.values()];
 }
 
 export function grow(ops: Op[]): Node {
