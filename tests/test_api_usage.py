@@ -113,6 +113,25 @@ assert "torch" not in sys.modules
     assert [(record["key"], record["rank"]) for record in stored(runs_dir).usage()] == [("mine.fit", 0)]
 
 
+def test_each_run_of_a_process_has_its_own_keys_whatever_they_are(runs_dir, tmp_path):
+    code = """
+import torch
+found = []
+for ops in (True, True, False):
+    run = begin(ops)
+    for key in ("mine.fit", "mine.fit", None, ["a"], b"x", "zero\\0", "\\ud800", "long" * 20_000): fanfold.log_api_usage_once(key)
+    run.finish()
+    found.append([record["key"][:20] for record in fanfold.open(run.path).usage()])
+print(json.dumps(found))
+"""
+    first, second, without = last_json(run(program(tmp_path, code))[0])
+    mine = {"mine.fit", "None", "['a']", "b'x'", "zero ", "?", "long" * 5}
+    assert mine < set(first)
+    assert "torch.python.import" in first
+    assert sorted(second) == sorted({*mine, "torch.python.import"})  # torch itself says each key once per process
+    assert sorted(without) == sorted(mine)
+
+
 def test_usage_across_runs_names_each(runs_dir, tmp_path):
     code = 'run = begin(False, name=sys.argv[1])\nfanfold.log_api_usage_once("old.api")\nrun.finish()'
     path = program(tmp_path, code)
@@ -122,3 +141,31 @@ def test_usage_across_runs_names_each(runs_dir, tmp_path):
     asked = [sys.executable, "-m", "fanfold", "usage", "--json", "--project", "p", "--api", "old.*"]
     rows = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
     assert sorted(row["name"] for row in rows) == ["a", "b"]
+
+
+def test_who_uses_it_is_a_count_of_processes_with_the_version_of_its_library(runs_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = """
+import torch
+run = begin({"every": 1})
+for i in range(3): torch.save(torch.ones(2), f"{i}.pt")
+fanfold.log_api_usage_once("rich.old_print")
+run.finish()
+"""
+    run(program(tmp_path, code))
+    files = ("usage", "--dir", str(runs_dir), "--json")
+    assert main([*files, "--api", "pytorch.stream.writer.metadata"]) == 0
+    assert [row["processes"] for row in json.loads(capsys.readouterr().out)] == [1]
+    assert main([*files]) == 0
+    (row,) = (row for row in json.loads(capsys.readouterr().out) if row["key"] == "pytorch.stream.writer.metadata")
+    assert (row["processes"], row["records"]) == (1, 3)
+    assert main([*files, "--api", "rich.*"]) == 0
+    (who,) = json.loads(capsys.readouterr().out)
+    assert who["versions"].keys() >= {"rich", "torch", "python"}
+    assert who["user"]
+    assert main(["usage", "--dir", str(runs_dir), "--api", "rich.*"]) == 0
+    assert "1 run uses rich.*" in capsys.readouterr().err
+    assert main(["usage", "--dir", str(runs_dir), "--api", "rich.print"]) == 1
+    assert "Did you mean rich.old_print?" in capsys.readouterr().err
+    assert main(["usage", "--dir", str(runs_dir), "--project", "nosuch"]) == 1
+    assert "no runs found in project nosuch" in capsys.readouterr().err

@@ -57,6 +57,73 @@ def test_a_label_follows_what_is_done_in_its_name(runs_dir, tmp_path):
     assert labels["aten::atan"] == {""}  # a new Python thread starts without
 
 
+UNNESTED = """
+import asyncio, torch
+x = torch.ones(2)
+with fanfold.label(early="yes"):
+    run = begin({"every": 1})
+    x.tan()
+async def answer(request, seconds):
+    with fanfold.label(request=request): await asyncio.sleep(seconds)
+async def answers(): await asyncio.gather(answer(1, 0.01), answer(2, 0.05))
+asyncio.run(answers())
+x.cos()
+def items(name):
+    with fanfold.label(items=name): yield
+first = items("here"); next(first)
+with fanfold.label(model="m"):
+    first.close(); x.sin()
+x.sinh()
+again = fanfold.label(model="again")
+with again:
+    with again: pass
+    x.cosh()
+x.erf()
+second = items("there"); next(second)
+def elsewhere(): second.close(); x.erfc()
+thread = threading.Thread(target=elsewhere); thread.start(); thread.join()
+with fanfold.label(model="after"): x.atan()
+x.asin()
+class Mute:
+    def __str__(self): raise ValueError("no text")
+with fanfold.label(model=Mute(), request=1): x.exp()
+with fanfold.label(model="fine"): x.exp2()
+class Deep(torch.autograd.Function):  # backward inside backward, so deep that torch goes on in a thread of its own
+    @staticmethod
+    def forward(ctx, x, depth):
+        ctx.depth = depth
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.depth:
+            with torch.enable_grad(): Deep.apply(torch.ones(2, requires_grad=True), ctx.depth - 1).sum().backward()
+            return grad, None
+        with fanfold.label(part="inner"): grad.log()
+        grad.log2()
+        return grad, None
+for _ in range(2):
+    with fanfold.label(model="outer"): Deep.apply(torch.ones(2, requires_grad=True), 70).sum().backward()
+run.finish()
+"""
+
+
+def test_labels_that_do_not_nest_end_all_the_same(runs_dir, tmp_path):
+    _, err = run(program(tmp_path, UNNESTED))
+    labels = {}
+    for row in stored(runs_dir).ops():
+        labels.setdefault(row["op"].removeprefix("aten::"), set()).add(row["label"])
+    assert labels["tan"] == {"early=yes"}
+    assert labels["sin"] == {"model=m"}
+    assert labels["cosh"] == {"model=again"}
+    assert labels["atan"] == {"model=after"}
+    assert labels["exp2"] == {"model=fine"}
+    for op in ("cos", "sinh", "erf", "erfc", "asin", "exp"):
+        assert labels[op] == {""}, op
+    assert err.count("could not write a label: ValueError: no text") == 1
+    assert labels["log"] == {"model=outer,part=inner"}  # on a thread that has the outer label from torch
+    assert labels["log2"] == {"model=outer"}
+
+
 ORDERS = """
 import torch
 from torch.profiler import profile, ProfilerActivity

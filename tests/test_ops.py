@@ -15,6 +15,7 @@ from fanfold.errors import SettingError
 from fanfold.probes import image
 from fanfold.probes import ops as probe
 from fanfold.probes.native import build
+from fanfold.probes.windows import ProfilerWindows
 from ops_child import count, last_json, program, run, start, stored, with_device
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
@@ -109,6 +110,75 @@ def test_windows_observe_whole_steps_and_say_what_they_stand_for(runs_dir, tmp_p
     (step,) = [row for row in rows if row["op"] == "Optimizer.step#SGD.step"]
     assert (step["count"], step["scale"]) == (1000, 1.0)  # ranges are always seen
     assert 0 < step["self_ns"] < step["total_ns"]  # from the windows, where what happens inside is seen
+
+
+CROWDED = """
+import asyncio, torch
+from fanfold.probes.native import library
+models = [torch.nn.Linear(2, 2) for _ in range(2)]
+optimizers = [torch.optim.SGD(model.parameters(), 1e-3) for model in models]
+x, paths = torch.ones(2, 2), []
+names = "tan cos sin exp log abs neg ceil floor round sqrt rsqrt erf erfc sinh cosh tanh asin acos atan".split()
+begun = threading.Event()
+def prepare():
+    while not begun.is_set():
+        for name in names: getattr(x, name)()
+for _ in range(6): threading.Thread(target=prepare).start()
+with begin({"every": 10}) as run:  # two optimizers take turns
+    begun.set()
+    for _ in range(1000):
+        for model, optimizer, op in zip(models, optimizers, (torch.sin, torch.cos)):
+            op(model(x)).sum().backward(); optimizer.step()
+paths.append(str(run.path))
+together = threading.Barrier(40)
+def serve():
+    together.wait()
+    for _ in range(5):
+        for name in names: getattr(x, name)()
+async def answer(number):
+    with torch.profiler.record_function(f"request {number}"):
+        x.tan(); await asyncio.sleep(0.01 * number); x.tan()
+async def answers(): await asyncio.gather(*(answer(number) for number in range(4)))
+with begin({"every": 1, "rows": 200}) as run:
+    for _ in range(2):
+        threads = [threading.Thread(target=serve) for _ in range(40)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+    asyncio.run(answers())
+    for number in range(300):
+        with torch.profiler.record_function(f"batch {number}"), torch.profiler.record_function(f"ProfilerStep#{number}"): x.log1p()
+paths.append(str(run.path))
+for _ in range(12):
+    with begin({"every": 2}) as run: x.tan()  # no step, and so no window
+    paths.append(str(run.path))
+print(json.dumps(paths))
+"""
+
+
+def test_turns_threads_and_ranges_that_do_not_nest_are_counted_as_they_are(runs_dir, tmp_path):
+    out, err = run(program(tmp_path, CROWDED))
+    turns, crowd, *idle = [fanfold.open(path).ops() for path in last_json(out)]
+    sin, cos = (count(turns, op, scope="forward", thread="main") for op in ("aten::sin", "aten::cos"))
+    assert 60 < sin < 140  # 100 expected; with one phase for all, 0 or 200
+    assert sin + cos in (199, 200, 201)
+    assert {name: count(crowd, f"aten::{name}", thread="thread") for name in ("tan", "atan")} == {"tan": 400, "atan": 400}
+    assert "table is full" not in err
+    assert "probe is off" not in err  # though others worked while it was tried
+    for row in crowd:
+        assert sum(row["hist"].values()) == row["count"]
+    assert [count(crowd, f"request {number}", scope="user") for number in range(4)] == [1, 1, 1, 1]
+    assert count(crowd, "aten::log1p") == count(crowd, "ProfilerStep#") == 300
+    assert sum(row["count"] for row in crowd if row["op"].startswith("batch ")) == 300
+    assert count(crowd, "batch 0") == 1
+    assert count(crowd, "batch #") > 200  # numbered ranges are left a quarter of the table
+    assert not any(rows for rows in idle)
+
+
+def test_profiler_windows_take_turns_too():
+    windows = ProfilerWindows(1, 10, inputs=False, rank=0, node="")
+    due = [step for step in range(1, 2001) if windows._due(step)]
+    assert 199 <= len(due) <= 201
+    assert 60 < sum(step % 2 for step in due) < 140
 
 
 def test_a_short_run_shows_its_third_step(runs_dir, tmp_path):
@@ -210,6 +280,13 @@ if __name__ == "__main__":
     child = multiprocessing.get_context("fork").Process(target=forked); child.start(); child.join()
     child = multiprocessing.get_context("spawn").Process(target=spawned, args=("", run.id)); child.start(); child.join()
     assert child.exitcode == 0
+    if (pid := os.fork()) == 0:
+        if (grandchild := os.fork()) == 0:
+            torch.ones(2).erfc(); os._exit(0)
+        os._exit(os.waitpid(grandchild, 0)[1])
+    assert os.waitpid(pid, 0)[1] == 0
+    kept = torch.utils.data.DataLoader(Items(), batch_size=20, num_workers=1, persistent_workers=True)
+    for batch in kept: pass  # its worker lives on
     run.finish()
     print(json.dumps(os.listdir(run.path / "ops")))
 """
@@ -218,13 +295,14 @@ if __name__ == "__main__":
 def test_workers_forked_and_spawned_children_count_their_own(runs_dir, tmp_path):
     out, _ = run(program(tmp_path, WORKERS))
     rows = stored(runs_dir).ops()
-    assert count(rows, "aten::asinh", role="worker") == count(rows, "aten::asinh") == 80
+    assert count(rows, "aten::asinh", role="worker") == count(rows, "aten::asinh") == 120
+    assert count(rows, "aten::erfc", role="worker") == 1
     assert count(rows, "aten::acosh", role="worker") == 11
     assert count(rows, "aten::tan", role="main") == count(rows, "aten::tan") == 20
     assert count(rows, "aten::atanh", role="main") == 13
     (stall,) = [row for row in rows if row["kind"] == "data"]
-    assert stall["count"] == 22  # each epoch asks once more than it has batches
-    assert last_json(out) == []  # the files of those that ended are folded into the journal
+    assert stall["count"] == 25  # each epoch asks once more than it has batches
+    assert last_json(out) == []  # the files of all children are folded into the journal
 
 
 RANKS = """
@@ -274,7 +352,7 @@ FULL = """
 import torch
 run = begin({"every": 1, "rows": 16})
 for i in range(100):
-    with torch.profiler.record_function(f"request {i}"): torch.ones(2).tan()
+    with torch.profiler.record_function("request " + chr(256 + i)): torch.ones(2).tan()
 run.finish()
 """
 
@@ -485,21 +563,40 @@ for elsewhere in (False, True):
     else:
         run.finish()
     found.append(on())
+run = begin(True)
+mine = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]); mine.start()
+for token in ("def", "ghi"): trace.request(run.path / "ops", 2, token)
+end = time.monotonic() + 2.5
+while time.monotonic() < end:
+    step(); time.sleep(0.05)  # all of it is kept by the profiler
+mine.stop()
+found.append(sum(event.name == "aten::linear" for event in mine.events()) > 10)
+paths = [run.path / "ops" / f"trace-{token}-rank0.json" for token in ("def", "ghi")]
+end = time.monotonic() + 60
+while not paths[0].exists() and time.monotonic() < end: step()
+while not on() and not paths[1].exists() and time.monotonic() < end: step()
+step(); step(); run.finish()  # the last step of the second trace is the run's last
+found.append([path.exists() for path in paths])
 print(json.dumps(found))
 """
 
 
 def test_the_end_of_a_run_ends_a_trace_under_way(runs_dir, tmp_path):
     out, err = run(program(tmp_path, CUT))
-    assert last_json(out) == [True, False, True, False]
+    assert last_json(out) == [True, False, True, False, True, [True, True]]  # two more wait for the program's own profiler
     assert "could not" not in err
+    assert err.count("while another profiler is on") == 1
 
 
 def test_options_that_cannot_be_are_refused_before_anything_is_written(tmp_path):
-    for wrong in ({"windw": 1}, {"every": 0}, {"sampling": 2.0}, {"window": 5, "every": 2}, {"sampling": 0.1, "inputs": True}, 7):
+    wrongs = [{"windw": 1}, {"every": 0}, {"sampling": 2.0}, {"window": 5, "every": 2}, {"sampling": 0.1, "inputs": True}, 7,
+              {"every": "100"}, {"every": 100.0}, {"every": 10**30}, {"window": None}, {"rows": 1.5}, {"sampling": "0.1"},
+              {"sampling": True}, {"inputs": "no"}, {"usage": 1}]  # fmt: skip
+    for wrong in wrongs:
         with pytest.raises(SettingError):
             fanfold.init("p", dir=tmp_path / "none", ops=wrong)
     assert not (tmp_path / "none").exists()
+    assert probe.check({}) == probe.check(True) == probe.Options()
 
 
 class Table:

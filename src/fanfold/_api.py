@@ -151,11 +151,12 @@ def stamp(path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:
 
 
 def log_api_usage_once(key: str) -> None:
-    """Say that an API of yours was used ("my_library.fit"); it counts once per process. `fanfold usage` tells which runs did."""
+    """Say that an API of yours was used ("my_library.fit"); it counts once per run and process. `fanfold usage` lists them."""
     from .probes import api_usage
 
-    if api_usage.log_once(key) and _current is not None and _current.status == "running":
-        _current._hand_over_usage()  # noqa: SLF001 - ours
+    run = _current if _current is not None and _current.status == "running" else None
+    if api_usage.log_once(key, "" if run is None else run.id) and run is not None:
+        run._hand_over_usage()  # noqa: SLF001 - ours
 
 
 _LIVE: dict[str, Callable[[], Any]] = {

@@ -400,7 +400,7 @@ def _energy_arguments(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _ops_options(options: Mapping[str, Any]) -> Any:
     """Return what the operator profile is to do, checked before anything is written; None: no profile."""
-    if not options["ops"]:
+    if not options["ops"] and options["ops"] != {}:  # no options are the usual ones
         return None
     from .probes import ops
 

@@ -15,9 +15,9 @@ from typing import Any
 from . import image
 from .native import library as native
 
-MAX_PENDING = 4096
+MAX_PENDING, MAX_KEY = 4096, 512
 _lock = threading.Lock()
-_once: set[str] = set()
+_once: dict[str, str] = {}  # each key, and the run that has it
 _pending: list[dict[str, Any]] = []
 _watching = False
 
@@ -25,26 +25,28 @@ _watching = False
 def watch() -> bool:
     """Collect usage from now on; earliest of all before `import torch`. False where the native library cannot serve."""
     global _watching  # noqa: PLW0603 - torch has one handler per process
-    if _watching:
-        return True
     early = "torch" not in sys.modules
-    try:
-        _watching = bool(native.load().ff_usage_watch())
-    except native.Unavailable:
-        _watching = False
-    if not early:  # its own announcement has passed unheard; that it was imported is known all the same
+    if not _watching:
+        try:
+            _watching = bool(native.load().ff_usage_watch())
+        except native.Unavailable:
+            _watching = False
+    if not early:  # its own announcement has passed unheard, or an earlier run has it; that it was imported is known all the same
         _note("torch.python.import")
     return _watching
 
 
-def log_once(key: str) -> bool:
-    """Say that an API was used; each key counts once per process. Returns whether it was the first time."""
+def log_once(key: str, run: str = "") -> bool:
+    """Say that an API was used; each key counts once per process and run. Returns whether it was the first time."""
+    if type(key) is not str or key not in _once:  # library code calls this: whatever it is given, it must not raise
+        key = str(key).encode("utf-8", "replace").decode().replace("\0", " ")[:MAX_KEY]
     with _lock:
-        if key in _once:
+        last = _once.get(key)
+        if last == run:
             return False
-        _once.add(key)
+        _once[key] = run
     torch = sys.modules.get("torch")
-    if _watching and torch is not None and hasattr(torch, "_C"):
+    if last is None and _watching and torch is not None and hasattr(torch, "_C"):  # torch passes each key on once
         torch._C._log_api_usage_once(key)  # noqa: SLF001 - torch offers it to libraries; others may listen as well
     else:
         _note(key)

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SettingError, notices
-from . import api_usage, image, trace, workers
+from . import api_usage, image, labels, trace, workers
 from .native import library as native
 
 FOLDER = "ops"
 FIRST_SECONDS, SNAPSHOT_SECONDS = 5.0, 60.0
 BYTES_PER_HOUR = 1_000_000
+MAX_EVERY = 1_000_000_000
 EARLY_STEP = 3  # observed in every run, so that a short one shows something; the two before it pay for warming up
 IDLE_SECONDS, MOMENT_MS = 5.0, 10  # a program without optimizer steps is observed for 10 ms of each second
 
@@ -43,7 +44,7 @@ class Options:
 
 def check(given: Any) -> Options | None:
     """Turn init(ops=…) into options; None: no profile."""
-    if not given:
+    if not given and not isinstance(given, Mapping):
         return None
     if given is True:
         return Options()
@@ -61,10 +62,16 @@ def check(given: Any) -> Options | None:
 
 
 def _wrong(options: Options) -> str:
-    if not 1 <= options.window <= options.every:
-        return "window must be 1 or more and not above every"
-    if options.sampling is not None and not 0.0 < options.sampling <= 1.0:
-        return "sampling must be above 0 and at most 1"
+    for name in ("window", "every", "rows"):
+        if type(getattr(options, name)) is not int:
+            return f"{name} must be a whole number"
+    for name in ("inputs", "usage"):
+        if not isinstance(getattr(options, name), bool):
+            return f"{name} must be True or False"
+    if not 1 <= options.window <= options.every <= MAX_EVERY:
+        return f"window must be 1 or more and not above every, and every at most {MAX_EVERY:,}"
+    if options.sampling is not None and (type(options.sampling) not in (int, float) or not 0.0 < options.sampling <= 1.0):
+        return "sampling must be a number above 0 and at most 1"
     if options.sampling is not None and options.inputs:
         return "inputs are recorded in windows only, so not with sampling"
     if options.native not in (True, False, "force"):
@@ -165,18 +172,18 @@ class OpsProbe:
         if self._clock() >= self._next:
             self.snapshot()
 
-    def snapshot(self) -> bool:
+    def snapshot(self, *, last: bool = False) -> bool:
         """Copy the table to the journal; the larger it is, the later the next copy, so that an hour stays below a megabyte."""
         facts = self.counter.snapshot()
         kept = self._write({"event": "ops", **facts})
-        size = len(facts["table"]) + self._fold_workers()
+        size = len(facts["table"]) + self._fold_workers(living=last)
         self._next = self._clock() + max(SNAPSHOT_SECONDS, 3600.0 * size / BYTES_PER_HOUR)
         for refresh in (*refreshers,):
             refresh()
         return kept
 
-    def _fold_workers(self) -> int:
-        if not self.counter.id or not self._workers.sweep(self.counter.id):
+    def _fold_workers(self, *, living: bool) -> int:
+        if not self.counter.id or not self._workers.sweep(self.counter.id, living=living):
             return 0
         facts = self._workers.event(self.counter.id)
         if self._write({"event": "ops", **facts}):
@@ -208,15 +215,15 @@ class OpsProbe:
 
         self._compile_hooks = remove
 
-    def stop(self, _timeout: float = 0.0) -> None:
+    def stop(self, timeout: float = 0.0) -> None:
         """Take the callbacks off and write the last word."""
         global _active  # noqa: PLW0603 - torch has one table of callbacks per process
         self.counter.stop()
         if self._compile_hooks is not None:
             self._compile_hooks()
-        self._trace.stop()
+        self._trace.stop(timeout / 2)
         self._hand_over_usage()
-        if self.snapshot():
+        if self.snapshot(last=True):
             self.counter.done()
         _active = None
 
@@ -247,6 +254,7 @@ def start(options: Options, write: Write, *, path: Path, rank: int, node: str, l
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     counter = _counter(options, folder if local else None, rank, node)
     counter.start()
+    labels.renew()
     _active = OpsProbe(counter, write, options, folder=folder, rank=rank)
     _watch_forks()
     return _active

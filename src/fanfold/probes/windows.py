@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import threading
 import time
@@ -26,12 +25,10 @@ def bucket_of(nanoseconds: int) -> int:
 class ProfilerWindows:
     """Profile `window` optimizer steps of each `every`, and add up what was seen."""
 
-    def __init__(
-        self, window: int, every: int, *, inputs: bool, rank: int, node: str, rows: int = image.MAX_ROWS, phase: int | None = None
-    ) -> None:
+    def __init__(self, window: int, every: int, *, inputs: bool, rank: int, node: str, rows: int = image.MAX_ROWS) -> None:
         self.id = secrets.token_hex(8)
         self._inputs = inputs
-        self._phase = random.randrange(every) if phase is None else phase
+        self._round, self._phase = -1, 0
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._profiler: Any = None
@@ -51,6 +48,10 @@ class ProfilerWindows:
 
     def _due(self, step: int) -> bool:
         every = int(self._facts["every"])
+        if (step - 1) // every != self._round:  # one phase for all would see what comes every so many steps each time or never
+            self._round, self._phase = (step - 1) // every, secrets.randbelow(every)
+        if step == 1:  # a program that never steps would be observed in full for good
+            return bool(self._facts["window"] >= every)
         return step == 3 or (step + self._phase) % every < self._facts["window"]
 
     def _stepped(self, *_args: Any) -> None:
@@ -71,18 +72,19 @@ class ProfilerWindows:
         import torch
         from torch._C._profiler import _ExperimentalConfig
 
+        if torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001 - torch would end the other one without a word
+            notices.once(
+                "ops profiler",
+                "a profile window was left out: another profiler is on. The next is tried in its turn. Training goes on; "
+                "with the native probe, both can be on.",
+            )
+            return
         profiler = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU],
             record_shapes=self._inputs,
             experimental_config=_ExperimentalConfig(profile_all_threads=True),  # without it, one thread alone is seen
         )
-        try:
-            profiler.start()
-        except RuntimeError as error:  # the user's own profiler is on
-            notices.once(
-                "ops profiler", f"a profile window was left out: {error}. The next is tried in its turn; training goes on."
-            )
-            return
+        profiler.start()
         self._profiler = profiler
         self._facts["windows"] += 1
 

@@ -52,7 +52,7 @@ def say_full(facts: Mapping[str, Any]) -> None:
         notices.once(
             "ops table full",
             f"the operator table is full: it holds {facts['capacity']} rows, and calls of further operators are only "
-            "counted. The rows it has stay exact. Use fewer labels or ranges with numbers in their names, or inputs=False.",
+            "counted. The rows it has stay exact. Use fewer labels or names of ranges, or inputs=False.",
         )
 
 
@@ -85,11 +85,11 @@ class Workers:
         self._lost = dict.fromkeys(LOST, 0)
         self.usage: list[dict[str, Any]] = []  # of those the journal does not have yet
 
-    def sweep(self, parent: str) -> bool:
-        """Fold in the children of `parent` that have ended; tell whether there were any."""
+    def sweep(self, parent: str, *, living: bool = False) -> bool:
+        """Fold in the children of `parent` that have ended, or all when the run does; tell whether there were any."""
         for path in self._folder.glob(f"{self._rank}-*.ops"):
-            table = self._ended_child(path, parent)
-            if table is None:
+            table = self._child(path, parent)
+            if table is None or (alive(table.facts["pid"]) and not living):
                 continue
             for name in LOST:
                 self._lost[name] += table.facts[name]
@@ -101,13 +101,13 @@ class Workers:
             self._processes += 1
         return bool(self._ended)
 
-    def _ended_child(self, path: Path, parent: str) -> image.Table | None:
+    def _child(self, path: Path, parent: str) -> image.Table | None:
         data = read_file(path)
         try:
             table = image.parse_file(data) if data and path not in self._ended else None
         except image.NotATable:
             return None
-        return table if table is not None and table.facts["parent"] == parent and not alive(table.facts["pid"]) else None
+        return table if table is not None and table.facts["parent"] == parent else None
 
     def event(self, parent: str) -> dict[str, Any]:
         """Return what the journal keeps of them: all that have ended so far, as one."""

@@ -133,11 +133,19 @@ struct Windows {
   std::mutex mu;
   std::vector<uint64_t> always, full;
   std::atomic<bool> active{false}, open{false};
-  uint64_t every = 0, length = 1, phase = 0, early = 0;
+  uint64_t every = 0, length = 1, seed = 0, early = 0;
   double worker_sampling = 0.01;
   uint64_t parent = 0;
 
-  bool due(uint64_t step) const { return every && (step == early || (step + phase) % every < length); }
+  // Each `every` steps have a phase of their own: with one for all, what comes every so many steps (an evaluation, the second
+  // of two optimizers) would be seen each time or never.
+  bool due(uint64_t step) const {
+    if (!every || step == early) return every != 0;
+    if (step == 1) return length >= every;  // a program that never steps would be observed in full for good
+    uint64_t mixed = (seed ^ ((step - 1) / every)) * 0x9E3779B97F4A7C15ull;
+    mixed = (mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93ull;
+    return (step + (mixed ^ (mixed >> 32))) % every < length;
+  }
 
   void set(bool on) {
     std::lock_guard<std::mutex> g(mu);
@@ -201,7 +209,7 @@ void after_fork_in_parent() {
 void after_fork_in_child() {
   auto& s = state();
   auto& w = windows();
-  w.parent = s.block->head.id;
+  w.parent = s.block->head.worker ? s.block->head.parent : s.block->head.id;  // a child's child is the run's as well
   tl_shard = nullptr;
   pthread_setspecific(s.key, nullptr);
   s.idle.clear();
@@ -292,7 +300,7 @@ int ff_start(const char* dir, const char* node, int32_t rank, uint32_t capacity,
   w.every = sampling > 0 ? 0 : every;
   w.length = window;
   w.early = early;
-  w.phase = every ? random64() % every : 0;
+  w.seed = random64();
   w.worker_sampling = sampling > 0 ? sampling : double(window) / double(every ? every : 1);
   int file = open_block(0, false, sampling, uint32_t(w.every), uint32_t(window));
   if (w.always.empty())
@@ -371,7 +379,7 @@ int ff_label_set(uint32_t id) {
   tl_label = id;
   if (!torch_.get) return 0;
   if (id) g_labelled.store(true, std::memory_order_relaxed);
-  if (mine && torch_.get(torch_.label_kind)) {
+  if (mine && torch_.get(torch_.label_kind) == mine.get()) {  // not one that backward brought along from another thread
     mine->id.store(id, std::memory_order_relaxed);
     return 2;
   }

@@ -1,5 +1,5 @@
 // Where operator statistics live: rows of fixed size in one block of memory that is a file of the run, so that another
-// process can read it at any time and SIGKILL loses nothing. One writer per row: no lock and no GIL on the way.
+// process can read it at any time and SIGKILL loses nothing. One writer per row, or atomic additions: no lock, no GIL on the way.
 #pragma once
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,6 +27,7 @@
 namespace ff {
 
 constexpr uint32_t kMaxRows = 4096, kWorkerRows = 1024, kLabels = 256, kKinds = 64, kUsageBytes = 65536, kBuckets = 128;
+constexpr uint32_t kOwnRows = 4, kCommon = 2 * kMaxRows;  // threads of a kind with rows of their own; places for rows in common
 constexpr uint8_t kForward = 0, kBackward = 1, kScript = 2, kUser = 7, kCompile = 10, kSampled = 11;
 
 // What the whole table is about. probes/image.py reads it: change both, and the version.
@@ -48,7 +49,7 @@ struct Row {
   std::atomic<uint32_t> ready;  // set last: from then on the row may be read
   uint16_t name_len, overload_len, inputs_len, label;
   uint8_t scope, kind;
-  uint16_t spare;
+  uint16_t common;  // several threads write it
   uint64_t hash;
   std::atomic<uint64_t> count, total, self, whole, max, device_count, device_ns;  // whole: time of calls whose own time is known
   char name[96];
@@ -139,7 +140,7 @@ struct Frame {
   uint64_t start, child;
   void* device;
   uint32_t window;
-  bool backward;
+  bool backward, user;
 };
 
 // One thread's own view of the table: which rows are its, and which calls are open.
@@ -147,6 +148,7 @@ struct Shard {
   static constexpr int kDepth = 256;
   uint32_t generation = 0;
   uint8_t kind = 0;
+  bool crowded = false;  // many threads of its kind have rows already: it shares those of the others like it
   char kind_name[16] = {0};
   std::vector<Row*> index = std::vector<Row*>(512, nullptr);
   size_t used = 0;
@@ -170,6 +172,10 @@ struct State {
   int32_t rank = 0;
   uint32_t capacity = kMaxRows;
   pthread_key_t key{};
+  uint32_t counted = 0;     // the generation that those below are about
+  std::atomic<uint32_t> ranges{0};  // rows of user ranges
+  uint32_t threads[kKinds] = {0};
+  std::atomic<Row*> common[kCommon] = {};
 };
 inline State* const g_state = new State();  // never destroyed: threads may outlive static objects
 inline State& state() { return *g_state; }
@@ -256,10 +262,11 @@ inline void retire_shard(void* p) {
   auto& s = state();
   std::lock_guard<std::mutex> g(s.mu);
   auto* shard = static_cast<Shard*>(p);
+  tl_shard = nullptr;
+  if (shard->crowded) return delete shard;  // its rows are others' as well
   shard->depth = 0;
   shard->compiling = 0;
   s.idle.push_back(shard);
-  tl_shard = nullptr;
 }
 
 // main, thread (a plain Python thread), or the kernel's name for a thread of torch's own.
@@ -292,28 +299,45 @@ inline uint8_t kind_id(const char* name) {  // with the lock held
 
 void reopen_in_child();
 
+// A hundred threads with rows of their own would fill the table with the same operators: beyond a few, they share.
+inline void join_generation(Shard* shard) {  // with the lock held
+  auto& s = state();
+  uint32_t now = s.generation.load();
+  if (s.counted != now) {
+    memset(s.threads, 0, sizeof s.threads);
+    s.ranges.store(0, std::memory_order_relaxed);
+    for (auto& row : s.common) row.store(nullptr, std::memory_order_relaxed);
+    s.counted = now;
+  }
+  shard->generation = now;
+  shard->kind = kind_id(shard->kind_name);
+  shard->crowded = ++s.threads[shard->kind] > kOwnRows;
+}
+
 __attribute__((noinline)) inline Shard* make_shard() {
   auto& s = state();
   if (s.want_file.exchange(false)) reopen_in_child();
   char kind[16] = {0};
   name_kind(kind);
   std::lock_guard<std::mutex> g(s.mu);
-  Shard* found = nullptr;
-  for (auto& shard : s.idle)
-    if (shard->generation == s.generation.load() && !strcmp(shard->kind_name, kind)) {
-      found = shard;
-      shard = s.idle.back();
-      s.idle.pop_back();
-      break;
-    }
-  if (!found) {
-    found = new Shard();
-    found->generation = s.generation.load();
-    memcpy(found->kind_name, kind, 16);
-    found->kind = kind_id(kind);
+  Shard** found = nullptr;  // with rows of this table, or else of an earlier one, which the thread will renew
+  for (auto& shard : s.idle) {
+    bool current = shard->generation == s.generation.load();
+    if (current && strcmp(shard->kind_name, kind)) continue;
+    found = &shard;
+    if (current) break;
   }
-  pthread_setspecific(s.key, found);
-  return tl_shard = found;
+  Shard* shard = found ? *found : new Shard();
+  if (found) {
+    *found = s.idle.back();
+    s.idle.pop_back();
+  }
+  if (shard->generation != s.generation.load()) {
+    memcpy(shard->kind_name, kind, 16);
+    if (!shard->generation) join_generation(shard);
+  }
+  pthread_setspecific(s.key, shard);
+  return tl_shard = shard;
 }
 
 __attribute__((noinline)) inline void renew(Shard* shard) {
@@ -322,8 +346,7 @@ __attribute__((noinline)) inline void renew(Shard* shard) {
   shard->index.assign(512, nullptr);
   shard->used = 0;
   shard->depth = 0;
-  shard->generation = s.generation.load();
-  shard->kind = kind_id(shard->kind_name);
+  join_generation(shard);
 }
 
 inline Shard* shard_now() {
@@ -365,32 +388,86 @@ struct Key {
   uint16_t label;
 };
 
-__attribute__((noinline)) inline Row* add_row(Shard* shard, uint64_t hash, const Key& key) {
+inline Row* new_row(Shard* shard, uint64_t hash, const Key& key) {
   Head& head = state().block->head;
   uint32_t at = head.used.fetch_add(1, std::memory_order_relaxed);
   if (at >= head.capacity) {
     head.used.store(head.capacity, std::memory_order_relaxed);
     return nullptr;
   }
-  if ((shard->used + 1) * 2 > shard->index.size()) {
-    std::vector<Row*> wider(shard->index.size() * 2, nullptr);
-    for (Row* row : shard->index) {
-      if (!row) continue;
-      size_t i = row->hash & (wider.size() - 1);
-      while (wider[i]) i = (i + 1) & (wider.size() - 1);
-      wider[i] = row;
-    }
-    shard->index.swap(wider);
-  }
   Row* row = &state().block->rows[at];
   row->hash = hash;
   row->scope = key.scope;
   row->kind = shard->kind;
+  row->common = shard->crowded;
   row->label = key.label;
   row->name_len = put(row->name, sizeof row->name, key.name);
   row->overload_len = put(row->name + row->name_len, sizeof row->name - row->name_len, key.overload);
   row->inputs_len = put(row->inputs, sizeof row->inputs, key.inputs);
   row->ready.store(1, std::memory_order_release);
+  if (key.scope == kUser) state().ranges.fetch_add(1, std::memory_order_relaxed);
+  return row;
+}
+
+inline std::string_view without_numbers(std::string_view name, char* to, size_t room) {
+  size_t n = 0;
+  for (char c : name) {
+    bool digit = c >= '0' && c <= '9';
+    if (digit && n && to[n - 1] == '#') continue;
+    if (n == room) break;
+    to[n++] = digit ? '#' : c;
+  }
+  return {to, n};
+}
+
+inline Row* find_row(Shard* shard, const Key& key);
+
+// Ranges with a number in each name ("batch 12345") would take the whole table within minutes: when a quarter of it is ranges,
+// further ones are counted without their numbers. torch.profiler numbers each step, and those never tell anything apart.
+inline Row* unnumbered_row(Shard* shard, const Key& key) {
+  auto& s = state();
+  bool steps = key.name.substr(0, 13) == "ProfilerStep#";
+  if (!steps && s.ranges.load(std::memory_order_relaxed) < s.block->head.capacity / 4) return nullptr;
+  char text[sizeof(Row::name)];
+  Key plain = key;
+  plain.name = without_numbers(key.name, text, sizeof text);
+  return plain.name == key.name.substr(0, sizeof text) ? nullptr : find_row(shard, plain);
+}
+
+// Find the place of a row that threads share: that row's, or the empty one where it would stand.
+inline std::atomic<Row*>* common_place(const Shard* shard, uint64_t hash) {
+  for (uint64_t i = hash + shard->kind;; ++i) {
+    auto* place = &state().common[i % kCommon];
+    Row* row = place->load(std::memory_order_acquire);
+    if (!row || (row->hash == hash && row->kind == shard->kind)) return place;
+  }
+}
+inline Row* common_row(Shard* shard, uint64_t hash, const Key& key) {
+  auto& s = state();
+  if (Row* row = common_place(shard, hash)->load(std::memory_order_acquire)) return row;
+  if (s.block->head.used.load(std::memory_order_relaxed) >= s.block->head.capacity) return nullptr;
+  std::lock_guard<std::mutex> g(s.mu);
+  auto* place = common_place(shard, hash);
+  Row* row = place->load(std::memory_order_relaxed);
+  if (!row && (row = new_row(shard, hash, key))) place->store(row, std::memory_order_release);
+  return row;
+}
+
+__attribute__((noinline)) inline Row* add_row(Shard* shard, uint64_t hash, const Key& key) {
+  if (key.scope == kUser)
+    if (Row* row = unnumbered_row(shard, key)) return row;
+  Row* row = shard->crowded ? common_row(shard, hash, key) : new_row(shard, hash, key);
+  if (!row) return nullptr;
+  if ((shard->used + 1) * 2 > shard->index.size()) {
+    std::vector<Row*> wider(shard->index.size() * 2, nullptr);
+    for (Row* old : shard->index) {
+      if (!old) continue;
+      size_t i = old->hash & (wider.size() - 1);
+      while (wider[i]) i = (i + 1) & (wider.size() - 1);
+      wider[i] = old;
+    }
+    shard->index.swap(wider);
+  }
   size_t mask = shard->index.size() - 1, i = hash & mask;
   while (shard->index[i]) i = (i + 1) & mask;
   shard->index[i] = row;
@@ -419,9 +496,43 @@ inline Frame& on_start(const void* call, Key key) {
   Row* row = find_row(shard, key);
   if (__builtin_expect(!row, 0)) state().block->head.overflow.fetch_add(1, std::memory_order_relaxed);
   Frame& frame = shard->stack[shard->depth++];
-  frame = Frame{call, row, 0, 0, nullptr, g_window.load(std::memory_order_relaxed), backward};
+  frame = Frame{call, row, 0, 0, nullptr, g_window.load(std::memory_order_relaxed), backward, key.scope == kUser};
   frame.start = ticks();
   return frame;
+}
+
+inline void add_call(Row* row, uint64_t took, uint64_t own, bool whole) {
+  bump<uint64_t>(row->count, 1);
+  bump<uint64_t>(row->total, took);
+  if (whole) {
+    bump<uint64_t>(row->self, own);
+    bump<uint64_t>(row->whole, took);
+  }
+  if (took > row->max.load(std::memory_order_relaxed)) row->max.store(took, std::memory_order_relaxed);
+  bump<uint32_t>(row->hist[bucket_of(took)], 1u);
+}
+__attribute__((noinline)) inline void add_common_call(Row* row, uint64_t took, uint64_t own, bool whole) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  row->count.fetch_add(1, relaxed);
+  row->total.fetch_add(took, relaxed);
+  if (whole) {
+    row->self.fetch_add(own, relaxed);
+    row->whole.fetch_add(took, relaxed);
+  }
+  for (uint64_t most = row->max.load(relaxed); took > most && !row->max.compare_exchange_weak(most, took, relaxed);) {}
+  row->hist[bucket_of(took)].fetch_add(1, relaxed);
+}
+
+// Take a frame off the stack. Above it may be calls whose end never came, which go with it, and ranges that do not nest
+// (of coroutines that take turns), which stay.
+__attribute__((noinline)) inline void close_amid(Shard* shard, int at) {
+  int kept = at;
+  for (int i = at + 1; i < shard->depth; ++i) {
+    if (!shard->stack[i].user) continue;
+    shard->stack[kept] = shard->stack[i];
+    shard->stack[kept++].backward = false;
+  }
+  shard->depth = kept;
 }
 
 // Returns what begin_device() left in the call's frame.
@@ -434,19 +545,16 @@ inline void* on_end(const void* call) {
     state().block->head.orphans.fetch_add(1, std::memory_order_relaxed);
     return nullptr;
   }
-  Frame& frame = shard->stack[d - 1];
-  shard->depth = d - 1;
+  Frame frame = shard->stack[d - 1];
+  if (__builtin_expect(d == shard->depth, 1)) shard->depth = d - 1;
+  else close_amid(shard, d - 1);
   uint64_t took = now > frame.start ? to_ns(now - frame.start) : 0;
   if (d > 1) shard->stack[d - 2].child += took;
   if (Row* row = frame.row) {
-    bump<uint64_t>(row->count, 1);
-    bump<uint64_t>(row->total, took);
-    if ((frame.window & 1) && frame.window == g_window.load(std::memory_order_relaxed)) {  // nothing inside went unseen
-      bump<uint64_t>(row->self, took > frame.child ? took - frame.child : 0);
-      bump<uint64_t>(row->whole, took);
-    }
-    if (took > row->max.load(std::memory_order_relaxed)) row->max.store(took, std::memory_order_relaxed);
-    bump<uint32_t>(row->hist[bucket_of(took)], 1u);
+    uint64_t own = took > frame.child ? took - frame.child : 0;
+    bool whole = (frame.window & 1) && frame.window == g_window.load(std::memory_order_relaxed);  // nothing inside went unseen
+    if (__builtin_expect(row->common, 0)) add_common_call(row, took, own, whole);
+    else add_call(row, took, own, whole);
   }
   return frame.device;
 }
