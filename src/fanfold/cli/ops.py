@@ -176,6 +176,10 @@ def _trace(args: argparse.Namespace, words: list[str]) -> int:
         for path in there:
             print(path)
     if len(there) < len(wanted):
-        late = f"{len(wanted) - len(there)} of {len(wanted)} traces have not come. They land in {folder} when the steps are taken. "
-        output.remark(args, late + "That needs a run started with ops=True, optimizer steps, and no other profiler at work in it.")
+        late = (
+            f"{len(wanted) - len(there)} of {len(wanted)} traces have not come. They land in {folder} when the steps are taken. "
+        )
+        output.remark(
+            args, late + "That needs a run started with ops=True, optimizer steps, and no other profiler at work in it."
+        )
     return 0 if there else 1
