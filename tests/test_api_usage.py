@@ -116,20 +116,35 @@ assert "torch" not in sys.modules
 def test_each_run_of_a_process_has_its_own_keys_whatever_they_are(runs_dir, tmp_path):
     code = """
 import torch
+class Silent:
+    def __str__(self): raise RuntimeError("no words")
 found = []
 for ops in (True, True, False):
     run = begin(ops)
-    for key in ("mine.fit", "mine.fit", None, ["a"], b"x", "zero\\0", "\\ud800", "long" * 20_000): fanfold.log_api_usage_once(key)
+    for key in ("mine.fit", "mine.fit", Silent(), None, ["a"], b"x", "zero\\0", "\\ud800", "long" * 20_000): fanfold.log_api_usage_once(key)
     run.finish()
     found.append([record["key"][:20] for record in fanfold.open(run.path).usage()])
 print(json.dumps(found))
 """
     first, second, without = last_json(run(program(tmp_path, code))[0])
-    mine = {"mine.fit", "None", "['a']", "b'x'", "zero ", "?", "long" * 5}
+    mine = {"mine.fit", "Silent", "None", "['a']", "b'x'", "zero ", "?", "long" * 5}
     assert mine < set(first)
     assert "torch.python.import" in first
     assert sorted(second) == sorted({*mine, "torch.python.import"})  # torch itself says each key once per process
     assert sorted(without) == sorted(mine)
+
+
+def test_keys_that_find_no_room_before_a_run_are_told(runs_dir, tmp_path):
+    code = """
+for number in range(5000): fanfold.log_api_usage_once(f"mine.{number}")
+run = begin(False)
+fanfold.log_api_usage_once("mine.last")
+run.finish()
+print(json.dumps(len(fanfold.open(run.path).usage())))
+"""
+    out, err = run(program(tmp_path, code))
+    assert err.count("wait for a run to write them") == 1
+    assert last_json(out) == 4096  # the first; "mine.last" came while they waited
 
 
 def test_usage_across_runs_names_each(runs_dir, tmp_path):

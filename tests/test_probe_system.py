@@ -20,7 +20,8 @@ import pytest
 
 from fanfold import errors
 from fanfold.probes import gpus, system
-from fanfold.probes.system import Cgroup, Gpus, Rates, SystemProbe
+from fanfold.probes.cgroup import Cgroup
+from fanfold.probes.system import Gpus, Rates, SystemProbe
 
 DOCS = Path(__file__).parent.parent / "docs" / "system-metrics.md"
 

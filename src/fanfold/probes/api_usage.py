@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from ..errors import notices, outcome
 from . import image
 from .native import library as native
 
@@ -39,7 +40,8 @@ def watch() -> bool:
 def log_once(key: str, run: str = "") -> bool:
     """Say that an API was used; each key counts once per process and run. Returns whether it was the first time."""
     if type(key) is not str or key not in _once:  # library code calls this: whatever it is given, it must not raise
-        key = str(key).encode("utf-8", "replace").decode().replace("\0", " ")[:MAX_KEY]
+        text, _ = outcome(lambda: str(key))
+        key = (type(key).__name__ if text is None else text).encode("utf-8", "replace").decode().replace("\0", " ")[:MAX_KEY]
     with _lock:
         last = _once.get(key)
         if last == run:
@@ -55,8 +57,15 @@ def log_once(key: str, run: str = "") -> bool:
 
 def _note(key: str) -> None:
     with _lock:
-        if len(_pending) < MAX_PENDING:
+        room = len(_pending) < MAX_PENDING
+        if room:
             _pending.append({"key": key, "t": time.time_ns(), "data": {}})
+    if not room:
+        notices.once(
+            "api usage",
+            f"more than {MAX_PENDING} API keys wait for a run to write them. Further ones are not recorded until then. "
+            "Start the run earlier, or use fewer keys: one for an API, not one for each call.",
+        )
 
 
 def take() -> list[dict[str, Any]]:

@@ -19,6 +19,15 @@ _ids: dict[str, int] = {"": 0}
 _names: dict[int, dict[str, str]] = {}
 
 
+class Block:
+    """A `with` block that is open on a thread: whose it is, all names as of there, and their number in the native table."""
+
+    __slots__ = ("label", "names", "number")
+
+    def __init__(self, label: Label | None, names: dict[str, str], number: int = 0) -> None:
+        self.label, self.names, self.number = label, names, number
+
+
 class Label:
     """The names of a `with` block, on top of those around it; may be entered again, also inside itself."""
 
@@ -26,36 +35,36 @@ class Label:
 
     def __init__(self, names: dict[str, str]) -> None:
         self._names = names
-        self._entered: list[list[Any]] = []
+        self._entered: list[list[Block]] = []  # on which threads, told by their lists
 
     def __enter__(self) -> Label:
         open = _open()
-        open.append([self, {**open[-1][1], **self._names}, 0])
+        open.append(Block(self, {**open[-1].names, **self._names}))
         self._entered.append(open)
         _put(open[-1])
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         here = _open()
-        if self._entered[-1] is here and here[-1][0] is self:
+        if self._entered[-1] is here and here[-1].label is self:
             self._entered.pop()
             here.pop()
         else:
             self._leave(here)
         library = native.current()
         if library is not None:
-            library.ff_label_set(here[-1][2])
+            library.ff_label_set(here[-1].number)
 
-    def _leave(self, here: list[Any]) -> None:
+    def _leave(self, here: list[Block]) -> None:
         """End a block that is not the innermost (generators and coroutines do not nest), or that began on another thread."""
         at = next((at for at in reversed(range(len(self._entered))) if self._entered[at] is here), 0)
         open = self._entered.pop(at)
-        del open[next(at for at in reversed(range(len(open))) if open[at][0] is self)]
+        del open[next(at for at in reversed(range(len(open))) if open[at].label is self)]
         if open is not here:
-            open[0][0] = self  # that thread still says so
+            open[0].label = self  # that thread still has it in torch's state, until its next label
             return
         for outer, inner in pairwise(open):
-            inner[1] = {**outer[1], **inner[0]._names}  # noqa: SLF001 - ours
+            inner.names = {**outer.names, **(inner.label._names if inner.label else {})}  # noqa: SLF001 - ours
             _put(inner)
 
 
@@ -71,32 +80,32 @@ def label(**names: Any) -> Label:
 
 def renew() -> None:
     """Tell a profile that starts inside labelled blocks of this thread."""
-    for entry in _open()[1:]:
-        _put(entry)
+    for block in _open()[1:]:
+        _put(block)
 
 
-def _open() -> list[Any]:
-    """Return this thread's labels, the innermost last: each with all names as of there, and its number."""
-    found: list[Any] | None = getattr(_here, "open", None)
+def _open() -> list[Block]:
+    """Return this thread's blocks, the innermost last; the first stands for what was there before any of them."""
+    found: list[Block] | None = getattr(_here, "open", None)
     if found is None:
-        found = _here.open = [[None, {}, 0]]
-    if len(found) == 1:  # backward may have brought one along from the thread that called it
+        found = _here.open = [Block(None, {})]
+    if len(found) == 1:  # backward may have brought a label along from the thread that called it
         library = native.current()
-        here = 0 if library is None or found[0][0] is not None else library.ff_label_now()
-        found[0] = [None, _names.get(here, {}), here]
+        number = 0 if library is None or found[0].label is not None else library.ff_label_now()
+        found[0] = Block(None, _names.get(number, {}), number)
     return found
 
 
-def _put(entry: list[Any]) -> None:
+def _put(block: Block) -> None:
     library = native.current()
     if library is None:  # nobody profiles
         return
-    text = ",".join([f"{name}={value}" for name, value in entry[1].items()])
+    text = ",".join([f"{name}={value}" for name, value in block.names.items()])
     found = _ids.get(text)
-    entry[2] = _intern(library, text) if found is None else found
+    block.number = _intern(library, text) if found is None else found
     if found is None:
-        _names.setdefault(entry[2], entry[1])
-    library.ff_label_set(entry[2])
+        _names.setdefault(block.number, block.names)
+    library.ff_label_set(block.number)
 
 
 def _intern(library: Any, text: str) -> int:
