@@ -21,7 +21,7 @@ from ..errors import FanfoldError, SettingError, suggestion
 from ..store import StoredRun
 from ..store import ops as store
 from . import choose, ops_diff, output
-from .ops_formats import FORMATS
+from .ops_formats import FORMATS, Found
 from .text import plural, took
 
 BY = ("label", "node", "rank", "thread", "role", "scope", "kind", "inputs", "run", "project", "torch")
@@ -101,7 +101,7 @@ def _say_nothing(args: argparse.Namespace, runs: int, profiled: bool) -> None:
         output.remark(args, text + "Start runs with fanfold.init(ops=True) or FANFOLD_OPS=1.")
 
 
-def _top(args: argparse.Namespace, found: list[tuple[StoredRun, list[dict[str, Any]]]], by: list[str]) -> int:
+def _top(args: argparse.Namespace, found: Found, by: list[str]) -> int:
     rows = store.together([{**row, **_about(run)} for run, some in found for row in some], ("op", "scope", *by))
     shown = rows[: args.top] if args.top > 0 else rows
     if args.json:

@@ -52,9 +52,8 @@ class Later(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if name not in self.names:
             return None
-        behind = (
-            sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else []
-        )  # those in front were asked before us
+        finders = sys.meta_path
+        behind = finders[finders.index(self) + 1 :] if self in finders else []  # those in front were asked before us
         for finder in behind:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None and spec.loader is not None:

@@ -58,9 +58,8 @@ def _is_file(target: Any) -> bool:
     if isinstance(target, (str, os.PathLike)):
         return True
     try:
-        opened = isinstance(
-            getattr(target, "file", target), (io.BufferedWriter, io.BufferedRandom, io.FileIO)
-        )  # or a NamedTemporaryFile
+        inner = getattr(target, "file", target)  # of a NamedTemporaryFile
+        opened = isinstance(inner, (io.BufferedWriter, io.BufferedRandom, io.FileIO))
         return opened and isinstance(target.name, str) and target.tell() == 0
     except (AttributeError, OSError, ValueError):  # no name, a pipe, closed: torch says what it has to say of it
         return False
