@@ -145,6 +145,12 @@ class Server:
         self.kill()
         return self.start()
 
+    def up(self) -> bool:
+        """Start the server again if it died by itself, as whatever looks after a real one does."""
+        if self.process is not None and self.process.poll() is not None:
+            self.restart()
+        return True
+
     def client(self, database: str = "default", **settings: Any) -> Any:
         """Return a clickhouse-connect client."""
         import clickhouse_connect

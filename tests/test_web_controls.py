@@ -194,6 +194,18 @@ def test_the_horizontal_axis_is_step_time_time_since_start_or_a_key(context, add
 
 
 @needs_browser
+def test_a_pointer_at_rest_tells_what_the_axis_under_it_became(context, address):
+    page = open_page(context, address, "p=axes")
+    figure = painted(page, "loss")
+    axis = page.get_by_label("Horizontal axis")
+    axis.hover()  # which asks for its options
+    tells(page, figure, 0.5, r"(49|50)\d")
+    for name, told in (("seen", r"1[56],\d{3}"), ("relative", r"8 min \d+ s"), ("step", r"(49|50)\d")):
+        axis.select_option(name)  # which moves no pointer
+        expect(figure.locator(".tip thead")).to_have_text(re.compile(rf"^\s*{told}\s*$"))
+
+
+@needs_browser
 def test_a_logarithmic_horizontal_axis_spreads_the_beginning(context, address):
     page = open_page(context, address, "p=axes")
     figure = painted(page, "loss")
