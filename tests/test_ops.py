@@ -108,8 +108,69 @@ def test_windows_observe_whole_steps_and_say_what_they_stand_for(runs_dir, tmp_p
     assert linear["count"] * linear["scale"] == pytest.approx(1000)
     assert count(rows, "AddmmBackward0") == linear["count"]
     (step,) = [row for row in rows if row["op"] == "Optimizer.step#SGD.step"]
-    assert (step["count"], step["scale"]) == (1000, 1.0)  # ranges are always seen
+    assert (step["count"], step["scale"]) == (1000, 1.0)  # steps are always seen
     assert 0 < step["self_ns"] < step["total_ns"]  # from the windows, where what happens inside is seen
+
+
+ALWAYS = """
+import ctypes, time, torch
+from torch.optim.optimizer import _global_optimizer_pre_hooks as pre, _global_optimizer_post_hooks as post
+from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
+torchs = Iterator.__next__
+cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+watched = cpu._ZN2at18hasGlobalCallbacksEv
+watched.restype = ctypes.c_bool
+class Items(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, at):
+        if at == 217: time.sleep(0.2)
+        return torch.ones(8)
+class Stumbles(torch.optim.SGD):
+    def step(self, closure=None):
+        if not closure: raise RuntimeError("not today")
+        return None
+run = begin({options})
+model = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+seen = []
+for x in torch.utils.data.DataLoader(Items(), batch_size=None):
+    with torch.profiler.record_function("forward of mine"): y = model(x)
+    y.sum().backward(); optimizer.step(); seen.append(watched())
+stumbling = Stumbles(model.parameters(), 1e-3)
+for _ in range(3):
+    try: stumbling.step()
+    except RuntimeError: pass
+    stumbling.step(lambda: None)
+again = Iterator.__next__
+def wrapped(self): return again(self)
+Iterator.__next__ = wrapped
+first = run.id
+run.finish()
+kept = Iterator.__next__ is wrapped and len(list(torch.utils.data.DataLoader(range(5)))) == 5
+Iterator.__next__ = torchs
+run = begin({options})
+run.finish()
+left = [bool(pre), bool(post), Iterator.__next__ is not torchs, watched()]
+print(json.dumps({{"id": first, "watched": sum(seen), "kept": kept, "left": left}}))
+"""
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_every_step_and_wait_is_seen_and_between_windows_torch_has_no_callback(runs_dir, tmp_path, ranges):
+    options = {"every": 50, "ranges": ranges}
+    out, _ = run(program(tmp_path, ALWAYS.format(options=options)))
+    facts = last_json(out)
+    found = {row["op"]: row for row in fanfold.open(facts["id"], dir=runs_dir).ops() if row["scope"] == "user"}
+    waits = found["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"]
+    assert (waits["count"], waits["scale"], waits["kind"]) == (401, 1.0, "data")  # the last finds no more
+    assert waits["max_ns"] > 200_000_000  # one stall, wherever the windows were
+    assert (found["Optimizer.step#SGD.step"]["count"], found["Optimizer.step#SGD.step"]["scale"]) == (400, 1.0)
+    assert found["Optimizer.step#Stumbles.step"]["count"] == 3  # those that ended
+    mine = found["forward of mine"]
+    assert mine["count"] * mine["scale"] == pytest.approx(400, rel=0.05)
+    assert (mine["count"] == 400) == ranges
+    assert facts["watched"] == 400 if ranges else facts["watched"] < 20
+    assert facts["kept"]
+    assert facts["left"] == [False] * 4
 
 
 CROWDED = """
@@ -693,3 +754,43 @@ def test_what_cpp_exports_is_stamped_too_and_the_callers_own_file_wins(runs_dir,
     found = last_json(run(program(tmp_path, EXPORTED))[0])
     assert found["python"] == found["cpp"] != []
     assert (found["own"], found["after"], found["run"]) == ("mine", [], True)
+
+
+def test_tables_of_the_first_version_are_read_as_they_were_meant():
+    def row_of(version: int, scope: int, ranges: int = 0) -> dict:
+        head = [
+            image.MAGIC,
+            version,
+            image.ROW_SIZE,
+            8,
+            1,
+            0,
+            100,
+            1,
+            0,
+            7,
+            0,
+            0,
+            0.0,
+            1,
+            1,
+            1,
+            0,
+            1000,
+            10,
+            *[0] * 8,
+            b"",
+            ranges,
+        ]
+        table = bytearray(image.USAGE + image.ROW_SIZE)
+        image.HEAD.pack_into(table, 0, *head)
+        image.ROW.pack_into(table, image.USAGE, 1, 4, 0, 0, 0, scope, 0, 0, 0, 10, 50, 0, 0, 9, 0, 0, b"mine", b"")
+        facts, (row,) = (parsed := image.parse(bytes(table))).facts, parsed.rows
+        return {"op": row["op"], "scope": row["scope"], "scale": image.scale_of(facts, row)}
+
+    assert (
+        row_of(1, image.USER) == row_of(2, image.TOLD) == row_of(2, image.USER, 1) == {"op": "mine", "scope": "user", "scale": 1}
+    )
+    assert row_of(2, image.USER)["scale"] == row_of(1, 0)["scale"] == 100
+    with pytest.raises(image.NotATable):
+        row_of(3, 0)

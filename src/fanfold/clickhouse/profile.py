@@ -45,7 +45,7 @@ def _operators(job: Any, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         return
     whose = {"run": job.run, "process": str(event.get("id")), "rank": job.rank, "node": str(table.facts.get("node") or "")}
     for row in table.rows:
-        scale = image.scale_of(table.facts, row["scope"])
+        scale = image.scale_of(table.facts, row)
         yield {
             **whose, **{name: str(row.get(name) or "") for name in _TEXTS}, "calls": row["count"] * scale,
             "observed": row["count"], "total_ns": row["total_ns"] * scale,

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 MAGIC: Final = b"FANFOPS\0"
-VERSION: Final = 1
-HEAD: Final = struct.Struct("<8sIIIIiIIIQQQdIIIIQQQQQQQQQQ64s")
+VERSIONS: Final = (1, 2)  # the first observed ranges always, and did not say so
+HEAD: Final = struct.Struct("<8sIIIIiIIIQQQdIIIIQQQQQQQQQQ64sI")
 ROW: Final = struct.Struct("<IHHHHBBHQQQQQQQQ96s80s")
 KINDS, LABELS, USAGE, ROWS = 512, 1536, 34304, 99840
 ROW_SIZE: Final = 768
 MAX_ROWS: Final = 4096
 BUCKETS: Final = 128
-SCOPES: Final = {0: "forward", 1: "backward", 2: "torchscript", 7: "user", 10: "compile", 11: "sampled"}
+USER, TOLD = 7, 12  # ranges of torch's callbacks; steps and waits that hooks.py tells, all of them
+SCOPES: Final = {0: "forward", 1: "backward", 2: "torchscript", USER: "user", 10: "compile", 11: "sampled", TOLD: "user"}
 _HIST = struct.Struct(f"<{BUCKETS}I")
 _RECORD = struct.Struct("<IQ")
 _NO_HIST = bytes(_HIST.size)
@@ -41,7 +42,7 @@ class Table:
 
 _FACTS = (
     "magic version row_size capacity pid rank every window worker id parent started sampling used labels kinds usage_bytes steps "
-    "observed windows seen_ns opened orphans overflow usage_lost device_lost now node"
+    "observed windows seen_ns opened orphans overflow usage_lost device_lost now node ranges"
 ).split()
 
 
@@ -77,8 +78,10 @@ def parse(table: bytes) -> Table:
     if len(table) < USAGE:
         raise NotATable("too short")
     facts = dict(zip(_FACTS, HEAD.unpack_from(table), strict=True))
-    if facts.pop("magic") != MAGIC or facts.pop("version") != VERSION or facts.pop("row_size") != ROW_SIZE:
+    version = facts.pop("version")
+    if facts.pop("magic") != MAGIC or version not in VERSIONS or facts.pop("row_size") != ROW_SIZE:
         raise NotATable("another magic, version or row size")
+    facts["ranges"] = bool(facts["ranges"]) or version == 1
     facts["id"], facts["parent"] = f"{facts['id']:016x}", f"{facts['parent']:016x}"
     facts["node"] = _text(facts["node"])
     kinds = [_text(table[at : at + 16]) for at in range(KINDS, LABELS, 16)]
@@ -101,6 +104,7 @@ def _rows(table: bytes, facts: dict[str, Any], kinds: list[str], labels: list[st
             "thread": kinds[kind] if kind < len(kinds) else "",
             "label": labels[label] if label < len(labels) else "",
             "inputs": shapes[:inputs].decode("utf-8", "replace"),
+            "all": scope == TOLD or (scope == USER and facts["ranges"]),
             "count": count,
             "total_ns": total,
             # Own time is known of calls inside which everything was observed; of a range around windows, that is a part.
@@ -118,9 +122,9 @@ def _histogram(table: bytes, at: int) -> dict[int, int]:
     return {} if data == _NO_HIST else {bucket: count for bucket, count in enumerate(_HIST.unpack(data)) if count}
 
 
-def scale_of(facts: dict[str, Any], scope: str) -> float:
-    """Return how many calls each observed one stands for."""
-    if scope == "user":
+def scale_of(facts: dict[str, Any], row: dict[str, Any]) -> float:
+    """Return how many calls each observed one of a row stands for."""
+    if row.get("all", row["scope"] == "user"):  # every call was observed; rows that do not say so are of the first version
         return 1.0
     if facts["sampling"]:
         return 1.0 / max(float(facts["sampling"]), 1e-9)

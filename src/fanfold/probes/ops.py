@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SettingError, notices
-from . import api_usage, image, labels, trace, workers
+from . import api_usage, hooks, image, labels, trace, workers
 from .native import library as native
 
 FOLDER = "ops"
@@ -31,12 +31,16 @@ Write = Callable[[Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class Options:
-    """What init(ops=…) may say: `window` steps of each `every` are observed whole, or calls are sampled."""
+    """What init(ops=…) may say: `window` steps of each `every` are observed whole, or calls are sampled.
+
+    `ranges`: the user's own ranges at every step, not only in windows.
+    """
 
     window: int = 1
     every: int = 100
     sampling: float | None = None
     inputs: bool = False
+    ranges: bool = False
     usage: bool = True
     rows: int = image.MAX_ROWS
     native: bool | str = True
@@ -65,7 +69,7 @@ def _wrong(options: Options) -> str:
     for name in ("window", "every", "rows"):
         if type(getattr(options, name)) is not int:
             return f"{name} must be a whole number"
-    for name in ("inputs", "usage"):
+    for name in ("inputs", "ranges", "usage"):
         if not isinstance(getattr(options, name), bool):
             return f"{name} must be True or False"
     if not 1 <= options.window <= options.every <= MAX_EVERY:
@@ -98,6 +102,7 @@ class NativeTable:
         self.id = ""
         self.file: Path | None = None
         self.pid = os.getpid()
+        self._unhook: Callable[[], None] | None = None
 
     def start(self) -> None:
         options = self.options
@@ -111,7 +116,9 @@ class NativeTable:
             options.window,
             EARLY_STEP,
             options.sampling or 0.0,
+            options.ranges,
         )
+        self._unhook = hooks.install(self.library)
         facts = image.parse(image.take(self.library)).facts
         self.id = facts["id"]
         if how == 2 and self.folder is not None:
@@ -129,6 +136,8 @@ class NativeTable:
         return {"id": self.id, "table": image.pack(table)}
 
     def stop(self) -> None:
+        if self._unhook is not None:
+            self._unhook()
         self.library.ff_stop()
 
     def done(self) -> None:

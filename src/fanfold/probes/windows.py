@@ -104,8 +104,8 @@ class ProfilerWindows:
         shapes = " ".join(str(shape) for shape in event.input_shapes or () if shape) if self._inputs else ""
         return {
             "op": event.name, "overload": "", "scope": _SCOPE_NAMES.get(event.scope, "forward"), "thread": thread, "label": "",
-            "inputs": shapes, "count": 1, "total_ns": total, "self_ns": own, "max_ns": total, "device_count": 0, "device_ns": 0,
-            "hist": {bucket_of(total): 1},
+            "inputs": shapes, "all": False, "count": 1, "total_ns": total, "self_ns": own, "max_ns": total,
+            "device_count": 0, "device_ns": 0, "hist": {bucket_of(total): 1},
         }  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def rows(run: Any) -> list[dict[str, Any]]:
         facts = table.facts
         where = (int(facts.get("rank") or 0), str(facts.get("node") or ""), "worker" if facts.get("worker") else "main")
         for row in table.rows:
-            row["estimate"] = row["count"] * image.scale_of(facts, row["scope"])
+            row["estimate"] = row["count"] * image.scale_of(facts, row)
         merge(groups.setdefault(where, {}), table.rows, (*ADDED, "estimate"))
     done = [_finished(row, dict(zip(_WHERE, where, strict=True))) for where, found in groups.items() for row in found.values()]
     return sorted(done, key=lambda row: (-row["self_ns"] * row["scale"], -row["total_ns"], row["op"]))
@@ -81,6 +81,7 @@ def rows(run: Any) -> list[dict[str, Any]]:
 def _finished(row: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
     hist = {int(bucket): int(count) for bucket, count in row.pop("hist").items()}
     estimate = row.pop("estimate")
+    row.pop("all", None)
     return {
         **row,
         "kind": kind_of(row["op"], row["scope"]),

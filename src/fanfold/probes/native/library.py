@@ -27,7 +27,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ff_bind_cpu": (_INT, (_TEXT,)),
     "ff_bind_cuda": (_INT, (_TEXT,)),
     "ff_describe": (None, (ctypes.c_void_p,)),
-    "ff_start": (_INT, (_TEXT, _TEXT, ctypes.c_int32, _U32, _U64, _U64, _U64, _DOUBLE)),
+    "ff_start": (_INT, (_TEXT, _TEXT, ctypes.c_int32, _U32, _U64, _U64, _U64, _DOUBLE, _INT)),
     "ff_stop": (None, ()),
     "ff_detach": (None, ()),
     "ff_child": (None, ()),
@@ -45,6 +45,10 @@ _QUICK: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ff_label_set": (_INT, (_U32,)),
     "ff_label_now": (_U32, ()),
     "ff_compiling": (None, (_INT,)),
+    "ff_step_begin": (None, (_U64, _TEXT)),
+    "ff_step_end": (None, (_U64,)),
+    "ff_wait_begin": (None, (_U64, _TEXT)),
+    "ff_wait_end": (None, (_U64,)),
 }
 
 
@@ -178,7 +182,7 @@ def self_test(library: Any) -> str | None:
     from .. import image
 
     before = library.ff_label_now()
-    library.ff_start(b"", b"", 0, image.MAX_ROWS, 1, 1, 0, 0.0)  # room for what other threads do meanwhile
+    library.ff_start(b"", b"", 0, image.MAX_ROWS, 1, 1, 0, 0.0, 0)  # room for what other threads do meanwhile
     library.ff_label_set(library.ff_label_id(b"self-test"))
     with torch.no_grad(), torch.autograd.profiler.record_function("self-test"):
         for _ in range(3):

@@ -55,6 +55,7 @@ int (*g_describe)(const void*, char*, int) = nullptr;  // inputs as text; built 
 std::atomic<bool> g_labelled{false};
 thread_local uint32_t tl_label = 0;
 thread_local bool tl_seeded = false, tl_timing = false;
+thread_local int tl_waiting = 0;  // for data, as told
 thread_local uint64_t tl_random = 0;
 
 template <class T>
@@ -115,7 +116,15 @@ void end(const void* call, Context*) {
     device().end(static_cast<Pair*>(pair));
   }
 }
-void end_user(const void* call, Context*);
+// What Python tells by itself at every step (hooks.py) is not counted again when torch announces it as a range in a window.
+bool told(const void* call) {
+  const char* name = torch_.name(call);
+  return !strncmp(name, "Optimizer.step#", 15) || (tl_waiting > 0 && !strncmp(name, "enumerate(DataLoader)#", 22));
+}
+Started start_range(const void* call) { return told(call) ? nullptr : start(call); }
+void end_range(const void* call, Context* context) {
+  if (!told(call)) end(call, context);
+}
 
 Callback callback(void* start, void* end, double sampling, std::initializer_list<int> scopes, bool inputs = false) {
   Callback c{};
@@ -127,8 +136,8 @@ Callback callback(void* start, void* end, double sampling, std::initializer_list
   return c;
 }
 
-// Windows. Optimizers announce each step as a user range, so the one callback that is always on sees steps go by, and
-// adds and removes the full observation itself; torch allows that from inside a callback, and copies its list per call.
+// Windows. Each step is told by a hook of torch's optimizers, and the end of one adds or removes the observation of everything.
+// Between windows torch has no callback of ours: with one, it copies its list twice for every node of backward.
 struct Windows {
   std::mutex mu;
   std::vector<uint64_t> always, full;
@@ -168,9 +177,13 @@ struct Windows {
     };
     if (g_describe) add(start_inputs, {kForward}, true), add(start, {kBackward, kScript}, false);
     else add(start, {kForward, kBackward, kScript}, false);
+    if (always.empty()) full.push_back(add_ranges());
     head.windows.fetch_add(1);
     head.opened.store(mono_ns());
     g_window.fetch_add(1);
+  }
+  static uint64_t add_ranges() {
+    return torch_.add(callback(reinterpret_cast<void*>(start_range), reinterpret_cast<void*>(end_range), 1.0, {kUser}));
   }
   void sample(double p) {
     if (torch_.seed) torch_.seed(uint32_t(random64()));
@@ -188,11 +201,11 @@ struct Windows {
 Windows* const g_windows = new Windows();
 Windows& windows() { return *g_windows; }
 
-void end_user(const void* call, Context* context) {
-  bool step = !strncmp(torch_.name(call), "Optimizer.step#", 15);
-  end(call, context);
-  if (step && windows().active.load(std::memory_order_relaxed)) windows().step();
+// A range that Python tells of. `token` is the object it is about: one that raised leaves no end, and goes with what is below it.
+void begin_told(uint64_t token, const char* name) {
+  on_start(reinterpret_cast<const void*>(token), {name, {}, {}, kTold, label_now()});
 }
+void end_told(uint64_t token) { on_end(reinterpret_cast<const void*>(token)); }
 
 void before_fork() {
   device().before_fork();
@@ -287,7 +300,7 @@ void ff_describe(void* f) { g_describe = reinterpret_cast<int (*)(const void*, c
 
 // Start in `dir` (empty: memory alone). Returns 2 with a file, 1 without, 0 when torch is not bound.
 int ff_start(const char* dir, const char* node, int32_t rank, uint32_t capacity, uint64_t every, uint64_t window, uint64_t early,
-             double sampling) {
+             double sampling, int ranges) {
   auto& s = state();
   auto& w = windows();
   if (!torch_.add) return 0;
@@ -302,9 +315,9 @@ int ff_start(const char* dir, const char* node, int32_t rank, uint32_t capacity,
   w.early = early;
   w.seed = random64();
   w.worker_sampling = sampling > 0 ? sampling : double(window) / double(every ? every : 1);
+  s.ranges_always = ranges || sampling > 0;
   int file = open_block(0, false, sampling, uint32_t(w.every), uint32_t(window));
-  if (w.always.empty())
-    w.always.push_back(torch_.add(callback(reinterpret_cast<void*>(start), reinterpret_cast<void*>(end_user), 1.0, {kUser})));
+  if (s.ranges_always && w.always.empty()) w.always.push_back(w.add_ranges());
   if (sampling > 0) w.sample(sampling);
   w.active.store(true);
   w.set_locked(w.due(1));
@@ -340,7 +353,7 @@ void ff_child() {
   if (w.open.exchange(false)) g_window.fetch_add(1);
   Head& head = state().block->head;
   double p = w.worker_sampling;
-  w.always.push_back(torch_.add(callback(reinterpret_cast<void*>(start), reinterpret_cast<void*>(end_user), 1.0, {kUser})));
+  w.always.push_back(w.add_ranges());
   if (p < 1.0) {
     w.every = 0;
     head.sampling = p;
@@ -361,6 +374,21 @@ void ff_moment(uint32_t milliseconds) {
   timespec pause{0, long(milliseconds) * 1000000};
   nanosleep(&pause, nullptr);
   w.set(false);
+}
+
+// What is seen at every step, without a callback of torch's: steps of optimizers, and waiting for data.
+void ff_step_begin(uint64_t token, const char* name) { begin_told(token, name); }
+void ff_step_end(uint64_t token) {
+  end_told(token);
+  if (windows().active.load(std::memory_order_relaxed)) windows().step();
+}
+void ff_wait_begin(uint64_t token, const char* name) {
+  ++tl_waiting;
+  begin_told(token, name);
+}
+void ff_wait_end(uint64_t token) {
+  --tl_waiting;
+  end_told(token);
 }
 
 // torch says when the first of several threads begins to compile, and when the last has ended: that may be another one, and

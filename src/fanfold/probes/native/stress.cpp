@@ -84,7 +84,14 @@ void train(int thread, int steps) {
       observe(kBackward, "MulBackward0", "", [&] { observe(kForward, name, "", [] {}); });
     }
     add_usage(std::string_view("some.api\0file\0x", 15));
-    observe(kUser, "Optimizer.step#SGD.step", "", [] {});
+    ff_wait_begin(uint64_t(&own), "enumerate(DataLoader)#Iter.__next__");
+    observe(kUser, "enumerate(DataLoader)#Iter.__next__", "", [] {});
+    ff_wait_end(uint64_t(&own));
+    observe(kUser, "a range", "", [] {});
+    observe(kUser, "Optimizer.step#SGD.step", "", [&] {
+      ff_step_begin(uint64_t(&own), "Optimizer.step#SGD.step");
+      ff_step_end(uint64_t(&own));
+    });
   }
 }
 void fail(const char* what) {
@@ -120,7 +127,7 @@ int main(int, char** argv) {
   torch_.profiler_kind = 2;
   keep_time();
   for (int round = 0; round < 3; ++round) {
-    if (ff_start(dir, "node", 0, round == 2 ? 64 : 4096, round == 1 ? 1 : 7, 1, 3, 0.0) != 2) fail("no file");
+    if (ff_start(dir, "node", 0, round == 2 ? 64 : 4096, round == 1 ? 1 : 7, 1, 3, 0.0, round == 0) != 2) fail("no file");
     uint64_t before = ff_steps();
     for (int i = 0; i < kForksBefore; ++i) have_child();
     std::vector<std::thread> threads;

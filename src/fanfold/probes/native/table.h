@@ -28,7 +28,7 @@ namespace ff {
 
 constexpr uint32_t kMaxRows = 4096, kWorkerRows = 1024, kLabels = 256, kKinds = 64, kUsageBytes = 65536, kBuckets = 128;
 constexpr uint32_t kOwnRows = 4, kCommon = 2 * kMaxRows;  // threads of a kind with rows of their own; places for rows in common
-constexpr uint8_t kForward = 0, kBackward = 1, kScript = 2, kUser = 7, kCompile = 10, kSampled = 11;
+constexpr uint8_t kForward = 0, kBackward = 1, kScript = 2, kUser = 7, kCompile = 10, kSampled = 11, kTold = 12;
 
 // What the whole table is about. probes/image.py reads it: change both, and the version.
 struct Head {
@@ -41,7 +41,8 @@ struct Head {
   std::atomic<uint32_t> used, labels, kinds, usage;
   std::atomic<uint64_t> steps, observed, windows, seen_ns, opened, orphans, overflow, usage_lost, device_lost, now;
   char node[64];
-  char rest[248];
+  uint32_t ranges;  // whether ranges are observed between windows, too
+  char rest[244];
 };
 static_assert(sizeof(Head) == 480);
 
@@ -171,6 +172,7 @@ struct State {
   char node[64] = {0};
   int32_t rank = 0;
   uint32_t capacity = kMaxRows;
+  bool ranges_always = false;
   pthread_key_t key{};
   uint32_t counted = 0;     // the generation that those below are about
   std::atomic<uint32_t> ranges{0};  // rows of user ranges
@@ -187,7 +189,7 @@ inline void write_head(Block* b, uint64_t parent, uint32_t capacity, bool worker
   auto& s = state();
   Head& h = b->head;
   memcpy(h.magic, "FANFOPS", 8);
-  h.version = 1;
+  h.version = 2;
   h.row_size = sizeof(Row);
   h.capacity = capacity;
   h.pid = uint32_t(getpid());
@@ -195,6 +197,7 @@ inline void write_head(Block* b, uint64_t parent, uint32_t capacity, bool worker
   h.worker = worker;
   h.every = every;
   h.window = window;
+  h.ranges = worker || s.ranges_always;
   h.id = random64();
   h.parent = parent;
   h.started = clock_ns(CLOCK_REALTIME);
@@ -490,13 +493,14 @@ inline Frame& on_start(const void* call, Key key) {
   if (__builtin_expect(shard->depth >= Shard::kDepth, 0)) shard->depth = 0;  // calls whose end never came
   bool inside = shard->depth > 0 && shard->stack[shard->depth - 1].backward;
   bool backward = inside || key.scope == kBackward || (key.name.size() > 26 && !memcmp(key.name.data(), "autograd::engine::evaluate", 26));
+  bool range = key.scope == kUser || key.scope == kTold;
   if (key.scope == kForward && backward) key.scope = kBackward;
-  if (__builtin_expect(shard->compiling != 0, 0) && shard->compiling == g_compiling.load(std::memory_order_relaxed) && key.scope != kUser)
+  if (__builtin_expect(shard->compiling != 0, 0) && shard->compiling == g_compiling.load(std::memory_order_relaxed) && !range)
     key.scope = kCompile;
   Row* row = find_row(shard, key);
   if (__builtin_expect(!row, 0)) state().block->head.overflow.fetch_add(1, std::memory_order_relaxed);
   Frame& frame = shard->stack[shard->depth++];
-  frame = Frame{call, row, 0, 0, nullptr, g_window.load(std::memory_order_relaxed), backward, key.scope == kUser};
+  frame = Frame{call, row, 0, 0, nullptr, g_window.load(std::memory_order_relaxed), backward, range};
   frame.start = ticks();
   return frame;
 }
