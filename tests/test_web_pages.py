@@ -316,6 +316,9 @@ def test_where_there_is_no_clipboard_the_page_says_so_and_selects_the_text(conte
         expect(page.get_by_text("no clipboard here")).to_be_visible()
         assert page.evaluate(SELECTED) == page.url
         accessible(page)
+        page.evaluate("() => { window.prompt = (_, address) => { window.asked = address; }; }")
+        page.keyboard.press("y")
+        page.wait_for_function("() => window.asked === location.href")
         page = open_page(context, address, "p=nothing")
         page.get_by_role("button", name="Copy", exact=True).click()
         expect(page.get_by_text("no clipboard here")).to_be_visible()
@@ -330,6 +333,9 @@ def test_where_there_is_a_clipboard_it_holds_what_was_copied(context, tmp_path):
         page.get_by_role("button", name="copy link").click()
         expect(page.get_by_text("copied", exact=True)).to_be_visible()
         assert page.evaluate("() => navigator.clipboard.readText()") == page.url
+        page.evaluate("() => navigator.clipboard.writeText('')")
+        page.keyboard.press("y")
+        page.wait_for_function("async () => (await navigator.clipboard.readText()) === location.href")
 
 
 @needs_browser

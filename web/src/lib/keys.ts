@@ -1,6 +1,6 @@
 // The keyboard. No key fires inside a field; Escape leaves it.
 import { model } from './model.svelte';
-import { PAGES, link, view } from './view.svelte';
+import { PAGES, copied, link, view } from './view.svelte';
 
 export const HELP: [string, string][] = [
   ['/', 'filter runs'], ['j  k', 'move in the runs'], ['x', 'show or hide the run'], ['p', 'make it the baseline'], ['c', 'choose it for Compare'],
@@ -19,7 +19,7 @@ const ACTIONS: Record<string, () => void> = {
   '[': smooth(-0.1), ']': smooth(0.1),
   0: () => { view.zoom = null; },
   t: () => { model.theme = model.dark ? 'light' : 'dark'; },
-  y: () => { void navigator.clipboard?.writeText(link()); },
+  y: () => { void copied(link()).then((done) => done || prompt('The address of this view. No clipboard here: press Ctrl+C.', link())); },
 };
 
 export function keyboard(help: () => void): () => void {
