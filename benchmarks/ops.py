@@ -7,6 +7,7 @@ ratios, with the middle half. CPU time, not wall time: it holds on a busy machin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -152,6 +153,31 @@ def snapshot_cost(run: Callable[[], None]) -> tuple[float, int]:
         return statistics.median(times) * 1e3, profiled.written[-1]
 
 
+NODES = 2000
+BETWEEN_WINDOWS: dict[str, Callable[[], Any]] = {
+    "nothing": contextlib.nullcontext,
+    "default": Profiled,
+    "ranges=True": lambda: Profiled(ranges=True),
+}
+
+
+def node_times(rounds: int) -> dict[str, list[float]]:
+    """Measure a node of backward that does next to nothing, between windows, in nanoseconds of its thread."""
+    start = torch.ones(1, requires_grad=True)
+    found: dict[str, list[float]] = {name: [] for name in BETWEEN_WINDOWS}
+    for _ in range(rounds):
+        for name in random.sample(list(BETWEEN_WINDOWS), len(BETWEEN_WINDOWS)):
+            with BETWEEN_WINDOWS[name]():
+                for _ in range(5):
+                    end = start
+                    for _ in range(NODES):
+                        end = end + 1
+                    begin = time.thread_time()
+                    end.backward()
+                    found[name].append((time.thread_time() - begin) / NODES * 1e9)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
@@ -180,6 +206,11 @@ def main() -> None:
         print(f"  snapshot {milliseconds:.2f} ms, {size:,} bytes, at most {hourly:.2f} MB an hour (promised: 5 ms, 1 MB); "
               f"table row {image.ROW_SIZE} bytes")  # fmt: skip
         figures[f"{name} snapshot"] = [milliseconds, size]
+    nodes = node_times(rounds)
+    print(f"\na node of backward, between windows, ns: median of {5 * rounds} times {NODES:,} (lowest)")
+    for configuration, times in nodes.items():
+        print(f"  {configuration:<16} {statistics.median(times):.0f} ({min(times):.0f})")
+    figures["node of backward, ns"] = nodes
     if args.json:
         args.json.write_text(json.dumps(figures))
 

@@ -114,7 +114,7 @@ def test_windows_observe_whole_steps_and_say_what_they_stand_for(runs_dir, tmp_p
 
 ALWAYS = """
 import ctypes, time, torch
-from torch.optim.optimizer import _global_optimizer_pre_hooks as pre, _global_optimizer_post_hooks as post
+from fanfold.probes import hooks
 from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
 torchs = Iterator.__next__
 cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
@@ -149,7 +149,7 @@ kept = Iterator.__next__ is wrapped and len(list(torch.utils.data.DataLoader(ran
 Iterator.__next__ = torchs
 run = begin({options})
 run.finish()
-left = [bool(pre), bool(post), Iterator.__next__ is not torchs, watched()]
+left = [hooks._Heard.library is not None, bool(hooks._Heard.listeners), Iterator.__next__ is not torchs, watched()]
 print(json.dumps({{"id": first, "watched": sum(seen), "kept": kept, "left": left}}))
 """
 
@@ -171,6 +171,93 @@ def test_every_step_and_wait_is_seen_and_between_windows_torch_has_no_callback(r
     assert facts["watched"] == 400 if ranges else facts["watched"] < 20
     assert facts["kept"]
     assert facts["left"] == [False] * 4
+
+
+WHOLE_STEPS = """
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook as register
+from fanfold.probes import trace
+class Plain(torch.optim.Optimizer):  # torch's own break the graph
+    def __init__(self, parameters): super().__init__(parameters, {})
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]: parameter.add_(parameter.grad, alpha=-1e-3)
+graphs = []
+model = torch.nn.Linear(4, 4); optimizer = Plain(model.parameters())
+for parameter in model.parameters(): parameter.grad = torch.ones_like(parameter)
+@torch.compile(backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)
+def step(x):
+    y = model(x).sum(); optimizer.step(); return y
+step(torch.ones(4))
+for _ in range(10):
+    run = begin({"every": 3})
+    waiting = trace.Trace(2, print)
+    step(torch.ones(4)); step(torch.ones(4))
+    waiting.stop()
+    run.finish()
+run, steps = begin({"every": 5}), []
+register(lambda *_: (steps.append(1), len(steps) == 3 and run.finish()))
+register(lambda *_: None)  # torch walks its hooks while the run ends
+for _ in range(5): optimizer.step()
+print(json.dumps({"graphs": len(graphs), "steps": len(steps), "id": run.id}))
+"""
+
+
+def test_compiled_steps_are_compiled_once_for_all_runs_and_a_run_may_end_within_a_step(runs_dir, tmp_path):
+    out, _ = run(program(tmp_path, WHOLE_STEPS))
+    found = last_json(out)
+    assert found["graphs"] <= 2  # without hooks, and with
+    assert found["steps"] == 5
+    assert count(fanfold.open(found["id"], dir=runs_dir).ops(), "Optimizer.step#Plain.step") == 3
+
+
+RAISING = """
+import time, torch
+class Stumbles(torch.optim.SGD):
+    def step(self, closure=None): raise RuntimeError("not today")
+def work():
+    time.sleep(0.001)
+    for _ in range(20): torch.ones(200, 200) @ torch.ones(200, 200)
+model = torch.nn.Linear(4, 4)
+run = begin({"every": 1})
+good, bad = torch.optim.SGD(model.parameters(), 1e-3), Stumbles(model.parameters(), 1e-3)
+for name, optimizer in (("fine", good), ("raises", bad)) * 5:
+    with torch.profiler.record_function(name):
+        try: optimizer.step()
+        except RuntimeError: pass
+        work()
+with torch.profiler.record_function("epoch"):
+    for _ in range(600):
+        with torch.profiler.record_function("inner"):
+            try: bad.step()
+            except RuntimeError: pass
+pid = os.fork()
+if not pid:  # a child with a run of its own, while its parent's goes on
+    mine = begin({"every": 10}, id="child")
+    for x in torch.utils.data.DataLoader(range(100), batch_size=None): good.step()
+    mine.finish()
+    os._exit(0)
+os.waitpid(pid, 0)
+run.finish()
+print(json.dumps({"id": run.id}))
+"""
+
+
+def test_steps_that_raise_leave_nothing_behind_and_a_forked_run_counts_once(runs_dir, tmp_path):
+    out, _ = run(program(tmp_path, RAISING))
+    rows = fanfold.open(last_json(out)["id"], dir=runs_dir).ops()
+    found = {row["op"]: row for row in rows if row["scope"] == "user"}
+    for name in ("fine", "raises"):  # products belong to neither's own time
+        assert found[name]["count"] == 5
+        assert found[name]["self_ns"] < found[name]["total_ns"] * 0.8
+    assert (found["epoch"]["count"], found["inner"]["count"]) == (1, 600)
+    assert "Optimizer.step#Stumbles.step" not in found
+    child = [row for row in fanfold.open("child", dir=runs_dir).ops() if row["scope"] == "user"]
+    assert {row["op"]: row["count"] for row in child if row["kind"] in ("data", "optimizer")} == {
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": 101,
+        "Optimizer.step#SGD.step": 100,
+    }
 
 
 CROWDED = """

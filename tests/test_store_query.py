@@ -293,9 +293,11 @@ def test_changed_tells_what_is_new_grew_ended_or_went_away(runs_dir):
 
 
 LIFE = """
-import sys, fanfold, fanfold.keeper
+import sys, threading, fanfold, fanfold.keeper
 fanfold.keeper.BEAT_SECONDS = 1e9  # a heartbeat is a change too, and nobody knows when it comes
 run = fanfold.init("p", id="x", system=False, quiet=True)
+for thread in threading.enumerate():  # so are the facts about the machine, which come when they are found
+    if thread.name == "fanfold-facts": thread.join()
 for line in sys.stdin:
     run.log({"a": float(line)})
     print("done", flush=True)

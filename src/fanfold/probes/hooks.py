@@ -1,7 +1,8 @@
 """See every optimizer step and every wait for data, from Python: a callback of torch's would cost each node of backward.
 
-torch calls hooks around `Optimizer.step`, for all optimizers at once; for data, the one method that all iterators of
-DataLoaders share is wrapped. Both can be taken off again.
+torch calls hooks around `Optimizer.step`, for all optimizers at once. Ours are registered once and stay, silent while nobody
+listens: compiled functions guard on the list of hooks, and torch walks it while others may want to leave. For data, the one
+method that all iterators of DataLoaders share is wrapped, and unwrapped again.
 """
 
 from __future__ import annotations
@@ -10,46 +11,86 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+Listener = Callable[[], None]
+
+
+class _Heard:
+    """Who hears of steps: the native library, and others who want to know when one has ended."""
+
+    registered = False
+    library: Any = None
+    listeners: tuple[Listener, ...] = ()  # replaced as a whole: a step may be walking it
+
+
+def after_step(listener: Listener) -> Callable[[], None]:
+    """Call `listener` after every step of every optimizer that is not inside a compiled function; return how to stop."""
+    _register()
+    _Heard.listeners = (*_Heard.listeners, listener)
+
+    def remove() -> None:
+        _Heard.listeners = tuple(one for one in _Heard.listeners if one is not listener)
+
+    return remove
+
 
 def install(library: Any) -> Callable[[], None]:
     """Tell the native library of steps and waits; return how to stop."""
-    from torch.compiler import is_compiling
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    begin, end = library.ff_step_begin, library.ff_step_end
-    names = _Names("Optimizer.step#{}.step")
-
-    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not is_compiling():  # else this is traced, and must leave nothing in the graph
-            begin(id(optimizer), names[type(optimizer)])
-
-    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not is_compiling():
-            end(id(optimizer))
-
-    handles = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
+    _register()
+    _Heard.library = library
     unwrap = _wrap_loaders(library)
 
     def remove() -> None:
-        for handle in handles:
-            handle.remove()
+        _Heard.library = None
         unwrap()
 
     return remove
 
 
-class _Names(dict[type, bytes]):
+def _register() -> None:
+    if _Heard.registered:
+        return
+    from torch.compiler import is_compiling
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    names = _Names("Optimizer.step#{}.step")
+
+    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if is_compiling():  # then this is traced, and must leave nothing in the graph
+            return
+        if (library := _Heard.library) is not None:
+            library.ff_step_begin(id(optimizer), names[type(optimizer).__name__])
+
+    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if is_compiling():
+            return
+        if (library := _Heard.library) is not None and library.ff_step_end(id(optimizer)):
+            library.ff_step_turn()
+        for listener in _Heard.listeners:
+            listener()
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+    _Heard.registered = True
+
+
+class _Names(dict[str, bytes]):
     """What torch calls the ranges of a class, in the form the library takes."""
 
     def __init__(self, form: str) -> None:
         self._form = form
 
-    def __missing__(self, cls: type) -> bytes:
-        name = self[cls] = self._form.format(cls.__name__).encode()
-        return name
+    def __missing__(self, name: str) -> bytes:
+        found = self[name] = self._form.format(name).encode(errors="replace")
+        return found
+
+
+_unwrap: Callable[[], None] | None = None
 
 
 def _wrap_loaders(library: Any) -> Callable[[], None]:
+    global _unwrap  # noqa: PLW0603 - a forked child that starts a run of its own has its parent's wrapper on
+    if _unwrap is not None:
+        _unwrap()
     from torch.utils.data import dataloader
 
     Iterator: Any = dataloader._BaseDataLoaderIter  # noqa: N806, SLF001 - a class; torch has no hook here
@@ -60,7 +101,7 @@ def _wrap_loaders(library: Any) -> Callable[[], None]:
     def following(self: Any) -> Any:
         if not on:
             return inner(self)
-        begin(id(self), names[type(self)])
+        begin(id(self), names[type(self).__name__])
         try:
             return inner(self)
         finally:
@@ -72,4 +113,5 @@ def _wrap_loaders(library: Any) -> Callable[[], None]:
             Iterator.__next__ = inner
 
     Iterator.__next__ = following
+    _unwrap = unwrap
     return unwrap

@@ -80,6 +80,8 @@ def _wrong(options: Options) -> str:
         return "inputs are recorded in windows only, so not with sampling"
     if options.native not in (True, False, "force"):
         return "native must be True, False or 'force'"
+    if options.ranges and options.native is False:
+        return "ranges are seen in windows alone without the native part"
     return "" if 1 <= options.rows <= image.MAX_ROWS else f"rows must be from 1 to {image.MAX_ROWS}"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import guard, notices
+from . import hooks
 
 REQUEST = "trace-request.json"
 MAX_STEPS, MAX_WAITING = 1000, 8
@@ -97,15 +98,13 @@ class Trace:
     """Hook the optimizers: start at the end of a step, stop `steps` later."""
 
     def __init__(self, steps: int, done: Callable[[Any], None]) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         self._left, self._done = steps, done
         self._profiler: Any = None
         self._thread = 0
         self._wanted, self.over = True, False
-        self._handle: Any = register_optimizer_step_post_hook(self._stepped)
+        self._unhook = hooks.after_step(self._stepped)
 
-    def _stepped(self, *_args: Any) -> None:
+    def _stepped(self) -> None:
         with guard("trace the next steps"):
             if self._profiler is None:
                 self._begin()
@@ -140,7 +139,7 @@ class Trace:
             self._done(profiler)
 
     def _remove(self) -> None:
-        self._handle.remove()
+        self._unhook()
         self.over = True
 
     def stop(self) -> None:

@@ -6,10 +6,11 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import guard, notices
-from . import image, workers
+from . import hooks, image, workers
 
 _SCOPE_NAMES = {0: "forward", 1: "backward", 2: "torchscript", 7: "user"}
 
@@ -32,7 +33,7 @@ class ProfilerWindows:
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._profiler: Any = None
-        self._handle: Any = None
+        self._unhook: Callable[[], None] | None = None
         self._facts: dict[str, Any] = {
             "id": self.id, "rank": rank, "node": node, "pid": os.getpid(), "every": every, "window": window, "worker": 0,
             "sampling": 0.0, "steps": 0, "observed": 0, "windows": 0, "seen_ns": 0, "overflow": 0, "started": time.time_ns(),
@@ -40,9 +41,7 @@ class ProfilerWindows:
         }  # fmt: skip
 
     def start(self) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        self._handle = register_optimizer_step_post_hook(self._stepped)
+        self._unhook = hooks.after_step(self._stepped)
         if self._due(1):
             self._open()
 
@@ -54,7 +53,7 @@ class ProfilerWindows:
             return bool(self._facts["window"] >= every)
         return step == 3 or (step + self._phase) % every < self._facts["window"]
 
-    def _stepped(self, *_args: Any) -> None:
+    def _stepped(self) -> None:
         with guard("profile operators in a window"):
             self._facts["steps"] += 1
             due = self._due(self._facts["steps"] + 1)
@@ -115,8 +114,8 @@ class ProfilerWindows:
             return {"id": self.id, "facts": dict(self._facts), "table": workers.pack_rows(list(self._rows.values()))}
 
     def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
+        if self._unhook is not None:
+            self._unhook()
         with guard("close a profile window"):
             self._close()
 

@@ -127,6 +127,9 @@ struct Device {
     if (forked_awake) on.store(false);
   }
 
+  bool due() const {
+    return on.load(std::memory_order_relaxed) && mono_ns() - drained.load(std::memory_order_relaxed) > 1000000000ull;
+  }
   void drain_when_due() {
     uint64_t now = mono_ns(), last = drained.load(std::memory_order_relaxed);
     if (now - last > 1000000000ull && drained.compare_exchange_strong(last, now)) drain();

@@ -33,6 +33,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ff_child": (None, ()),
     "ff_window": (None, (_INT,)),
     "ff_steps": (_U64, ()),
+    "ff_step_turn": (None, ()),
     "ff_moment": (None, (_U32,)),
     "ff_stamp_time": (None, ()),
     "ff_label_id": (_U32, (_TEXT,)),
@@ -46,7 +47,7 @@ _QUICK: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ff_label_now": (_U32, ()),
     "ff_compiling": (None, (_INT,)),
     "ff_step_begin": (None, (_U64, _TEXT)),
-    "ff_step_end": (None, (_U64,)),
+    "ff_step_end": (_INT, (_U64,)),
     "ff_wait_begin": (None, (_U64, _TEXT)),
     "ff_wait_end": (None, (_U64,)),
 }

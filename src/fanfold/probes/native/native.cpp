@@ -116,14 +116,14 @@ void end(const void* call, Context*) {
     device().end(static_cast<Pair*>(pair));
   }
 }
-// What Python tells by itself at every step (hooks.py) is not counted again when torch announces it as a range in a window.
-bool told(const void* call) {
+// What Python tells by itself at every step (hooks.py) is not counted again when torch announces it as a range, in a window.
+// torch's range also ends when a step raises, of which no hook tells: then it takes what was told along.
+Started start_range(const void* call) {
   const char* name = torch_.name(call);
-  return !strncmp(name, "Optimizer.step#", 15) || (tl_waiting > 0 && !strncmp(name, "enumerate(DataLoader)#", 22));
-}
-Started start_range(const void* call) { return told(call) ? nullptr : start(call); }
-void end_range(const void* call, Context* context) {
-  if (!told(call)) end(call, context);
+  bool told = !strncmp(name, "Optimizer.step#", 15) || (tl_waiting > 0 && !strncmp(name, "enumerate(DataLoader)#", 22));
+  if (!told) return start(call);
+  on_mark(call);
+  return nullptr;
 }
 
 Callback callback(void* start, void* end, double sampling, std::initializer_list<int> scopes, bool inputs = false) {
@@ -183,25 +183,36 @@ struct Windows {
     g_window.fetch_add(1);
   }
   static uint64_t add_ranges() {
-    return torch_.add(callback(reinterpret_cast<void*>(start_range), reinterpret_cast<void*>(end_range), 1.0, {kUser}));
+    return torch_.add(callback(reinterpret_cast<void*>(start_range), reinterpret_cast<void*>(end), 1.0, {kUser}));
   }
   void sample(double p) {
     if (torch_.seed) torch_.seed(uint32_t(random64()));
     tl_seeded = true;
     always.push_back(torch_.add(callback(reinterpret_cast<void*>(start_sampled), reinterpret_cast<void*>(end), p, {kForward})));
   }
-  void step() {
+  // Count a step; tell whether there is more to do, which turn() does: a thread of Python's lets go of the GIL for it.
+  bool step() {
     Head& head = state().block->head;
     uint64_t done = head.steps.fetch_add(1) + 1;
     if (open.load()) head.observed.fetch_add(1);
-    if (every && due(done + 1) != open.load()) set(due(done + 1));
-    if (device().on.load(std::memory_order_relaxed)) device().drain_when_due();
+    return (every && due(done + 1) != open.load()) || device().due();
+  }
+  void turn() {
+    std::lock_guard<std::mutex> g(mu);
+    if (active.load() && every) set_locked(due(state().block->head.steps.load() + 1));
+  }
+  void forget() {  // with the lock held
+    for (auto* list : {&full, &always}) {
+      for (uint64_t handle : *list) torch_.remove(handle);
+      list->clear();
+    }
+    if (open.exchange(false)) g_window.fetch_add(1);
   }
 };
 Windows* const g_windows = new Windows();
 Windows& windows() { return *g_windows; }
 
-// A range that Python tells of. `token` is the object it is about: one that raised leaves no end, and goes with what is below it.
+// A range that Python tells of; `token` is the object it is about.
 void begin_told(uint64_t token, const char* name) {
   on_start(reinterpret_cast<const void*>(token), {name, {}, {}, kTold, label_now()});
 }
@@ -315,9 +326,11 @@ int ff_start(const char* dir, const char* node, int32_t rank, uint32_t capacity,
   w.early = early;
   w.seed = random64();
   w.worker_sampling = sampling > 0 ? sampling : double(window) / double(every ? every : 1);
+  w.forget();  // a forked child may have what was set up for it as its parent's
+  s.want_file.store(false);
   s.ranges_always = ranges || sampling > 0;
   int file = open_block(0, false, sampling, uint32_t(w.every), uint32_t(window));
-  if (s.ranges_always && w.always.empty()) w.always.push_back(w.add_ranges());
+  if (s.ranges_always) w.always.push_back(w.add_ranges());
   if (sampling > 0) w.sample(sampling);
   w.active.store(true);
   w.set_locked(w.due(1));
@@ -346,11 +359,7 @@ void ff_child() {
   auto& w = windows();
   if (!w.active.load() || !torch_.add) return;
   std::lock_guard<std::mutex> g(w.mu);
-  for (auto* list : {&w.full, &w.always}) {
-    for (uint64_t handle : *list) torch_.remove(handle);
-    list->clear();
-  }
-  if (w.open.exchange(false)) g_window.fetch_add(1);
+  w.forget();
   Head& head = state().block->head;
   double p = w.worker_sampling;
   w.always.push_back(w.add_ranges());
@@ -378,9 +387,13 @@ void ff_moment(uint32_t milliseconds) {
 
 // What is seen at every step, without a callback of torch's: steps of optimizers, and waiting for data.
 void ff_step_begin(uint64_t token, const char* name) { begin_told(token, name); }
-void ff_step_end(uint64_t token) {
+int ff_step_end(uint64_t token) {
   end_told(token);
-  if (windows().active.load(std::memory_order_relaxed)) windows().step();
+  return windows().active.load(std::memory_order_relaxed) && windows().step();
+}
+void ff_step_turn() {
+  windows().turn();
+  if (device().on.load(std::memory_order_relaxed)) device().drain_when_due();
 }
 void ff_wait_begin(uint64_t token, const char* name) {
   ++tl_waiting;

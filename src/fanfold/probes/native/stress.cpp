@@ -90,7 +90,7 @@ void train(int thread, int steps) {
     observe(kUser, "a range", "", [] {});
     observe(kUser, "Optimizer.step#SGD.step", "", [&] {
       ff_step_begin(uint64_t(&own), "Optimizer.step#SGD.step");
-      ff_step_end(uint64_t(&own));
+      if (step % 5 && ff_step_end(uint64_t(&own))) ff_step_turn();  // some raise
     });
   }
 }
@@ -103,7 +103,7 @@ void have_child() {
   if (child == 0) {
     ff_child();
     train(9, 5);
-    _exit(state().block->head.steps.load() == 5 ? 0 : 3);
+    _exit(state().block->head.steps.load() == 4 ? 0 : 3);
   }
   int status = 0;
   if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status)) fail("a forked child went wrong");
@@ -140,7 +140,7 @@ int main(int, char** argv) {
     std::vector<char> usage(kUsageBytes);
     for (auto& t : threads) { ff_usage_take(usage.data(), kUsageBytes); t.join(); }
     Head& head = state().block->head;
-    if (ff_steps() - before != uint64_t(kThreads * steps)) fail("steps were lost");
+    if (ff_steps() - before != uint64_t(kThreads * (steps - (steps + 4) / 5))) fail("steps were lost");
     if (round == 2 && !head.overflow.load()) fail("the table should be full");
     device().drain();
     uint64_t counted = 0, timed = 0;

@@ -385,6 +385,8 @@ inline uint16_t put(char* to, size_t room, std::string_view text) {
   return uint16_t(n);
 }
 
+inline bool is_range(uint8_t scope) { return scope == kUser || scope == kTold; }
+
 struct Key {
   std::string_view name, overload, inputs;
   uint8_t scope;
@@ -408,7 +410,7 @@ inline Row* new_row(Shard* shard, uint64_t hash, const Key& key) {
   row->overload_len = put(row->name + row->name_len, sizeof row->name - row->name_len, key.overload);
   row->inputs_len = put(row->inputs, sizeof row->inputs, key.inputs);
   row->ready.store(1, std::memory_order_release);
-  if (key.scope == kUser) state().ranges.fetch_add(1, std::memory_order_relaxed);
+  if (is_range(key.scope)) state().ranges.fetch_add(1, std::memory_order_relaxed);
   return row;
 }
 
@@ -457,7 +459,7 @@ inline Row* common_row(Shard* shard, uint64_t hash, const Key& key) {
 }
 
 __attribute__((noinline)) inline Row* add_row(Shard* shard, uint64_t hash, const Key& key) {
-  if (key.scope == kUser)
+  if (is_range(key.scope))
     if (Row* row = unnumbered_row(shard, key)) return row;
   Row* row = shard->crowded ? common_row(shard, hash, key) : new_row(shard, hash, key);
   if (!row) return nullptr;
@@ -493,16 +495,23 @@ inline Frame& on_start(const void* call, Key key) {
   if (__builtin_expect(shard->depth >= Shard::kDepth, 0)) shard->depth = 0;  // calls whose end never came
   bool inside = shard->depth > 0 && shard->stack[shard->depth - 1].backward;
   bool backward = inside || key.scope == kBackward || (key.name.size() > 26 && !memcmp(key.name.data(), "autograd::engine::evaluate", 26));
-  bool range = key.scope == kUser || key.scope == kTold;
   if (key.scope == kForward && backward) key.scope = kBackward;
-  if (__builtin_expect(shard->compiling != 0, 0) && shard->compiling == g_compiling.load(std::memory_order_relaxed) && !range)
+  if (__builtin_expect(shard->compiling != 0, 0) && shard->compiling == g_compiling.load(std::memory_order_relaxed) && !is_range(key.scope))
     key.scope = kCompile;
   Row* row = find_row(shard, key);
   if (__builtin_expect(!row, 0)) state().block->head.overflow.fetch_add(1, std::memory_order_relaxed);
   Frame& frame = shard->stack[shard->depth++];
-  frame = Frame{call, row, 0, 0, nullptr, g_window.load(std::memory_order_relaxed), backward, range};
+  frame = Frame{call, row, 0, 0, nullptr, g_window.load(std::memory_order_relaxed), backward, key.scope == kUser};
   frame.start = ticks();
   return frame;
+}
+
+// A frame without a row: what it takes belongs to the call around it, and it ends calls inside it whose end never came.
+inline void on_mark(const void* call) {
+  Shard* shard = shard_now();
+  if (__builtin_expect(shard->depth >= Shard::kDepth, 0)) shard->depth = 0;
+  Frame& frame = shard->stack[shard->depth++];
+  frame = Frame{call, nullptr, ticks(), 0, nullptr, 0, false, true};
 }
 
 inline void add_call(Row* row, uint64_t took, uint64_t own, bool whole) {
