@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("native.cpp", "device.h", "table.h")
+SOURCES = ("native.cpp", "device.h", "calls.h", "rows.h", "table.h", "clock.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
 LIMIT_SECONDS = 120.0
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "calls.h"
 #include "device.h"
-#include "table.h"
 
 namespace {
 using namespace ff;
