@@ -16,6 +16,7 @@ from fanfold.probes import image
 from fanfold.probes import ops as probe
 from fanfold.probes.native import build
 from fanfold.probes.windows import ProfilerWindows
+from fanfold.store.ops import tables
 from ops_child import count, last_json, program, run, start, stored, with_device
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
@@ -108,8 +109,9 @@ def test_windows_observe_whole_steps_and_say_what_they_stand_for(runs_dir, tmp_p
     assert linear["count"] * linear["scale"] == pytest.approx(1000)
     assert count(rows, "AddmmBackward0") == linear["count"]
     (step,) = [row for row in rows if row["op"] == "Optimizer.step#SGD.step"]
-    assert (step["count"], step["scale"]) == (1000, 1.0)  # steps are always seen
-    assert 0 < step["self_ns"] < step["total_ns"]  # from the windows, where what happens inside is seen
+    assert step["count"] == linear["count"]  # windows hold the whole of a step, the optimizer's own range included
+    assert 0 < step["self_ns"] < step["total_ns"]
+    assert [(table.facts["steps"], table.facts["observed"]) for table in tables(stored(runs_dir))] == [(1000, linear["count"])]
 
 
 ALWAYS = """
@@ -155,7 +157,7 @@ print(json.dumps({{"id": first, "watched": sum(seen), "kept": kept, "left": left
 
 
 @pytest.mark.parametrize("ranges", [False, True])
-def test_every_step_and_wait_is_seen_and_between_windows_torch_has_no_callback(runs_dir, tmp_path, ranges):
+def test_every_step_is_counted_every_wait_seen_and_between_windows_torch_has_no_callback(runs_dir, tmp_path, ranges):
     options = {"every": 50, "ranges": ranges}
     out, _ = run(program(tmp_path, ALWAYS.format(options=options)))
     facts = last_json(out)
@@ -163,11 +165,11 @@ def test_every_step_and_wait_is_seen_and_between_windows_torch_has_no_callback(r
     waits = found["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"]
     assert (waits["count"], waits["scale"], waits["kind"]) == (401, 1.0, "data")  # the last finds no more
     assert waits["max_ns"] > 200_000_000  # one stall, wherever the windows were
-    assert (found["Optimizer.step#SGD.step"]["count"], found["Optimizer.step#SGD.step"]["scale"]) == (400, 1.0)
-    assert found["Optimizer.step#Stumbles.step"]["count"] == 3  # those that ended
-    mine = found["forward of mine"]
-    assert mine["count"] * mine["scale"] == pytest.approx(400, rel=0.05)
-    assert (mine["count"] == 400) == ranges
+    (table,) = tables(fanfold.open(facts["id"], dir=runs_dir))
+    assert table.facts["steps"] == 403  # those that ended
+    for mine in (found["forward of mine"], found["Optimizer.step#SGD.step"]):
+        assert mine["count"] * mine["scale"] == pytest.approx(400, rel=0.05)
+        assert (mine["count"] == 400) == ranges
     assert facts["watched"] == 400 if ranges else facts["watched"] < 20
     assert facts["kept"]
     assert facts["left"] == [False] * 4
@@ -209,7 +211,8 @@ def test_compiled_steps_are_compiled_once_for_all_runs_and_a_run_may_end_within_
     found = last_json(out)
     assert found["graphs"] <= 2  # without hooks, and with
     assert found["steps"] == 5
-    assert count(fanfold.open(found["id"], dir=runs_dir).ops(), "Optimizer.step#Plain.step") == 3
+    (table,) = tables(fanfold.open(found["id"], dir=runs_dir))
+    assert table.facts["steps"] == 3
 
 
 RAISING = """
@@ -244,7 +247,7 @@ print(json.dumps({"id": run.id}))
 """
 
 
-def test_steps_that_raise_leave_nothing_behind_and_a_forked_run_counts_once(runs_dir, tmp_path):
+def test_steps_that_raise_disturb_nothing_and_a_forked_run_counts_once(runs_dir, tmp_path):
     out, _ = run(program(tmp_path, RAISING))
     rows = fanfold.open(last_json(out)["id"], dir=runs_dir).ops()
     found = {row["op"]: row for row in rows if row["scope"] == "user"}
@@ -252,12 +255,12 @@ def test_steps_that_raise_leave_nothing_behind_and_a_forked_run_counts_once(runs
         assert found[name]["count"] == 5
         assert found[name]["self_ns"] < found[name]["total_ns"] * 0.8
     assert (found["epoch"]["count"], found["inner"]["count"]) == (1, 600)
-    assert "Optimizer.step#Stumbles.step" not in found
-    child = [row for row in fanfold.open("child", dir=runs_dir).ops() if row["scope"] == "user"]
-    assert {row["op"]: row["count"] for row in child if row["kind"] in ("data", "optimizer")} == {
-        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": 101,
-        "Optimizer.step#SGD.step": 100,
-    }
+    assert found["Optimizer.step#Stumbles.step"]["count"] == 605
+    (table,) = tables(fanfold.open(last_json(out)["id"], dir=runs_dir))
+    assert table.facts["steps"] == 5  # those that ended
+    child = fanfold.open("child", dir=runs_dir)
+    assert count(child.ops(), "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__") == 101
+    assert [table.facts["steps"] for table in tables(child)] == [100]
 
 
 CROWDED = """

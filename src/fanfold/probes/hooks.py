@@ -1,6 +1,6 @@
 """See every optimizer step and every wait for data, from Python: a callback of torch's would cost each node of backward.
 
-torch calls hooks around `Optimizer.step`, for all optimizers at once. Ours are registered once and stay, silent while nobody
+torch calls a hook after `Optimizer.step`, for all optimizers at once. Ours is registered once and stays, silent while nobody
 listens: compiled functions guard on the list of hooks, and torch walks it while others may want to leave. For data, the one
 method that all iterators of DataLoaders share is wrapped, and unwrapped again.
 """
@@ -50,37 +50,25 @@ def _register() -> None:
     if _Heard.registered:
         return
     from torch.compiler import is_compiling
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    names = _Names("Optimizer.step#{}.step")
-
-    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def after(*_: Any) -> None:
         if is_compiling():  # then this is traced, and must leave nothing in the graph
             return
-        if (library := _Heard.library) is not None:
-            library.ff_step_begin(id(optimizer), names[type(optimizer).__name__])
-
-    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if is_compiling():
-            return
-        if (library := _Heard.library) is not None and library.ff_step_end(id(optimizer)):
+        if (library := _Heard.library) is not None and library.ff_step():
             library.ff_step_turn()
         for listener in _Heard.listeners:
             listener()
 
-    register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
     _Heard.registered = True
 
 
 class _Names(dict[str, bytes]):
-    """What torch calls the ranges of a class, in the form the library takes."""
-
-    def __init__(self, form: str) -> None:
-        self._form = form
+    """What torch calls the wait for an iterator of a class, in the form the library takes."""
 
     def __missing__(self, name: str) -> bytes:
-        found = self[name] = self._form.format(name).encode(errors="replace")
+        found = self[name] = f"enumerate(DataLoader)#{name}.__next__".encode(errors="replace")
         return found
 
 
@@ -94,7 +82,7 @@ def _wrap_loaders(library: Any) -> Callable[[], None]:
     from torch.utils.data import dataloader
 
     Iterator: Any = dataloader._BaseDataLoaderIter  # noqa: N806, SLF001 - a class; torch has no hook here
-    begin, end, names, on = library.ff_wait_begin, library.ff_wait_end, _Names("enumerate(DataLoader)#{}.__next__"), [True]
+    begin, end, names, on = library.ff_wait_begin, library.ff_wait_end, _Names(), [True]
     inner = Iterator.__next__
 
     @functools.wraps(inner)

@@ -33,14 +33,6 @@ inline Frame& on_start(const void* call, Key key) {
   return frame;
 }
 
-// A frame without a row: what it takes belongs to the call around it, and it ends calls inside it whose end never came.
-inline void on_mark(const void* call) {
-  Shard* shard = shard_now();
-  if (__builtin_expect(shard->depth >= Shard::kDepth, 0)) shard->depth = 0;
-  Frame& frame = shard->stack[shard->depth++];
-  frame = Frame{call, nullptr, ticks(), 0, nullptr, 0, false, true};
-}
-
 inline void add_call(Row* row, uint64_t took, uint64_t own, bool whole) {
   bump<uint64_t>(row->count, 1);
   bump<uint64_t>(row->total, took);

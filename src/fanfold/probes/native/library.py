@@ -46,8 +46,7 @@ _QUICK: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ff_label_set": (_INT, (_U32,)),
     "ff_label_now": (_U32, ()),
     "ff_compiling": (None, (_INT,)),
-    "ff_step_begin": (None, (_U64, _TEXT)),
-    "ff_step_end": (_INT, (_U64,)),
+    "ff_step": (_INT, ()),
     "ff_wait_begin": (None, (_U64, _TEXT)),
     "ff_wait_end": (None, (_U64,)),
 }

@@ -116,15 +116,10 @@ void end(const void* call, Context*) {
     device().end(static_cast<Pair*>(pair));
   }
 }
-// What Python tells by itself at every step (hooks.py) is not counted again when torch announces it as a range, in a window.
-// torch's range also ends when a step raises, of which no hook tells: then it takes what was told along.
-Started start_range(const void* call) {
-  const char* name = torch_.name(call);
-  bool told = !strncmp(name, "Optimizer.step#", 15) || (tl_waiting > 0 && !strncmp(name, "enumerate(DataLoader)#", 22));
-  if (!told) return start(call);
-  on_mark(call);
-  return nullptr;
-}
+// A wait for data that Python tells by itself (hooks.py) is not counted again when torch announces it as a range.
+bool told(const void* call) { return tl_waiting > 0 && !strncmp(torch_.name(call), "enumerate(DataLoader)#", 22); }
+Started start_range(const void* call) { return told(call) ? nullptr : start(call); }
+void end_range(const void* call, Context* context);
 
 Callback callback(void* start, void* end, double sampling, std::initializer_list<int> scopes, bool inputs = false) {
   Callback c{};
@@ -136,12 +131,13 @@ Callback callback(void* start, void* end, double sampling, std::initializer_list
   return c;
 }
 
-// Windows. Each step is told by a hook of torch's optimizers, and the end of one adds or removes the observation of everything.
-// Between windows torch has no callback of ours: with one, it copies its list twice for every node of backward.
+// Windows. A hook of torch's optimizers counts the steps and opens a window, adding the observation of everything; the end of
+// the range that torch announces for a step closes it, so that all of the step is inside. Between windows torch has no callback
+// of ours: with one, it copies its list twice for every node of backward.
 struct Windows {
   std::mutex mu;
   std::vector<uint64_t> always, full;
-  std::atomic<bool> active{false}, open{false};
+  std::atomic<bool> active{false}, open{false}, overdue{false};  // overdue: to be closed, by the end of a range that never came
   uint64_t every = 0, length = 1, seed = 0, early = 0;
   double worker_sampling = 0.01;
   uint64_t parent = 0;
@@ -164,6 +160,7 @@ struct Windows {
     Head& head = state().block->head;
     if (on == open.load() || !torch_.add) return;
     open.store(on);
+    overdue.store(false);
     if (!on) {
       g_window.fetch_add(1);
       for (uint64_t handle : full) torch_.remove(handle);
@@ -183,7 +180,7 @@ struct Windows {
     g_window.fetch_add(1);
   }
   static uint64_t add_ranges() {
-    return torch_.add(callback(reinterpret_cast<void*>(start_range), reinterpret_cast<void*>(end), 1.0, {kUser}));
+    return torch_.add(callback(reinterpret_cast<void*>(start_range), reinterpret_cast<void*>(end_range), 1.0, {kUser}));
   }
   void sample(double p) {
     if (torch_.seed) torch_.seed(uint32_t(random64()));
@@ -194,8 +191,10 @@ struct Windows {
   bool step() {
     Head& head = state().block->head;
     uint64_t done = head.steps.fetch_add(1) + 1;
-    if (open.load()) head.observed.fetch_add(1);
-    return (every && due(done + 1) != open.load()) || device().due();
+    bool was = open.load(), late = false;
+    if (was) head.observed.fetch_add(1);
+    if (every && due(done + 1) != was) late = !was || overdue.exchange(true);
+    return late || device().due();
   }
   void turn() {
     std::lock_guard<std::mutex> g(mu);
@@ -212,11 +211,12 @@ struct Windows {
 Windows* const g_windows = new Windows();
 Windows& windows() { return *g_windows; }
 
-// A range that Python tells of; `token` is the object it is about.
-void begin_told(uint64_t token, const char* name) {
-  on_start(reinterpret_cast<const void*>(token), {name, {}, {}, kTold, label_now()});
+void end_range(const void* call, Context* context) {
+  if (told(call)) return;
+  bool step = !strncmp(torch_.name(call), "Optimizer.step#", 15);
+  end(call, context);
+  if (step) windows().turn();
 }
-void end_told(uint64_t token) { on_end(reinterpret_cast<const void*>(token)); }
 
 void before_fork() {
   device().before_fork();
@@ -385,23 +385,19 @@ void ff_moment(uint32_t milliseconds) {
   w.set(false);
 }
 
-// What is seen at every step, without a callback of torch's: steps of optimizers, and waiting for data.
-void ff_step_begin(uint64_t token, const char* name) { begin_told(token, name); }
-int ff_step_end(uint64_t token) {
-  end_told(token);
-  return windows().active.load(std::memory_order_relaxed) && windows().step();
-}
+// What Python tells at every step: that one has been taken, and waiting for data; `token` is the iterator that is waited for.
+int ff_step() { return windows().active.load(std::memory_order_relaxed) && windows().step(); }
 void ff_step_turn() {
   windows().turn();
   if (device().on.load(std::memory_order_relaxed)) device().drain_when_due();
 }
 void ff_wait_begin(uint64_t token, const char* name) {
   ++tl_waiting;
-  begin_told(token, name);
+  on_start(reinterpret_cast<const void*>(token), {name, {}, {}, kTold, label_now()});
 }
 void ff_wait_end(uint64_t token) {
   --tl_waiting;
-  end_told(token);
+  on_end(reinterpret_cast<const void*>(token));
 }
 
 // torch says when the first of several threads begins to compile, and when the last has ended: that may be another one, and

@@ -89,8 +89,7 @@ void train(int thread, int steps) {
     ff_wait_end(uint64_t(&own));
     observe(kUser, "a range", "", [] {});
     observe(kUser, "Optimizer.step#SGD.step", "", [&] {
-      ff_step_begin(uint64_t(&own), "Optimizer.step#SGD.step");
-      if (step % 5 && ff_step_end(uint64_t(&own))) ff_step_turn();  // some raise
+      if (step % 5 && ff_step()) ff_step_turn();  // some raise
     });
   }
 }
