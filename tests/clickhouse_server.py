@@ -88,12 +88,17 @@ def free_port() -> int:
 
 
 class Server:
-    """One ClickHouse over one folder; the same ports each time it is started."""
+    """One ClickHouse over one folder; the same ports each time it is started.
+
+    It is started again when it ends by itself, as whatever looks after a real one does: 26.7 aborts of connections that
+    break at a bad moment (an exception that nobody catches).
+    """
 
     def __init__(self, folder: Path, *, config: str = "", http: int = 0, tcp: int = 0) -> None:
         self.folder = folder
         self.http, self.tcp = http or free_port(), tcp or free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "users.xml").write_text(USERS)
         (folder / "config.xml").write_text(CONFIG.format(users=folder / "users.xml", more=config))
@@ -109,12 +114,20 @@ class Server:
 
     def start(self) -> Server:
         words = [str(fetch()), str(self.folder), str(self.http), str(self.tcp)]
-        with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, *words], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-            )
-        self._wait()
+        with self._lock:
+            with (self.folder / "server.log").open("ab") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, __file__, *words], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                )
+            self._wait()
+            threading.Thread(target=self._look_after, args=[self.process], daemon=True).start()
         return self
+
+    def _look_after(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        with self._lock:
+            if self.process is process:
+                self.restart()
 
     def _wait(self) -> None:
         deadline = time.monotonic() + 60
@@ -129,12 +142,13 @@ class Server:
 
     def kill(self, how: int = signal.SIGKILL) -> None:
         """End the server at once, as a crash would."""
-        if self.process is not None:
-            self.process.send_signal(how)
-            self.process.wait(60)
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process = None
+        with self._lock:
+            process, self.process = self.process, None
+        if process is not None:
+            process.send_signal(how)
+            process.wait(60)
+            assert process.stdin is not None
+            process.stdin.close()
 
     def stop(self) -> None:
         """Ask the server to end."""
@@ -144,12 +158,6 @@ class Server:
         """Kill the server and start it over the same folder."""
         self.kill()
         return self.start()
-
-    def up(self) -> bool:
-        """Start the server again if it died by itself, as whatever looks after a real one does."""
-        if self.process is not None and self.process.poll() is not None:
-            self.restart()
-        return True
 
     def client(self, database: str = "default", **settings: Any) -> Any:
         """Return a clickhouse-connect client."""

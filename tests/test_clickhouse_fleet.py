@@ -119,7 +119,7 @@ def test_clickhouse_killed_and_back_loses_and_repeats_nothing(tmp_path, nodes, e
 
 
 def test_a_line_to_clickhouse_that_breaks_changes_nothing(tmp_path, nodes, ends):
-    # A server of its own: ClickHouse 26.7 aborts when a request is cut within its header and nobody waits for the answer.
+    # A server of its own: it may abort of this, and is then away for a few seconds.
     server = clickhouse_server.Server(tmp_path / "ch").start()
     fleet = ends(Fleet(clickhouse_server.Database([server], "own")))
     line = ends(Line(server.http, cut=0.02, seed=3))
@@ -131,9 +131,9 @@ def test_a_line_to_clickhouse_that_breaks_changes_nothing(tmp_path, nodes, ends)
         ends(Forwarder(node, gateway.url))
     jobs = [train(node, rank, 1500, pace=0.001) for rank, node in enumerate(nodes)]
     trained(*jobs)
-    assert until(lambda: server.up() and (line.cuts > 2 or whole(fleet, 1500)))
+    assert until(lambda: line.cuts > 2 or whole(fleet, 1500))
     line.cut = 0.0
-    assert until(lambda: server.up() and whole(fleet, 1500) and fleet.store().run("llm", "job").status == "finished", 120)
+    assert until(lambda: whole(fleet, 1500) and fleet.store().run("llm", "job").status == "finished", 120)
     assert line.cuts
     check(fleet, nodes, 1500)
     server.stop()

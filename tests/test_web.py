@@ -518,6 +518,8 @@ def test_a_run_is_renamed_tagged_archived_and_deleted_from_the_page(context, tmp
         page.get_by_role("button", name="delete", exact=True).click()
         expect(page.get_by_text("1 run", exact=True)).to_be_visible()
         assert not run.path.exists()
+        page.wait_for_timeout(200)  # the page may have asked for the run once more while it went
+        context.expected[:] = [error for error in context.expected if "404" not in error]
         page.locator("summary", has_text="views").click()
         page.get_by_label("Name of this view").fill("mine")
         page.get_by_role("button", name="save", exact=True).click()
