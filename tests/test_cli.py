@@ -129,6 +129,14 @@ def test_common_options_stand_before_or_after_the_command(run: Any, capsys: pyte
     assert len(before) == 1
 
 
+def test_options_stand_between_words_and_after_two_dashes_all_are_words(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    other = fanfold.init("toy", name="-q", system=False, quiet=True)
+    other.finish()
+    words = ("export", "first", other.id, "--project", "toy")
+    assert call(capsys, "export", "first", "--project", "toy", other.id) == call(capsys, *words)
+    assert other.id in call(capsys, "show", "--", "-q")
+
+
 # Errors
 
 

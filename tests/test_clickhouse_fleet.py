@@ -16,6 +16,7 @@ from fanfold.cli import main
 from fanfold.clickhouse.rebuild import rebuild
 from fanfold.fleet.wire import Conflict, Gone, Piece, Refused
 from fanfold.journal import blobs
+from fanfold.probes.workers import pack_rows
 from fleet_tools import Forwarder, Gateway, Line, frames_of, journals, pieces_of, train, trained, until, write_run
 
 
@@ -249,6 +250,26 @@ def test_a_deleted_run_stays_deleted(tmp_path, clickhouse):
     with pytest.raises(fanfold.RunNotFound):
         fleet.store().run("llm", "r1")
     assert fleet.database.one("SELECT count() AS n FROM points")["n"] == 0
+    fleet.close()
+
+
+def test_the_newest_profile_of_a_process_counts_and_each_row_of_it(tmp_path, clickhouse):
+    run = fanfold.init("llm", dir=tmp_path, id="r1", system=False, quiet=True)
+    for steps, observed in ((99, 1), (100, 2)):  # what a call stands for may fall: 99 of them, then 50
+        facts = {"rank": 0, "node": "n", "steps": steps, "observed": observed, "every": 100, "window": 1, "sampling": 0.0}
+        rows = [{"op": "aten::mul", "overload": "", "scope": scope, "thread": "main", "label": "", "inputs": "", "all": False, "count": 1,
+                 "total_ns": 3000, "self_ns": 2000, "own_ns": 2000, "max_ns": 3000, "device_count": 0, "device_ns": 0, "hist": {}}
+                for scope in ("forward", "backward")]  # fmt: skip
+        run._event("ops", {"id": "one", "facts": facts, "table": pack_rows(rows)})
+    run.finish()
+    (file,) = (run.path / "journal").glob("*.ffj")
+    fleet = Fleet(clickhouse)
+    for piece in pieces_of(file, *range(1, len(frames_of(file)))):
+        fleet.intake.append("llm", piece)
+    page = (Path(__file__).parents[1] / "docs" / "clickhouse.md").read_text()
+    question = page.partition("time went to\n")[2].partition(";")[0]
+    assert fleet.database.one(question) == {"op": b"aten::mul", "ms": 2 * 50 * 0.002, "calls": 100}
+    assert sum(row["self_ns"] * row["scale"] for row in fleet.store().run("llm", "r1").ops()) == 2 * 50 * 2000
     fleet.close()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fanfold import sources
+from fanfold.cli import entry as cli
 from fanfold.cli.scan import scan
 from fanfold.errors import FanfoldError
 
@@ -202,6 +203,37 @@ def test_a_source_of_another_version_is_refused_and_said(mode, tmp_path):
     assert end == "no source"
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+def test_a_source_is_known_by_its_code_where_the_pyc_holds_only_a_time(tmp_path):
+    """A timestamp .pyc says neither the hash of its source nor how far it was optimised; here all sources are of one length."""
+    shipped = tmp_path / "shipped"
+    text = 'class C:\n    def f(self, x):\n        """Words."""\n        assert x, "\\d"\n        return lambda: x * 2\n'
+    names = [f"{kind}{level}" for kind in ("right", "other") for level in range(3)]
+    plant(shipped, {f"{name}.py": text for name in names})
+    sources.pack(shipped, shipped.rglob("*.py"), tmp_path / "sources.zip")
+    for name in names:
+        file = shipped / f"{name}.py"
+        file.write_text(text if name.startswith("right") else text.replace("2", "3"))
+        mode = py_compile.PycInvalidationMode.TIMESTAMP
+        py_compile.compile(str(file), f"{file}c", f"built/{name}.py", optimize=int(name[-1]), invalidation_mode=mode)
+        file.unlink()
+    code = f"""
+        import importlib, inspect, warnings, fanfold.sources
+        warnings.simplefilter("error")
+        fanfold.sources.install("../sources.zip")
+        for name in {names}:
+            module = importlib.import_module(name)
+            try:
+                print(name, inspect.getsource(module.C.f).split()[-1], module.C().f(1)())
+            except OSError:
+                print(name, "refused")
+    """
+    assert python(code, shipped).splitlines() == [
+        *(f"right{level} 2 2" for level in range(3)),
+        *(f"other{level} refused" for level in range(3)),
+    ]
+
+
 def test_a_file_that_is_no_zip_is_refused_with_the_command_that_makes_one(tmp_path):
     (tmp_path / "sources.zip").write_text("hello")
     before = list(sys.meta_path)
@@ -230,11 +262,65 @@ def test_the_scan_follows_names_and_leaves_others_of_the_same_name_alone(tmp_pat
     assert sorted(found) == [(6, "torch.jit.script"), (12, "inspect.getsource"), (12, "open(__file__)")]
 
 
-def test_doctor_refuses_what_holds_no_code_and_stops_at_its_timeout(tmp_path):
-    assert doctor("--deploy", str(tmp_path))[0] == 2
-    assert doctor("--deploy", str(tmp_path / "missing"))[0] == 2
-    assert doctor("--deploy", "")[0] == 2  # a variable that is not set
-    plant(tmp_path, {"slow.py": "import threading\n\nthreading.Event().wait()\n"})
-    code, text = doctor("--deploy", str(tmp_path), "--timeout", "2", "--json")
-    assert "--timeout" in json.loads(text)["not_importable"]["slow"]
-    assert code == 0
+@pytest.mark.parametrize("call", ["'s.zip'", "Path(__file__).with_name('s.zip')"])
+def test_a_package_that_installs_its_own_zip_is_tried_with_it(call, tmp_path):
+    start = f"from pathlib import Path\n\nimport fanfold.sources\n\nfanfold.sources.install({call})\n"
+    user = "import inspect\n\n\ndef f(): ...\n\n\nTEXT = inspect.getsource(f)\n"
+    plant(tmp_path, {"pkg/__init__.py": start, "pkg/user.py": user})
+    code, text = doctor("--deploy", str(tmp_path / "pkg"), "--json")
+    told = json.loads(text)  # there is no zip yet, so no module can be imported at all
+    assert (code, told["healthy"], told["imported"], set(told["not_importable"])) == (1, False, 0, {"pkg", "pkg.user"})
+    archive = tmp_path / "s.zip" if call == "'s.zip'" else tmp_path / "pkg" / "s.zip"
+    code, text = doctor("--deploy", str(tmp_path / "pkg"), "--sources", str(archive), "--json")
+    told = json.loads(text)
+    assert (code, told["healthy"], told["imported"], told["not_importable"]) == (0, True, 2, {})
+
+
+def test_links_to_nothing_and_leftovers_do_not_stop_the_doctor(tmp_path):
+    plant(tmp_path, {"a.py": "import b\n", "b.py": "X = 1\n", "b.pyc": "old"})
+    (tmp_path / ".#a.py").symlink_to("someone@somewhere.1234")  # an editor's lock
+    (tmp_path / "gone.py").symlink_to("nowhere.py")
+    code, text = doctor("--deploy", str(tmp_path), "--json")
+    told = json.loads(text)
+    assert [(one["file"], one["what"], one["breaks_import"]) for one in told["findings"]] == [
+        ("gone.py", "is a link to a file that is not there", True)
+    ]
+    assert (code, told["compiled"], told["imported"], told["not_importable"]) == (1, 2, 2, {})
+    assert (tmp_path / "b.pyc").read_text() == "old"
+
+
+def test_a_module_that_hangs_takes_no_time_from_the_others(tmp_path):
+    """The package hangs, and so would all that is in it; a thread that never ends is no hang."""
+    plant(
+        tmp_path,
+        {
+            "hangs/__init__.py": "import threading\n\nthreading.Event().wait()\n",
+            "hangs/inside.py": "",
+            "stays.py": "import threading\n\nthreading.Thread(target=threading.Event().wait).start()\n",
+            "user.py": "import inspect\n\n\ndef f(): ...\n\n\nTEXT = inspect.getsource(f)\n",
+        },
+    )
+    code, text = doctor("--deploy", str(tmp_path), "--timeout", "4", "--json")
+    told = json.loads(text)
+    assert [(one["file"], one["breaks_import"], one["repaired"]) for one in told["findings"]] == [("user.py", True, True)]
+    assert set(told["too_slow"]) == {"hangs", "hangs.inside"}
+    assert "--timeout" in told["too_slow"]["hangs"]
+    assert (code, told["imported"], told["not_importable"]) == (1, 1, {})
+
+
+def test_doctor_refuses_what_holds_no_code_and_options_that_mean_nothing(tmp_path, capsys):
+    plant(tmp_path, {"code/a.py": "", "empty/words.txt": ""})
+    code, empty, missing = (str(tmp_path / name) for name in ("code", "empty", "missing"))
+    for words, said in {
+        ("--deploy", empty): "holds no .py file",
+        ("--deploy", missing): "is no folder",
+        ("--deploy", ""): "An empty name",  # a variable that is not set
+        ("--deploy", code, "--sources", ""): "Give the zip to write",
+        ("--deploy", code, "--timeout", "-5"): "more than 0 s",
+        ("--deploy", code, "--timeout", "0"): "more than 0 s",
+        ("--deploy", code, "--timeout", "nan"): "more than 0 s",
+        ("--sources", "s.zip"): "go with --deploy",
+        ("--timeout", "3"): "go with --deploy",
+    }.items():
+        assert cli.run(["doctor", *words]) == 2
+        assert said in capsys.readouterr().err

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+import fanfold
 from fanfold.probes.native import build
-from ops_child import program, run, stored
+from ops_child import last_json, program, run, stored
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
 
@@ -174,6 +175,56 @@ def test_too_many_labels_are_said_and_counted_together(runs_dir, tmp_path):
     assert sum(tan.values()) == 400
     assert tan["(other labels)"] > 100
     assert tan["request=7"] == 1
+
+
+TWO_RUNS = """
+import torch
+entered, go, x = threading.Event(), threading.Event(), torch.ones(2)
+def serve():
+    with fanfold.label(model="server"):
+        with fanfold.label(request="first"):
+            x.tan(); entered.set(); go.wait()
+            x.cos()
+        x.sin()
+with begin({"every": 1}) as first:
+    thread = threading.Thread(target=serve); thread.start(); entered.wait()
+    with fanfold.label(customer="acme-secret"): x.tan()
+    for i in range(300):
+        with fanfold.label(i=i): x.tan()
+with fanfold.label(model="mine"):
+    with fanfold.label(part="outer"):
+        with fanfold.label(part="inner"):
+            with begin({"every": 1}) as second:
+                x.exp(); go.set(); thread.join()
+                for i in range(240):
+                    with fanfold.label(i=f"{i}."): x.tan()
+                (table,) = (second.path / "ops").glob("*.ops")
+                print(json.dumps([first.id, second.id, [word in table.read_bytes() for word in (b"acme", b"self-test", b"first")]]))
+        with begin({"every": 1}) as third: x.exp()
+        x.neg()
+"""
+
+
+def test_a_run_has_no_label_of_an_earlier_one_but_those_that_threads_still_have(runs_dir, tmp_path):
+    out, _ = run(program(tmp_path, TWO_RUNS))
+    _, second, told = last_json(out)
+    assert told == [False, False, True]
+    rows = fanfold.open(second, dir=runs_dir).ops()
+    labels = {op: {row["label"] for row in rows if row["op"] == f"aten::{op}"} for op in ("tan", "cos", "sin", "exp")}
+    assert labels["exp"] == {"model=mine,part=inner"}
+    assert labels["cos"] == {"model=server,request=first"}  # set before this run began, on another thread
+    assert labels["sin"] == {"model=server"}  # its outer block came back in this run
+    assert labels["tan"] == {f"model=mine,part=inner,i={i}." for i in range(240)}
+
+
+def test_a_zero_byte_in_a_label_is_written_out(runs_dir, tmp_path):
+    code = """
+import torch
+with begin({"every": 1}):
+    with fanfold.label(model="a\\0b", part="c"): torch.ones(2).tan()
+"""
+    run(program(tmp_path, code))
+    assert {row["label"] for row in stored(runs_dir).ops() if row["op"] == "aten::tan"} == {r"model=a\0b,part=c"}
 
 
 def test_without_a_profile_a_label_costs_nothing_and_needs_no_torch(tmp_path):

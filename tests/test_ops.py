@@ -17,7 +17,7 @@ from fanfold.probes import ops as probe
 from fanfold.probes.native import build
 from fanfold.probes.windows import ProfilerWindows
 from fanfold.store.ops import tables
-from ops_child import count, last_json, program, run, start, stored, with_device
+from ops_child import count, last_json, program, run, said, start, stored, with_device
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native part is for Linux")
 
@@ -162,7 +162,7 @@ def test_every_step_is_counted_every_wait_seen_and_between_windows_torch_has_no_
     out, _ = run(program(tmp_path, ALWAYS.format(options=options)))
     facts = last_json(out)
     found = {row["op"]: row for row in fanfold.open(facts["id"], dir=runs_dir).ops() if row["scope"] == "user"}
-    waits = found["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"]
+    waits = found["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__(Items)"]
     assert (waits["count"], waits["scale"], waits["kind"]) == (401, 1.0, "data")  # the last finds no more
     assert waits["max_ns"] > 200_000_000  # one stall, wherever the windows were
     (table,) = tables(fanfold.open(facts["id"], dir=runs_dir))
@@ -173,6 +173,34 @@ def test_every_step_is_counted_every_wait_seen_and_between_windows_torch_has_no_
     assert facts["watched"] == 400 if ranges else facts["watched"] < 20
     assert facts["kept"]
     assert facts["left"] == [False] * 4
+
+
+WAITS = """
+import time, torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, at): time.sleep(0.05); return torch.ones(8)
+if __name__ == "__main__":
+    run = begin(True)
+    model = torch.nn.Linear(8, 8)
+    for how in ("fork", "spawn"):
+        for x in torch.utils.data.DataLoader(Slow(), num_workers=1, multiprocessing_context=how): model(x)
+    for x in torch.utils.data.DataLoader(Slow()): model(x)
+    os.mkfifo(run.path / "ops" / f"0-{os.getpid()}.ops")
+    run.finish()
+"""
+
+
+def test_waits_without_steps_are_time_of_their_own_and_workers_that_are_not_seen_are_said(runs_dir, tmp_path):
+    _, err = run(program(tmp_path, WAITS))
+    rows = [row for row in stored(runs_dir).ops() if row["kind"] == "data"]  # nor does a pipe among the tables hold anybody up
+    assert [(row["op"].rpartition("#")[2], row["count"]) for row in sorted(rows, key=lambda row: row["count"])] == [
+        ("_SingleProcessDataLoaderIter.__next__(Slow)", 7),
+        ("_MultiProcessingDataLoaderIter.__next__(Slow)", 14),
+    ]
+    for row in rows:
+        assert row["self_ns"] >= row["total_ns"] * 0.9 > 200e6
+    assert said(err, "workers are started by spawn") == 1
 
 
 WHOLE_STEPS = """
@@ -259,7 +287,7 @@ def test_steps_that_raise_disturb_nothing_and_a_forked_run_counts_once(runs_dir,
     (table,) = tables(fanfold.open(last_json(out)["id"], dir=runs_dir))
     assert table.facts["steps"] == 5  # those that ended
     child = fanfold.open("child", dir=runs_dir)
-    assert count(child.ops(), "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__") == 101
+    assert count(child.ops(), "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__(range)") == 101
     assert [table.facts["steps"] for table in tables(child)] == [100]
 
 
@@ -584,11 +612,18 @@ run = begin({{"every": 1, "inputs": {inputs}}})
 model = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in range(6):
     optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
+print(sum(row["count"] for row in run.ops() if row["op"] == "aten::linear"))
 run.finish()
 """
 BREAKS = {
     "unknown torch": ('library.torch_version = lambda: "9.9.0"', False, "torch 9.9.0 is not among the versions"),
     "self-test": ('library.self_test = lambda library: "nothing was seen"', False, "self-test on torch"),
+    "self-test raises": ("library.self_test = lambda library: 1 / 0", False, "ZeroDivisionError: division by zero"),
+    "another library": (
+        "from fanfold.probes.native import build; build.compiler = lambda: None; build.beside = lambda: library.torch_folder() / 'libc10.so'",
+        False,
+        "is damaged, or is another file than the one that was built; no C++ compiler was found",
+    ),
     "no compiler": ("from fanfold.probes.native import build; build.compiler = lambda: None", True, "no C++ compiler was found"),
 }
 
@@ -596,23 +631,70 @@ BREAKS = {
 @pytest.mark.parametrize("how", BREAKS)
 def test_without_the_native_part_profiler_windows_serve(how, runs_dir, tmp_path):
     break_it, inputs, reason = BREAKS[how]
-    _, err = run(program(tmp_path, FALLBACK.format(break_it=break_it, inputs=inputs)))
+    out, err = run(program(tmp_path, FALLBACK.format(break_it=break_it, inputs=inputs)))
     assert err.count("the native operator probe is off") == 1
     assert reason in err
     rows = stored(runs_dir).ops()
     (linear,) = [row for row in rows if row["op"] == "aten::linear"]
     assert (linear["count"], linear["scale"]) == (3, 2.0)  # every other step
     assert count(rows, "AddmmBackward0", scope="backward") == 3
+    assert count(rows, "aten::mm", scope="backward") == count(rows, "aten::mm") == 3  # what backward calls is backward
+    assert last_json(out) == 3  # seen while it ran
     if inputs:
         assert any("[4, 8]" in row["inputs"] for row in rows if row["op"] == "aten::linear")
 
 
+DAMAGE = """
+from pathlib import Path
+from fanfold.probes.native import build, library
+from fanfold.settings import cache_directory
+good = build.beside().read_bytes()
+middle = len(good) // 2
+damages = [good[:0], *(good[:size] for size in (64, 4096, 20_000, 60_000, len(good) - 1)), good + b"x",
+           good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :], Path(sys.executable).read_bytes()]
+found = build.compiler
+here, cached = Path(sys.argv[0]).with_name("beside.so"), cache_directory() / "native" / build.library_name()
+build.beside = lambda: here
+cached.parent.mkdir(parents=True)
+for damage in damages:
+    here.write_bytes(damage); cached.write_bytes(damage)
+    build.compiler = lambda: None
+    try: library.load()
+    except library.Unavailable as error: assert all(f"{path} is damaged" in str(error) for path in (here, cached)), error
+    else: raise SystemExit("a damaged library was loaded")
+build.compiler = found
+os.environ["FANFOLD_CACHE_DIR"] = str(cached.parent / "nowhere" / "else")  # a library carried there alone
+carried = cache_directory() / "native" / cached.name
+carried.parent.mkdir(parents=True); carried.write_bytes(good)
+here.chmod(0o400); assert library._open().ff_version() == 1
+carried.unlink(); carried.write_bytes(good[:20_000])
+assert library._open().ff_version() == 1 and build.intact(carried)
+assert [each.name for each in carried.parent.iterdir()] == [carried.name]
+"""
+
+
+def test_a_damaged_library_is_never_loaded_and_is_built_anew(tmp_path):
+    run(program(tmp_path, DAMAGE))
+
+
 INPUTS = """
 import torch
+from fanfold.probes.native import build, library
+from fanfold.settings import cache_directory
+damaged = cache_directory() / "native" / f"libfanfold_inputs-{build.digest('inputs.cpp', extra=torch.__version__)}.so"
+damaged.parent.mkdir(parents=True)
+damaged.write_bytes(build.beside().read_bytes()[:20_000])
 run = begin({"every": 1, "inputs": True})
 for size in (3, 5):
     for _ in range(4): torch.nn.functional.linear(torch.ones(2, size), torch.ones(6, size))
 torch.ones(2, dtype=torch.int64).neg()
+torch.cat([torch.ones(2), torch.ones(3, dtype=torch.bfloat16)])
+torch._foreach_neg([torch.ones(4, 1)] * 9)
+torch.cat([torch.ones(1, 1000, 1000, 1, 1, 1)] * 3)
+torch.ones(5, 6)[:, torch.tensor([1, 2])]
+torch.ones(0).cos(); torch.ones([1] * 30).cos()
+torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]).sin()
+wide = torch.ones([1] * 12); wide.addcmul(wide, wide)
 for _ in range(400): torch.nn.functional.linear(torch.ones(2, 7), torch.ones(6, 7))
 run.finish()
 """
@@ -622,10 +704,22 @@ def test_inputs_tell_shapes_and_dtypes_apart(runs_dir, tmp_path):
     _, err = run(program(tmp_path, with_device(tmp_path, INPUTS)), timeout=280)
     assert "native operator probe is off" not in err
     rows = stored(runs_dir).ops()
-    assert count(rows, "aten::linear", inputs="Float[2,3] Float[6,3]") == 4
-    assert count(rows, "aten::linear", inputs="Float[2,5] Float[6,5]") == 4
-    assert count(rows, "aten::neg", inputs="Long[2]") == 1
-    (timed,) = [row for row in rows if row["inputs"] == "Float[2,7] Float[6,7]" and row["op"] == "aten::linear"]
+    assert count(rows, "aten::linear", inputs="float32[2,3] float32[6,3]") == 4
+    assert count(rows, "aten::linear", inputs="float32[2,5] float32[6,5]") == 4
+    assert count(rows, "aten::neg", inputs="int64[2]") == 1
+    ops = ("addcmul", "cat", "_foreach_neg", "index", "cos", "sin")
+    inputs = {op: {row["inputs"] for row in rows if row["op"] == f"aten::{op}"} for op in ops}
+    assert inputs == {
+        "addcmul": {"float32[1,1,1,1,1,1,1,1,+4] float32[1,1,1,1,1,1,1,1,+4] ..."},
+        "cat": {"(float32[2] bfloat16[3])", "(float32[1,1000,1000,1,1,1] +2)"},  # as many as there is room for
+        "_foreach_neg": {"(float32[4,1] float32[4,1] float32[4,1] +6)"},
+        "index": {"float32[5,6] (none int64[2])"},
+        "cos": {"float32[0]", "float32[1,1,1,1,1,1,1,1,+22]"},
+        "sin": {"float32[?]", "float32[5]"},  # a nested tensor's sizes are several; what it is made of has one
+    }
+    texts = [row["inputs"] for row in rows]
+    assert all(text.count("[") == text.count("]") and text.count("(") == text.count(")") for text in texts)
+    (timed,) = [row for row in rows if row["inputs"] == "float32[2,7] float32[6,7]" and row["op"] == "aten::linear"]
     assert 0 < timed["device_count"] < 400  # one in eight
     assert timed["device_ns"] == timed["device_count"] * 500_000
 
@@ -700,7 +794,7 @@ from fanfold.probes import trace
 model = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 def step():
     optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
-def on(): return torch.autograd._profiler_enabled()
+def on(): return torch.autograd.profiler._is_profiler_enabled
 found = []
 for elsewhere in (False, True):
     run = begin(True)
@@ -736,13 +830,94 @@ def test_the_end_of_a_run_ends_a_trace_under_way(runs_dir, tmp_path):
     out, err = run(program(tmp_path, CUT))
     assert last_json(out) == [True, False, True, False, True, [True, True]]  # two more wait for the program's own profiler
     assert "could not" not in err
-    assert err.count("while another profiler is on") == 1
+    assert err.count("waits: another profiler is on") == 1
+
+
+GIVES_WAY = """
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from fanfold.probes import session, trace
+model = torch.nn.Linear(8, 8)
+def train(steps):
+    mine = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(mine.parameters(), 1e-3)
+    for _ in range(steps): optimizer.zero_grad(); mine(torch.ones(4, 8)).sum().backward(); optimizer.step()
+def under_way(steps):  # a trace of so many steps
+    trace.request(folder, steps, f"t{steps}")
+    requests.look(); train(2)
+    return session.Turns.ours is not None
+def own(steps=4):
+    with profile(activities=[ProfilerActivity.CPU]) as seen: train(steps)
+    return sum(event.name == "aten::addmm" for event in seen.events())
+def in_thread(work):
+    got = []
+    thread = threading.Thread(target=lambda: got.append(work())); thread.start(); thread.join()
+    return got[0]
+run = begin(True)
+folder = run.path / "apart"  # the run itself would answer in its own
+requests = trace.Requests(folder, 7, lambda facts: steps.append(facts["steps"]) or True)
+steps, found = [], []
+for number, work in ((100, own), (200, lambda: in_thread(own))):
+    found += [under_way(number), work(), session.Turns.ours is None]
+    requests._exporting.join()
+waiting = profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=1)); waiting.start()
+found += [under_way(3)]  # its warm-up counts
+waiting.step(); train(1); waiting.stop()
+found += [sum(event.name == "aten::addmm" for event in waiting.events())]
+train(8); requests._exporting.join(); requests.stop(0)
+run.finish()
+print(json.dumps({"found": found, "steps": steps, "files": sorted(path.name for path in folder.glob("*rank7.json"))}))
+"""
+
+
+def test_a_trace_ends_before_the_programs_own_profile_begins(runs_dir, tmp_path):
+    out, err = run(program(tmp_path, GIVES_WAY))
+    assert last_json(out) == {
+        "found": [True, 4, True, True, 4, True, False, 1],  # its profiles are whole, on whichever thread
+        "steps": [1, 1, 3],
+        "files": ["trace-t100-rank7.json", "trace-t200-rank7.json", "trace-t3-rank7.json"],
+    }
+    assert err.count("a trace ended after 1 of 100 steps") == 1
+    assert "no active profiling session" not in err
+
+
+WINDOWS_GIVE_WAY = """
+run = begin({"native": False, "every": 2})
+found = [own() for _ in range(12) if not train(3)]
+found += [in_thread(own) for _ in range(4) if not train(3)]
+threads = [threading.Thread(target=train, args=(100,)) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+if os.fork() == 0:
+    train(5); os._exit(0)
+codes = os.wait()[1]
+train(5)
+seen = len(run.ops())
+for _ in range(20):
+    with record_function("epoch"): train(5)  # one that begins in a window and ends in another
+run.finish()
+print(json.dumps([found, codes, seen > 0]))
+"""
+
+
+def test_windows_of_torch_profiler_give_way_too_and_survive_threads_and_ranges(runs_dir, tmp_path):
+    out, err = run(program(tmp_path, GIVES_WAY.partition("run = begin")[0] + WINDOWS_GIVE_WAY))
+    assert last_json(out) == [[4] * 16, 0, True]
+    assert "could not" not in err
+    (table,) = tables(stored(runs_dir))
+    assert table.facts["steps"] == 16 * 7 + 300 + 5 + 100
+    assert table.facts["observed"] > 10
+
+
+def test_windows_of_torch_profiler_without_a_step_are_said_to_be_empty(runs_dir, tmp_path):
+    _, err = run(program(tmp_path, 'import torch\nrun = begin({"native": False})\ntorch.ones(2).tan()\nrun.finish()'))
+    assert err.count("the operator profile is empty") == 1
+    assert stored(runs_dir).ops() == []
 
 
 def test_options_that_cannot_be_are_refused_before_anything_is_written(tmp_path):
     wrongs = [{"windw": 1}, {"every": 0}, {"sampling": 2.0}, {"window": 5, "every": 2}, {"sampling": 0.1, "inputs": True}, 7,
               {"every": "100"}, {"every": 100.0}, {"every": 10**30}, {"window": None}, {"rows": 1.5}, {"sampling": "0.1"},
-              {"sampling": True}, {"inputs": "no"}, {"usage": 1}]  # fmt: skip
+              {"sampling": True}, {"inputs": "no"}, {"usage": 1}, {"sampling": 0.1, "native": False}]  # fmt: skip
     for wrong in wrongs:
         with pytest.raises(SettingError):
             fanfold.init("p", dir=tmp_path / "none", ops=wrong)

@@ -1,6 +1,9 @@
 """`fanfold ops`: the top, by what it can be split, two runs compared, and the forms other systems read."""
 
+import contextlib
 import json
+import os
+import pty
 import subprocess
 import sys
 
@@ -10,6 +13,7 @@ from prometheus_client import parser
 import fanfold
 from fanfold.cli import main
 from fanfold.cli.ops_formats import prometheus
+from fanfold.cli.text import took
 from fanfold.probes.native import build
 from fanfold.store import ops as store
 from ops_child import count, program, run, with_device
@@ -30,6 +34,10 @@ for name, width in (("narrow", 4), ("wide", 400)):
 
 SERVED = """
 import time, torch
+for _ in range(2):
+    run = fanfold.init("twins", ops={"every": 1}, name="twin", system=False, quiet=True)
+    with fanfold.label(model="two\\nlines"): torch.ones(2).erf()
+    run.finish()
 for project, calls in (("served", 100), ("elsewhere", 700)):
     run = fanfold.init(project, ops={"every": 1}, name=f"{project}-{calls}", system=False, quiet=True)
     for i in range(calls):
@@ -40,7 +48,8 @@ for project, calls in (("served", 100), ("elsewhere", 700)):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Two profiled runs, the second with a wider model; in another project one that takes no steps, and in a third one longer."""
+    """Two profiled runs, the second with a wider model; in another project one that takes no steps, in a third one longer, and
+    two of one name in a fourth."""
     build.build()
     tmp = tmp_path_factory.mktemp("ops")
     run(program(tmp, SERVED), FANFOLD_DIR=str(tmp / "runs"))
@@ -67,10 +76,45 @@ def test_calls_sampled_at_random_are_told_and_compared_by_total_time(tmp_path, c
     shown = capsys.readouterr()
     assert "0 ns" not in shown.out  # time of their own is not none, but unknown
     assert "sampled at random" in shown.err
-    words = ("diff", "once", "twice", "--dir", str(tmp_path / "runs"), "--top", "0")
-    changes = [row["total_per_step_ns"] for row in json.loads(ask(capsys, *words, "--json"))]
+    words = ("once", "twice", "--dir", str(tmp_path / "runs"))
+    changes = [row["total_change_ns"] for row in compared(capsys, *words)["rows"]]
     assert changes == sorted(changes, reverse=True)
-    assert "total/step" in ask(capsys, *words)
+    table = ask(capsys, "diff", *words)
+    assert table.split()[:4] == ["op", "scope", "total/step", "B/A"]
+
+
+WORKERS = """
+import torch
+from torch.utils.data import DataLoader
+class Noise(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, place): return torch.randn(50_000)
+run = begin({"every": 2}, name="fed")
+model = torch.nn.Linear(50_000, 1); optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for batch in DataLoader(Noise(), batch_size=4, num_workers=1):
+    optimizer.zero_grad(); model(batch).sum().backward(); optimizer.step()
+run.finish()
+"""
+
+
+def test_own_time_of_workers_is_unknown_and_their_operators_are_among_the_first(tmp_path, capsys):
+    build.build()
+    run(program(tmp_path, WORKERS), FANFOLD_DIR=str(tmp_path / "runs"))
+    place = ("--dir", str(tmp_path / "runs"))
+    rows = json.loads(ask(capsys, "fed", *place, "--json"))
+    assert {row["self_ns"] is None for row in rows if row["scope"] == "sampled"} == {True}
+    assert {row["self_ns"] is None for row in rows if row["scope"] == "forward"} == {False}
+    times = [row["self_ns"] or row["total_ns"] for row in rows]
+    assert times == sorted(times, reverse=True)
+    assert main(["ops", "fed", *place]) == 0
+    shown = capsys.readouterr()
+    (randn,) = [line.split() for line in shown.out.splitlines() if line.startswith("aten::randn ")]
+    (row,) = [row for row in rows if row["op"] == "aten::randn"]
+    assert randn[:5] == ["aten::randn", "sampled", f"{row['calls']:,.0f}", *took(row["total_ns"]).split()]  # no self, no share
+    assert "sampled at random" in shown.err
+    twice = compared(capsys, "fed", "fed", *place)["rows"]
+    assert {row["op"] for row in twice if row["self_change_ns"] is None} >= {"aten::randn", "aten::normal_"}
+    assert ask(capsys, "diff", "fed", "fed", "--top", "0", *place).split()[2:4] == ["self/step", "total/step"]
 
 
 SPREAD = """
@@ -100,6 +144,10 @@ def ask(capsys, *words) -> str:
     return capsys.readouterr().out
 
 
+def compared(capsys, *words) -> dict:
+    return json.loads(ask(capsys, "diff", *words, "--json"))
+
+
 def test_the_top_and_how_it_splits(two, capsys):
     rows = json.loads(ask(capsys, "wide", "--dir", str(two), "--json", "--top", "0"))
     linear = {row["op"]: row for row in rows}["aten::linear"]
@@ -120,13 +168,17 @@ def test_the_top_and_how_it_splits(two, capsys):
 
 
 def test_diff_says_what_got_slower_and_parts_can_be_compared(two, capsys):
-    rows = json.loads(ask(capsys, "diff", "narrow", "wide", "--dir", str(two), "--json", "--top", "0"))
-    addmm = {row["op"]: row for row in rows if row["scope"] == "forward"}["aten::addmm"]
-    assert addmm["calls_per_step_a"] == addmm["calls_per_step_b"] == 1
+    found = compared(capsys, "narrow", "wide", "--dir", str(two))
+    addmm = {row["op"]: row for row in found["rows"] if row["scope"] == "forward"}["aten::addmm"]
+    assert addmm["calls_a"] == addmm["calls_b"] == 1
     assert addmm["ratio"] == pytest.approx(addmm["mean_b_ns"] / addmm["mean_a_ns"])
-    changes = [row["self_per_step_ns"] for row in rows]
+    changes = [row["self_change_ns"] for row in found["rows"]]
     assert changes == sorted(changes, reverse=True)
-    assert json.loads(ask(capsys, "diff", "wide@label=model=a", "wide@label=model=b", "--dir", str(two), "--json"))
+    assert (found["unit"], found["a"]["word"], found["a"]["steps"]) == ("step", "narrow", 8)
+    assert found["b"]["runs"] == [fanfold.open("wide", dir=two).id]
+    assert compared(capsys, "wide@label=model=a", "wide@label=model=b", "--dir", str(two))["rows"]
+    by = ask(capsys, "diff", "narrow", "wide", "--dir", str(two), "--by", "project,rank", "--top", "1").splitlines()
+    assert by[0].split()[:4] == ["op", "scope", "project", "rank"]
     # The change comes first: a narrow terminal leaves the last columns out.
     table = ask(capsys, "diff", "narrow", "wide", "--dir", str(two), "--top", "1")
     assert table.split()[:4] == ["op", "scope", "self/step", "B/A"]
@@ -148,21 +200,22 @@ def test_ddp_is_seen_by_node_with_its_collectives_and_backward(spread, capsys):
 
 @pytest.mark.parametrize("part", ["spread", "spread@rank=1", "spread@node=node0"])
 def test_runs_of_other_numbers_of_processes_compare_per_step(part, spread, capsys):
-    rows = json.loads(ask(capsys, "diff", "narrow", part, "--dir", str(spread), "--json", "--top", "0"))
+    rows = compared(capsys, "narrow", part, "--dir", str(spread))["rows"]
     addmm = {row["op"]: row for row in rows if row["scope"] == "forward"}["aten::addmm"]
-    assert addmm["calls_per_step_a"] == addmm["calls_per_step_b"] == 1
+    assert addmm["calls_a"] == addmm["calls_b"] == 1
 
 
 def test_all_runs_of_a_version_a_tag_or_a_node_are_compared(spread, capsys):
     place = ("--dir", str(spread))
     torch = fanfold.open("wide", dir=spread).facts["packages"]["torch"]
     for a, b in (("@tag=small", "@tag=big"), ("narrow", f"@tag=big@torch={torch[:4]}"), ("narrow", f"@tag=big@torch={torch}")):
-        assert ask(capsys, "diff", a, b, *place, "--json") == ask(capsys, "diff", "narrow", "wide", *place, "--json")
-    nodes = ask(capsys, "diff", "@node=node0", "@node=node1", *place, "--json", "--kind", "operator")
-    assert nodes == ask(capsys, "diff", "spread@rank=0", "spread@rank=1", *place, "--json", "--kind", "operator")
-    assert "gloo" not in nodes
-    both = json.loads(ask(capsys, "diff", "narrow", f"@torch={torch}", "--project", "p", *place, "--json", "--top", "0"))
-    assert {row["op"]: row["calls_per_step_b"] for row in both if row["scope"] == "forward"}["aten::addmm"] == 1  # of 3 runs
+        assert compared(capsys, a, b, *place)["rows"] == compared(capsys, "narrow", "wide", *place)["rows"]
+    nodes = compared(capsys, "@node=node0", "@node=node1", *place, "--kind", "operator")["rows"]
+    assert nodes == compared(capsys, "spread@rank=0", "spread@rank=1", *place, "--kind", "operator")["rows"]
+    assert not any("gloo" in row["op"] for row in nodes)
+    both = compared(capsys, "narrow", f"@torch={torch}", "--project", "p", *place)
+    assert {row["op"]: row["calls_b"] for row in both["rows"] if row["scope"] == "forward"}["aten::addmm"] == 1
+    assert len(both["b"]["runs"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -173,7 +226,12 @@ def test_all_runs_of_a_version_a_tag_or_a_node_are_compared(spread, capsys):
         (["diff", "narrow@rank=7", "wide"], 1, "There are: 0."),
         (["diff", "narrow", "@unheard-of=1"], 2, "Known: rank, node, label"),
         (["diff", "narrow@rank", "wide"], 2, "is no part of a run"),
+        (["diff", "@project=twins@label=x", "wide"], 1, r"model=two\nlines."),
         (["diff", "narrow", "wide", "--format", "otlp"], 2, "Use --json"),
+        (["wide", "--format", "otlp", "--by", "rank"], 2, "takes no --by"),
+        (["wide", "--format", "prometheus", "--top", "3", "--json"], 2, "takes no --top and no --json"),
+        (["--project", "nosuch", "--format", "prometheus"], 1, "no runs found in project nosuch"),
+        (["--project", "nosuch", "--status", "running", "--format", "otlp"], 1, "project nosuch"),
         (["wide", "--by", "lable"], 2, "Did you mean label?"),
         (["wide", "--kind", "collective"], 1, "nothing of that kind"),
         (["--project", "nosuch"], 1, "no runs found in project nosuch"),
@@ -195,15 +253,71 @@ def test_a_run_compared_with_itself_has_changed_nowhere(two, capsys):
 
 def test_runs_without_steps_are_compared_by_the_second(two, capsys):
     words = ("diff", "served-100", "elsewhere-700", "--dir", str(two))
-    rows = json.loads(ask(capsys, *words, "--json", "--top", "0"))
-    tan = {row["op"]: row for row in rows if row["scope"] == "forward"}["aten::tan"]
+    found = compared(capsys, *words[1:])
+    tan = {row["op"]: row for row in found["rows"] if row["scope"] == "forward"}["aten::tan"]
     lives = [max(table.facts["now"] - table.facts["started"] for table in store.tables(fanfold.open(name, dir=two)))
              for name in words[1:3]]  # fmt: skip
-    assert [tan["calls_per_second_a"], tan["calls_per_second_b"]] == pytest.approx([100e9 / lives[0], 700e9 / lives[1]])
+    assert [tan["calls_a"], tan["calls_b"]] == pytest.approx([100e9 / lives[0], 700e9 / lives[1]])
+    assert found["unit"] == "second"
+    assert set(tan) == set(compared(capsys, "narrow", "wide", "--dir", str(two))["rows"][0])
     assert main(["ops", *words]) == 0
     shown = capsys.readouterr()
     assert "calls/s" in shown.out
     assert "per second" in shown.err
+
+
+def test_a_table_has_the_first_rows_and_json_all_of_them(two, capsys):
+    for words in (("elsewhere-700",), ("diff", "served-100", "elsewhere-700")):
+        rows = [json.loads(ask(capsys, *words, "--dir", str(two), "--json", *more)) for more in ((), ("--top", "3"))]
+        every, some = (found["rows"] if words[0] == "diff" else found for found in rows)
+        assert len(every) > 700
+        assert some == every[:3]
+        assert len(ask(capsys, *words, "--dir", str(two)).splitlines()) == 21
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (["--top", "3", "narrow", "--by", "rank", "wide"], ["narrow", "wide", "--by", "rank", "--top", "3"]),
+        (["diff", "--project", "p", "@tag=small", "@tag=big"], ["diff", "@tag=small", "@tag=big", "--project", "p"]),
+        (["diff", "-@rank=0", "--project", "served", "-@thread=main"], ["diff", "served-100", "served-100"]),
+        (["--project", "served", "diff", "--", "-@rank=0", "-"], ["diff", "served-100", "served-100"]),
+        (["--project", "served", "--", "-"], ["served-100"]),
+    ],
+)
+def test_options_and_words_come_in_any_order(words, same, two, capsys):
+    assert ask(capsys, "--dir", str(two), *words) == ask(capsys, "--dir", str(two), *same)
+
+
+def test_a_trace_is_asked_for_with_its_options_before_the_run(two, capsys):
+    assert main(["ops", "trace", "--steps", "5", "wide", "--dir", str(two)]) == 2
+    assert "takes no more steps" in capsys.readouterr().err
+
+
+def test_runs_of_one_name_are_told_apart(two, capsys):
+    table = ask(capsys, "--all", "--by", "run", "--dir", str(two), "--top", "0")
+    runs = {tuple(line.split()[2:4]) for line in table.splitlines() if line.startswith("aten::erf ")}
+    assert runs == {("twin", run.id) for run in fanfold.runs("twins", dir=two)}
+    assert {line.split()[2] for line in table.splitlines() if line.startswith("aten::addmm ")} >= {"narrow", "wide"}
+
+
+def test_a_terminal_that_does_not_know_its_width_gets_whole_numbers(two):
+    ours, theirs = pty.openpty()  # 0 by 0 until somebody says otherwise
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "dumb"}
+    words = [sys.executable, "-m", "fanfold", "ops", "wide", "--top", "3", "--dir", str(two), "-q"]
+    with (
+        subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as child,
+        open(ours, "rb", buffering=0) as end,
+    ):
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while piece := end.read(65536):
+                shown += piece
+    assert child.returncode == 0, shown
+    lines = shown.decode().splitlines()
+    assert all(line.rstrip().endswith(("ns", "µs", "ms", " s")) for line in lines[-3:]), lines
+    assert max(map(len, lines)) > 80
 
 
 def test_all_projects_and_those_a_filter_leaves(two, capsys):
@@ -230,13 +344,13 @@ def test_numbers_are_whole_and_lines_short_enough_for_a_collector(two, capsys):
     assert " 12345678.9012346\n" in prometheus([(stored, [{**rows[0], "total_ns": 12_345_678_901_234_567, "scale": 1.0}])])
     text = ask(capsys, "elsewhere-700", "--dir", str(two), "--format", "prometheus")
     samples = [sample for family in parser.text_string_to_metric_families(text) for sample in family.samples]
-    seconds = [sample.value for sample in samples if sample.name == "fanfold_op_host_seconds_total"]
+    seconds = [sample.value for sample in samples if sample.name == "fanfold_op_observed_host_seconds_total"]
     assert sum(seconds) == pytest.approx(sum(row["total_ns"] for row in rows) / 1e9, rel=1e-12)
-    assert len({(sample.name, *sample.labels.items()) for sample in samples}) == len(samples) == 4 * len(rows)
+    assert len({(sample.name, *sample.labels.items()) for sample in samples}) == len(samples) == 6 * len(rows) + 2
     lines = ask(capsys, "elsewhere-700", "--dir", str(two), "--format", "otlp").splitlines()
     assert max(map(len, lines)) < 1 << 20
     points = [point for line in lines for metric in json.loads(line)["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
-              if metric["name"] == "fanfold.op.calls" for point in metric["sum"]["dataPoints"]]  # fmt: skip
+              if metric["name"] == "fanfold.op.calls" for point in metric["gauge"]["dataPoints"]]  # fmt: skip
     assert len(points) == len(rows) > 700
 
 
@@ -290,6 +404,40 @@ def test_prometheus_reads_it(two, capsys):
     assert sum(sample.value for sample in families["fanfold_op_host_seconds"].samples) > 0
 
 
+SCRAPED = """
+import json, torch
+from fanfold.cli.ops_formats import prometheus
+run = begin({"every": 10}, name="scraped")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+texts = []
+for step in range(120):
+    if step % 50 == 2: torch.ones(3).erfinv()  # seen in the third step, and then hardly ever: its estimate wanders
+    model(torch.ones(1, 2)).sum().backward(); optimizer.step()
+    if step % 7 == 0: texts.append(prometheus([(stored, stored.ops()) for stored in [fanfold.open(run.path)]]))
+run.finish()
+print(json.dumps(texts))
+"""
+
+
+def test_counters_never_fall_while_a_run_goes_on(tmp_path):
+    out, _ = run(program(tmp_path, SCRAPED), FANFOLD_DIR=str(tmp_path / "runs"))
+    before: dict[tuple[str, ...], float] = {}
+    kinds = {}
+    for text in json.loads(out):
+        for family in parser.text_string_to_metric_families(text):
+            kinds[family.name] = family.type
+            for sample in family.samples if family.type == "counter" else ():
+                key = (sample.name, *map(str, sample.labels.items()))
+                assert sample.value >= before.get(key, 0.0), key
+                before[key] = sample.value
+    assert {name for name, kind in kinds.items() if kind == "gauge"} == {
+        f"fanfold_op_{name}" for name in ("calls", "host_seconds", "self_seconds")
+    }
+    steps = {key[0]: value for key, value in before.items() if "steps" in key[0]}
+    assert steps == {"fanfold_steps_total": 120, "fanfold_observed_steps_total": pytest.approx(12, abs=2)}
+
+
 def test_opentelemetry_reads_it(two, capsys):
     code = """
 import sys
@@ -298,14 +446,15 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 request = Parse(sys.stdin.read(), ExportMetricsServiceRequest())
 metrics = {m.name: m for m in request.resource_metrics[0].scope_metrics[0].metrics}
 def op(point): return {a.key: a.value.string_value for a in point.attributes}["op"]
-print(sum(p.as_double for p in metrics["fanfold.op.calls"].sum.data_points if op(p) == "aten::linear"))
+print(sum(p.as_double for p in metrics["fanfold.op.calls"].gauge.data_points if op(p) == "aten::linear"))
+print(metrics["fanfold.steps"].sum.data_points[0].as_int, metrics["fanfold.observed_steps"].sum.is_monotonic)
 print(sum(p.count for p in metrics["fanfold.op.duration"].histogram.data_points if op(p) == "aten::linear"))
 for p in metrics["fanfold.op.duration"].histogram.data_points:
     assert sum(p.bucket_counts) == p.count and len(p.bucket_counts) == len(p.explicit_bounds) + 1
 """
     text = ask(capsys, "wide", "--dir", str(two), "--format", "otlp")
     done = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["8.0", "8"], done.stderr
+    assert done.stdout.split() == ["8.0", "8", "True", "8"], done.stderr
 
 
 def test_a_run_without_a_profile_says_how_to_get_one(tmp_path, capsys):

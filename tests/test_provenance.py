@@ -122,14 +122,17 @@ def test_a_folder_of_links_is_read_and_not_stamped(tmp_path, run):
 
 def test_what_no_json_holds_is_said_in_words_and_what_no_reader_takes_is_refused(tmp_path, run):
     torch.save(model().state_dict(), tmp_path / "m.pt")
-    fanfold.stamp(tmp_path / "m.pt", step=float("inf"), scores=[float("nan"), 1.0])
+    fanfold.stamp(tmp_path / "m.pt", most=float("inf"), scores=[float("nan"), 1.0])
     with zipfile.ZipFile(tmp_path / "m.pt") as archive:
         text = archive.read(f"m/extra/{NAME}")
     stamp = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert (stamp["run"]["step"], stamp["extra"]) == ("inf", {"scores": ["nan", 1.0]})
+    assert stamp["extra"] == {"most": "inf", "scores": ["nan", 1.0]}
     before = (tmp_path / "m.pt").read_bytes()
     with pytest.raises(FanfoldError, match="Give it less to say"):
         fanfold.stamp(tmp_path / "m.pt", note="x" * 1_100_000)
+    for step in ("abc", "7", float("inf"), [1], torch.ones(2)):
+        with pytest.raises(FanfoldError, match=r"is no number\. Nothing was stamped"):
+            fanfold.stamp(tmp_path / "m.pt", step=step)
     assert (tmp_path / "m.pt").read_bytes() == before
 
 
@@ -153,8 +156,39 @@ def test_without_a_run_the_stamp_tells_of_code_and_environment(tmp_path, monkeyp
     stamp = fanfold.stamp(tmp_path / "m.pt")
     assert "run" not in stamp
     assert stamp["packages"]["python"].startswith("3.")
-    with pytest.raises(FanfoldError, match="does not exist"):
-        fanfold.stamp(tmp_path / "missing.pt")
+    assert fanfold.stamp(tmp_path / "m.pt", step=torch.tensor(7))["run"] == {"step": 7}
+
+
+PATHS = {
+    "": "the path is empty",
+    "missing.pt": "missing.pt cannot be read: No such file",
+    "a\0b": r"'a\\x00b' cannot be read: embedded null byte",
+    "x" * 300: "x cannot be read: File name too long",
+    "s3://bucket/m.pt": "s3://bucket/m.pt cannot be read: it is an address",
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("call", [fanfold.stamp, fanfold.inspect])
+def test_a_path_that_leads_to_no_file_is_refused_and_no_other_is_touched(path, call, tmp_path, monkeypatch):
+    torch.save({}, tmp_path / "other.pt")
+    before = (tmp_path / "other.pt").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FanfoldError, match=PATHS[path]):
+        call(path)
+    assert (tmp_path / "other.pt").read_bytes() == before
+    assert os.listdir(tmp_path) == ["other.pt"]
+
+
+def test_a_note_that_a_kill_left_unfinished_goes_with_the_next_stamp(tmp_path, run):
+    path = tmp_path / "m.safetensors"
+    save_file(model().state_dict(), path)
+    (tmp_path / ".m.safetensors.undo").write_bytes(b"half a no")
+    loaded = path.open("rb")  # so it is written anew, and no note is needed
+    fanfold.stamp(path)
+    loaded.close()
+    assert {item.name for item in tmp_path.iterdir() if item.is_file()} == {"m.safetensors"}
+    check_safetensors(path)
 
 
 def test_stamping_moves_no_weight_where_the_filesystem_can_insert(tmp_path, run, monkeypatch):

@@ -11,9 +11,11 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import onnx
 import pytest
@@ -58,7 +60,8 @@ def test_a_run_turned_on_by_the_environment_stamps(tmp_path, monkeypatch):
 def test_the_callers_own_extra_file_wins(tmp_path):
     with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True):
         torch.jit.save(torch.jit.script(model()), str(tmp_path / "m.pt"), _extra_files={NAME: '{"mine": 1}'})
-    assert fanfold.inspect(tmp_path / "m.pt")["stamp"] == {"mine": 1}
+    found = fanfold.inspect(tmp_path / "m.pt")
+    assert (found["stamp"], found["facts"]["producer_info"]) == (None, {"mine": 1})
 
 
 def test_a_model_made_from_a_stamped_one_names_its_parent(tmp_path):
@@ -93,6 +96,105 @@ def test_buffers_and_the_parts_of_a_sharded_checkpoint_are_left_alone(tmp_path):
     loaded = torch.nn.Linear(3, 4).state_dict()
     dcp.load(loaded, checkpoint_id=tmp_path / "sharded", no_dist=True)
     assert same_weights(loaded)
+
+
+def test_an_asynchronous_save_is_stamped_as_of_its_beginning_also_when_its_run_ends_first(tmp_path, caplog):
+    import torch.distributed.checkpoint as dcp
+
+    class Slow(dcp.FileSystemWriter):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            self.go_on = threading.Event()
+
+        def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
+            assert self.go_on.wait(60)
+            super().set_up_storage_writer(*args, **kwargs)
+
+    original = dcp.FileSystemWriter.finish
+    during, after = Slow(tmp_path / "during"), Slow(tmp_path / "after")
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        first = dcp.async_save(model().state_dict(), storage_writer=during)
+        run.log({"x": 1.0}, step=1)
+        during.go_on.set()
+        first.result(60)
+        second = dcp.async_save(model().state_dict(), storage_writer=after)
+        run.log({"x": 1.0}, step=2)
+    after.go_on.set()
+    second.result(60)
+    stamps = [fanfold.inspect(tmp_path / name)["stamp"]["run"] for name in ("during", "after")]
+    assert [(stamp["id"], stamp["step"]) for stamp in stamps] == [(run.id, None), (run.id, 1)]
+    (listed,) = fanfold.open(run.id, dir=tmp_path / "runs").files
+    assert (Path(listed["path"]).name, listed["s"]) == ("during", None)
+    assert "after was stamped after run" in caplog.text
+    fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True).finish()
+    assert dcp.FileSystemWriter.finish is original
+
+
+def test_a_checkpoint_of_safetensors_files_from_dcp_is_stamped_and_listed(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    folder = tmp_path / "hf"
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        dcp.save(model().state_dict(), storage_writer=dcp.HuggingFaceStorageWriter(str(folder)), no_dist=True)
+    assert fanfold.inspect(folder)["stamp"]["run"]["id"] == run.id
+    assert [entry["path"] for entry in fanfold.open(run.id, dir=tmp_path / "runs").files] == [str(folder)]
+
+
+class LogsWhenSaved:
+    """A model that takes so long to save that training goes on meanwhile."""
+
+    def __reduce__(self) -> Any:
+        fanfold.log({"x": 1.0}, step=8)
+        return dict, ()
+
+
+def test_a_file_is_stamped_with_the_step_at_which_its_save_began(tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        run.log({"x": 1.0}, step=7)
+        torch.save(LogsWhenSaved(), tmp_path / "m.pt")
+    assert fanfold.inspect(tmp_path / "m.pt")["stamp"]["run"]["step"] == 7
+    assert [entry["s"] for entry in fanfold.open(run.id, dir=tmp_path / "runs").files] == [7]
+
+
+def test_a_file_stamped_after_its_run_leads_there_and_it_is_said_that_the_run_does_not_list_it(tmp_path, caplog):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False) as run:
+        pass
+    for name in ("a.pt", "b.pt"):
+        torch.save(model().state_dict(), tmp_path / name)
+        assert fanfold.stamp(tmp_path / name)["run"]["id"] == run.id
+    assert fanfold.open(run.id, dir=tmp_path / "runs").files == []
+    assert caplog.text.count("the run does not list the file") == 1
+
+
+def test_a_run_that_is_turned_off_stamps_nothing_and_is_no_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("FANFOLD_MODE", "disabled")
+    with fanfold.init("p", stamp=True):
+        torch.save(model().state_dict(), tmp_path / "m.pt")
+        assert fanfold.inspect(tmp_path / "m.pt")["stamp"] is None
+        assert "run" not in fanfold.stamp(tmp_path / "m.pt")
+        assert fanfold.stamp(tmp_path / "m.pt", step=3)["run"] == {"step": 3}
+
+
+def test_a_file_that_fsspec_opened_is_stamped_here_and_elsewhere(tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        for place in (f"file://{tmp_path}/m.pt", "memory://bucket/m.pt"):
+            with fsspec.open(place, "wb") as file:
+                torch.save(model().state_dict(), file)
+    assert fanfold.inspect(tmp_path / "m.pt")["stamp"]["run"]["id"] == run.id
+    assert same_weights(torch.load(tmp_path / "m.pt", weights_only=True))
+    assert NAME.encode() in fsspec.filesystem("memory").cat("/bucket/m.pt")
+    (listed,) = fanfold.open(run.id, dir=tmp_path / "runs").files
+    assert (listed["path"], listed["size"]) == (str(tmp_path / "m.pt"), (tmp_path / "m.pt").stat().st_size)
+
+
+def test_it_is_said_once_that_the_old_kind_of_torch_save_has_no_room_for_a_stamp(tmp_path, caplog):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True):
+        torch.save(model().state_dict(), io.BytesIO(), _use_new_zipfile_serialization=False)
+        assert "old kind" not in caplog.text
+        for name in ("a.pt", "b.pt"):
+            torch.save(model().state_dict(), tmp_path / name, _use_new_zipfile_serialization=False)
+            assert same_weights(torch.load(tmp_path / name, weights_only=True))
+    assert caplog.text.count("old kind") == 1
 
 
 def test_a_file_object_is_stamped_too(tmp_path):
@@ -257,7 +359,7 @@ NATIVE = """
     if library.current() is None:
         raise SystemExit("no native library for this torch")
     torch.jit.save(script, "own.pt", _extra_files={stamper.NAME: '{"mine": 1}'})
-    assert told("own.pt") == {"mine": 1}
+    assert told("own.pt") is None and fanfold.inspect("own.pt")["facts"]["producer_info"] == {"mine": 1}
     beside(script._c, "later.pt", {})
     assert told("later.pt")["run"]["id"] == run.id
     whole, stamper.Stamper.text = stamper.Stamper.text, lambda *_: 1 / 0

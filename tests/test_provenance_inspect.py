@@ -96,7 +96,32 @@ def many_entries(path: Path) -> None:
     path.write_bytes(b"\x08\x0a" + field(7, 0, b"") + b"".join(fields))
 
 
+def header(path: Path, text: bytes) -> None:
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+def many_names(path: Path) -> None:
+    """Write names with a space behind them, as the format allows."""
+    header(path, b"{" + b",".join(b'"%x" :0' % number for number in range(3_000_000)) + b"}")
+
+
+def much_metadata(path: Path) -> None:
+    header(path, b'{"__metadata__":{' + b",".join(b'"%x" :"1"' % number for number in range(2_500_000)) + b"}}")
+
+
+def long_shape(path: Path) -> None:
+    header(path, b'{"a":{"dtype":"F32","shape":[' + b"999," * 8_000_000 + b'1],"data_offsets":[0,16]}}')
+
+
+def long_stamp(path: Path) -> None:
+    header(path, b'{"__metadata__":{"producer_info.json":"[' + b"0," * 10_000_000 + b'0]"}}')
+
+
 HOSTILE = {
+    "names.safetensors": many_names,
+    "metadata.safetensors": much_metadata,
+    "shape.safetensors": long_shape,
+    "stamp.safetensors": long_stamp,
     "bomb.pt": zip_bomb,
     "members.pt": many_members,
     "giant.safetensors": giant_header,
@@ -124,7 +149,8 @@ def test_a_hostile_file_costs_little_memory_and_gives_a_clear_answer(name, tmp_p
             print(most() - before)
         """), str(tmp_path / name)], capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
     answer, more = done.stdout.rsplit("\n", 2)[:2]
-    assert int(more) < 60_000, done.stdout + done.stderr
+    on_disk = (tmp_path / name).stat().st_blocks // 2
+    assert int(more) < 60_000 + 2 * on_disk, done.stdout + done.stderr  # kB: a header is read as a whole, and little more
     assert answer == "None" or answer.startswith("refused:")
 
 
@@ -141,6 +167,183 @@ def test_damage_anywhere_gives_an_answer_or_a_clear_error(name, tmp_path):
     for place in range(0, len(whole), 1 + len(whole) // 120):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         answer_or_error(path)
+
+
+CUTS = {
+    "m.safetensors": [0, 5, 8, 60, -1, -4],
+    "m.pt": [0, 1, 60, -1],
+    "m.pth": [0, 1],
+    "m.pt2": [0, 3, -1],
+    "m.torchscript": [1],
+    "m.onnx": [0, 5, -1],
+    "m.ckpt": [0, -1],
+    "m.bin": [0, -1],
+}
+SAVE = {".safetensors": "safetensors", ".pt2": "torch.export", ".onnx": "ONNX", ".torchscript": "TorchScript"}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_file_that_was_cut_is_damaged_and_is_not_stamped(name, tmp_path, run, capsys):
+    path = tmp_path / name
+    FORMATS[SAVE.get(path.suffix, "torch.save")][1](path)
+    whole = path.read_bytes()
+    for cut in CUTS[name]:
+        left = whole[:cut]
+        path.write_bytes(left)
+        assert main(["inspect", str(path)]) == 2, cut
+        assert f"{path} cannot be read: " in capsys.readouterr().err
+        with pytest.raises(FanfoldError, match="cannot be read"):
+            fanfold.stamp(path)
+        assert path.read_bytes() == left
+        assert {item.name for item in tmp_path.iterdir() if item.is_file()} == {name}
+
+
+@pytest.mark.parametrize("tail", [b"more", b""], ids=["more", "less"])
+def test_tensors_that_do_not_end_where_the_file_ends_are_told_of(tail, tmp_path):
+    head = b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[100,116]}}'
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(116 if tail else 16) + tail)
+    with pytest.raises(FanfoldError, match=r"its header tells of 116 bytes of tensors, and 1[26]0? are there"):
+        fanfold.inspect(path)
+
+
+def test_endings_that_others_use_too_and_pickles_are_not_called_damaged(tmp_path, capsys):
+    (tmp_path / "m.bin").write_bytes(b"another program's weights")
+    torch.save(model().state_dict(), tmp_path / "m.pt", _use_new_zipfile_serialization=False, pickle_protocol=3)
+    assert main(["inspect", str(tmp_path / "m.bin")]) == main(["inspect", str(tmp_path / "m.pt")]) == 1
+    assert capsys.readouterr().out.count("no stamp") == 2
+
+
+def sharded(folder: Path) -> list[Path]:
+    from transformers import BertConfig, BertModel
+
+    tiny = BertModel(BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
+    tiny.save_pretrained(folder, max_shard_size="2KB")
+    return sorted(folder.glob("*.safetensors"))
+
+
+def test_shards_that_are_cut_or_missing_are_named(tmp_path, run, capsys):
+    cut, missing, *others = sharded(tmp_path)
+    fanfold.stamp(tmp_path)
+    (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-00001.bin"}}')  # not fetched
+    assert main(["inspect", str(tmp_path)]) == 0
+    os.truncate(cut, cut.stat().st_size - 100)
+    missing.unlink()
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path)]) == 2
+    told = capsys.readouterr().out
+    assert f"damaged   {cut} cannot be read: it was cut short" in told
+    assert f"damaged   {missing} cannot be read: it is missing, and model.safetensors.index.json names it" in told
+    assert told.count("damaged") == 2
+    for shard in (cut, *others):
+        shard.unlink()
+    assert len([entry for entry in fanfold.inspect(tmp_path)["files"] if "error" in entry]) == 2 + len(others) + 1
+
+
+@pytest.mark.parametrize("index", ["", "[1]", '{"weight_map": {"a": 1}}'])
+def test_an_index_that_says_nothing_is_damaged(index, tmp_path):
+    save_file(model().state_dict(), tmp_path / "m.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert [entry["format"] for entry in fanfold.inspect(tmp_path)["files"]] == ["safetensors", "broken"]
+
+
+def test_the_paths_that_an_index_names_are_not_followed(tmp_path):
+    (tmp_path / "secret").write_text("of this size")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(model().state_dict(), folder / "m.safetensors")
+    named = {"a": "m.safetensors", "b": "../secret", "c": "\0" * 300}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    assert [entry["size"] for entry in fanfold.inspect(folder)["files"] if "error" in entry] == [0, 0]
+
+
+def test_a_part_of_a_sharded_checkpoint_that_was_cut_is_named(tmp_path, run, capsys):
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model": model().state_dict()}, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    fanfold.stamp(tmp_path / "dcp")
+    assert main(["inspect", str(tmp_path / "dcp")]) == 0
+    part = tmp_path / "dcp" / "__0_0.distcp"
+    os.truncate(part, part.stat().st_size - 1)
+    assert main(["inspect", str(tmp_path / "dcp")]) == 2
+    assert f"damaged   {part} cannot be read: it was cut short" in capsys.readouterr().out
+
+
+def zipped(path: Path, stamp: bytes, *, method: int = zipfile.ZIP_STORED) -> bytearray:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("m/data.pkl", b"")
+        archive.writestr(f"m/extra/{NAME}", stamp)
+    return bytearray(path.read_bytes())
+
+
+def changed(path: Path) -> None:
+    path.write_bytes(zipped(path, b'{"stamp": 1, "run": {"id": "mine"}}').replace(b"mine", b"your"))
+
+
+def claims_less(path: Path) -> None:
+    data = zipped(path, b" " * 300_000, method=zipfile.ZIP_DEFLATED)
+    place = data.rfind(b"PK\x01\x02") + 24
+    data[place : place + 4] = (300).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+def long_onnx_stamp(path: Path) -> None:
+    pair = field(1, len(NAME), NAME.encode()) + field(2, 3_000_000, b" " * 3_000_000)
+    path.write_bytes(b"\x08\x0a" + field(2, 1, b"x") + field(7, 0, b"") + field(14, len(pair), pair))
+
+
+UNREADABLE = {
+    "300,000,000 bytes, and 1,048,576 are read": zip_bomb,
+    "its checksum is wrong": changed,
+    "not as long as the archive says": claims_less,
+    "nested too deeply": lambda path: zipped(path, b'{"stamp":1,"extra":' + b'{"a":' * 900 + b"1" + b"}" * 901),
+    "is nested too deeply": lambda path: zipped(path, b"[" * 500_000),
+    "it is no JSON": lambda path: zipped(path, b""),
+    "it is no table": lambda path: zipped(path, b"[1]"),
+    "it has 3,000,025 bytes": long_onnx_stamp,
+    "it has 20,000,003 bytes": long_stamp,
+}
+
+
+@pytest.mark.parametrize("why", UNREADABLE)
+def test_a_stamp_that_cannot_be_read_is_not_called_none(why, tmp_path, capsys):
+    path = tmp_path / "model"
+    UNREADABLE[why](path)
+    for words in ([], ["--json"]):
+        assert main(["inspect", str(path), *words]) == 2
+        told = capsys.readouterr().err
+        assert f"{path} has a stamp that cannot be read: " in told
+        assert why in told
+
+
+def test_a_stamp_as_deep_as_any_that_is_written_is_read(tmp_path, run):
+    deep: Any = "end"
+    for _ in range(200):
+        deep = {"a": deep}
+    torch.save(model().state_dict(), tmp_path / "m.pt")
+    told = fanfold.stamp(tmp_path / "m.pt", deep=deep)
+    assert fanfold.inspect(tmp_path / "m.pt")["stamp"] == told
+
+
+def test_a_stamp_is_read_where_torch_was_told_to_write_no_checksums(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+            torch.save(model().state_dict(), tmp_path / "m.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert fanfold.inspect(tmp_path / "m.pt")["stamp"]["run"]["id"] == run.id
+
+
+def test_what_another_program_says_under_that_name_is_shown_as_its_own(tmp_path, capsys):
+    torch.jit.save(torch.jit.script(model()), str(tmp_path / "m.pt"), _extra_files={NAME: '{"mine": 1, "run": {"id": "x"}}'})
+    (tmp_path / NAME).write_text("{}")
+    assert main(["inspect", str(tmp_path / "m.pt")]) == 1
+    told = capsys.readouterr().out
+    assert "foreign   another program's producer_info.json: mine=1, run={'id': 'x'}" in told
+    assert "no stamp" in told
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "another program's producer_info.json: it says nothing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lie", [(28, b"\xff\xff"), (30, b"\xff"), (6, b"\xff")], ids=["lengths", "name", "version"])
@@ -394,7 +597,7 @@ def test_the_command_says_long_things_in_short(tmp_path, run, capsys):
 def test_the_command_shows_hostile_texts_and_never_obeys_them(tmp_path, run):
     evil = "\x1b[2J\x1b]0;owned\x07\u202e"
     stamp = {
-        "run": {"id": str(run.path), "name": evil, "project": evil, "step": evil},
+        "stamp": 1, "run": {"id": str(run.path), "name": evil, "project": evil, "step": evil},
         "git": {"commit": evil, "remote": [evil]}, "command": [evil, {evil: 1}], "packages": {evil: evil},
         "node": {"cpu": evil, "gpus": 7}, "extra": [evil], "data": {evil: evil}, "parent": {"id": evil}, "time": [evil],
     }  # fmt: skip

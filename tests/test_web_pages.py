@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,12 +13,14 @@ import pytest
 import fanfold
 from fanfold.cli import main
 from fanfold.probes.native import build
+from fanfold.store.ops import steps_of
 from ops_child import program
 from ops_child import run as run_program
 from test_web import ROOT, browser, context, expect, needs_browser, open_page, serving, start  # noqa: F401 - fixtures
 
 pytestmark = needs_browser
 NO_CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', {value: undefined})"  # as on plain http from another node
+DASH = "\N{EN DASH}"
 SELECTED = "() => getSelection().toString()"
 OPERATORS = """
 import torch
@@ -26,6 +29,20 @@ for name, work in (("adds", torch.add), ("divides", torch.div)):
     for _ in range(8):
         work(torch.ones(4), 2.0)
     run.finish()
+begin(True, name="short").finish()
+"""
+WORKERS = """
+import torch
+class Waves(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.linspace(0, index, 256)
+run = begin({"every": 2}, name="loads")
+weights = torch.zeros(256, requires_grad=True)
+optimizer = torch.optim.SGD([weights], 1e-3)
+for batch in torch.utils.data.DataLoader(Waves(), batch_size=8, num_workers=2):
+    (batch @ weights).sum().backward()
+    optimizer.step()
+run.finish()
 """
 TWO_RANKS = """
 import torch
@@ -180,6 +197,46 @@ def test_profile_shows_the_operators_of_the_run_that_is_picked(context, tmp_path
         held(page, "op=div")
         expect(table.locator("tbody tr")).to_have_count(1)
         expect(page.get_by_role("columnheader", name="operator")).to_have_attribute("aria-sort", "ascending")
+        page.get_by_label("Run", exact=True).select_option(found["short"])
+        expect(page.get_by_text("No operator was observed yet")).to_be_visible()
+
+
+def test_workers_are_named_and_what_is_not_known_of_them_is_left_blank(context, tmp_path, capsys):  # noqa: F811
+    build.build()
+    run_program(program(tmp_path, WORKERS), FANFOLD_DIR=str(tmp_path / "runs"))
+    (stored,) = fanfold.runs(dir=tmp_path / "runs")
+    assert main(["ops", stored.id, "--by", "role", "--top", "0", "--json", "--dir", str(tmp_path / "runs")]) == 0
+    wanted = {(row["op"], row["role"]): row for row in json.loads(capsys.readouterr().out)}
+    with serving(context, tmp_path / "runs") as address:
+        page = open_page(context, address, f"p=p&v=profile&r={stored.id}")
+        (taken,) = steps_of(stored)
+        assert 0 < taken["observed_steps"] < taken["steps"] == 8
+        expect(page.get_by_text(f"{taken['observed_steps']} of 8 steps observed in full", exact=True)).to_be_visible()
+        linspace = page.locator("tr", has=page.get_by_text("aten::linspace", exact=True))
+        expect(linspace).to_have_count(1)
+        cells = linspace.locator("td").all_inner_texts()
+        assert cells[1] == "worker · sampled" and cells[3] == cells[-1] == DASH
+        row = wanted["aten::linspace", "worker"]
+        assert [nanoseconds(cell) for cell in cells[4:8]] == pytest.approx(
+            [row[name] for name in ("total_ns", "mean_ns", "p99_ns", "max_ns")], rel=0.01
+        )
+        figures = [[cell if cell == DASH else nanoseconds(cell) for cell in some.locator("td").all_inner_texts()[3:5]]
+                   for some in page.locator("main tbody tr").all()]  # fmt: skip
+        placed = [total if own == DASH else own for own, total in figures]
+        assert placed == sorted(placed, reverse=True)
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.get_by_label("Operators", exact=True).evaluate("table => table.scrollWidth > table.clientWidth")
+        accessible(page)
+        page.get_by_label("Search operators").fill("no such thing")
+        expect(page.get_by_text("No operator matches no such thing")).to_be_visible()
+        page.get_by_label("Search operators").fill("worker")
+        expect(linspace).to_be_visible()
+
+
+def nanoseconds(cell: str) -> float:
+    number, unit = cell.split()
+    return float(number) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
 
 
 def test_ranks_are_added_up_or_picked_and_every_file_saved_is_listed(context, tmp_path, monkeypatch, capsys):  # noqa: F811
@@ -194,15 +251,15 @@ def test_ranks_are_added_up_or_picked_and_every_file_saved_is_listed(context, tm
     assert re.search(r"saved +last.pt .*, rank 1", capsys.readouterr().out)
     with serving(context, tmp_path / "runs") as address:
         page = open_page(context, address, "p=p&v=profile&r=two")
-        page.set_viewport_size({"width": 700, "height": 900})
         table = page.get_by_role("main").locator("table")
         add = table.locator("tr", has=page.get_by_text("aten::add", exact=True))
         expect(add).to_have_count(1)
         expect(add).to_contain_text("16")
-        assert table.evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
-        assert add.evaluate("row => row.clientHeight") < 40  # a number and its unit stay on one line
         bars = [box["x"] for box in (bar.bounding_box() for bar in table.locator("meter").all())]
         assert max(bars) - min(bars) < 1
+        page.set_viewport_size({"width": 700, "height": 900})
+        assert table.evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+        assert add.evaluate("row => row.clientHeight") < 40  # a number and its unit stay on one line
         page.get_by_label("Rank", exact=True).select_option("1")
         expect(add.locator("td").nth(2)).to_have_text("8")
         held(page, "rank=1")

@@ -3,7 +3,9 @@
 python examples/custom_op/run.py        (needs a C++ compiler)
 """
 
+import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import fanfold
 
 
 def build() -> Path:
+    if shutil.which("g++") is None:
+        sys.exit("There is no g++ here, so the operator cannot be built. Install a C++ compiler.")
     target = Path(tempfile.mkdtemp()) / "swish.so"
     places = [f"-I{path}" for path in include_paths()] + [f"-L{path}" for path in library_paths()]
     command = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", *places, "-o", str(target)]

@@ -68,8 +68,8 @@ class Run(Recorder):
     def _info(self, facts: Mapping[str, Any]) -> None:
         self._writer.append((Kind.INFO, {"t": time_ns(), **facts}))
 
-    def _event(self, name: str, facts: Mapping[str, Any]) -> None:
-        self._writer.append((Kind.EVENT, {"t": time_ns(), "event": name, **facts}))
+    def _event(self, name: str, facts: Mapping[str, Any]) -> bool:
+        return self._writer.append((Kind.EVENT, {"t": time_ns(), "event": name, **facts}))
 
     def _config_changed(self, config: Config) -> None:
         self._info({"config": mask(plain(config))})
@@ -164,8 +164,10 @@ class Run(Recorder):
 
     def ops(self) -> list[dict[str, Any]]:
         """Return the operator profile as of now, of all processes of the run; see StoredRun.ops."""
+        from .probes import ops
         from .store import open_run
 
+        ops.refresh()
         return open_run(self.path).ops()
 
     def _hand_over_usage(self) -> None:

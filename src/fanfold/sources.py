@@ -9,12 +9,14 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import linecache
+import marshal
 import os
 import sys
+import warnings
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from .errors import FanfoldError, notices
@@ -72,19 +74,30 @@ class _Archive:
             notices.once(
                 f"sources:{member}",
                 f"{member} in {self.path} is not what {compiled} was compiled from. Its source stays unknown, and what needs "
-                "it fails. Make the zip and the .pyc files from the same tree.",
+                "it fails. Make the zip and the .pyc files from the same tree, and compile it with the Python that runs it.",
             )
             return None
         return importlib.util.decode_source(data)
 
 
 def _belong(data: bytes, compiled: Path) -> bool:
-    """Compare a source with what the .pyc's head says of its own: a hash, else the length."""
-    with compiled.open("rb") as file:
-        head = file.read(16)
-    if int.from_bytes(head[4:8], "little") & 1:
-        return head[8:16] == importlib.util.source_hash(data)
-    return head[12:16] == (len(data) & 0xFFFFFFFF).to_bytes(4, "little")
+    """Say whether a .pyc was made from this source: its head holds a hash, else the length, and then the code decides."""
+    pyc = compiled.read_bytes()
+    if int.from_bytes(pyc[4:8], "little") & 1:
+        return pyc[8:16] == importlib.util.source_hash(data)
+    if pyc[12:16] != (len(data) & 0xFFFFFFFF).to_bytes(4, "little"):
+        return False
+    return _compiles_to(data, marshal.loads(pyc[16:]))  # noqa: S302 - the .pyc that is being run
+
+
+def _compiles_to(data: bytes, code: CodeType) -> bool:
+    """Compile a source as a .pyc may have been, which does not say how far it is optimised; the names of files do not count."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they were said when the .pyc was made
+        try:
+            return any(compile(data, "", "exec", dont_inherit=True, optimize=level) == code for level in (0, 1, 2))
+        except (SyntaxError, ValueError):
+            return False
 
 
 class _Loader(importlib.machinery.SourcelessFileLoader):

@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 import { printed } from '../src/lib/console';
 import { diff, lines, words } from '../src/lib/diff';
 import { duration, number, tick } from '../src/lib/format';
-import { estimated, grow, hit, together } from '../src/lib/icicle';
+import { estimated, grow, hit, quantile, together } from '../src/lib/icicle';
 import { csv, type Shown } from '../src/lib/export';
 import { order, orderKeys, sections } from '../src/lib/model.svelte';
 import { DEFAULTS, copied, read, write } from '../src/lib/view.svelte';
@@ -88,6 +88,20 @@ describe('the icicle', () => {
     const op = (rank: number, thread: string, label: string, self_ns: number) => ({ op: 'mm', scope: 'forward', thread, label, count: 1, total_ns: 2 * self_ns, self_ns, max_ns: self_ns, rank, device_count: rank, device_ns: 5 * rank });
     const rows = together([op(0, 'main', '', 30), op(1, 'main', '', 50), op(1, 'thread', '', 10), op(0, 'main', 'model=a', 7)]);
     expect(rows.map((row) => [row.label, row.count, row.self_ns, row.total_ns, row.max_ns, row.device_count, row.device_ns])).toEqual([['', 3, 90, 180, 50, 2, 10], ['model=a', 1, 7, 14, 7, 0, 0]]);
+  });
+  it('keeps what workers did apart, in rows and boxes', () => {
+    const op = (role: string, self_ns: number) => ({ op: 'sin', scope: 'forward', thread: 'main', label: '', count: 2, total_ns: self_ns, self_ns, max_ns: self_ns, role });
+    const ops = [op('main', 30), op('worker', 50), op('worker', 10)];
+    expect(together(ops).map((row) => [row.role, row.count, row.self_ns])).toEqual([['main', 2, 30], ['worker', 4, 60]]);
+    expect(grow(ops).kids.map((kid) => [kid.name, kid.size])).toEqual([['worker · thread main', 60], ['thread main', 30]]);
+  });
+  it('says mean and p99 of all calls of a row, as the command line does', () => {
+    const op = (hist: Record<string, number>, count: number, total_ns: number, max_ns: number) => ({ op: 'sin', scope: 'forward', thread: 'main', label: '', count, total_ns, self_ns: 1, max_ns, hist });
+    const given = [op({ 9: 3, 40: 95 }, 98, 200_000, 2_400), op({ 40: 1, 50: 1 }, 2, 20_000, 14_000)];
+    for (const _ of 'ab') expect(together(given).map((row) => [row.mean_ns, row.p99_ns, row.max_ns])).toEqual([[2_200, 2_560, 14_000]]); // and leaves them as they are
+    expect(quantile({ 9: 3, 40: 96, 50: 1 }, 0.995)).toBe(13_312);
+    expect(together([op({ 50: 1 }, 1, 12_300, 12_300)])[0].p99_ns).toBe(12_300);
+    expect(quantile({}, 0.99)).toBe(0);
   });
   it('is as wide as the time, and finds what is pointed at', () => {
     const op = (name: string, scope: string, self_ns: number) => ({ op: name, scope, thread: 1, label: '', count: 1, total_ns: self_ns, self_ns, max_ns: self_ns });

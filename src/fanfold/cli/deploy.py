@@ -6,6 +6,7 @@ The tree itself is not touched: its modules are compiled into a temporary copy a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import py_compile
@@ -26,6 +27,7 @@ from .scan import Finding, scan
 from .text import clean, plural
 
 MAX_FILES = 20_000
+SECONDS = 120.0
 _SKIPPED = ("__pycache__", "node_modules")
 _NOT_IMPORTED = ("__main__.py", "setup.py", "conftest.py")  # these do something when they are imported
 _CHILD = "import sys; del sys.path[0]; from fanfold.cli.trial import main; main(sys.argv[1])"
@@ -58,24 +60,39 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--sources", metavar="FILE", help="with --deploy: write the zip of sources that fanfold.sources.install() takes"
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="with --deploy: seconds the imports may take (300)"
+        "--timeout", type=float, metavar="S", help=f"with --deploy: seconds the import of one module may take ({SECONDS:g})"
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    _check(args)
     tree = _tree(args.deploy)
+    if args.sources and (target := Path(args.sources).resolve()).is_relative_to(tree.root) and target not in tree.files:
+        tree.files.append(target)  # it will be there when the modules are imported: some install it themselves
     with tempfile.TemporaryDirectory(prefix="fanfold-deploy-") as place:
-        found = _examine(tree, Path(place), time.monotonic() + args.timeout)
-        if args.sources:
-            shutil.copyfile(Path(place, "sources.zip"), args.sources)
+        found = _examine(tree, Path(place), args)
     found["sources"] = args.sources
     left = [one for one in found["findings"] if not (args.sources and one.repaired)]
-    found["healthy"] = not left
+    found["healthy"] = not left and not _blind(found)
     if args.json:
         output.print_json({**found, "findings": [one._asdict() for one in found["findings"]]})
     else:
         _print(found, tree, quiet=args.quiet)
-    return 1 if left else 0
+    return 0 if found["healthy"] else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.sources == "":
+        raise FanfoldError("--sources has no name. Nothing was checked. Give the zip to write.")
+    if args.timeout is not None and not args.timeout > 0:
+        raise FanfoldError(
+            f"--timeout {args.timeout:g} leaves no time to import anything. Nothing was checked. Give more than 0 s."
+        )
+
+
+def _blind(found: dict[str, Any]) -> bool:
+    """Say whether there were modules to import and nothing became known of any."""
+    return bool(found["modules"]) and len(found["not_importable"]) + len(found["too_slow"]) == found["modules"]
 
 
 def _tree(path: str) -> Tree:
@@ -105,25 +122,28 @@ def _files(folder: Path) -> Iterator[Path]:
             if not name.startswith(".") and name not in _SKIPPED and not Path(place, name, "pyvenv.cfg").exists()
         )
         for name in names:
+            if name.startswith(".") and name.endswith(".py"):
+                continue  # no module: an editor's lock or copy
             count += 1
             if count > MAX_FILES:
                 raise FanfoldError(f"{folder} holds more than {MAX_FILES:,} files. Nothing was checked. Give the package alone.")
             yield Path(place, name)
 
 
-def _examine(tree: Tree, place: Path, deadline: float) -> dict[str, Any]:
-    copy = place / "tree"
+def _examine(tree: Tree, place: Path, args: argparse.Namespace) -> dict[str, Any]:
+    copy, archive = place / "tree", place / "sources.zip"
     broken = list(_compile(tree, copy))
     bad = {one.file for one in broken}
-    archive = place / "sources.zip"
     sources.pack(tree.root, [file for file in tree.files if file.suffix == ".py" and tree.name(file) not in bad], archive)
-    modules = [name for file in tree.code if tree.name(file) not in bad and (name := _module(tree, file))]
-    bare = _trial(tree, copy, modules, place, deadline)
-    failed = [name for name, result in bare.items() if "error" in result]
-    before = _trial(tree, tree.root, failed, place, deadline)
-    never = {name: result["error"] for name, result in before.items() if "error" in result}
-    failed = [name for name in failed if name not in never]
-    after = _trial(tree, copy, failed, place, deadline, archive=archive)
+    if args.sources:
+        shutil.copyfile(archive, args.sources)
+    modules = sorted({name for file in tree.code if tree.name(file) not in bad and (name := _module(tree, file))})
+    limit = args.timeout or SECONDS
+    bare = _trial(tree, copy, modules, place, limit)
+    failed = [name for name, result in bare.items() if "error" in result and not result.get("late")]
+    before = _trial(tree, tree.root, failed, place, limit)
+    failed = [name for name in failed if "error" not in before[name]]
+    after = _trial(tree, copy, failed, place, limit, archive=archive)
     looked_at = {tree.name(file) for file in tree.code}
     findings = [one for one in broken if one.file in looked_at]
     findings += _broken(tree, copy, {name: bare[name] for name in failed}, after)
@@ -132,38 +152,48 @@ def _examine(tree: Tree, place: Path, deadline: float) -> dict[str, Any]:
         if tree.name(file) not in bad:
             findings += scan(file, tree.name(file), names)
     imported = [name for name in modules if "error" not in bare[name]]
-    elsewhere = sorted(name for name in imported if not str(bare[name]["file"]).startswith(f"{copy}{os.sep}"))
+    late = {name: result["error"] for results in (bare, before) for name, result in results.items() if result.get("late")}
     return {
         "path": str(tree.root),
         "compiled": len(looked_at - bad),
+        "modules": len(modules),
         "imported": len(imported),
         "findings": _once(findings),
-        "not_importable": never,
-        "elsewhere": elsewhere,
+        "not_importable": {name: one["error"] for name, one in before.items() if "error" in one and name not in late},
+        "too_slow": late,
+        "elsewhere": [name for name in imported if not str(bare[name]["file"]).startswith(f"{copy}{os.sep}")],
     }
 
 
 def _compile(tree: Tree, copy: Path) -> Iterator[Finding]:
     """Make the copy: a .pyc for every .py, a link for everything else; yield what does not compile."""
+    known = frozenset(tree.files)
     for file in tree.files:
         target = copy / tree.name(file)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if file.suffix != ".py":
+        if file.suffix == ".py":
+            line, said = _compile_one(file, target)
+            if said:
+                yield Finding(tree.name(file), line, "compile", said, repaired=False, breaks_import=True)
+        elif file.suffix != ".pyc" or file.with_suffix(".py") not in known:
             target.symlink_to(file)
-            continue
-        try:
-            # The name inside is one that does not exist, else Python would find the source by it and nothing would fail.
-            py_compile.compile(
-                str(file),
-                f"{target}c",
-                str(target),
-                doraise=True,
-                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-            )
-        except (py_compile.PyCompileError, ValueError) as error:
-            line = getattr(getattr(error, "exc_value", None), "lineno", 0) or 0
-            said = getattr(getattr(error, "exc_value", None), "msg", None) or str(error)
-            yield Finding(tree.name(file), line, "compile", f"does not compile: {said}", repaired=False, breaks_import=True)
+
+
+def _compile_one(file: Path, target: Path) -> tuple[int, str]:
+    """Compile a file to `target` with a c behind it; return the line and what is wrong, where something is."""
+    try:
+        file.open("rb").close()
+        # The name inside is one that does not exist, else Python would find the source by it and nothing would fail.
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(file), f"{target}c", str(target), doraise=True, invalidation_mode=mode)
+    except (py_compile.PyCompileError, ValueError) as error:
+        cause = getattr(error, "exc_value", None)
+        return getattr(cause, "lineno", 0) or 0, f"does not compile: {getattr(cause, 'msg', None) or error}"
+    except OSError as error:
+        if error.filename != str(file):
+            raise  # the copy cannot be written
+        return 0, "is a link to a file that is not there" if file.is_symlink() else f"cannot be read: {error.strerror}"
+    return 0, ""
 
 
 def _module(tree: Tree, file: Path) -> str:
@@ -175,55 +205,60 @@ def _module(tree: Tree, file: Path) -> str:
 
 
 def _trial(
-    tree: Tree, root: Path, modules: Sequence[str], place: Path, deadline: float, *, archive: Path | None = None
+    tree: Tree, root: Path, modules: Sequence[str], place: Path, limit: float, *, archive: Path | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Import modules in a child; one that ends the child is named, and another child goes on behind it."""
+    """Import modules in a child; one that ends the child, or takes too long, is named, and another child goes on behind it."""
     report, order = place / "report", place / "order"
     found: dict[str, dict[str, Any]] = {}
+    told = {
+        "root": str(root),
+        "away": str(tree.root),
+        "beside": [] if tree.root == tree.part else [str(tree.root)],
+        "sources": str(archive) if archive else None,
+        "report": str(report),
+    }
     waiting = list(modules)
     while waiting:
         report.write_text("")
-        order.write_text(
-            json.dumps(
-                {
-                    "root": str(root),
-                    "away": str(tree.root),
-                    "beside": [] if tree.root == tree.part else [str(tree.root)],
-                    "sources": str(archive) if archive else None,
-                    "modules": waiting,
-                    "report": str(report),
-                }
-            )
-        )
-        end = _child(order, place, deadline)
-        for line in report.read_text().splitlines():
+        order.write_text(json.dumps({**told, "modules": waiting}))
+        end, seen = _child(order, report, tree.root, len(waiting), limit)
+        lines = report.read_text().splitlines()
+        for line in lines:
             result = json.loads(line)
             found[result.pop("module")] = result
         waiting = [name for name in waiting if name not in found]
-        if waiting:
+        if waiting and end:
             found[waiting.pop(0)] = {"error": f"it ended the process ({end})", "at": None, "line": 0}
+        elif waiting and len(lines) == seen:  # else one was done at the last moment, and the next had no time at all
+            late = [name for name in waiting if f"{name}.".startswith(f"{waiting[0]}.")]  # a package, and all that is in it
+            found |= {name: {"error": f"it took more than {limit:g} s; --timeout allows more", "late": True} for name in late}
+            waiting = [name for name in waiting if name not in late]
     return {name: found[name] for name in modules}
 
 
-def _child(order: Path, place: Path, deadline: float) -> str:
-    """Run one child to its end, or to the deadline; say how it ended."""
+def _child(order: Path, report: Path, folder: Path, count: int, limit: float) -> tuple[str, int]:
+    """Run one child until it has reported `count` modules, or one took too long, or it ended; return how, and how many it did."""
     work = subprocess.Popen(
         [sys.executable, "-c", _CHILD, str(order)],
-        cwd=place,
+        cwd=folder,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    done, since = 0, time.monotonic()
     try:
-        return f"exit code {work.wait(max(1.0, deadline - time.monotonic()))}"
-    except subprocess.TimeoutExpired:
-        return "it took too long; --timeout allows more"
+        while done < count and time.monotonic() - since < limit:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return f"exit code {work.wait(0.02)}", done
+            if (lines := report.read_bytes().count(b"\n")) > done:
+                done, since = lines, time.monotonic()
+        return "", done
     finally:
-        if work.poll() is None:
-            os.killpg(work.pid, signal.SIGKILL)
-            work.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(work.pid, signal.SIGKILL)  # what the modules started, too
+        work.wait()
 
 
 def _broken(tree: Tree, copy: Path, failed: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[Finding]:
@@ -263,6 +298,8 @@ def _print(found: dict[str, Any], tree: Tree, *, quiet: bool) -> None:
         remedy = "the source loader repairs it" if one.repaired else "the source loader does not help"
         console.print(Text.assemble((f"  {sign} ", colour), (clean(f"{one.file}:{one.line}"), "bold"), clean(f"  {one.use}")))
         console.print(Text(clean(f"      {one.what}; {remedy}"), style="dim"))
+    if _blind(found):
+        console.print(Text.assemble(("  ✗ ", "red"), "no module could be imported, so nothing is known of this code"))
     if not quiet:
         for line in _remarks(found):
             console.print(Text(clean(line), style="dim"))
@@ -271,11 +308,13 @@ def _print(found: dict[str, Any], tree: Tree, *, quiet: bool) -> None:
 def _remarks(found: dict[str, Any]) -> Iterator[str]:
     for name, error in found["not_importable"].items():
         yield f"  · {name} cannot be imported from its source either, so nothing is known of it: {error}"
+    for name, error in found["too_slow"].items():
+        yield f"  · {name} was given up, so nothing is known of it: {error}"
     if found["elsewhere"]:
         yield f"  · found elsewhere on the path, and not in this tree: {', '.join(found['elsewhere'][:10])}"
     if found["sources"]:
         yield f"  → ship {found['sources']} too, and call fanfold.sources.install({found['sources']!r}) before the first import"
     elif any(one.repaired for one in found["findings"]):
         yield "  → `--sources FILE` writes the zip of sources that the source loader reads"
-    elif not found["findings"]:
+    elif not found["findings"] and not _blind(found):
         yield "  ✓ nothing here needs its sources"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..errors import FanfoldError
 from . import checks, deploy, output
 from .text import clean
 
@@ -26,6 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.deploy is not None:
         return deploy.run(args)
+    if args.sources is not None or args.timeout is not None:
+        raise FanfoldError("--sources and --timeout go with --deploy. Nothing was checked. Add --deploy PATH.")
     found = [(title, list(check(args))) for title, check in checks.ALL.items()]
     wrong = any(one.level == "wrong" for _, lines in found for one in lines)
     if args.json:

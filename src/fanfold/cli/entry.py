@@ -17,6 +17,7 @@ from .text import clean
 
 NOTHING, FAILED, INTERRUPTED, PIPE = 1, 2, 130, 141
 _WITH_VALUE = ("--dir", "--project")
+_WORD = "\0"  # marks what is no option although it begins with a dash; no argument of a process can hold it
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -56,7 +57,15 @@ def _dispatch(words: list[str]) -> int:
         raise _unknown(name)
     module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
     call: Callable[[argparse.Namespace], int] = module.run
-    return call(_parser(name, module).parse_args(words))
+    return call(_parsed(_parser(name, module), words))
+
+
+def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """Read options and words in any order. What begins with a dash is a word after `--`, and in -@rank=0: part of a run."""
+    end = words.index("--") if "--" in words else len(words)
+    marked = [_WORD + word if word.startswith("-@") or place > end else word for place, word in enumerate(words)]
+    parser.register("type", None, lambda word: word.removeprefix(_WORD))
+    return parser.parse_intermixed_args(marked)
 
 
 def _command_at(words: Sequence[str]) -> int | None:

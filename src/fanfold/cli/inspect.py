@@ -74,20 +74,29 @@ def _lines(found: Mapping[str, Any], folder: Path | None) -> Iterator[str]:
     stamp = found["stamp"]
     if "beside" in found["facts"]:
         yield f"  beside    {found['facts']['beside']}"
+    if (foreign := found["facts"].get("producer_info")) is not None:
+        fields = ", ".join(f"{name}={value}" for name, value in foreign.items())
+        yield _short("foreign", f"another program's producer_info.json: {fields or 'it says nothing'}")
     if not stamp:
         yield "  no stamp: nothing says which run made it. Save with fanfold.init(stamp=True), or call fanfold.stamp(path)."
         return
-    yield from (f"  {name:<9} {clean(value[:MAX_LINE])}{'…' * (len(value) > MAX_LINE)}" for name, value in _told(stamp) if value)
+    yield from (_short(name, value) for name, value in _told(stamp) if value)
     if folder is not None:
         yield f"  here      {clean(str(folder))} · fanfold show {clean(_table(stamp, 'run')['id'])}"
     for entry in found.get("files", [])[:20]:
         yield f"    {clean(entry['path'])}  {entry['format']}, {size(entry['size'])}"
 
 
+def _short(name: str, value: str) -> str:
+    return f"  {name:<9} {clean(value[:MAX_LINE])}{'…' * (len(value) > MAX_LINE)}"
+
+
 def _facts(facts: Mapping[str, Any]) -> Iterator[str]:
     if "parameters" in facts:
         kinds = ", ".join(f"{clean(name)} x {count}" for name, count in facts["dtypes"].items())
         yield f"  holds     {facts['parameters']:,} parameters in {facts['tensors']} tensors ({kinds})"
+    if facts.get("serialization_id"):
+        yield _short("id", f"{facts['serialization_id']} (as in `fanfold usage --files`)")
     if facts.get("producer"):
         yield f"  exporter  {clean(facts['producer'])} {clean(facts.get('producer_version', ''))}"
 

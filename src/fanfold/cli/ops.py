@@ -14,17 +14,19 @@ import argparse
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import FanfoldError, SettingError, suggestion
+from ..probes.image import Table
 from ..store import StoredRun
 from ..store import ops as store
 from . import choose, ops_diff, output
 from .ops_formats import FORMATS, Found
 from .text import plural, took
 
-BY = ("label", "node", "rank", "thread", "role", "scope", "kind", "inputs", "run", "project", "torch")
+BY = ("label", "node", "rank", "thread", "role", "scope", "overload", "kind", "inputs", "run", "project", "torch")
 LOST = {
     "overflow": "calls found no row in a full table and are missing here. Use fewer labels, or ranges without numbers.",
     "device_lost": "calls could not be timed on the device: 1,024 were under way. Device means come from those that were.",
@@ -45,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="all runs of all projects")
     parser.add_argument("--by", action="append", metavar="A,B,…", help=f"split by these as well, of: {', '.join(BY)}")
     parser.add_argument("--kind", action="append", metavar="A,B,…", help=f"only these kinds, of: {', '.join(store.KINDS)}")
-    parser.add_argument("--top", type=int, default=20, metavar="N", help="how many rows (default: 20; 0: all)")
+    parser.add_argument("--top", type=int, metavar="N", help=f"how many rows (default: {ops_diff.ROWS}, with --json all; 0: all)")
     parser.add_argument(
         "--format", choices=sorted(FORMATS), help="print for a monitoring system instead; nothing is sent anywhere"
     )
@@ -58,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     command, rest = (args.words[0], args.words[1:]) if args.words else ("", [])
     by = [name for name in _listed("--by", args.by, BY) if name != "scope"]
     kinds = _listed("--kind", args.kind, store.KINDS)
-    if args.format and command in ("diff", "trace"):
-        raise SettingError(f"{command} has no --format {args.format}. Nothing was printed. Use --json.")
+    if args.format:
+        _refuse(args, command)
     if command == "diff":
         return ops_diff.run(args, rest, by, kinds)
     if command == "trace":
@@ -67,11 +69,24 @@ def run(args: argparse.Namespace) -> int:
     found = [(run, run.ops()) for run in _chosen(args)]
     kept = [(run, [row for row in rows if not kinds or row["kind"] in kinds]) for run, rows in found]
     if not any(rows for _, rows in kept):
-        _say_nothing(args, len(found), any(rows for _, rows in found))
+        _say_nothing(args, found)
     if args.format:
         sys.stdout.write(FORMATS[args.format](kept))
-        return 0  # that no run is running is no fault of whoever collects
+        # That no run is running is no fault of whoever collects; that there is none at all may be a typing mistake.
+        return 0 if any(rows for _, rows in kept) or (choose.filtered(args) and choose.everything(args)) else 1
     return _top(args, kept, by)
+
+
+def _refuse(args: argparse.Namespace, command: str) -> None:
+    """Refuse what --format does not go with."""
+    if command in ("diff", "trace"):
+        raise SettingError(f"{command} has no --format {args.format}. Nothing was printed. Use --json.")
+    given = [f"--{name}" for name in ("by", "top", "json") if getattr(args, name)]
+    if given:
+        raise SettingError(
+            f"--format {args.format} prints every row, split by all that is known, so it takes no {' and no '.join(given)}. "
+            "Nothing was printed. Leave that out; fewer runs or a --kind make it shorter."
+        )
 
 
 def _listed(option: str, words: list[str] | None, known: Sequence[str]) -> list[str]:
@@ -91,33 +106,56 @@ def _chosen(args: argparse.Namespace) -> list[StoredRun]:
     return [choose.one(args, "-")]
 
 
-def _say_nothing(args: argparse.Namespace, runs: int, profiled: bool) -> None:
-    if not runs:
+def _say_nothing(args: argparse.Namespace, found: Found) -> None:
+    there = plural(len(found), "run")
+    tables = [table for run, _ in found for table in store.tables(run)]
+    if not found:
         choose.say_none(args)
-    elif profiled:
-        output.remark(args, f"nothing of that kind was observed in {plural(runs, 'run')}. Nothing is shown. Leave --kind out.")
+    elif any(rows for _, rows in found):
+        output.remark(args, f"nothing of that kind was observed in {there}. Nothing is shown. Leave --kind out.")
+    elif tables:
+        text = f"no operator was observed in {there}, though a profile was kept: {_basis(tables)}. Nothing is shown. "
+        output.remark(args, text + "Runs shorter than their first window have none; ops={'every': 1} observes every step.")
+    elif any(any((run.path / "ops").glob("*.ops")) for run, _ in found):
+        text = f"the operator profile of {there} cannot be read: its file is damaged or of another version. Nothing is shown. "
+        output.remark(args, text + "What the run logged is not affected.")
     else:
-        text = f"no operator profile was recorded in {plural(runs, 'run')}. Nothing is shown. "
+        text = f"no operator profile was recorded in {there}. Nothing is shown. "
         output.remark(args, text + "Start runs with fanfold.init(ops=True) or FANFOLD_OPS=1.")
 
 
+def _basis(tables: Sequence[Table]) -> str:
+    """Say how much was observed: steps, or time where there were none."""
+    facts = [table.facts for table in tables if not table.facts.get("worker")]
+    steps, observed, seen = (sum(int(one.get(name) or 0) for one in facts) for name in ("steps", "observed", "seen_ns"))
+    if steps:
+        return f"{observed:,} of {plural(steps, 'step')} observed in full"
+    spent = sum(max(0, int(one.get("now") or 0) - int(one.get("started") or 0)) for one in facts)
+    return "no optimizer steps" + (f", {took(seen)} of {took(spent)} observed" if 0 < seen < 0.95 * spent else "")
+
+
 def _top(args: argparse.Namespace, found: Found, by: list[str]) -> int:
-    rows = store.together([{**row, **_about(run)} for run, some in found for row in some], ("op", "scope", *by))
-    shown = rows[: args.top] if args.top > 0 else rows
+    added = store.together(ops_diff.described(found), ("op", "scope", *by))
+    rows = sorted(
+        ({**row, "self_ns": row["self_ns"] or None} for row in added), key=lambda row: -(row["self_ns"] or row["total_ns"])
+    )
+    shown = ops_diff.first(args, rows)
     if args.json:
         output.print_json([{name: value for name, value in row.items() if name != "hist"} for row in shown])
     elif rows:
-        _print(rows, shown, by, {run.id: run.name for run, _ in found})
-        _remarks(args, [run for run, _ in found], len(rows) - len(shown))
+        _print(rows, shown, by, _names([run for run, _ in found]))
+        _remarks(args, [run for run, _ in found], len(rows) - len(shown), any(row["self_ns"] is None for row in shown))
     return 0 if rows else 1
 
 
-def _about(run: StoredRun) -> dict[str, str]:
-    return {"run": run.id, "project": run.project, "torch": ", ".join(ops_diff.traits(run, "torch"))}
+def _names(runs: Sequence[StoredRun]) -> dict[str, str]:
+    """Return what to call each run, by its id: its name, and the id too where others have that name."""
+    times = Counter(run.name for run in runs)
+    return {run.id: run.name if times[run.name] == 1 else f"{run.name} {run.id}" for run in runs}
 
 
 def _print(rows: list[dict[str, Any]], shown: list[dict[str, Any]], by: list[str], names: dict[str, str]) -> None:
-    whole = sum(row["self_ns"] for row in rows)
+    whole = sum(row["self_ns"] or 0 for row in rows)
     device = any(row["device_count"] for row in rows)
     numbers = ["calls", "self", "share", "total", "mean", "p99", "max"] + ["device mean"] * device
     cells = [[row["op"], row["scope"], *(names.get(row[name], row[name]) if name == "run" else str(row[name]) for name in by),
@@ -126,25 +164,26 @@ def _print(rows: list[dict[str, Any]], shown: list[dict[str, Any]], by: list[str
 
 
 def _cells(row: dict[str, Any], whole: float, device: bool) -> list[str]:
-    share = f"{row['self_ns'] / whole:.1%}" if whole else ""
+    own = [took(row["self_ns"]), f"{row['self_ns'] / whole:.1%}"] if row["self_ns"] else ["", ""]
     times = [took(row[name]) for name in ("total_ns", "mean_ns", "p99_ns", "max_ns")]
     timed = took(row["device_ns"] / row["device_count"]) if row["device_count"] else ""
-    return [f"{row['calls']:,.0f}", took(row["self_ns"]) if whole else "", share, *times, *[timed] * device]
+    return [f"{row['calls']:,.0f}", *own, *times, *[timed] * device]
 
 
-def _remarks(args: argparse.Namespace, runs: list[StoredRun], left: int) -> None:
+def _remarks(args: argparse.Namespace, runs: list[StoredRun], left: int, blank: bool) -> None:
     """Say what the figures rest on."""
-    tables = [table.facts for run in runs for table in store.tables(run)]
-    steps, observed = (sum(int(facts.get(name) or 0) for facts in tables) for name in ("steps", "observed"))
-    processes = plural(sum(not facts.get("worker") for facts in tables), "process")
-    text = f"{plural(len(runs), 'run')}, {processes}: {observed:,} of {plural(steps, 'step')} observed in full"
+    found = [table for run in runs for table in store.tables(run)]
+    tables = [table.facts for table in found]
+    mains = [facts for facts in tables if not facts.get("worker")]
+    steps, observed = (sum(int(facts.get(name) or 0) for facts in mains) for name in ("steps", "observed"))
+    text = f"{plural(len(runs), 'run')}, {plural(len(mains), 'process')}: {_basis(found)}"
     output.remark(args, text + (f", {left} rows more (--top 0)" if left > 0 else ""))
-    if any(facts.get("sampling") and not facts.get("worker") for facts in tables):
-        output.remark(args, "calls were sampled at random: how much of their time is their own is not known.")
+    if blank:
+        output.remark(args, ops_diff.BLANK)
     for name, meaning in LOST.items():
         if lost := sum(int(facts.get(name) or 0) for facts in tables):
             output.remark(args, f"{lost:,} {meaning}")
-    if steps and not observed and not any(facts.get("sampling") for facts in tables):
+    if steps and not observed and not any(facts.get("sampling") for facts in mains):
         output.remark(
             args, "no step was observed: the run is too short for its profile. Pass ops={'every': 1} to observe all of them."
         )
@@ -153,9 +192,10 @@ def _remarks(args: argparse.Namespace, runs: list[StoredRun], left: int) -> None
 def _trace(args: argparse.Namespace, words: list[str]) -> int:
     from ..probes import trace
 
-    if len(words) != 1 or not 1 <= args.steps <= trace.MAX_STEPS:
+    if len(words) != 1 or not 1 <= args.steps <= trace.MAX_STEPS or not args.timeout >= 0:
         raise SettingError(
-            f"trace takes one run and 1 to {trace.MAX_STEPS} steps. Nothing was asked. Write: fanfold ops trace RUN --steps 5."
+            f"trace takes one run, 1 to {trace.MAX_STEPS} steps and a --timeout in seconds. Nothing was asked. "
+            "Write: fanfold ops trace RUN --steps 5."
         )
     stored = choose.one(args, words[0])
     if stored.status != "running":
@@ -163,6 +203,11 @@ def _trace(args: argparse.Namespace, words: list[str]) -> int:
             f"run {stored.id} is {stored.status}: it takes no more steps. Nothing was asked. Name a run that is running."
         )
     token, folder = secrets.token_hex(4), stored.path / "ops"
+    if not folder.is_dir():
+        raise FanfoldError(
+            f"run {stored.id} keeps no operator profile, so nobody there would answer. Nothing was asked. "
+            "Start runs with fanfold.init(ops=True)."
+        )
     trace.request(folder, args.steps, token)
     wanted = {folder / trace.file_name(token, rank) for rank in stored.ranks}
     output.remark(args, f"asked {plural(len(wanted), 'process')} of {stored.name} for {plural(args.steps, 'step')} …")

@@ -14,16 +14,22 @@ from ..store import StoredRun
 from ..store import ops as store
 from . import choose, output
 from .ops_formats import Found
-from .text import plural, took
+from .text import clean, plural, took
 
+ROWS = 20  # of a table
+BLANK = (
+    "self is blank where it is not known: of calls sampled at random (DataLoader workers' are, unless every step is observed) "
+    "and of ranges longer than a window. Such rows are ranked by their total."
+)
 PARTS = ("rank", "node", "label", "role", "thread")
 KNOWN = f"Known: {', '.join(PARTS)}; project, tag, commit, python, or the name of a package, such as torch."
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: its runs, the rows that belong to it, and how much work they stand for."""
+    """One side of a comparison: its word, its runs, the rows that belong to it, and how much work they stand for."""
 
+    word: str
     runs: list[StoredRun]
     rows: list[dict[str, Any]]
     steps: int  # of all its processes, added up
@@ -50,11 +56,27 @@ def side(args: argparse.Namespace, word: str, kinds: Sequence[str]) -> Side:
     found = [(run, rows) for run, rows in found if rows]
     tables = [table for run, _ in found for table in store.tables(run) if _counts(table, wanted)]
     return Side(
+        word,
         [run for run, _ in found],
-        [row for _, rows in found for row in rows],
+        described(found),
         sum(int(table.facts.get("steps") or 0) for table in tables),
         sum(map(_seconds, tables)),
     )
+
+
+def described(found: Found) -> list[dict[str, Any]]:
+    """Return the rows of some runs, each with what its run is."""
+    done: list[dict[str, Any]] = []
+    for run, rows in found:
+        about = {"run": run.id, "project": run.project, "torch": ", ".join(traits(run, "torch"))}
+        done += [{**row, **about} for row in rows]
+    return done
+
+
+def first(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows to show: as many as --top says, or a table of them, or all for another program."""
+    top = args.top if args.top is not None else 0 if args.json else ROWS
+    return rows[:top] if top > 0 else rows
 
 
 def _counts(table: Table, wanted: Iterable[tuple[str, str]]) -> bool:
@@ -69,7 +91,7 @@ def _having(runs: list[StoredRun], field: str, value: str, word: str) -> list[St
         raise SettingError(f"{word!r}: no run has {field!r}. Nothing was compared. {KNOWN}")
     found = [run for run in runs if any(_fits(trait, field, value) for trait in traits(run, field))]
     if not found:
-        there = f"There are: {', '.join(sorted(known))}." if known else "`fanfold ls` lists the runs."
+        there = f"There are: {', '.join(map(clean, sorted(known)))}." if known else "`fanfold ls` lists the runs."
         raise RunNotFound(f"{word}: no run has {field} {value}. Nothing was compared. {there}")
     return found
 
@@ -94,7 +116,7 @@ def _fits(trait: str, field: str, value: str) -> bool:
 def _only(found: Found, field: str, value: str, word: str) -> Found:
     kept = [(run, [row for row in rows if str(row[field]) == value]) for run, rows in found]
     if not any(rows for _, rows in kept):
-        there = ", ".join(sorted({str(row[field]) or "''" for _, rows in found for row in rows}))
+        there = ", ".join(sorted({clean(str(row[field])) or "''" for _, rows in found for row in rows}))
         raise RunNotFound(f"{word}: no operator was seen with {field} {value!r}. Nothing was compared. There are: {there}.")
     return kept
 
@@ -111,74 +133,91 @@ def run(args: argparse.Namespace, words: list[str], by: Sequence[str], kinds: Se
     a, b = (side(args, word, kinds) for word in words)
     unit = "step" if a.steps and b.steps else "second"
     changed = changes(a, b, ("op", "scope", *by), unit)
-    shown = changed[: args.top] if args.top > 0 else changed
+    shown = first(args, changed)
     if args.json:
-        output.print_json(shown)
+        output.print_json({"unit": unit, "a": _facts(a), "b": _facts(b), "rows": shown})
         return 0
-    what = "self" if any(row["self_ns"] for row in (*a.rows, *b.rows)) else "total"
-    _print(shown, by, what, unit)
-    names = (f"{letter} {word}: {_about(one, word)}" for letter, word, one in (("A", words[0], a), ("B", words[1], b)))
+    _print(shown, by, unit)
     more = len(changed) - len(shown)
-    output.remark(args, "; ".join(names) + f". First what B takes more of{f', {more} rows more (--top 0)' if more else ''}.")
+    compared = f"A {a.word}: {_about(a)}; B {b.word}: {_about(b)}"
+    output.remark(args, compared + f". First what B takes more of{f', {more} rows more (--top 0)' if more else ''}.")
     if words[0] == words[1]:
         output.remark(args, "A and B are the same, so nothing differs.")
     if unit == "second":
         output.remark(args, "one side or both counted no optimizer steps, so calls and times are per second of each process.")
+    if any(row["self_change_ns"] is None for row in shown):
+        output.remark(args, BLANK)
     return 0
 
 
-def _about(one: Side, word: str) -> str:
+def _facts(one: Side) -> dict[str, Any]:
+    torch = sorted({version for run in one.runs for version in traits(run, "torch")})
+    return {"word": one.word, "runs": [run.id for run in one.runs], "steps": one.steps, "seconds": one.seconds, "torch": torch}
+
+
+def _about(one: Side) -> str:
     names = one.runs[0].name if len(one.runs) == 1 else plural(len(one.runs), "run")
-    torch = ", ".join(sorted({version for run in one.runs for version in traits(run, "torch")})) or "?"
-    return ", ".join([*[names] * (names != word), plural(one.steps, "step"), f"torch {torch}"])
+    torch = ", ".join(_facts(one)["torch"]) or "?"
+    return ", ".join([*[names] * (names != one.word), plural(one.steps, "step"), f"torch {torch}"])
 
 
 def changes(a: Side, b: Side, by: tuple[str, ...], unit: str) -> list[dict[str, Any]]:
     """Compare two sides row by row; first what costs the most time more per step (or second)."""
     left, right = ({tuple(row[name] for name in by): row for row in store.together(one.rows, by)} for one in (a, b))
     parts = [(one.steps if unit == "step" else one.seconds) or 1 for one in (a, b)]
-    found = [_change(dict(zip(by, key, strict=True)), [left.get(key), right.get(key)], parts, unit) for key in {**left, **right}]
-    order = (f"self_per_{unit}_ns", f"total_per_{unit}_ns")  # own time is not known of calls sampled at random
-    return sorted(found, key=lambda row: tuple(-row[name] for name in order))
+    found = [_change(dict(zip(by, key, strict=True)), [left.get(key), right.get(key)], parts) for key in {**left, **right}]
+    return sorted(found, key=lambda row: (-_cost(row), -row["total_change_ns"]))
+
+
+def _cost(row: Mapping[str, Any]) -> float:
+    own: float | None = row["self_change_ns"]
+    return float(row["total_change_ns"]) if own is None else own
 
 
 _NOTHING: dict[str, Any] = {"mean_ns": 0.0, "calls": 0.0, "self_ns": 0.0, "total_ns": 0.0, "device_count": 0, "device_ns": 0}
 
 
-def _change(names: dict[str, Any], rows: Iterable[dict[str, Any] | None], parts: list[float], unit: str) -> dict[str, Any]:
+def _change(names: dict[str, Any], rows: Iterable[dict[str, Any] | None], parts: list[float]) -> dict[str, Any]:
     a, b = (row or _NOTHING for row in rows)
     device = [row["device_ns"] / row["device_count"] if row["device_count"] else None for row in (a, b)]
+    own = all(row["self_ns"] or not row["calls"] for row in (a, b))  # known of both sides
     return {
         **names,
         "mean_a_ns": a["mean_ns"],
         "mean_b_ns": b["mean_ns"],
         "ratio": b["mean_ns"] / a["mean_ns"] if a["mean_ns"] else None,
-        f"calls_per_{unit}_a": a["calls"] / parts[0],
-        f"calls_per_{unit}_b": b["calls"] / parts[1],
-        f"self_per_{unit}_ns": b["self_ns"] / parts[1] - a["self_ns"] / parts[0],
-        f"total_per_{unit}_ns": b["total_ns"] / parts[1] - a["total_ns"] / parts[0],
+        "calls_a": a["calls"] / parts[0],
+        "calls_b": b["calls"] / parts[1],
+        "self_change_ns": b["self_ns"] / parts[1] - a["self_ns"] / parts[0] if own else None,
+        "total_change_ns": b["total_ns"] / parts[1] - a["total_ns"] / parts[0],
         "device_mean_a_ns": device[0],
         "device_mean_b_ns": device[1],
     }
 
 
-def _print(rows: list[dict[str, Any]], by: Sequence[str], what: str, unit: str) -> None:
+def _print(rows: list[dict[str, Any]], by: Sequence[str], unit: str) -> None:
     """Print the change first, by which rows are sorted: a narrow terminal leaves the last columns out."""
     short = "step" if unit == "step" else "s"
-    numbers = [f"{what}/{short}", "B/A", "mean A", "mean B", f"calls/{short}"]
+    known = {row["self_change_ns"] is not None for row in rows}
+    sorts = ["self"] * (True in known) + ["total"] * (False in known)
+    numbers = [*(f"{what}/{short}" for what in sorts), "B/A", "mean A", "mean B", f"calls/{short}"]
     device = any(row[f"device_mean_{letter}_ns"] is not None for row in rows for letter in "ab")
     numbers += ["device A", "device B"] * device
-    cells = [[row["op"], row["scope"], *(str(row[name]) for name in by), *_cells(row, what, unit, device)] for row in rows]
+    cells = [[row["op"], row["scope"], *(str(row[name]) for name in by), *_cells(row, sorts, device)] for row in rows]
     output.table(["op", "scope", *by, *numbers], cells, right=numbers, whole=numbers)
 
 
-def _cells(row: dict[str, Any], what: str, unit: str, device: bool) -> list[str]:
-    change = row[f"{what}_per_{unit}_ns"]
+def _cells(row: dict[str, Any], sorts: Iterable[str], device: bool) -> list[str]:
+    changes = [_signed(row[f"{what}_change_ns"]) for what in sorts]
     ratio = "new" if row["ratio"] is None else f"{row['ratio']:.2f}" if row["mean_b_ns"] else "gone"
     means = [took(row[name]) if row[name] else "" for name in ("mean_a_ns", "mean_b_ns")]
-    calls = " → ".join(dict.fromkeys(_calls(row[f"calls_per_{unit}_{letter}"]) for letter in "ab"))
+    calls = " → ".join(dict.fromkeys(_calls(row[f"calls_{letter}"]) for letter in "ab"))
     timed = [took(row[name]) if row[name] is not None else "" for name in ("device_mean_a_ns", "device_mean_b_ns")]
-    return [("+" if change > 0 else "-" if change < 0 else "") + took(abs(change)), ratio, *means, calls, *timed * device]
+    return [*changes, ratio, *means, calls, *timed * device]
+
+
+def _signed(change: float | None) -> str:
+    return "" if change is None else ("+" if change > 0 else "-" if change < 0 else "") + took(abs(change))
 
 
 def _calls(count: float) -> str:

@@ -121,7 +121,8 @@ def _rich_table(
         if status is not None and status < len(shown):
             shown[status] = status_text(row[status].partition(" ")[2])
         view.add_row(*shown)
-    console().print(view)
+    # Both sizes, or rich takes 80 columns of its own on a terminal that is dumb or does not know its size.
+    console(width=width(), height=24).print(view)
 
 
 def mark(status: str) -> str:

@@ -90,6 +90,11 @@ class Report:
     def _cut(self, items: Sequence[Any], limit: int) -> Sequence[Any]:
         return items if self.everything else items[:limit]
 
+    def _more(self, items: Sequence[Any], what: str) -> None:
+        """Say how many were left out, where any were."""
+        if len(items) > LINES and not self.everything:
+            self.fact("", (f"and {len(items) - LINES} more {what} (--all)", "dim"))
+
     # How it stands
 
     def head(self) -> None:
@@ -242,6 +247,7 @@ class Report:
             text = f": {short(str(alert['text']), self.width)}" if alert.get("text") else ""
             title = (short(str(alert.get("title")), 80), "bold")
             self.fact("alert", (f"{level}  ", colour), title, text, (short(f"  step {alert.get('s')}"), "dim"))
+        self._more(self.run.alerts, "alerts")
 
     def artifacts(self) -> None:
         for one in self._cut(self.run.artifacts, LINES):
@@ -249,12 +255,14 @@ class Report:
             total = sum(file["size"] for file in files if isinstance(file.get("size"), int))
             name, kind = short(str(one.get("name")), 60), short(str(one.get("kind")), 20)
             self.fact("artifact", (name, "bold"), f"  {kind}, {plural(len(files), 'file')}, {size(total)}")
+        self._more(self.run.artifacts, "artifacts")
         for one in self._cut(self.run.files[::-1], LINES):
             step = f", step {one['s']}" if isinstance(one.get("s"), int) else ""
             step += f", rank {one['rank']}" if len(self.run.ranks) > 1 and isinstance(one.get("rank"), int) else ""
             folder, _, name = str(one.get("path")).rpartition("/")  # the name first: a long path is cut at its end
             where = f"  in {short(folder, 80)}" if folder else ""
             self.fact("saved", (short(name, 60), "bold"), f"{where}  {size(_count(one.get('size')))}{step}")
+        self._more(self.run.files, "files")
 
     def _listed(self, name: str, words: list[str]) -> None:
         shown = list(self._cut(words, 8))

@@ -25,7 +25,7 @@ FILES = ("file_name", "file_size", "serialization_id")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help="runs (default: all, or those of --project)")
     parser.add_argument("--api", metavar="X", help="who uses this API; may hold *, such as 'torch.jit.*'")
-    parser.add_argument("--files", action="store_true", help="the model files written and read, with size and serialization id")
+    parser.add_argument("--files", action="store_true", help="model files written and read, as torch names them")
     choose.add_filters(parser)
 
 
@@ -66,7 +66,7 @@ def versions(stored: StoredRun, key: str) -> dict[str, str]:
     facts = stored.facts
     packages = facts.get("packages") or {}
     owner = key.partition(".")[0]
-    names = dict.fromkeys((owner, owner.replace("_", "-"), "torch", "torchvision", "transformers"))
+    names = dict.fromkeys((owner, owner.replace("_", "-"), "torch"))
     known = {name: str(packages[name]) for name in names if name in packages}
     python = facts.get("python")
     return {**known, **({"python": str(python.get("version") if isinstance(python, dict) else python)} if python else {})}
@@ -111,10 +111,10 @@ def _who(args: argparse.Namespace, records: list[tuple[StoredRun, dict[str, Any]
 
 
 def _print_who(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Print the versions whole, before what a narrow terminal leaves out."""
-    titles = ["api", "run", "project", "versions", "last", "user", "processes"]
-    cells = [[row["key"], row["name"], row["project"], " ".join(f"{name} {version}" for name, version in row["versions"].items()),
-              age(row["time"]), row["user"], str(row["processes"])] for row in rows]  # fmt: skip
+    """Print who it is and with which versions, before what a narrow terminal leaves out."""
+    titles = ["api", "run", "user", "versions", "project", "last", "processes"]
+    cells = [[row["key"], row["name"], row["user"], ", ".join(f"{name} {version}" for name, version in row["versions"].items()),
+              row["project"], age(row["time"]), str(row["processes"])] for row in rows]  # fmt: skip
     output.table(titles, cells, right=["processes"], whole=["versions", "last"])
     runs = len({(row["project"], row["run"]) for row in rows})
     output.remark(args, f"{plural(runs, 'run')} {'uses' if runs == 1 else 'use'} {args.api}")

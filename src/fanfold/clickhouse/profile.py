@@ -1,4 +1,7 @@
-"""The operator profile and API usage as aggregates: counters only grow, so of each process the highest counts."""
+"""The operator profile and API usage: of each process' rows the newest, which has the most calls observed.
+
+Times and calls are what the observed ones stand for, so an older row may have higher ones.
+"""
 
 from __future__ import annotations
 

@@ -67,10 +67,8 @@ TABLES = (
           "ReplacingMergeTree", "run, name, offset"),
     Table("ops", "run UInt64, process String, rank UInt32, node String, op String, overload String, scope String, thread String, "
           "label String, inputs String, "
-          "calls SimpleAggregateFunction(max, Float64), observed SimpleAggregateFunction(max, UInt64), "
-          "total_ns SimpleAggregateFunction(max, Float64), self_ns SimpleAggregateFunction(max, Float64), "
-          "max_ns SimpleAggregateFunction(max, UInt64), device_ns SimpleAggregateFunction(max, Float64)",
-          "AggregatingMergeTree", "run, process, op, overload, scope, thread, label, inputs, rank, node"),
+          "calls Float64, observed UInt64, total_ns Float64, self_ns Float64, max_ns UInt64, device_ns Float64",
+          "ReplacingMergeTree(observed)", "run, process, op, overload, scope, thread, label, inputs, rank, node"),
     Table("usage", "run UInt64, key String, rank UInt32, node String, pid UInt32, data String, "
           "time SimpleAggregateFunction(min, Int64)",
           "AggregatingMergeTree", "run, key, rank, node, pid, data"),

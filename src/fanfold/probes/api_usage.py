@@ -46,10 +46,19 @@ def log_once(key: str, run: str = "") -> bool:
         last = _once.get(key)
         if last == run:
             return False
-        _once[key] = run
-    torch = sys.modules.get("torch")
-    if last is None and _watching and torch is not None and hasattr(torch, "_C"):  # torch passes each key on once
-        torch._C._log_api_usage_once(key)  # noqa: SLF001 - torch offers it to libraries; others may listen as well
+        natively = last is None and _watching and hasattr(sys.modules.get("torch"), "_C")  # torch passes each key on once
+        room = bool(run) or natively or len(_pending) < MAX_PENDING  # a run comes for its keys at once
+        if room:  # else the key is said anew the next time, when there may be a run
+            _once[key] = run
+    if not room:
+        notices.once(
+            "api usage",
+            f"more than {MAX_PENDING} API keys wait for a run to write them. Further ones are not recorded until then. "
+            "Start the run earlier, or use fewer keys: one for an API, not one for each call.",
+        )
+        return False
+    if natively:
+        sys.modules["torch"]._C._log_api_usage_once(key)  # noqa: SLF001 - torch offers it to libraries; others may listen as well
     else:
         _note(key)
     return True
@@ -57,15 +66,7 @@ def log_once(key: str, run: str = "") -> bool:
 
 def _note(key: str) -> None:
     with _lock:
-        room = len(_pending) < MAX_PENDING
-        if room:
-            _pending.append({"key": key, "t": time.time_ns(), "data": {}})
-    if not room:
-        notices.once(
-            "api usage",
-            f"more than {MAX_PENDING} API keys wait for a run to write them. Further ones are not recorded until then. "
-            "Start the run earlier, or use fewer keys: one for an API, not one for each call.",
-        )
+        _pending.append({"key": key, "t": time.time_ns(), "data": {}})
 
 
 def take() -> list[dict[str, Any]]:

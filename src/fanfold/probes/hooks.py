@@ -8,8 +8,11 @@ method that all iterators of DataLoaders share is wrapped, and unwrapped again.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 from collections.abc import Callable
 from typing import Any
+
+from ..errors import notices
 
 Listener = Callable[[], None]
 
@@ -64,12 +67,25 @@ def _register() -> None:
     _Heard.registered = True
 
 
-class _Names(dict[str, bytes]):
-    """What torch calls the wait for an iterator of a class, in the form the library takes."""
+class _Names(dict[tuple[type, type], bytes]):
+    """What torch calls the wait for an iterator of a class, and whose data it is, in the form the library takes."""
 
-    def __missing__(self, name: str) -> bytes:
-        found = self[name] = f"enumerate(DataLoader)#{name}.__next__".encode(errors="replace")
+    def __missing__(self, classes: tuple[type, type]) -> bytes:
+        iterator, data = (one.__name__ for one in classes)
+        found = self[classes] = f"enumerate(DataLoader)#{iterator}.__next__({data})".encode(errors="replace")
         return found
+
+
+def _say_unseen(iterator: Any) -> None:
+    """Say it once when workers were not forked: they are programs of their own, and nothing of ours is in them."""
+    worker = next(iter(getattr(iterator, "_workers", ())), None)
+    how = worker and (getattr(worker, "_start_method", None) or multiprocessing.get_start_method())
+    if how not in (None, "fork"):
+        notices.once(
+            "ops unseen workers",
+            f"a DataLoader's workers are started by {how}: their operators are not in the profile. How long training waits for "
+            "them is. Pass multiprocessing_context='fork' to see what they do.",
+        )
 
 
 _unwrap: Callable[[], None] | None = None
@@ -89,7 +105,9 @@ def _wrap_loaders(library: Any) -> Callable[[], None]:
     def following(self: Any) -> Any:
         if not on:
             return inner(self)
-        begin(id(self), names[type(self).__name__])
+        if not self._num_yielded:
+            _say_unseen(self)
+        begin(id(self), names[type(self), type(self._dataset)])
         try:
             return inner(self)
         finally:

@@ -107,8 +107,10 @@ def _rows(table: bytes, facts: dict[str, Any], kinds: list[str], labels: list[st
             "all": scope == TOLD or (scope == USER and facts["ranges"]),
             "count": count,
             "total_ns": total,
-            # Own time is known of calls inside which everything was observed; of a range around windows, that is a part.
-            "self_ns": round(total * own / whole) if whole else 0,
+            # Own time is known of calls inside which everything was observed; of a range around windows, that is a part. Inside
+            # a wait for data nothing else is likely to run: where none was observed, all of it is its own.
+            "self_ns": round(total * own / whole) if whole else total if scope == TOLD else 0,
+            "own_ns": own,
             "max_ns": longest,
             "device_count": pairs,
             "device_ns": device,

@@ -14,17 +14,21 @@ from ..errors import guard, notices
 from .native import library as native
 
 MAX_LABELS = 254  # as many as the native table holds beside "no label" and "other"
+NOT_YET = 2**32 - 1  # a number that no label has
 _here = threading.local()
-_ids: dict[str, int] = {"": 0}
+_ids: dict[str, int] = {}
 _names: dict[int, dict[str, str]] = {}
 
 
 class Block:
-    """A `with` block that is open on a thread: whose it is, all names as of there, and their number in the native table."""
+    """A `with` block that is open on a thread: whose it is, all names as of there, and their number in the native table.
+
+    Each profile numbers labels anew, and the table refuses numbers of an earlier one.
+    """
 
     __slots__ = ("label", "names", "number")
 
-    def __init__(self, label: Label | None, names: dict[str, str], number: int = 0) -> None:
+    def __init__(self, label: Label | None, names: dict[str, str], number: int = NOT_YET) -> None:
         self.label, self.names, self.number = label, names, number
 
 
@@ -52,8 +56,8 @@ class Label:
         else:
             self._leave(here)
         library = native.current()
-        if library is not None:
-            library.ff_label_set(here[-1].number)
+        if library is not None and not library.ff_label_set(here[-1].number):
+            _put(here[-1])
 
     def _leave(self, here: list[Block]) -> None:
         """End a block that is not the innermost (generators and coroutines do not nest), or that began on another thread."""
@@ -79,16 +83,18 @@ def label(**names: Any) -> Label:
 
 
 def renew() -> None:
-    """Tell a profile that starts inside labelled blocks of this thread."""
-    for block in _open()[1:]:
-        _put(block)
+    """Tell a profile that starts inside labelled blocks of this thread; what an earlier one knew, it has forgotten."""
+    _ids.clear()
+    _names.clear()
+    if len(open := _open()) > 1:
+        _put(open[-1])  # those around it when they are the innermost again
 
 
 def _open() -> list[Block]:
     """Return this thread's blocks, the innermost last; the first stands for what was there before any of them."""
     found: list[Block] | None = getattr(_here, "open", None)
     if found is None:
-        found = _here.open = [Block(None, {})]
+        found = _here.open = [Block(None, {}, 0)]
     if len(found) == 1:  # backward may have brought a label along from the thread that called it
         library = native.current()
         number = 0 if library is None or found[0].label is not None else library.ff_label_now()
@@ -101,21 +107,22 @@ def _put(block: Block) -> None:
     if library is None:  # nobody profiles
         return
     text = ",".join([f"{name}={value}" for name, value in block.names.items()])
-    found = _ids.get(text)
-    block.number = _intern(library, text) if found is None else found
-    if found is None:
+    block.number = _ids.get(text, NOT_YET)
+    if not library.ff_label_set(block.number):
+        block.number = _intern(library, text)
         _names.setdefault(block.number, block.names)
-    library.ff_label_set(block.number)
+        library.ff_label_set(block.number)
 
 
 def _intern(library: Any, text: str) -> int:
-    id: int = library.ff_label_id(text.encode("utf-8", "replace")[:127])
-    if len(_ids) <= MAX_LABELS:
+    whole = text.replace("\0", "\\0")  # the table's texts end at the first such byte
+    id: int = library.ff_label_id(whole.encode("utf-8", "replace")[:127])
+    if text in _ids or len(_ids) < MAX_LABELS:
         _ids[text] = id
-    elif id > MAX_LABELS:
+    elif id % (MAX_LABELS + 2) > MAX_LABELS:
         notices.once(
             "labels",
-            f"this process has used more than {MAX_LABELS} different labels. Operators of further ones are counted together as "
-            "'(other labels)'. Label what has few values (a model), not each request.",
+            f"this process has used more than {MAX_LABELS} different labels in a run. Operators of further ones are counted "
+            "together as '(other labels)'. Label what has few values (a model), not each request.",
         )
     return id

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SettingError, notices
-from . import api_usage, hooks, image, labels, trace, workers
+from . import api_usage, hooks, image, labels, session, trace, workers
 from .native import library as native
 
 FOLDER = "ops"
@@ -80,8 +80,8 @@ def _wrong(options: Options) -> str:
         return "inputs are recorded in windows only, so not with sampling"
     if options.native not in (True, False, "force"):
         return "native must be True, False or 'force'"
-    if options.ranges and options.native is False:
-        return "ranges are seen in windows alone without the native part"
+    if options.native is False and (options.ranges or options.sampling is not None):
+        return "without the native part there are windows alone: neither ranges at every step nor sampling"
     return "" if 1 <= options.rows <= image.MAX_ROWS else f"rows must be from 1 to {image.MAX_ROWS}"
 
 
@@ -162,9 +162,12 @@ class OpsProbe:
         folder: Path,
         rank: int,
         clock: Callable[[], float] = time.monotonic,
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
         self.counter, self._write, self._options, self._clock = counter, write, options, clock
         self._library = counter.library if isinstance(counter, NativeTable) else None
+        self._leave = leave
+        self._refreshed = b""
         self._next = clock() + FIRST_SECONDS
         self._began = clock()
         self._workers = workers.Workers(folder, rank)
@@ -192,6 +195,14 @@ class OpsProbe:
         for refresh in (*refreshers,):
             refresh()
         return kept
+
+    def refresh(self) -> None:
+        """Copy what memory alone has to the journal, for somebody who reads the run now; a native table is a file."""
+        if self._library is None:
+            facts = self.counter.snapshot()
+            if facts["table"] != self._refreshed:
+                self._refreshed = facts["table"]
+                self._write({"event": "ops", **facts})
 
     def _fold_workers(self, *, living: bool) -> int:
         if not self.counter.id or not self._workers.sweep(self.counter.id, living=living):
@@ -233,6 +244,7 @@ class OpsProbe:
         if self._compile_hooks is not None:
             self._compile_hooks()
         self._trace.stop(timeout / 2)
+        self._leave()
         self._hand_over_usage()
         if self.snapshot(last=True):
             self.counter.done()
@@ -264,11 +276,18 @@ def start(options: Options, write: Write, *, path: Path, rank: int, node: str, l
     folder = path / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     counter = _counter(options, folder if local else None, rank, node)
+    leave = session.watch()  # before anybody else hears of steps
     counter.start()
     labels.renew()
-    _active = OpsProbe(counter, write, options, folder=folder, rank=rank)
+    _active = OpsProbe(counter, write, options, folder=folder, rank=rank, leave=leave)
     _watch_forks()
     return _active
+
+
+def refresh() -> None:
+    """Bring the run up to date with the profile of this process."""
+    if _active is not None:
+        _active.refresh()
 
 
 def _counter(options: Options, folder: Path | None, rank: int, node: str) -> Counter:
@@ -286,7 +305,8 @@ def _counter(options: Options, folder: Path | None, rank: int, node: str) -> Cou
         notices.once(
             "ops native",
             f"the native operator probe is off: {error}. The profile comes from torch.profiler windows instead: one step of "
-            f"{options.every} is dearer, and labels are not seen. See docs/large-scale.md for what it needs.",
+            f"{options.every} is dearer, labels are not seen{', and sampling is not possible' if options.sampling else ''}. "
+            "See docs/large-scale.md for what it needs.",
         )
         return windows()
     return NativeTable(library, options, folder, rank, node)
@@ -302,6 +322,7 @@ def _watch_forks() -> None:
 def _after_fork_in_child() -> None:
     """Let a forked child sample into a table of its own; its parent's probe looks after the file."""
     global _active  # noqa: PLW0603 - as above
+    session.after_fork_in_child()
     if _active is None:
         return
     library = native.current()

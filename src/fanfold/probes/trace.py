@@ -1,11 +1,12 @@
 """A trace of the next steps of a running job, asked for from outside: `fanfold ops trace RUN` leaves a request in the run.
 
-torch.profiler has to start and stop on the training thread, so a request puts a hook on the optimizers' step and takes it
-off again when the trace is written; without a request there is none.
+A request puts a hook on the optimizers' step, which is taken off again at the end of the trace; without a request there is
+none. The program's own profiler ends a trace early (see session.py).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import guard, notices
-from . import hooks
+from . import hooks, session
 
 REQUEST = "trace-request.json"
 MAX_STEPS, MAX_WAITING = 1000, 8
@@ -62,26 +63,29 @@ class Requests:
 
     def look(self) -> None:
         """Begin a trace when one is asked for."""
-        if self._trace is not None and not self._trace.over:
+        writing = self._exporting is not None and self._exporting.is_alive()
+        if writing or (self._trace is not None and not self._trace.over):
             return  # that one first
         new = next((one for one in asked(self._folder) if one["token"] not in self._seen), None)
         if new is None:
             return
-        token, steps = new["token"], new["steps"]
-        self._seen.add(token)
+        self._seen.add(new["token"])
         with guard("trace the next steps"):
-            self._trace = Trace(max(1, min(steps, MAX_STEPS)), lambda profiler: self._finish(profiler, token, steps))
+            self._trace = Trace(max(1, min(new["steps"], MAX_STEPS)), functools.partial(self._finish, new["token"]))
 
-    def _finish(self, profiler: Any, token: str, steps: int) -> None:
+    def _finish(self, token: str, traced: session.Session, steps: int) -> None:
         """Write the trace from a thread of its own: it can be large, and training has gone on."""
-        self._exporting = threading.Thread(target=self._export, args=(profiler, token, steps), name="fanfold-trace", daemon=True)
+        self._exporting = threading.Thread(target=self._export, args=(token, traced, steps), name="fanfold-trace", daemon=True)
         self._exporting.start()
 
-    def _export(self, profiler: Any, token: str, steps: int) -> None:
+    def _export(self, token: str, traced: session.Session, steps: int) -> None:
         with guard("write a trace"):
+            if not traced.read():
+                notices.once("trace empty", "a trace holds no events, so none was written. Training goes on. Ask again.")
+                return  # torch would crash
             path = self._folder / file_name(token, self._rank)
             aside = path.with_suffix(".part.json")
-            profiler.export_chrome_trace(str(aside))
+            traced.profiler.export_chrome_trace(str(aside))
             aside.replace(path)
             self._write({"event": "trace", "path": f"ops/{path.name}", "steps": steps, "size": path.stat().st_size})
 
@@ -95,58 +99,56 @@ class Requests:
 
 
 class Trace:
-    """Hook the optimizers: start at the end of a step, stop `steps` later."""
+    """Hook the optimizers: start at the end of a step, stop `steps` later, or when the program begins a profile of its own."""
 
-    def __init__(self, steps: int, done: Callable[[Any], None]) -> None:
-        self._left, self._done = steps, done
-        self._profiler: Any = None
-        self._thread = 0
+    def __init__(self, steps: int, done: Callable[[session.Session, int], None]) -> None:
+        self._steps, self._taken, self._done = steps, 0, done
+        self._session: session.Session | None = None
         self._wanted, self.over = True, False
         self._unhook = hooks.after_step(self._stepped)
 
     def _stepped(self) -> None:
-        with guard("trace the next steps"):
-            if self._profiler is None:
+        with guard("trace the next steps"), session.Turns.lock:
+            if self.over:
+                return  # another thread's step was the last
+            if self._session is None:
                 self._begin()
-            elif threading.get_ident() == self._thread:  # another thread's optimizer cannot stop it, so it does not count
-                self._left -= 1
-                if self._left <= 0 or not self._wanted:
-                    self._end()
+                return
+            self._taken += 1
+            if self._taken >= self._steps:
+                self._session.end()
 
     def _begin(self) -> None:
-        import torch
-
-        if torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001 - torch would end the other one without a word
-            notices.once(
-                "trace",
-                "a trace was asked for while another profiler is on. It begins when that one has ended. Training goes on.",
-            )
+        if why := session.hindrance():
+            notices.once("trace", f"a trace that was asked for waits: {why}. It begins when that is over. Training goes on.")
             return
-        profiler = torch.profiler.profile(record_shapes=True)
         try:
-            profiler.start()
+            self._session = session.Session(self._ended, record_shapes=True)
         except RuntimeError as error:
             self._remove()
             notices.once("trace", f"no trace could be started: {error}. Training goes on. Ask again when no other profiler runs.")
-            return
-        self._profiler, self._thread = profiler, threading.get_ident()
 
-    def _end(self) -> None:
-        profiler, self._profiler = self._profiler, None
+    def _ended(self, traced: session.Session, early: bool) -> None:
         self._remove()
-        profiler.stop()
-        if self._wanted:
-            self._done(profiler)
+        if not self._wanted:
+            traced.read()
+            return
+        if early:
+            notices.once(
+                "trace early",
+                f"a trace ended after {self._taken} of {self._steps} steps: the program began a profile of its own, and torch "
+                "has room for one. What was traced is kept. Training and that profile go on.",
+            )
+        self._done(traced, self._taken)
 
     def _remove(self) -> None:
         self._unhook()
         self.over = True
 
     def stop(self) -> None:
-        """Leave nothing on; a profiler that another thread started ends with that thread's next step."""
-        self._wanted = False
-        if self._profiler is None:
+        """Leave nothing on."""
+        with guard("stop a trace"), session.Turns.lock:
+            self._wanted = False
+            if self._session is not None:
+                self._session.end()
             self._remove()
-        elif threading.get_ident() == self._thread:
-            with guard("stop a trace"):
-                self._end()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import guard, notices
-from . import hooks, image, workers
+from . import hooks, image, session, workers
 
 _SCOPE_NAMES = {0: "forward", 1: "backward", 2: "torchscript", 7: "user"}
+_ENGINE = "autograd::engine::evaluate_function"
+IDLE_NS = 60_000_000_000  # without a step for so long, it is time to say that there will be no profile
 
 
 def bucket_of(nanoseconds: int) -> int:
@@ -23,6 +24,16 @@ def bucket_of(nanoseconds: int) -> int:
     return min((exponent - 1) * 4 + ((nanoseconds >> (exponent - 2)) & 3), image.BUCKETS - 1)
 
 
+def _scope(event: Any) -> str:
+    """Return the scope of a call: what a node of backward calls is backward, which torch says of the node alone."""
+    above = event if event.scope == 0 else None
+    while above is not None:
+        if above.scope == 1 or above.name.startswith(_ENGINE):
+            return "backward"
+        above = above.cpu_parent
+    return _SCOPE_NAMES.get(event.scope, "forward")
+
+
 class ProfilerWindows:
     """Profile `window` optimizer steps of each `every`, and add up what was seen."""
 
@@ -31,8 +42,9 @@ class ProfilerWindows:
         self._inputs = inputs
         self._round, self._phase = -1, 0
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._lock = threading.Lock()
-        self._profiler: Any = None
+        self._session: session.Session | None = None
+        self._whole = 0  # steps in this window
+        self._stepping: int | None = None  # torch's number of the thread that steps
         self._unhook: Callable[[], None] | None = None
         self._facts: dict[str, Any] = {
             "id": self.id, "rank": rank, "node": node, "pid": os.getpid(), "every": every, "window": window, "worker": 0,
@@ -42,8 +54,9 @@ class ProfilerWindows:
 
     def start(self) -> None:
         self._unhook = hooks.after_step(self._stepped)
-        if self._due(1):
-            self._open()
+        with session.Turns.lock:
+            if self._due(1):
+                self._open()
 
     def _due(self, step: int) -> bool:
         every = int(self._facts["every"])
@@ -54,70 +67,79 @@ class ProfilerWindows:
         return step == 3 or (step + self._phase) % every < self._facts["window"]
 
     def _stepped(self) -> None:
-        with guard("profile operators in a window"):
+        with guard("profile operators in a window"), session.Turns.lock:
             self._facts["steps"] += 1
             due = self._due(self._facts["steps"] + 1)
-            if self._profiler is None:
+            if self._session is None:
                 if due:
                     self._open()
                 return
-            self._facts["observed"] += 1
+            self._whole += 1
             # Never close and open in one go: we are inside the optimizer's own range, whose end would be written into memory
-            # of the profiler that is gone. So where every step is due, every other one is seen.
+            # of the session that is gone. So where every step is due, every other one is seen.
             if not due or self._facts["window"] >= self._facts["every"]:
-                self._close()
+                self._session.end()
 
     def _open(self) -> None:
         import torch
-        from torch._C._profiler import _ExperimentalConfig
 
-        if torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001 - torch would end the other one without a word
+        if why := session.hindrance():
             notices.once(
                 "ops profiler",
-                "a profile window was left out: another profiler is on. The next is tried in its turn. Training goes on; "
-                "with the native probe, both can be on.",
+                f"a profile window was left out: {why}. Later ones are tried in their turn. Training goes on; the native probe "
+                "has no such limits.",
             )
             return
-        profiler = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU],
-            record_shapes=self._inputs,
-            experimental_config=_ExperimentalConfig(profile_all_threads=True),  # without it, one thread alone is seen
+        self._session = session.Session(
+            self._closed, activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=self._inputs
         )
-        profiler.start()
-        self._profiler = profiler
-        self._facts["windows"] += 1
+        self._whole = 0
 
-    def _close(self) -> None:
-        profiler, self._profiler = self._profiler, None
-        if profiler is None:
+    def _closed(self, seen: session.Session, early: bool) -> None:
+        """Add up a window; one that the program's own profiler cut short holds part of a step, and is left out."""
+        self._session = None
+        if not seen.read() or early:
             return
-        profiler.stop()
-        with self._lock:
-            events = list(profiler.events())
-            stepping = next((event.thread for event in events if event.name.startswith("Optimizer.step#")), None)
-            rows = [self._row(event, "main" if event.thread == stepping else "thread") for event in events]
-            self._facts["overflow"] += workers.merge(self._rows, rows, room=self._facts["capacity"])
+        self._facts["windows"] += 1
+        self._facts["observed"] += self._whole
+        events = list(seen.profiler.events())
+        # The range of the step that ends a window is not in it: then it is the thread of the window before.
+        self._stepping = next((event.thread for event in events if event.name.startswith("Optimizer.")), self._stepping)
+        rows = [self._row(event, "main" if event.thread == self._stepping else "thread") for event in events]
+        self._facts["overflow"] += workers.merge(self._rows, rows, room=self._facts["capacity"])
 
     def _row(self, event: Any, thread: str) -> dict[str, Any]:
         total, own = int(event.cpu_time_total * 1000), int(event.self_cpu_time_total * 1000)
         shapes = " ".join(str(shape) for shape in event.input_shapes or () if shape) if self._inputs else ""
         return {
-            "op": event.name, "overload": "", "scope": _SCOPE_NAMES.get(event.scope, "forward"), "thread": thread, "label": "",
-            "inputs": shapes, "all": False, "count": 1, "total_ns": total, "self_ns": own, "max_ns": total,
+            "op": event.name, "overload": "", "scope": _scope(event), "thread": thread, "label": "",
+            "inputs": shapes, "all": False, "count": 1, "total_ns": total, "self_ns": own, "own_ns": own, "max_ns": total,
             "device_count": 0, "device_ns": 0, "hist": {bucket_of(total): 1},
         }  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
-        with self._lock:
+        with session.Turns.lock:
             self._facts["now"] = time.time_ns()
             workers.say_full(self._facts)
+            if self._facts["now"] - self._facts["started"] > IDLE_NS:
+                self._say_idle()
             return {"id": self.id, "facts": dict(self._facts), "table": workers.pack_rows(list(self._rows.values()))}
 
     def stop(self) -> None:
         if self._unhook is not None:
             self._unhook()
-        with guard("close a profile window"):
-            self._close()
+        with guard("close a profile window"), session.Turns.lock:
+            if self._session is not None:
+                self._session.end()
+            self._say_idle()
+
+    def _say_idle(self) -> None:
+        if not self._facts["steps"] and not self._rows:
+            notices.once(
+                "ops no steps",
+                "no optimizer has taken a step, and without the native probe only steps are profiled: the operator profile is "
+                "empty. The program goes on. See docs/large-scale.md for what the native probe needs.",
+            )
 
     def done(self) -> None:
         """Nothing is left behind."""

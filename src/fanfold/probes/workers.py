@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from ..errors import notices
 from . import image
 
-ADDED = ("count", "total_ns", "self_ns", "device_count", "device_ns")
+ADDED = ("count", "total_ns", "self_ns", "own_ns", "device_count", "device_ns")
 SAME = ("op", "overload", "scope", "thread", "label", "inputs")
 
 
@@ -60,9 +61,10 @@ def read_file(path: Path) -> bytes | None:
     """Read a table file; None when it is gone, no plain file, or larger than a table can be."""
     largest = image.ROWS + image.MAX_ROWS * image.ROW_SIZE
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+        # Not blocking: to open a pipe would wait for whoever writes into it.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
         with os.fdopen(fd, "rb") as file:
-            return file.read(largest)
+            return file.read(largest) if stat.S_ISREG(os.fstat(fd).st_mode) else None
     except OSError:
         return None
 

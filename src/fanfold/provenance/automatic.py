@@ -22,7 +22,7 @@ from .stamper import Stamper, active, export_natively
 def _refresh() -> None:
     """Bring the stamp that is exported natively up to the run's step."""
     for newest in active[-1:]:  # one look: a run may end in another thread
-        export_natively(newest)
+        export_natively(Stamper(newest))
 
 
 def _put_on(name: str, *, fresh: bool = False) -> None:
@@ -37,9 +37,8 @@ _later = Later(frozenset(hook.module for hook in HOOKS), functools.partial(_put_
 
 def start(run: Any) -> Callable[[float], None]:
     """Stamp everything saved from now on with `run`; return what ends that."""
-    stamper = Stamper(run)
-    active.append(stamper)
-    if export_natively(stamper):
+    active.append(run)
+    if export_natively(Stamper(run)):
         ops.refreshers.append(_refresh)
     for name in {hook.module for hook in HOOKS}:
         if name in sys.modules:
@@ -48,13 +47,13 @@ def start(run: Any) -> Callable[[float], None]:
         sys.meta_path.insert(0, _later)
     # git may take a second in a large repository: it is asked now, beside training, and not by the first checkpoint.
     threading.Thread(target=of_process, name="fanfold-stamp", daemon=True).start()
-    return lambda _timeout: _stop(stamper)
+    return lambda _timeout: _stop(run)
 
 
-def _stop(stamper: Stamper) -> None:
-    if stamper in active:
-        active.remove(stamper)
-    export_natively(active[-1] if active else None)
+def _stop(run: Any) -> None:
+    if run in active:
+        active.remove(run)
+    export_natively(Stamper(active[-1]) if active else None)
     if _refresh in ops.refreshers:
         ops.refreshers.remove(_refresh)
     if not active:

@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ class Hook:
         self.owner: Any = None
         self.kept: Any = None  # what stood in the owner's table: torch's classes hold descriptors there, not functions
         self.wrapper: Any = None
+        self.needed: list[Future[Any]] = []
 
     def put_on(self, module: ModuleType, *, fresh: bool = False) -> None:
         """Replace the name. In a `fresh` module, loaded just now, it stands as the library wrote it, whatever was done before."""
@@ -35,8 +37,15 @@ class Hook:
         self.wrapper = functools.wraps(original)(self.make_wrapper(original))
         setattr(owner, name, self.wrapper)
 
+    def keep_for(self, future: Future[Any]) -> None:
+        """Leave the hook on, whoever takes it off, while another thread needs it."""
+        self.needed.append(future)
+        future.add_done_callback(self.needed.remove)
+
     def take_off(self) -> None:
-        """Put the original back, unless somebody has wrapped ours since: then it stays, and does nothing but pass on."""
+        """Put the original back, unless somebody has wrapped ours since, or needs it: then it stays, and only passes on."""
+        if any(not future.done() for future in tuple(self.needed)):
+            return
         name = self.path.rpartition(".")[2]
         if self.wrapper is not None and getattr(self.owner, name, None) is self.wrapper:
             setattr(self.owner, name, self.kept)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FanfoldError
-from .record import MAX_BYTES, NAME, decode
+from .record import MAX_BYTES, NAME, parse
 
 MAX_FILES = 1000
 ENDS = 1 << 16
 MAX_ENTRIES = 20_000  # a checkpoint has hundreds; a folder that also holds a data set may have millions
 MODEL_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pt2", ".onnx", ".torchscript")
+TORCH_SUFFIXES = (".pt", ".pth", ".pt2", ".torchscript")  # of nobody else; under .bin and .ckpt lies many a program's format
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -23,19 +24,37 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Keys: `path`, `format`, `size`, `stamp` (None without one), `facts`; for a directory also `files`.
     """
+    file, is_directory = located(path)
+    try:
+        return _directory(file) if is_directory else _file(file)
+    except OSError as error:
+        raise _unreached(path, error) from error
+
+
+def located(path: str | os.PathLike[str]) -> tuple[Path, bool]:
+    """Return the path of a file or a directory that is there, and whether it is a directory; refuse any other."""
+    if not os.fspath(path):  # pathlib makes it the working directory
+        raise FanfoldError(
+            "the path is empty. Nothing was read or written. Give the path of a model file or checkpoint directory."
+        )
     file = Path(path)
     try:
         mode = file.stat().st_mode
-        if stat.S_ISDIR(mode):
-            return _directory(file)
-        if not stat.S_ISREG(mode):
-            raise FanfoldError(f"{file} is neither a file nor a directory. Nothing was read. Give the path of a model file.")
-        return _file(file)
-    except OSError as error:
-        if "://" in os.fspath(path):
-            raise FanfoldError(f"{path} cannot be read: it is an address. Download the file, and give its path here.") from error
-        reason = error.strerror or str(error)
-        raise FanfoldError(f"{file} cannot be read: {reason}. Give the path of a model file or checkpoint directory.") from error
+    except (OSError, ValueError) as error:  # a ValueError: of letters that no path has
+        raise _unreached(path, error) from error
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise FanfoldError(f"{file} is neither a file nor a directory. Nothing was done. Give the path of a model file.")
+    return file, stat.S_ISDIR(mode)
+
+
+def _unreached(path: str | os.PathLike[str], error: OSError | ValueError) -> FanfoldError:
+    if "://" in os.fspath(path):
+        return FanfoldError(f"{path} cannot be read: it is an address. Download the file, and give its path here.")
+    reason = getattr(error, "strerror", None) or str(error)
+    name = repr(os.fspath(path)) if isinstance(error, ValueError) else str(Path(path))
+    return FanfoldError(
+        f"{name} cannot be read: {reason}. Nothing was done. Give the path of a model file or checkpoint directory."
+    )
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -45,13 +64,30 @@ def _file(path: Path) -> dict[str, Any]:
         module = module_of(head, path, size)
         _not_half(path)
         name, inside, facts = module.read(file, path) if module else (_without_room(head), None, {})
-    stamp = decode(inside) if inside else None
-    if stamp is None and (beside := _read_sidecar(sidecar(path))) is not None:
+    stamp = None if inside is None else _ours(_parsed(inside, path), facts)
+    if stamp is None and (beside := _ours(_read_sidecar(sidecar(path)), facts)) is not None:
         if beside.get("of") in (None, mark(path)):
             stamp = beside
         else:
             facts["beside"] = "a stamp, of another file: this one was saved since"
     return {"path": str(path), "format": name, "size": size, "stamp": stamp, "facts": facts}
+
+
+def _parsed(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return parse(data)
+    except ValueError as error:
+        from .zips import unreadable
+
+        raise unreadable(path, str(error)) from error
+
+
+def _ours(stamp: dict[str, Any] | None, facts: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a stamp of ours. The name is not ours alone: what another program says under it is a fact."""
+    if stamp is None or isinstance(stamp.get("stamp"), int):
+        return stamp
+    facts["producer_info"] = stamp
+    return None
 
 
 def mark(path: Path) -> dict[str, Any]:
@@ -93,18 +129,36 @@ def module_of(head: bytes, path: Path, size: int) -> Any:
     """Choose by content the module that reads and writes a file's format, and load no other; None where no stamp has room."""
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         name = "zips"
-    elif len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= max(0, size - 8):
+    elif not head and path.suffix in MODEL_SUFFIXES:
+        raise _broken(path, "it is empty")
+    elif path.suffix == ".safetensors" or _has_header(head, size):  # by its name also what is left of a damaged one
         name = "safetensors"
     elif path.suffix == ".onnx" or (len(head) > 2 and head[0] == 0x08 and head[1] < 64 and head[2] == 0x12):
         name = "onnx"  # else by a first field that can only be the version of the format
+    elif path.suffix in TORCH_SUFFIXES and not _is_pickle(head):
+        raise _broken(path, f"it is neither an archive nor a pickle, and a file in {path.suffix} is one of them")
     else:
         return None
     return importlib.import_module(f".{name}", __package__)
 
 
+def _has_header(head: bytes, size: int) -> bool:
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
+
+
 def _without_room(head: bytes) -> str:
     """Name a format that holds no stamp. torch.save's before the zip is never loaded here, since a pickle runs code."""
-    return "pickle" if head[:2] in (b"\x80\x02", b"\x80\x04", b"\x80\x05") else "unknown"
+    return "pickle" if _is_pickle(head) else "unknown"
+
+
+def _is_pickle(head: bytes) -> bool:
+    return head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+def _broken(path: Path, why: str) -> FanfoldError:
+    from .zips import broken  # here, since most files are whole
+
+    return broken(path, why)
 
 
 def sidecar(path: Path) -> Path:
@@ -113,9 +167,10 @@ def sidecar(path: Path) -> Path:
 
 
 def _read_sidecar(path: Path) -> dict[str, Any] | None:
-    if not lies(path) or path.is_symlink() or path.stat().st_size > MAX_BYTES:
+    if not lies(path) or path.is_symlink():
         return None
-    return decode(path.read_bytes())
+    with path.open("rb") as file:
+        return _parsed(file.read(MAX_BYTES + 1), path)
 
 
 def model_files(folder: Path, *, links: bool = False) -> list[Path]:
@@ -151,19 +206,33 @@ def directory_format(folder: Path) -> str:
 
 
 def _directory(folder: Path) -> dict[str, Any]:
+    from .shards import faults
+
+    items = model_files(folder, links=True)
     files: list[dict[str, Any]] = []
-    for item in model_files(folder, links=True):
+    for item in items:
         try:
             files.append(_file(item))
         except FanfoldError as error:  # one broken shard does not hide the others
-            files.append({"path": str(item), "format": "broken", "error": str(error), "stamp": None, "size": item.stat().st_size})
-    stamps = [found for found in (_read_sidecar(sidecar(folder)), *(entry["stamp"] for entry in files)) if found]
+            files.append(_fault(item, item.stat().st_size, str(error)))
+    files += [_fault(*fault) for fault in faults(folder, bare=not items)]
+    facts: dict[str, Any] = {"model_files": len(items)}
+    own = None
+    try:
+        own = _ours(_read_sidecar(sidecar(folder)), facts)
+    except FanfoldError as error:
+        files.append(_fault(sidecar(folder), sidecar(folder).stat().st_size, str(error)))
+    stamps = [found for found in (own, *(entry["stamp"] for entry in files)) if found]
     return {
         "path": str(folder),
         "format": directory_format(folder),
         "size": size_of(folder, links=True),
         # The newest: what was saved into the folder since leaves the folder's own as it was.
         "stamp": max(stamps, key=lambda stamp: str(stamp.get("time", "")), default=None),
-        "facts": {"model_files": len(files)},
+        "facts": facts,
         "files": files,
     }
+
+
+def _fault(path: Path, size: int, error: str) -> dict[str, Any]:
+    return {"path": str(path), "format": "broken", "error": error, "stamp": None, "size": size}

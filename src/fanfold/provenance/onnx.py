@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from .anew import anew
 from .record import MAX_BYTES, NAME
-from .zips import broken
+from .zips import broken, unreadable
 
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _GRAPH, _OPSET, _METADATA = 1, 2, 3, 7, 8, 14
 _TEXTS = {_PRODUCER: "producer", _PRODUCER_VERSION: "producer_version"}
@@ -39,7 +39,7 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
             kept.facts["ir_version"] = field.value
     if not kept.graph:
         raise broken(path, "it holds no ONNX graph")
-    return "ONNX", kept.stamp_text(), kept.facts
+    return "ONNX", kept.stamp_text(path), kept.facts
 
 
 class _Kept:
@@ -74,11 +74,13 @@ class _Kept:
             parts = dict(_pairs(data))
             self.facts["metadata"][_text(parts.get(1))] = _text(parts.get(2)) + ("…" if len(data) < field.value else "")
 
-    def stamp_text(self) -> bytes | None:
-        if self.stamp is None or self.stamp.value > 2 * MAX_BYTES:
+    def stamp_text(self, path: Path) -> bytes | None:
+        if self.stamp is None:
             return None
+        if self.stamp.value > 2 * MAX_BYTES:
+            raise unreadable(path, f"it has {self.stamp.value:,} bytes, and {MAX_BYTES:,} are read")
         found = dict(_pairs(_read(self.file, self.stamp, 2 * MAX_BYTES))).get(2, b"")
-        return found if isinstance(found, bytes) else None
+        return found if isinstance(found, bytes) else b""
 
 
 def _read(file: BinaryIO, field: _Field, limit: int) -> bytes:

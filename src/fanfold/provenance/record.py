@@ -18,6 +18,7 @@ from ..errors import FanfoldError
 NAME = "producer_info.json"  # the name PyTorch's own guide gives to such a file inside a model
 FORMAT = 1
 MAX_BYTES = 1 << 20
+MAX_DEPTH = 100  # tables within tables; ours have a few, and whoever prints deeper ones runs out of stack
 
 _PACKAGES = frozenset(
     "torch numpy safetensors transformers accelerate peft diffusers tokenizers datasets lightning pytorch-lightning keras jax "
@@ -74,14 +75,34 @@ def _finite(value: Any) -> Any:
 def decode(data: bytes) -> dict[str, Any] | None:
     """Read a stamp back; None if these bytes are none (a file of that name may be anybody's)."""
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
+        return parse(data)
+    except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Read a stamp back; a ValueError says why one cannot be read."""
+    if (length := len(data.rstrip())) > MAX_BYTES:
+        raise ValueError(f"it has {length:,} bytes, and {MAX_BYTES:,} are read")
+    try:
+        found = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError("it is no JSON") from error
+    if not isinstance(found, dict):
+        raise ValueError("it is no table of JSON")  # noqa: TRY004 - one kind of error for whatever is wrong with it
+    level: list[Any] = [found]
+    for _ in range(MAX_DEPTH):
+        inner = (item for one in level for item in (one.values() if isinstance(one, dict) else one))
+        level = [item for item in inner if isinstance(item, (dict, list))]
+    if level:
+        raise ValueError("it is nested too deeply")
+    return found
 
 
 def _of_run(run: Any, step: Any) -> dict[str, Any] | None:
-    if run is None or not getattr(run, "id", None):
+    if run is None or run.status == "disabled":
         return None if step is None else {"step": step}
     from .._config import plain
 

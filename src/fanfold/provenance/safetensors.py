@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -20,7 +20,8 @@ from .zips import broken
 
 MAX_HEADER = 100_000_000  # the format's own limit
 MAX_PARAMETERS = 1 << 63
-MAX_ENTRIES = 1_000_000  # names of all depths; a tensor has four
+MAX_QUOTES = 2_500_000  # a tensor has ten. Names take memory, some 200 bytes each, and none is without two quotes
+MAX_ENTRY = 64 << 10  # bytes of one tensor's: numbers of a shape take ten times their letters
 MAX_DTYPE, MAX_DTYPES = 64, 100  # letters of a name, and names; the format knows some twenty
 ROOM = 4096
 CARRY = 8_000_000  # of tensors carried to the end: the header is as much longer, and every loader reads past it
@@ -32,13 +33,13 @@ class _Tensor(msgspec.Struct):
 
     dtype: str
     shape: list[int]
+    data_offsets: tuple[int, int]
 
 
 _tensor = msgspec.json.Decoder(_Tensor)
 _header_of = msgspec.json.Decoder(dict[str, msgspec.Raw])  # entries stay bytes until they are asked for: little memory
 _metadata = msgspec.json.Decoder(dict[str, str])
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_ODD = (KeyError, TypeError, ValueError)
 
 
 def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
@@ -46,8 +47,7 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
     entries, metadata = _header(file, path)
     dtypes: Counter[str] = Counter()
     parameters = 0
-    for name, entry in entries.items():
-        tensor = _read_tensor(entry, name, path)
+    for tensor in _tensors(file, path, entries):
         dtypes[tensor.dtype] += 1
         if len(dtypes) > MAX_DTYPES:
             raise broken(path, "its header names more kinds of numbers than there are")
@@ -57,7 +57,22 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
     return "safetensors", None if stamp is None else stamp.encode("utf-8", "replace"), told
 
 
+def _tensors(file: BinaryIO, path: Path, entries: dict[str, msgspec.Raw]) -> Iterator[_Tensor]:
+    """Read tensor by tensor what a header says, with the file right behind it; refuse a file that does not end where they do."""
+    there, told = os.fstat(file.fileno()).st_size - file.tell(), 0
+    for name, entry in entries.items():
+        tensor = _read_tensor(entry, name, path)
+        told = max(told, tensor.data_offsets[1])
+        yield tensor
+    if there < told:
+        raise broken(path, f"it was cut short: its header tells of {told:,} bytes of tensors, and {there:,} are there")
+    if there > told:
+        raise broken(path, f"its header tells of {told:,} bytes of tensors, and {there:,} are there")
+
+
 def _read_tensor(entry: msgspec.Raw, name: str, path: Path) -> _Tensor:
+    if len(entry) > MAX_ENTRY:
+        raise broken(path, f"its header says more of tensor {name[:80]!r} than there is to say")
     try:
         tensor = _tensor.decode(entry)
     except _UNREADABLE as error:
@@ -66,6 +81,8 @@ def _read_tensor(entry: msgspec.Raw, name: str, path: Path) -> _Tensor:
         raise broken(path, f"its header gives tensor {name[:80]!r} a kind of numbers that there is not")
     if len(tensor.shape) > 64 or not 0 <= prod(tensor.shape) < MAX_PARAMETERS:
         raise broken(path, f"its header gives tensor {name[:80]!r} a shape that no tensor has")
+    if not 0 <= tensor.data_offsets[0] <= tensor.data_offsets[1]:
+        raise broken(path, f"its header gives tensor {name[:80]!r} a place that there is not")
     return tensor
 
 
@@ -78,7 +95,7 @@ def _header(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[st
     data = file.read(length)
     if len(data) < length:
         raise broken(path, "it was cut short within its header")
-    if data.count(b'":') > MAX_ENTRIES:
+    if data.count(b'"') > MAX_QUOTES:
         raise broken(path, "its header has more entries than any model has tensors")
     try:
         entries = _header_of.decode(data)
@@ -92,17 +109,25 @@ def whole(path: Path) -> bool:
     """Say whether the header can be read and tells of just the bytes that are there."""
     try:
         with path.open("rb") as file:
-            entries, _ = _header(file, path)
-            end = max((_span(msgspec.json.decode(entry))[1] for entry in entries.values()), default=0)
-            return bool(file.tell() + end == os.fstat(file.fileno()).st_size)
-    except (OSError, FanfoldError, *_UNREADABLE, *_ODD):
+            _checked(file, path)
+    except (OSError, FanfoldError):
         return False
+    return True
+
+
+def _checked(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[str, str]]:
+    """Return what the header says of a file that is whole."""
+    entries, metadata = _header(file, path)
+    for _ in _tensors(file, path, entries):
+        pass
+    return entries, metadata
 
 
 def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     """Put the stamp into the header: in the room it has, over tensors carried to the end, in a block put in front, or anew."""
     fd = file.fileno()
-    entries, metadata = _header(file, path)
+    undo.sweep(path)
+    entries, metadata = _checked(file, path)  # a damaged file is not written on
     old, size = file.tell() - 8, os.fstat(fd).st_size
     told = {**metadata, NAME: stamp.decode()}
     head = msgspec.json.encode({"__metadata__": told, **entries})
@@ -131,11 +156,8 @@ def _put(fd: int, head: bytes, room: int, settle: Callable[[], None]) -> None:
 def _carried(path: Path, fd: int, metadata: dict[str, str], entries: dict[str, msgspec.Raw], start: int, needed: int) -> bool:
     """Copy the first tensors behind the last one, and let the header have their place; False where they are large."""
     size = os.fstat(fd).st_size
-    try:
-        tensors = {name: msgspec.json.decode(entry) for name, entry in entries.items()}
-        cut = _cut(sorted(_span(tensor) for tensor in tensors.values()), needed, size - start)
-    except _ODD as error:
-        raise broken(path, "its header does not say where its tensors lie") from error
+    tensors = {name: msgspec.json.decode(entry) for name, entry in entries.items()}
+    cut = _cut(sorted(tuple(tensor["data_offsets"]) for tensor in tensors.values()), needed, size - start)
     for tensor in tensors.values():
         by = size - start - cut if tensor["data_offsets"][0] < cut else -cut
         tensor["data_offsets"] = [at + by for at in tensor["data_offsets"]]
@@ -147,13 +169,6 @@ def _carried(path: Path, fd: int, metadata: dict[str, str], entries: dict[str, m
         settle()
         _put(fd, head, start - 8 + cut, settle)
     return True
-
-
-def _span(tensor: dict[str, Any]) -> tuple[int, int]:
-    first, last = tensor["data_offsets"]
-    if type(first) is not int or type(last) is not int:
-        raise TypeError("offsets are whole numbers")
-    return first, last
 
 
 def _cut(spans: list[tuple[int, int]], needed: int, size: int) -> int:

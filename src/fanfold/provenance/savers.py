@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import guard
+from ..errors import guard, notices
 from . import onnx
 from .hooks import Hook
 from .record import NAME
@@ -59,10 +59,24 @@ def _is_file(target: Any) -> bool:
         return True
     try:
         inner = getattr(target, "file", target)  # of a NamedTemporaryFile
-        opened = isinstance(inner, (io.BufferedWriter, io.BufferedRandom, io.FileIO))
-        return opened and isinstance(target.name, str) and target.tell() == 0
+        opened = isinstance(inner, (io.BufferedWriter, io.BufferedRandom, io.FileIO)) and isinstance(target.name, str)
+        by_fsspec = hasattr(target, "fs") and isinstance(getattr(target, "path", None), str)  # here or in a bucket
+        return (opened or by_fsspec) and target.tell() == 0
     except (AttributeError, OSError, ValueError):  # no name, a pipe, closed: torch says what it has to say of it
         return False
+
+
+def _torch_save_old(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(content: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if current() is not None and _is_file(target):
+            notices.once(
+                "stamp:old torch.save",
+                "torch.save writes a file of its old kind, which has no room for a stamp. It is saved without one, and the run "
+                "does not list it. Leave _use_new_zipfile_serialization=False away, or call fanfold.stamp(path) after saving.",
+            )
+        return original(content, target, *args, **kwargs)
+
+    return save
 
 
 class _ZipWriter:
@@ -181,10 +195,27 @@ def _onnx_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
     return save_bytes
 
 
+def _dcp_async(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand the stamp of this moment to the thread that saves: it ends at a later step, or after the run."""
+
+    def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        stamper = current()
+        if stamper is not None:
+            with guard("stamp a sharded checkpoint"):
+                self._executor.submit(stamper.take_thread)  # the only thread it has, and it was made for this save
+        future = original(self, *args, **kwargs)
+        if stamper is not None:
+            for hook in _DCP_ENDS:
+                hook.keep_for(future)
+        return future
+
+    return execute_save
+
+
 def _dcp_finish(original: Callable[..., Any]) -> Callable[..., Any]:
     def finish(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
         stamper = current()
+        result = original(self, *args, **kwargs)
         folder = getattr(self, "path", None)
         if stamper is not None and isinstance(folder, (str, os.PathLike)) and Path(folder).is_dir():
             with guard("stamp a sharded checkpoint"):
@@ -195,8 +226,13 @@ def _dcp_finish(original: Callable[..., Any]) -> Callable[..., Any]:
     return finish
 
 
+_DCP_ENDS = [
+    Hook("torch.distributed.checkpoint.filesystem", "FileSystemWriter.finish", _dcp_finish),
+    Hook("torch.distributed.checkpoint.hf_storage", "HuggingFaceStorageWriter.finish", _dcp_finish),
+]
 HOOKS = [
     Hook("torch.serialization", "_open_zipfile_writer", _torch_save),
+    Hook("torch.serialization", "_legacy_save", _torch_save_old),
     # Where the two packages of Lightning save a checkpoint, whether a Trainer or Fabric asks for it.
     Hook("lightning.fabric.plugins.io.torch_io", "_atomic_save", _lightning),
     Hook("lightning_fabric.plugins.io.torch_io", "_atomic_save", _lightning),
@@ -215,6 +251,7 @@ HOOKS = [
     Hook("torch.export.pt2_archive._package", "PT2ArchiveWriter.__exit__", _archive_close),
     Hook("onnx", "_save_bytes", _onnx_bytes),
     Hook("torch.onnx._internal.torchscript_exporter.onnx_proto_utils", "_export_file", _onnx_bytes),
+    Hook("torch.distributed.checkpoint._async_thread_executor", "_ThreadBasedAsyncCheckpointExecutor.execute_save", _dcp_async),
     Hook("torch.distributed.checkpoint.filesystem", "_write_item", quietly),
-    Hook("torch.distributed.checkpoint.filesystem", "FileSystemWriter.finish", _dcp_finish),
+    *_DCP_ENDS,
 ]

@@ -13,45 +13,51 @@ from ..probes.native import library as native
 from .record import NAME, decode, encode, make, step_of
 from .write import note
 
-_inside = threading.local()  # a saver that calls another one stamps its own file, not the parts
+_thread = threading.local()  # busy: with the parts of a saver's own file; stamper: of the asynchronous save it was made for
+active: list[Any] = []  # the runs that stamp
 
 
 class Stamper:
-    """The stamps of one run: what the hooks ask for."""
+    """What one save asks for: the stamp of a run as it was when the save began, however long that takes."""
 
     def __init__(self, run: Any) -> None:
-        self.run = run
+        self.run, self.step = run, step_of(run)
 
     def text(self, inherited: bytes | None = None) -> bytes:
-        """Return the stamp of a file that is being saved now; one its content carries already names what it was made from."""
-        return encode(make(self.run, {}, parent=decode(inherited) if inherited else None))
+        """Return the stamp; one that the content carries already names what it was made from."""
+        stamp = make(self.run, {}, parent=decode(inherited) if inherited else None)
+        stamp["run"]["step"] = self.step
+        return encode(stamp)
 
     def saved(self, path: Any) -> None:
         """List a file on the run, when it is one on a disk."""
         with guard("list a saved file on its run"):
             if isinstance(path, (str, os.PathLike)) and Path(path).exists():
-                note(self.run, Path(path), step_of(self.run))
+                note(self.run, Path(path), self.step)
 
-
-active: list[Stamper] = []
+    def take_thread(self) -> None:
+        """Stamp all that this thread saves from now on, also when the run has ended."""
+        _thread.stamper = self
 
 
 def current() -> Stamper | None:
-    """Return the stamper for a file that is saved now, if there is one."""
+    """Return the stamper for a save that begins now, if there is one."""
+    if getattr(_thread, "busy", False):
+        return None
     newest = active[-1:]  # one look: a run may end in another thread
-    return newest[0] if newest and not getattr(_inside, "busy", False) else None
+    return getattr(_thread, "stamper", None) or (Stamper(newest[0]) if newest else None)
 
 
 def quietly(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a saver's inner saves pass unstamped: a sharded checkpoint calls torch.save for every tensor."""
 
     def inner(*args: Any, **kwargs: Any) -> Any:
-        before = getattr(_inside, "busy", False)
-        _inside.busy = True
+        before = getattr(_thread, "busy", False)
+        _thread.busy = True
         try:
             return original(*args, **kwargs)
         finally:
-            _inside.busy = before
+            _thread.busy = before
 
     return inner
 

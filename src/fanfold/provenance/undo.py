@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import FanfoldError, notices
 from .anew import anew
-from .look import undo_note
+from .look import lies, undo_note
 
 CHUNK = 1 << 20
 MAX_NOTE = 128 << 20
@@ -58,7 +58,7 @@ def noted(path: Path, fd: int, note: Note) -> Iterator[Callable[[], None]]:
 
 def _write(path: Path, data: bytes, *, lasting: bool) -> None:
     """Write a note, whole or not at all."""
-    aside = path.with_name(f".{path.name}.undo")  # one name: whoever stamps is alone
+    aside = _aside(path)
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
@@ -70,6 +70,16 @@ def _write(path: Path, data: bytes, *, lasting: bool) -> None:
             _sync_folder(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.undo")  # one name: whoever stamps is alone
+
+
+def sweep(path: Path) -> None:
+    """Take away the note that a kill kept from being finished: the file was not changed yet. For who is alone with the file."""
+    if lies(_aside(path)):
+        _aside(path).unlink(missing_ok=True)
 
 
 def _sync_folder(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from ..errors import FanfoldError, notices
 from .anew import alone
-from .look import lies, mark, model_files, module_of, sidecar, size_of, undo_note
+from .look import lies, located, mark, model_files, module_of, sidecar, size_of, undo_note
 from .record import encode, make
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -19,19 +20,24 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Write a run's stamp into a model file, or into every model file of a checkpoint directory; return what was written."""
-    target = Path(path)
-    if not target.exists():
-        raise FanfoldError(f"{target} does not exist. Nothing was stamped. Save the model first, then stamp it.")
-    if not target.is_dir() and not target.is_file():
-        raise FanfoldError(f"{target} is neither a file nor a directory. Nothing was stamped. Give the path of a model file.")
+    target, is_directory = located(path)
+    if not _is_step(extra.get("step")):
+        raise FanfoldError(f"step={extra['step']!r} is no number. Nothing was stamped. Give the step that the weights are of.")
     told = make(run, extra)
     data = encode(told)
-    for file in model_files(target) if target.is_dir() else [target]:
+    for file in model_files(target) if is_directory else [target]:
         write(file, data)
-    if target.is_dir():
+    if is_directory:
         write_beside(target, data)
     note(run, target, (told.get("run") or {}).get("step"))
     return told
+
+
+def _is_step(step: Any) -> bool:
+    try:
+        return step is None or (not isinstance(step, (str, bytes)) and math.isfinite(step))
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last two: of tensors with several numbers
+        return False
 
 
 def write(path: Path, data: bytes) -> None:
@@ -87,4 +93,10 @@ def note(run: Any, path: Path, step: Any) -> None:
     event = getattr(run, "_event", None)
     if event is not None:
         name = os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")  # a name on a disk is bytes, and may be no text
-        event("saved", {"path": name, "size": size_of(path), "s": step})
+        listed = event("saved", {"path": name, "size": size_of(path), "s": step})
+        if not listed and run.status != "running":
+            notices.once(
+                f"stamped late:{run.id}",
+                f"{path.name} was stamped after run {run.name} had finished. The stamp leads to the run, but the run does not "
+                "list the file. Stamp before run.finish(), and wait for asynchronous saves.",
+            )

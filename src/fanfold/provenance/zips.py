@@ -6,6 +6,7 @@ archive in one write, with a directory of its own: a kill before it leaves the m
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import struct
@@ -37,6 +38,7 @@ class Entry(NamedTuple):
 
     name: str
     method: int
+    crc: int
     packed: int
     size: int
     offset: int
@@ -56,11 +58,15 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
             wanted[name] = entry
         if name[:16] in _TELLING:
             seen.add(name[:16])
-    texts = {name: _member(file, entry, 4096) for name, entry in wanted.items() if name != MEMBER}
+    of_stamp = wanted.pop(MEMBER, None)
     told = {"members": count, "bytes_of_members": total, "root": root}
-    told |= {name.rpartition("/")[2]: data.decode("utf-8", "replace").strip() for name, data in texts.items() if data is not None}
-    stamp = _member(file, wanted[MEMBER], MAX_BYTES) if MEMBER in wanted else None
-    return _format(seen), stamp, told
+    for name, entry in wanted.items():
+        with contextlib.suppress(ValueError):
+            told[name.rpartition("/")[2]] = _member(file, entry, 4096).decode("utf-8", "replace").strip()
+    try:
+        return _format(seen), None if of_stamp is None else _member(file, of_stamp, MAX_BYTES), told
+    except ValueError as error:
+        raise unreadable(path, str(error)) from error
 
 
 def _format(seen: set[str]) -> str:
@@ -81,12 +87,12 @@ def _entries(file: BinaryIO, path: Path) -> Iterator[Entry]:
         at += _ENTRY.size  # counted here: to ask the file takes as long as all the rest
         if len(fixed) < _ENTRY.size or fixed[:4] != b"PK\x01\x02" or at > end:
             raise broken(path, "its table of contents is damaged")
-        _, _, _, _, method, _, _, _, packed, unpacked, name_len, extra_len, comment_len, *_, offset = _ENTRY.unpack(fixed)
+        _, _, _, _, method, _, _, crc, packed, unpacked, name_len, extra_len, comment_len, *_, offset = _ENTRY.unpack(fixed)
         more = file.read(name_len + extra_len + comment_len)
         at += len(more)
         if 0xFFFFFFFF in (unpacked, packed, offset):
             unpacked, packed, offset = _wide(more[name_len : name_len + extra_len], unpacked, packed, offset)
-        yield Entry(more[:name_len].decode("utf-8", "replace"), method, packed, unpacked, offset)
+        yield Entry(more[:name_len].decode("utf-8", "replace"), method, crc, packed, unpacked, offset)
 
 
 def _wide(extra: bytes, *fields: int) -> tuple[int, ...]:
@@ -123,21 +129,32 @@ def _directory(file: BinaryIO, path: Path) -> tuple[int, int, int]:
     return start, length, count
 
 
-def _member(file: BinaryIO, entry: Entry, limit: int) -> bytes | None:
-    """Read one member, at most `limit` bytes of it; None where it is not what its entry says."""
+def _member(file: BinaryIO, entry: Entry, limit: int) -> bytes:
+    """Read one member that has at most `limit` bytes; a ValueError says where it is not what its entry tells."""
+    if entry.size > limit or entry.packed > 2 * limit:
+        raise ValueError(f"it has {max(entry.size, entry.packed):,} bytes, and {limit:,} are read")
     file.seek(entry.offset)
     head = file.read(30)
-    if len(head) < 30 or head[:4] != b"PK\x03\x04" or entry.size > limit or entry.packed > 2 * limit:
-        return None
-    name_len, extra_len = struct.unpack_from("<HH", head, 26)
-    file.seek(name_len + extra_len, os.SEEK_CUR)
-    data = file.read(entry.packed)
-    if entry.method == _STORED:
+    if len(head) < 30 or head[:4] != b"PK\x03\x04":
+        raise ValueError("it is not where the archive says")
+    file.seek(sum(struct.unpack_from("<HH", head, 26)), os.SEEK_CUR)
+    data = _unpacked(file.read(entry.packed), entry.method, limit)
+    if len(data) != entry.size:
+        raise ValueError("it is not as long as the archive says")
+    if entry.crc not in (zlib.crc32(data), 0):  # 0: torch was told to compute none (set_crc32_options)
+        raise ValueError("its checksum is wrong, so it was changed or damaged")
+    return data
+
+
+def _unpacked(data: bytes, method: int, limit: int) -> bytes:
+    if method == _STORED:
         return data
+    if method != _DEFLATED:
+        raise ValueError("it is packed in a way that is not known here")
     try:
-        return zlib.decompressobj(-15).decompress(data, limit) if entry.method == _DEFLATED else None
-    except zlib.error:
-        return None
+        return zlib.decompressobj(-15).decompress(data, limit)
+    except zlib.error as error:
+        raise ValueError("its packed bytes are damaged") from error
 
 
 def has_room(file: BinaryIO, path: Path) -> bool:
@@ -252,3 +269,11 @@ class _Tail:
 def broken(path: Path, why: str) -> FanfoldError:
     """Return the error for a file that is not what it says it is."""
     return FanfoldError(f"{path} cannot be read: {why}. Nothing was changed. Restore the file from a copy, or save it again.")
+
+
+def unreadable(path: Path, why: str) -> FanfoldError:
+    """Return the error for a file whose stamp is not what a stamp is."""
+    return FanfoldError(
+        f"{path} has a stamp that cannot be read: {why}. Nothing says which run made it, and the rest may be damaged. "
+        "Restore the file from a copy, or stamp it again with fanfold.stamp(path)."
+    )

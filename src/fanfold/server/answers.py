@@ -135,6 +135,13 @@ class Table(TypedDict):
     total: int
 
 
+class Profile(TypedDict):
+    """The steps each rank took and how many of them were observed; a row per operator, scope, thread, label, rank and role."""
+
+    steps: list[Facts]
+    ops: list[Facts]
+
+
 class Changed(TypedDict):
     """How many runs were changed."""
 

@@ -13,6 +13,7 @@ from ..errors import FanfoldError, RunNotFound, SettingError
 from ..journal import Kind, directory
 from ..media import Table
 from ..store.buckets import Buckets
+from ..store.ops import steps_of
 from ..store.query import Store
 from ..store.run import MediaPoint, StoredRun
 from . import wire
@@ -288,6 +289,7 @@ def _shown(cell: Any) -> Any:
     return f"({kind})" if isinstance(kind, str) else safe(cell)
 
 
-def profile(store: Store, project: str, id: str) -> list[dict[str, Any]]:
-    """Return a run's operator profile; empty where none was recorded."""
-    return safe(open_run(store, project, id).ops())  # type: ignore[no-any-return]
+def profile(store: Store, project: str, id: str) -> dict[str, Any]:
+    """Return a run's operator profile, and the steps it rests on; both empty where none was recorded."""
+    stored = open_run(store, project, id)
+    return {"steps": steps_of(stored), "ops": safe(stored.ops())}

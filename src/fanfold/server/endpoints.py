@@ -91,7 +91,7 @@ ALL = (
              (PROJECT, Argument("ids", many=True), Argument("key")), answer=list[answers.Media]),
     Endpoint("api/table", data.table, "Rows of a logged table.",
              (*RUN, Argument("key"), Argument("n", "integer", 0), Argument("start", "integer", 0), ROWS), answer=answers.Table),
-    Endpoint("api/profile", data.profile, "A run's operator profile.", RUN, answer=list[answers.Facts]),
+    Endpoint("api/profile", data.profile, "A run's operator profile.", RUN, answer=answers.Profile),
     Endpoint("api/views", edit.views, "A project's saved views.", (PROJECT,), answer=answers.Views),
     Endpoint("api/edit", edit.edit, "Rename, tag, note or archive runs.", body=edit.Edit, writes=True, answer=answers.Changed),
     Endpoint("api/delete", edit.delete, "Delete runs that are no longer written.", body=edit.Delete, writes=True,

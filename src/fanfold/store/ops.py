@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,19 +14,24 @@ from ..probes import image
 from ..probes.workers import ADDED, merge, read_file
 
 MAX_UNPACKED = 32 << 20
+KEPT = 3  # snapshots of a process: should the newest be of no use, one before it may be
 _WHERE = ("rank", "node", "role")
 _decoder = msgspec.msgpack.Decoder(type=list[dict[str, Any]])
 
 
 def tables(run: Any) -> list[image.Table]:
     """Return the newest table of each process of a run; a file it left in the run is newer than its journal."""
+    newest: dict[str, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=KEPT))
+    for event in _events(run, "ops"):
+        newest[str(event.get("id"))].append(event)
     found: dict[str, image.Table] = {}
     folded: set[str] = set()
-    for event in _events(run, "ops"):
-        table = table_of(event)
-        if table is not None:
-            found[str(event.get("id"))] = table
-            folded |= {str(id) for id in event.get("folded") or ()}
+    for id, events in newest.items():  # unpacking is what takes long, and a day has a thousand snapshots
+        for event in reversed(events):
+            if (table := table_of(event)) is not None:
+                found[id] = table
+                folded |= {str(child) for child in event.get("folded") or ()}
+                break
     for table in _files(run):
         if table.facts["id"] not in folded:
             found[table.facts["id"]] = table
@@ -46,7 +52,8 @@ def table_of(event: Mapping[str, Any]) -> image.Table | None:
         return None
     try:
         if isinstance(event.get("facts"), dict):
-            return image.Table(dict(event["facts"]), _decoder.decode(zlib.decompressobj().decompress(data, MAX_UNPACKED)))
+            rows = _decoder.decode(zlib.decompressobj().decompress(data, MAX_UNPACKED))
+            return image.Table(dict(event["facts"]), [{"own_ns": row.get("self_ns", 0), **row} for row in rows])
         return image.parse(image.unpack(data))
     except (image.NotATable, msgspec.MsgspecError, zlib.error):
         return None  # written by another version, or by somebody else
@@ -76,6 +83,17 @@ def rows(run: Any) -> list[dict[str, Any]]:
         merge(groups.setdefault(where, {}), table.rows, (*ADDED, "estimate"))
     done = [_finished(row, dict(zip(_WHERE, where, strict=True))) for where, found in groups.items() for row in found.values()]
     return sorted(done, key=lambda row: (-row["self_ns"] * row["scale"], -row["total_ns"], row["op"]))
+
+
+def steps_of(run: Any) -> list[dict[str, Any]]:
+    """Return the optimizer steps that each rank and node of a run took, and how many of them were observed in full."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for facts in (table.facts for table in tables(run)):
+        rank, node = int(facts.get("rank") or 0), str(facts.get("node") or "")
+        into = found.setdefault((rank, node), {"rank": rank, "node": node, "steps": 0, "observed_steps": 0})
+        into["steps"] += int(facts.get("steps") or 0)
+        into["observed_steps"] += int(facts.get("observed") or 0)
+    return list(found.values())
 
 
 def _finished(row: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:

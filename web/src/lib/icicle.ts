@@ -1,33 +1,52 @@
-// An icicle: what lies within what, as wide as the time it took. The tree is thread, then scope, then operator.
+// Operators added up, and an icicle of them: what lies within what, as wide as the time it took. The tree is thread, then scope, then operator.
 import { DARK, LIGHT } from './colours';
 
-export interface Op { op: string; scope: string; thread: string | number; label: string; count: number; total_ns: number; self_ns: number; max_ns: number; scale?: number; rank?: number; device_count?: number; device_ns?: number }
+export interface Op { op: string; scope: string; thread: string | number; label: string; count: number; total_ns: number; self_ns: number; max_ns: number; scale?: number; rank?: number; role?: string; hist?: Record<string, number>; device_count?: number; device_ns?: number }
 export interface Node { name: string; start: number; size: number; depth: number; deep: number; kids: Node[] }
+export interface Row extends Op { mean_ns: number; p99_ns: number }
 export const ROW = 20;
 
 /** Count each observed call for the ones it stands for: some operators are sampled, some are not, and shares must agree. */
 export function estimated(ops: Op[]): Op[] {
   return ops.map((op) => {
     const scale = op.scale ?? 1;
-    return { ...op, count: Math.round(op.count * scale), total_ns: op.total_ns * scale, self_ns: op.self_ns * scale };
+    return { ...op, count: op.count * scale, total_ns: op.total_ns * scale, self_ns: op.self_ns * scale };
   });
 }
 
-/** Add up what ranks, threads and overloads have under one name: one row for an operator in a scope under a label. */
-export function together(ops: Op[]): Op[] {
+/** Add up what ranks, threads and overloads have under one name: one row for an operator in a scope under a label, in workers apart. */
+export function together(ops: Op[]): Row[] {
   const found = new Map<string, Op>();
   for (const op of ops) {
-    const key = JSON.stringify([op.op, op.scope, op.label]), into = found.get(key);
-    if (!into) { found.set(key, { ...op }); continue; }
+    const key = JSON.stringify([op.op, op.scope, op.label, op.role]), into = found.get(key);
+    if (!into) { found.set(key, { ...op, hist: { ...op.hist } }); continue; }
     into.count += op.count;
     into.total_ns += op.total_ns;
     into.self_ns += op.self_ns;
     into.max_ns = Math.max(into.max_ns, op.max_ns);
     into.device_count = (into.device_count ?? 0) + (op.device_count ?? 0);
     into.device_ns = (into.device_ns ?? 0) + (op.device_ns ?? 0);
+    for (const [bucket, count] of Object.entries(op.hist ?? {})) into.hist![bucket] = (into.hist![bucket] ?? 0) + count;
   }
-  return [...found.values()];
+  return [...found.values()].map((op) => ({ ...op, mean_ns: op.count ? op.total_ns / op.count : 0, p99_ns: Math.min(quantile(op.hist!, 0.99), op.max_ns) }));
 }
+
+/** Where a bucket begins: four to an octave, in nanoseconds. */
+const begin = (bucket: number) => (bucket < 4 ? bucket : 2 ** (Math.floor(bucket / 4) + 1) * (1 + (bucket % 4) / 4));
+
+/** The time below which a share of the calls stays, to within a bucket. */
+export function quantile(hist: Record<string, number>, share: number): number {
+  let left = share * Object.values(hist).reduce((sum, count) => sum + count, 0);
+  for (const [name, count] of Object.entries(hist)) { // in the order of the buckets: so are keys that are whole numbers
+    const bucket = Number(name), low = begin(bucket);
+    if (count >= left) return low + ((begin(bucket + 1) - low) * left) / count;
+    left -= count;
+  }
+  return 0;
+}
+
+/** Where a row ran: workers are named, the main process goes without saying. */
+export const where = (op: Op) => [op.role === 'worker' ? 'worker' : '', op.scope, op.label].filter(Boolean).join(' · ');
 
 export function grow(ops: Op[]): Node {
   const make = (name: string, depth: number): Node => ({ name, start: 0, size: 0, depth, deep: depth, kids: [] });
@@ -40,7 +59,7 @@ export function grow(ops: Op[]): Node {
   };
   const many = new Set(ops.map((op) => op.rank ?? 0)).size > 1;
   for (const op of ops) {
-    const path = [[many ? `rank ${op.rank ?? 0}` : '', op.label, `thread ${op.thread}`].filter(Boolean).join(' · '), ...String(op.scope ?? '').split('/').filter(Boolean), op.op];
+    const path = [[many ? `rank ${op.rank ?? 0}` : '', op.role === 'worker' ? 'worker' : '', op.label, `thread ${op.thread}`].filter(Boolean).join(' · '), ...String(op.scope ?? '').split('/').filter(Boolean), op.op];
     let node = root;
     node.size += op.self_ns;
     for (const name of path) { node = under(node, name); node.size += op.self_ns; }

@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 SOURCES = ("native.cpp", "device.h", "calls.h", "rows.h", "table.h", "clock.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
 LIMIT_SECONDS = 120.0
+SEAL = b"fanfold-sha256:"
 
 
 class BuildError(Exception):
@@ -40,6 +41,30 @@ def beside() -> Path:
     return HERE / library_name()
 
 
+def seal(path: Path) -> None:
+    """Append the digest of a built file to it: the loader ignores what follows, and it travels wherever the file is copied."""
+    content = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(SEAL + hashlib.sha256(content).digest())
+
+
+def check(path: Path) -> None:
+    """Raise BuildError unless a file is as it was built: loading a damaged one can kill the process."""
+    content = path.read_bytes()
+    end = len(content) - len(SEAL) - hashlib.sha256().digest_size
+    if end <= 0 or content[end:] != SEAL + hashlib.sha256(content[:end]).digest():
+        raise BuildError(f"{path} is damaged, or is another file than the one that was built")
+
+
+def intact(path: Path) -> bool:
+    """Tell whether a library is there and as it was built."""
+    try:
+        check(path)
+    except (OSError, BuildError):
+        return False
+    return True
+
+
 def compiler() -> str | None:
     """Find a C++ compiler: CXX, else the usual names."""
     return next(
@@ -52,11 +77,12 @@ def compile_to(target: Path, sources: Iterable[str], flags: Sequence[str], *, li
     command = compiler()
     if command is None:
         raise BuildError("no C++ compiler was found (g++, c++, clang++, or CXX)")
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    aside = target.with_name(f".{target.name}.{os.urandom(8).hex()}")  # processes of several containers may have one pid
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([command, *flags, "-o", str(aside), *(str(HERE / name) for name in sources), "-ldl"],
                        check=True, capture_output=True, text=True, timeout=limit)  # fmt: skip
+        seal(aside)
         aside.replace(target)
     except subprocess.CalledProcessError as error:
         line = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr[-200:])
@@ -72,9 +98,9 @@ def compile_to(target: Path, sources: Iterable[str], flags: Sequence[str], *, li
 
 
 def build(folder: Path = HERE) -> Path:
-    """Build the library in `folder`, unless it is there."""
+    """Build the library in `folder`, unless it is there and intact."""
     target = folder / library_name()
-    if target.is_file():
+    if intact(target):
         return target
     for old in folder.glob("libfanfold_ops-*.so") if folder == HERE else ():  # a cache may serve several versions
         with contextlib.suppress(OSError):

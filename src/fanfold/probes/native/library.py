@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from ...errors import outcome
 from ...settings import cache_directory
 from . import build
 
@@ -131,12 +132,13 @@ def _open() -> Any:
             path = find()
             if path.is_file():
                 return _declared(path)
-        except (OSError, build.BuildError) as error:
+        except (OSError, AttributeError, build.BuildError) as error:  # AttributeError: a function is missing in it
             reasons.append(str(error))
-    raise Unavailable(f"its library is missing and could not be built: {'; '.join(reasons)}")
+    raise Unavailable(f"its library could not be loaded or built: {'; '.join(dict.fromkeys(reasons))}")
 
 
 def _declared(path: Path) -> Any:
+    build.check(path)
     library, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
     for source, table in ((library, _FUNCTIONS), (quick, _QUICK)):
         for name, (result, arguments) in table.items():
@@ -169,8 +171,10 @@ def _bind(library: Any) -> None:
     folder = torch_folder()
     if folder is None or not library.ff_bind_cpu(os.fsencode(folder / "libtorch_cpu.so")):
         raise Unavailable(f"torch {torch.__version__} differs from what it knows ({library.ff_error().decode()})")
-    if (wrong := self_test(library)) is not None:
-        raise Unavailable(f"its self-test on torch {torch.__version__} failed: {wrong}")
+    wrong, error = outcome(lambda: self_test(library))
+    if wrong is not None or error is not None:
+        reason = wrong if error is None else f"{type(error).__name__}: {error}"
+        raise Unavailable(f"its self-test on torch {torch.__version__} failed: {reason}") from error
     if torch.version.cuda:  # is_available() would initialise the driver, and forked children could not use it any more
         library.ff_bind_cuda(os.fsencode(folder / "libtorch_cuda.so"))
 
@@ -181,16 +185,19 @@ def self_test(library: Any) -> str | None:
 
     from .. import image
 
-    before = library.ff_label_now()
     library.ff_start(b"", b"", 0, image.MAX_ROWS, 1, 1, 0, 0.0, 0)  # room for what other threads do meanwhile
+    before = library.ff_label_now()
     library.ff_label_set(library.ff_label_id(b"self-test"))
-    with torch.no_grad(), torch.autograd.profiler.record_function("self-test"):
-        for _ in range(3):
-            torch.zeros(2).cosh()
-    library.ff_label_set(before)
-    library.ff_stop()
-    rows = image.parse(image.take(library)).rows
-    library.ff_detach()
+    try:
+        with torch.no_grad(), torch.autograd.profiler.record_function("self-test"):
+            for _ in range(3):
+                torch.zeros(2).cosh()
+    finally:
+        library.ff_label_set(before)
+        library.ff_stop()
+        table = image.take(library)
+        library.ff_detach()
+    rows = image.parse(table).rows
     found = [(row["count"], row["label"], row["scope"]) for row in rows if row["op"] == "aten::cosh"]
     if [row for row in found if row[1] == "self-test"] != [(3, "self-test", "forward")]:
         return f"of three calls of aten::cosh it saw {found}"
@@ -213,7 +220,7 @@ def _describer() -> int:
     name = f"libfanfold_inputs-{build.digest('inputs.cpp', extra=torch.__version__)}.so"
     target = cache_directory() / "native" / name
     try:
-        if not target.is_file():
+        if not build.intact(target):
             build.compile_to(target, ["inputs.cpp"], flags)
         found = ctypes.CDLL(str(target)).ff_describe_inputs
     except (OSError, build.BuildError) as error:

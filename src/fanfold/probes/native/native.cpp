@@ -3,6 +3,7 @@
 // abi.cpp proves the layout against a version's headers. Plain C interface for ctypes. Never unloaded.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,7 +27,7 @@ static_assert(sizeof(Callback) == 40);
 struct Context { virtual ~Context() = default; };      // at::ObserverContext
 struct DebugInfo { virtual ~DebugInfo() = default; };  // c10::DebugInfoBase
 struct Label : DebugInfo {
-  std::atomic<uint32_t> id{0};
+  std::atomic<uint32_t> number{0};
 };
 
 constexpr size_t kScopeAt = 96;  // in at::RecordFunction
@@ -53,7 +54,7 @@ struct Torch {
 std::string g_error;
 int (*g_describe)(const void*, char*, int) = nullptr;  // inputs as text; built against headers, see inputs.cpp
 std::atomic<bool> g_labelled{false};
-thread_local uint32_t tl_label = 0;
+thread_local Label* tl_label = nullptr;  // this thread's own, whether torch has it or not
 thread_local bool tl_seeded = false, tl_timing = false;
 thread_local int tl_waiting = 0;  // for data, as told
 thread_local uint64_t tl_random = 0;
@@ -68,8 +69,26 @@ bool find(void* handle, T& f, const char* name) {
 uint16_t label_now() {
   if (!g_labelled.load(std::memory_order_relaxed)) return 0;  // most processes never label: spare them torch's list
   DebugInfo* info = torch_.get(torch_.label_kind);
-  return uint16_t(info ? static_cast<Label*>(info)->id.load(std::memory_order_relaxed) : tl_label);
+  Label* label = info ? static_cast<Label*>(info) : tl_label;
+  return uint16_t(label ? place_of(label->number.load(std::memory_order_relaxed)) : 0);
 }
+
+// The labels of all threads, each thread's own; torch's stack, and tasks that inherit it, hold it as well. With state().mu.
+std::vector<std::weak_ptr<Label>>* const g_labels = new std::vector<std::weak_ptr<Label>>();
+template <class Which>
+void drop_labels(Which which) {
+  g_labels->erase(std::remove_if(g_labels->begin(), g_labels->end(), which), g_labels->end());
+}
+struct Mine {
+  std::shared_ptr<Label> label = std::make_shared<Label>();
+  Mine() {
+    std::lock_guard<std::mutex> g(state().mu);
+    drop_labels([](auto& other) { return other.expired(); });
+    g_labels->push_back(label);
+    tl_label = label.get();
+  }
+  ~Mine() { tl_label = nullptr; }
+};
 
 bool one_in_eight() {
   if (!tl_random) tl_random = random64() | 1;
@@ -103,7 +122,7 @@ Started start_sampled(const void* call) {
   return nullptr;
 }
 Started start_inputs(const void* call) {
-  char text[96];
+  char text[sizeof(Row::inputs)];
   int size = g_describe(call, text, int(sizeof text));
   std::string_view inputs(text, size > 0 ? size_t(size) : 0);
   Frame& frame = on_start(call, {torch_.name(call), torch_.overload(call), inputs, kForward, label_now()});
@@ -221,12 +240,12 @@ void end_range(const void* call, Context* context) {
 void before_fork() {
   device().before_fork();
   windows().mu.lock();
-  state().mu.lock();
   state().usage_mu.lock();
+  state().mu.lock();
 }
 void after_fork_in_parent() {
-  state().usage_mu.unlock();
   state().mu.unlock();
+  state().usage_mu.unlock();
   windows().mu.unlock();
 }
 // A child counts from nothing and never writes into its parent's file; its own is made when it first has something to say.
@@ -237,6 +256,7 @@ void after_fork_in_child() {
   tl_shard = nullptr;
   pthread_setspecific(s.key, nullptr);
   s.idle.clear();
+  drop_labels([](auto& other) { return other.lock().get() != tl_label; });
   fresh_memory(-1, 0);
   write_head(s.block, w.parent, kWorkerRows, true, 0.0, uint32_t(w.every), uint32_t(w.length));
   s.generation.fetch_add(1);
@@ -255,6 +275,23 @@ const std::string_view kLabelName = "FANFOLD_LABEL";
 }  // namespace
 
 namespace ff {
+// A table starts with no name an earlier one had, except the labels that threads have now; with the lock held.
+void forget_names() {
+  auto& s = state();
+  static char old[kLabels][128];
+  memcpy(old, s.label_text, sizeof old);
+  memset(s.label_text, 0, sizeof s.label_text);
+  memset(s.kind_text, 0, sizeof s.kind_text);
+  s.labels = 1;
+  s.kinds = 0;
+  uint32_t next = s.round.load() + kLabels;
+  for (auto& each : *g_labels) {
+    auto label = each.lock();
+    uint32_t number = label ? label->number.load() : 0, place;
+    while ((place = place_of(number)) && !label->number.compare_exchange_weak(number, next | intern_label(old[place]))) {}
+  }
+  s.round.store(next);
+}
 void reopen_in_child() {
   auto& w = windows();
   Head& head = state().block->head;
@@ -410,27 +447,24 @@ void ff_stamp_time() { state().block->head.now.store(clock_ns(CLOCK_REALTIME)); 
 
 // Labels. torch's stack of debug information is shared with its profiler and popped strictly in order, so ours is pushed
 // once per thread, never above an open profiler, and changed in place; a profiler may come and go at any moment.
-uint32_t ff_label_id(const char* text) { return intern_label(text); }
-int ff_label_set(uint32_t id) {
-  static thread_local std::shared_ptr<Label> mine;  // torch's stack, and tasks that inherit it, hold it as well
-  tl_label = id;
-  if (!torch_.get) return 0;
-  if (id) g_labelled.store(true, std::memory_order_relaxed);
-  if (mine && torch_.get(torch_.label_kind) == mine.get()) {  // not one that backward brought along from another thread
-    mine->id.store(id, std::memory_order_relaxed);
-    return 2;
-  }
-  if (torch_.get(torch_.profiler_kind)) return 1;
-  try {
-    if (!mine) mine = std::make_shared<Label>();
-    mine->id.store(id, std::memory_order_relaxed);
-    torch_.push(torch_.label_kind, mine);
-  } catch (...) {
-    return 0;
-  }
-  return 2;
+uint32_t ff_label_id(const char* text) {
+  std::lock_guard<std::mutex> g(state().mu);
+  return numbered(intern_label(text));
 }
-uint32_t ff_label_now() { return label_now(); }
+// Returns 0 for a number of an earlier profile: to be asked for anew; until then there is no label.
+int ff_label_set(uint32_t number) {
+  try {
+    static thread_local Mine mine;
+    mine.label->number.store(number);
+    if (number) g_labelled.store(true, std::memory_order_relaxed);
+    // What is there may be another: backward brings one along from the thread that called it.
+    bool there = !torch_.get || torch_.get(torch_.label_kind) == mine.label.get();
+    if (!there && !torch_.get(torch_.profiler_kind)) torch_.push(torch_.label_kind, mine.label);
+  } catch (...) {
+  }
+  return !number || place_of(number);
+}
+uint32_t ff_label_now() { return numbered(label_now()); }
 
 // API usage. The handlers run inside static-initialisation locks: no Python here, ever.
 int ff_usage_watch() {

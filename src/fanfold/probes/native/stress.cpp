@@ -126,7 +126,17 @@ int main(int, char** argv) {
   torch_.profiler_kind = 2;
   keep_time();
   for (int round = 0; round < 3; ++round) {
+    std::thread labelled([round] {  // while the table starts anew
+      std::string own = "of round " + std::to_string(round);
+      for (int i = 0; i < 2000; ++i) ff_label_set(i % 2 ? ff_label_id(own.c_str()) : 0);
+      while (!ff_label_set(ff_label_id(own.c_str()))) {}
+      std::lock_guard<std::mutex> g(state().mu);
+      if (own != state().label_text[ff_label_now() % kLabels]) fail("a label has another's name");
+    });
     if (ff_start(dir, "node", 0, round == 2 ? 64 : 4096, round == 1 ? 1 : 7, 1, 3, 0.0, round == 0) != 2) fail("no file");
+    labelled.join();
+    for (auto& text : state().label_text)
+      if (text[0] && text[9] != '0' + round) fail("a label of an earlier round is left");
     uint64_t before = ff_steps();
     for (int i = 0; i < kForksBefore; ++i) have_child();
     std::vector<std::thread> threads;

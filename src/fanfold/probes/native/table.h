@@ -91,6 +91,7 @@ struct State {
   std::atomic<uint32_t> generation{1};
   std::atomic<bool> want_file{false};
   std::vector<Shard*> idle;  // of threads that ended: the next thread of the kind goes on with their rows
+  std::atomic<uint32_t> round{kLabels};  // of labels, in steps of their number: each profile has one, and forgets the others
   uint32_t labels = 1, kinds = 0;
   char label_text[kLabels][128] = {{0}};
   char kind_text[kKinds][16] = {{0}};
@@ -142,10 +143,13 @@ inline bool fresh_memory(int fd, size_t bytes) {
   int flags = at ? MAP_FIXED : 0;
   void* p = mmap(at, sizeof(Block), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
   if (p == MAP_FAILED) return false;
-  s.block = static_cast<Block*>(p);
+  if (!at) s.block = static_cast<Block*>(p);  // else it is where it was, and others may be reading the pointer
   if (fd < 0) return true;
   return mmap(p, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
 }
+
+void forget_names();
+void reopen_in_child();
 
 inline size_t bytes_for(uint32_t capacity) { return offsetof(Block, rows) + size_t(capacity) * sizeof(Row); }
 
@@ -175,7 +179,11 @@ inline bool open_block(uint64_t parent, bool worker, double sampling, uint32_t e
   bool mapped = fresh_memory(fd, bytes_for(capacity));
   if (!mapped) fresh_memory(-1, 0);
   Block* b = s.block;
-  write_head(b, parent, capacity, worker, sampling, every, window);
+  {
+    std::lock_guard<std::mutex> names_lock(s.mu);
+    if (!worker) forget_names();
+    write_head(b, parent, capacity, worker, sampling, every, window);
+  }
   memcpy(b->usage, kept, kept_bytes);
   b->head.usage.store(kept_bytes);
   if (fd >= 0) {
@@ -187,11 +195,16 @@ inline bool open_block(uint64_t parent, bool worker, double sampling, uint32_t e
   return fd >= 0 && mapped;
 }
 
-void reopen_in_child();
+// A label's number: its place in the table, and above that the round in which it got it; 0 is no label in any round.
+static_assert((kLabels & (kLabels - 1)) == 0);
+inline uint32_t place_of(uint32_t number) {
+  uint32_t place = number & (kLabels - 1);
+  return number - place == state().round.load() ? place : 0;
+}
+inline uint32_t numbered(uint32_t place) { return place ? state().round.load() | place : 0; }
 
-inline uint32_t intern_label(const char* text) {
+inline uint32_t intern_label(const char* text) {  // returns its place; with the lock held
   auto& s = state();
-  std::lock_guard<std::mutex> g(s.mu);
   char cut[128];
   snprintf(cut, sizeof cut, "%s", text);
   for (uint32_t i = 0; i < s.labels; ++i)

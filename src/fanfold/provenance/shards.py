@@ -1,0 +1,64 @@
+"""What a checkpoint of several files lacks: shards that its index names, and the ends of a sharded checkpoint's parts (DCP)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from .look import MAX_FILES, lies
+from .zips import broken
+
+MAX_PARTS, MAX_INDEXES, MAX_INDEX = 10_000, 100, 64 << 20
+_INDEXES = ("*.safetensors.index*.json", "*.bin.index*.json")
+_END_BYTES = 22
+
+
+def faults(folder: Path, *, bare: bool) -> Iterator[tuple[Path, int, str]]:
+    """Say which files are missing or cut short, and their size, as far as that shows; `bare`: the folder has no model file."""
+    indexes = (index for above in ("", "*/") for pattern in _INDEXES for index in folder.glob(above + pattern))
+    for index in islice(indexes, MAX_INDEXES):
+        yield from islice(_missing(index, bare=bare), MAX_FILES)
+    for part in islice(folder.glob("*.distcp"), MAX_PARTS):
+        if part.is_file() and _is_cut(part):
+            yield part, part.stat().st_size, str(broken(part, "it was cut short"))
+
+
+def _missing(index: Path, *, bare: bool) -> Iterator[tuple[Path, int, str]]:
+    """Name the shards that are not there. Where none is, but another model file, the model was fetched in its other format."""
+    named = _named(index)
+    if named is None:
+        yield index, index.stat().st_size, str(broken(index, "it is no table of which shard holds which tensor"))
+        return
+    listed = named.intersection(os.listdir(index.parent))  # noqa: PTH208 - names: what a file says is never a path to follow
+    there = {name for name in listed if lies(index.with_name(name))}  # a link in a cache may lead nowhere
+    for name in sorted(named - there) if there or bare else ():
+        shard = index.parent / name[:255]
+        yield shard, 0, str(broken(shard, f"it is missing, and {index.name} names it"))
+
+
+def _named(index: Path) -> set[str] | None:
+    """Return the names of the shards; None where the index cannot be read."""
+    import msgspec  # here, since most folders have no index
+
+    from .safetensors import MAX_QUOTES
+
+    class Index(msgspec.Struct):
+        weight_map: dict[str, str]
+
+    if index.stat().st_size > MAX_INDEX or (data := index.read_bytes()).count(b'"') > MAX_QUOTES:
+        return None
+    try:
+        return set(msgspec.json.decode(data, type=Index).weight_map.values())
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _is_cut(part: Path) -> bool:
+    """Tell whether an archive has lost its end: a part is a row of torch.save's archives, or it is packed in another way."""
+    with part.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            return False
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _END_BYTES))
+        return file.read(4) != b"PK\x05\x06"
