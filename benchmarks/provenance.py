@@ -116,15 +116,18 @@ def plain(save: Callable[[Any, Path], Any], weights: Any, file: Path) -> tuple[f
 
 
 def in_run(save: Callable[[Any, Path], Any], weights: Any, file: Path, runs: Path, *, stamp: bool) -> float:
-    """Return the CPU seconds of saving beside a run, which has work of its own at its start, with stamps or without."""
-    with fanfold.init("bench", dir=runs, quiet=True, system=False, stamp=stamp):
+    """Return the CPU seconds of saving beside a run, which has work of its own at its start, with stamps or without.
+
+    Its name is always the same: a stamp of another length would move the weights.
+    """
+    with fanfold.init("bench", name="bench", dir=runs, quiet=True, system=False, stamp=stamp):
         return plain(save, weights, file)[0]
 
 
 def by_hand(save: Callable[[Any, Path], Any], weights: Any, file: Path, runs: Path) -> list[float]:
     """Return CPU and wall seconds of saving and of stamping right after it, and what reading the stamp takes."""
     saved = plain(save, weights, file)
-    with fanfold.init("bench", dir=runs, quiet=True, system=False) as run:
+    with fanfold.init("bench", name="bench", dir=runs, quiet=True, system=False) as run:
         stamped = timed(lambda: fanfold.stamp(file, data="benchmark"))
     began = time.perf_counter()
     assert fanfold.inspect(file)["stamp"]["run"]["id"] == run.id
@@ -135,7 +138,7 @@ def to_the_disk(save: Callable[[Any, Path], Any], weights: Any, file: Path, runs
     """Return the wall seconds until a file is saved, stamped by hand or not, and on the disk."""
     file.unlink(missing_ok=True)
     os.sync()
-    with fanfold.init("bench", dir=runs, quiet=True, system=False):
+    with fanfold.init("bench", name="bench", dir=runs, quiet=True, system=False):
         began = time.perf_counter()
         save(weights, file)
         if stamp:
@@ -187,7 +190,8 @@ def main() -> None:
             wall = statistics.median(found["hand_wall"]), statistics.median(found["saved_wall"])
             walls.append(f"{name} {ms(wall[0] * 1000)} after {ms(wall[1] * 1000)} of saving")
             slowest = max(slowest, *(seconds * 1000 for seconds in found["inspect"]))
-        fanfold.stamp(Path(place, "m.pt"), data="benchmark")
+        with fanfold.init("bench", name="bench", dir=Path(place, "runs"), quiet=True, system=False):
+            fanfold.stamp(Path(place, "m.pt"), data="benchmark")
         whole = command(Path(place, "m.pt"))
     note = (
         f"CPU time of the process but where the clock is named; ratios to saving without a stamp: of the lowest of {pairs}, then the median, lowest and highest of the "
