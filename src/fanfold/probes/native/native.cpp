@@ -285,10 +285,12 @@ void forget_names() {
   s.labels = 1;
   s.kinds = 0;
   uint32_t next = s.round.load() + kLabels;
+  g_labelled.store(false);  // the self-test has a label; whoever sets one meanwhile is seen here, or sets this again
   for (auto& each : *g_labels) {
     auto label = each.lock();
     uint32_t number = label ? label->number.load() : 0, place;
     while ((place = place_of(number)) && !label->number.compare_exchange_weak(number, next | intern_label(old[place]))) {}
+    if (place) g_labelled.store(true);
   }
   s.round.store(next);
 }
@@ -456,7 +458,7 @@ int ff_label_set(uint32_t number) {
   try {
     static thread_local Mine mine;
     mine.label->number.store(number);
-    if (number) g_labelled.store(true, std::memory_order_relaxed);
+    if (number) g_labelled.store(true);  // after the number: see forget_names()
     // What is there may be another: backward brings one along from the thread that called it.
     bool there = !torch_.get || torch_.get(torch_.label_kind) == mine.label.get();
     if (!there && !torch_.get(torch_.profiler_kind)) torch_.push(torch_.label_kind, mine.label);
