@@ -183,7 +183,13 @@ def test_interrupt_is_exit_code_130(runs_dir: Path) -> None:
     live.log({"loss": 1.0})
     env = {**os.environ, "PYTHONPATH": str(SRC)}
     command = [sys.executable, "-m", "fanfold", "tail", "-f", live.id]
-    child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # else a shell's background jobs, which ignore it, hand that on
+    try:
+        child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert child.stdout is not None
     assert "loss" in child.stdout.readline()  # it follows
     child.send_signal(signal.SIGINT)
