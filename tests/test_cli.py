@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import platform
 import pty
 import re
 import signal
@@ -772,6 +773,27 @@ def test_table_columns_give_way_widest_first_and_then_the_last_goes() -> None:
 
 
 # Helpers
+
+
+def test_usage_says_who_and_with_which_versions_on_a_narrow_terminal(runs_dir: Path) -> None:
+    with fanfold.init("toy", system=False):
+        fanfold.log_api_usage_once("my.old_fit")
+    head, _, row, *_ = [line for line in terminal("usage", "--api", "my.*", width=80).splitlines() if line.strip()]
+    assert head.split()[:4] == ["api", "run", "user", "versions"]
+    assert row.startswith("my.old_fit")
+    assert f"python {platform.python_version()}" in row
+
+
+def test_show_says_how_many_files_it_leaves_out(runs_dir: Path, capsys) -> None:
+    with fanfold.init("toy", system=False) as run:
+        for step in range(9):
+            run._event("saved", {"path": f"/models/{step}.pt", "size": 10, "s": step})
+    assert main(["show", run.id]) == 0
+    shown = capsys.readouterr().out
+    assert "8.pt" in shown
+    assert shown.count(".pt") + int(re.findall(r"and (\d+) more files \(--all\)", shown)[0]) == 9
+    assert main(["show", run.id, "--all"]) == 0
+    assert "more files" not in capsys.readouterr().out
 
 
 def two_ranks() -> None:

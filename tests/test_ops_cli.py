@@ -15,6 +15,7 @@ from fanfold.cli import main
 from fanfold.cli.ops_formats import prometheus
 from fanfold.cli.text import took
 from fanfold.probes.native import build
+from fanfold.probes.workers import pack_rows
 from fanfold.store import ops as store
 from ops_child import count, program, run, with_device
 
@@ -461,3 +462,38 @@ def test_a_run_without_a_profile_says_how_to_get_one(tmp_path, capsys):
     fanfold.init("p", dir=tmp_path, quiet=True, system=False).finish()
     assert main(["ops", "-", "--dir", str(tmp_path)]) == 1
     assert "FANFOLD_OPS=1" in capsys.readouterr().err
+
+
+def test_a_profile_that_is_damaged_or_empty_is_not_called_none(tmp_path, capsys):
+    damaged = fanfold.init("damaged", dir=tmp_path, quiet=True, system=False)
+    damaged.finish()
+    (damaged.path / "ops").mkdir()
+    (damaged.path / "ops" / "0-1.ops").write_bytes(b"no table" * 100)
+    assert main(["ops", damaged.id, "--dir", str(tmp_path)]) == 1
+    assert "cannot be read: its file is damaged" in capsys.readouterr().err
+    empty = fanfold.init("empty", dir=tmp_path, quiet=True, system=False)
+    facts = {"rank": 0, "node": "n", "steps": 2, "observed": 0, "every": 100, "window": 1, "sampling": 0.0}
+    empty._event("ops", {"id": "one", "facts": facts, "table": pack_rows([])})
+    empty.finish()
+    assert main(["ops", empty.id, "--dir", str(tmp_path)]) == 1
+    assert "though a profile was kept: 0 of 2 steps observed in full" in capsys.readouterr().err
+
+
+def test_a_run_without_steps_says_how_much_time_was_observed(tmp_path, capsys):
+    run = fanfold.init("served", dir=tmp_path, quiet=True, system=False)
+    facts = {"rank": 0, "node": "n", "steps": 0, "observed": 0, "every": 100, "window": 1, "sampling": 0.0, "seen_ns": 10**7,
+             "started": 0, "now": 10**9}  # fmt: skip
+    row = {"op": "aten::mul", "overload": "", "scope": "forward", "thread": "main", "label": "", "inputs": "", "all": False,
+           "count": 1, "total_ns": 3000, "self_ns": 2000, "own_ns": 2000, "max_ns": 3000, "device_count": 0, "device_ns": 0,
+           "hist": {}}  # fmt: skip
+    run._event("ops", {"id": "one", "facts": facts, "table": pack_rows([row])})
+    run.finish()
+    assert main(["ops", run.id, "--dir", str(tmp_path)]) == 0
+    assert "1 process: no optimizer steps, 10 ms of 1 s observed" in capsys.readouterr().err
+
+
+def test_nobody_is_asked_for_a_trace_where_nobody_would_answer(tmp_path, capsys):
+    run = fanfold.init("plain", dir=tmp_path, quiet=True, system=False)
+    assert main(["ops", "trace", run.id, "--dir", str(tmp_path)]) == 2
+    assert "keeps no operator profile" in capsys.readouterr().err
+    run.finish()

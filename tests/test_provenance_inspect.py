@@ -627,3 +627,10 @@ def _counted(seen: list[Any], folder: Path) -> Any:
         if item.is_file():
             seen.append(item)
             yield item.name
+
+
+def test_the_id_torch_gives_a_file_is_shown(tmp_path, capsys):
+    torch.save(model().state_dict(), tmp_path / "m.pt")
+    assert main(["inspect", str(tmp_path / "m.pt")]) == 1
+    id = fanfold.inspect(tmp_path / "m.pt")["facts"]["serialization_id"]
+    assert f"id        {id} (as in `fanfold usage --files`)" in capsys.readouterr().out

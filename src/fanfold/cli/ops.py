@@ -126,12 +126,16 @@ def _say_nothing(args: argparse.Namespace, found: Found) -> None:
 
 def _basis(tables: Sequence[Table]) -> str:
     """Say how much was observed: steps, or time where there were none."""
-    facts = [table.facts for table in tables if not table.facts.get("worker")]
-    steps, observed, seen = (sum(int(one.get(name) or 0) for one in facts) for name in ("steps", "observed", "seen_ns"))
+    mains = [table for table in tables if not table.facts.get("worker")]
+    steps, seen = _sum(mains, "steps"), _sum(mains, "seen_ns")
     if steps:
-        return f"{observed:,} of {plural(steps, 'step')} observed in full"
-    spent = sum(max(0, int(one.get("now") or 0) - int(one.get("started") or 0)) for one in facts)
+        return f"{_sum(mains, 'observed'):,} of {plural(steps, 'step')} observed in full"
+    spent = _sum(mains, "now") - _sum(mains, "started")
     return "no optimizer steps" + (f", {took(seen)} of {took(spent)} observed" if 0 < seen < 0.95 * spent else "")
+
+
+def _sum(tables: Sequence[Table], name: str) -> int:
+    return sum(int(table.facts.get(name) or 0) for table in tables)
 
 
 def _top(args: argparse.Namespace, found: Found, by: list[str]) -> int:
@@ -172,18 +176,16 @@ def _cells(row: dict[str, Any], whole: float, device: bool) -> list[str]:
 
 def _remarks(args: argparse.Namespace, runs: list[StoredRun], left: int, blank: bool) -> None:
     """Say what the figures rest on."""
-    found = [table for run in runs for table in store.tables(run)]
-    tables = [table.facts for table in found]
-    mains = [facts for facts in tables if not facts.get("worker")]
-    steps, observed = (sum(int(facts.get(name) or 0) for facts in mains) for name in ("steps", "observed"))
-    text = f"{plural(len(runs), 'run')}, {plural(len(mains), 'process')}: {_basis(found)}"
+    tables = [table for run in runs for table in store.tables(run)]
+    mains = [table for table in tables if not table.facts.get("worker")]
+    text = f"{plural(len(runs), 'run')}, {plural(len(mains), 'process')}: {_basis(mains)}"
     output.remark(args, text + (f", {left} rows more (--top 0)" if left > 0 else ""))
     if blank:
         output.remark(args, ops_diff.BLANK)
     for name, meaning in LOST.items():
-        if lost := sum(int(facts.get(name) or 0) for facts in tables):
+        if lost := _sum(tables, name):
             output.remark(args, f"{lost:,} {meaning}")
-    if steps and not observed and not any(facts.get("sampling") for facts in mains):
+    if _sum(mains, "steps") and not _sum(mains, "observed") and not any(table.facts.get("sampling") for table in mains):
         output.remark(
             args, "no step was observed: the run is too short for its profile. Pass ops={'every': 1} to observe all of them."
         )

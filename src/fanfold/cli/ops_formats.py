@@ -39,17 +39,16 @@ Found = list[tuple[StoredRun, list[dict[str, Any]]]]
 
 def prometheus(found: Found) -> str:
     """Write the text form that node_exporter's textfile collector takes."""
-    rows = [(run, row) for run, some in found for row in some]
-    timed = [(run, row) for run, row in rows if row["device_count"]]
-    named = [(_labels(run, row), row) for run, row in rows]
+    named = [(_labels(run, row), row) for run, rows in found for row in rows]
+    timed = [(labels, row) for labels, row in named if row["device_count"]]
     lines: list[str] = []
     for meters, kind in ((COUNTERS + DEVICE * bool(timed), "counter"), (GAUGES, "gauge")):
         for name, _, meaning, value in meters:
             full = f"fanfold_op_{name}" + "_total" * (kind == "counter")
             lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}"]
-            some = [(labels, row) for labels, row in named if row["device_count"]] if name.startswith("device_") else named
-            lines += [f"{full}{{{labels}}} {value(row):.15g}" for labels, row in some]
-    steps = [(run, one) for run, some in found if some for one in steps_of(run)]
+            counted = timed if name.startswith("device_") else named
+            lines += [f"{full}{{{labels}}} {value(row):.15g}" for labels, row in counted]
+    steps = [(run, one) for run, rows in found if rows for one in steps_of(run)]
     for name, meaning in STEPS.items():
         lines += [f"# HELP fanfold_{name}_total {meaning}", f"# TYPE fanfold_{name}_total counter"]
         lines += [f"fanfold_{name}_total{{{_labels(run, one)}}} {one[name]}" for run, one in steps]
