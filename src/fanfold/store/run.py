@@ -398,7 +398,7 @@ class StoredRun:
 
     @property
     def files(self) -> list[dict[str, Any]]:
-        """The model files this run saved and stamped: path, size, step, time."""
+        """The model files this run saved and stamped: `path`, `size`, `s` (the step), `rank`, and `t`, in nanoseconds."""
         return list(self._events("saved"))
 
     def ops(self) -> list[dict[str, Any]]:
