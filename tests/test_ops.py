@@ -177,6 +177,8 @@ def test_every_step_is_counted_every_wait_seen_and_between_windows_torch_has_no_
 
 WAITS = """
 import time, torch
+from fanfold.probes import ops
+ops.IDLE_SECONDS = 1e9  # nothing is observed: the least that can be known of a wait
 class Slow(torch.utils.data.Dataset):
     def __len__(self): return 6
     def __getitem__(self, at): time.sleep(0.05); return torch.ones(8)

@@ -305,7 +305,7 @@ def test_runs_of_one_name_are_told_apart(two, capsys):
 def test_a_terminal_that_does_not_know_its_width_gets_whole_numbers(two):
     ours, theirs = pty.openpty()  # 0 by 0 until somebody says otherwise
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "dumb"}
-    words = [sys.executable, "-m", "fanfold", "ops", "wide", "--top", "3", "--dir", str(two), "-q"]
+    words = [sys.executable, "-m", "fanfold", "ops", "wide", "--top", "0", "--dir", str(two), "-q"]
     with (
         subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as child,
         open(ours, "rb", buffering=0) as end,
@@ -318,7 +318,7 @@ def test_a_terminal_that_does_not_know_its_width_gets_whole_numbers(two):
     assert child.returncode == 0, shown
     lines = shown.decode().splitlines()
     assert all(line.rstrip().endswith(("ns", "µs", "ms", " s")) for line in lines[-3:]), lines
-    assert max(map(len, lines)) > 80
+    assert max(map(len, lines)) > 80  # some of all names are long, whichever took the most time
 
 
 def test_all_projects_and_those_a_filter_leaves(two, capsys):
