@@ -23,6 +23,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("FANFOLD_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FANFOLD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     errors.notices.counts.clear()
 
 

@@ -56,7 +56,7 @@ ORDER = [
     {"_version"},
     {"errors"},
     {"settings", "names", "_summary", "mask", "drawing", "sources"},
-    {"process"},
+    {"process", "approvals"},
     {"media"},
     {"values"},
     {"_config"},

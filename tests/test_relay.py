@@ -279,9 +279,20 @@ def test_sync_leaves_a_relay_at_work_alone_and_says_so(play):
     training = play.start(["slow"], "for i in range(150): run.log({'x': i}, step=i)\nrun.finish(timeout=60)")
     until(play.lines.exists)
     code, done, err = play.sync("r", "--to", "relay_trackers:Slow")
-    assert (code, done[0]["outcome"]) == (0, "owned"), err
+    assert (code, done[0]["outcome"]) == (3, "owned"), err
     assert training.communicate(timeout=60)[1] == ""
     assert [call["step"] for call in play.calls()] == list(range(150))
+
+
+def test_sync_exits_with_1_while_a_destination_is_behind(play):
+    play.play(None, "run.log({'x': 1}); run.finish()")
+    renamed = (
+        play.run / "relay" / "tensorboard-renamed.cursor"
+    )  # a relay never writes to this one, so its values stay undelivered
+    renamed.parent.mkdir()
+    renamed.write_text(json.dumps({"tracker": "tensorboard", "kwargs": {}}))
+    code, done, err = play.sync("r")
+    assert (code, done[0]["outcome"], done[0]["left"]) == (1, "behind", 1), err
 
 
 def test_an_owner_on_another_node_keeps_its_cursor_until_it_stands_still(tmp_path):

@@ -346,9 +346,12 @@ def start(options: Mapping[str, Any]) -> Run:
         run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
     if options["server"] and place.me.local_main:
         with guard("start the forwarder", strict=options["strict"]):
+            from .fleet.destination import destination
             from .fleet.launch import Forwarding
 
-            run._forwarding = Forwarding(Path(options["root"]), options["server"])  # noqa: SLF001 - the other half of Run
+            gateway = destination(options["file"])
+            if gateway is not None:
+                run._forwarding = Forwarding(Path(options["root"]), gateway)  # noqa: SLF001 - the other half of Run
     if place.me.main and not run.quiet:
         again = f", attempt {place.ordinal}" if place.ordinal > 1 else ""
         print(f"fanfold: run {run.name} ({run.id}{again}) → {run.path}", file=sys.stderr)
@@ -476,5 +479,5 @@ def options_for(project: str | None, *, file: Mapping[str, Any], **given: Any) -
     options["project"] = resolve("project", project, file=file)
     options["id"] = resolve("run_id", given.get("id"), file=file)
     options |= {name: given.get(name) for name in ("config", "trackers", "tracker_kwargs", "fold", "relay")}
-    options["root"] = given["root"]
+    options["root"], options["file"] = given["root"], file
     return options

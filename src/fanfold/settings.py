@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import SettingError
+from .errors import SettingError, notices
 
 DIRECTORY_NAME = ".fanfold"
 FILE_NAME = "settings.toml"
@@ -106,6 +106,7 @@ _ROWS = (
     Setting("resume", _choice("never", "allow", "must", "auto"), "allow",
             "What to do when the run exists: refuse, continue, require it, or look for the last unfinished one."),
     Setting("run_id", str, None, "The run's id; every process that has it joins the same run."),
+    Setting("safe_directory", _names, (), "Comma-separated folders that may be used although another user owns them; * for all."),
     Setting("server", str, None, "The gateway that runs go to, such as https://runs.example.org; init() starts a forwarder."),
     Setting("server_ca", str, None, "A file of certificates that sign the gateway's; default: the system's."),
     Setting("server_token", str, None, "What the forwarder shows the gateway."),
@@ -163,7 +164,7 @@ def _checked(setting: Setting, value: Any, origin: str) -> Any:
 def read_file(directory: Path) -> dict[str, Any]:
     """Read `settings.toml` in `directory`; an unknown name is an error that lists the known ones."""
     path = directory / FILE_NAME
-    if not path.is_file():
+    if not path.is_file() or not _is_safe_file(path):
         return {}
     if sys.version_info >= (3, 11):
         import tomllib
@@ -218,11 +219,50 @@ def find_directory(argument: str | os.PathLike[str] | None = None, *, writing: b
     if given:
         return Path(given).expanduser().absolute()
     here = Path.cwd()
-    for folder in (here, *here.parents):
-        candidate = folder / DIRECTORY_NAME
-        if candidate.is_dir():
-            return candidate
-    return here / DIRECTORY_NAME
+    folders = [folder / DIRECTORY_NAME for folder in (here, *here.parents)]
+    found = [folder for folder in folders if os.path.isdir(folder)]  # noqa: PTH112 - Path.is_dir raises where a parent is closed
+    return next(filter(_is_safe_directory, found), here / DIRECTORY_NAME)
+
+
+def _owners(path: Path) -> set[int]:
+    """Return who owns a path, and the link that it may be."""
+    return {path.stat().st_uid, path.lstat().st_uid}
+
+
+def _is_safe_directory(folder: Path) -> bool:
+    """Return whether a folder found upward may be used: it is this user's or root's, or FANFOLD_SAFE_DIRECTORY names it."""
+    strangers = _owners(folder) - {os.geteuid(), 0}
+    safe = resolve("safe_directory")
+    if not strangers or "*" in safe or any(Path(name).expanduser().absolute() == folder for name in safe):
+        return True
+    notices.once(
+        f"owner:{folder}",
+        f"{folder} belongs to another user ({_user(min(strangers))}), so it is not used: its settings could send your runs "
+        f"elsewhere. To use it, set FANFOLD_DIR={folder} or FANFOLD_SAFE_DIRECTORY={folder}.",
+    )
+    return False
+
+
+def _is_safe_file(path: Path) -> bool:
+    """Return whether a settings file may be read: it is this user's, root's, or the one's who owns the directory it is in."""
+    strangers = _owners(path) - {os.geteuid(), 0, path.parent.stat().st_uid}
+    if not strangers:
+        return True
+    notices.once(
+        f"owner:{path}",
+        f"{path} belongs to another user ({_user(min(strangers))}) than its directory, so it is not read and its settings "
+        "have no effect. Copy the file to make it yours, or remove it.",
+    )
+    return False
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container's user, or one of another machine
+        return f"user id {uid}"
 
 
 def cache_directory() -> Path:

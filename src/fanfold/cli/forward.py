@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import SettingError
-from ..settings import find_directory, read_file, resolve
+from ..settings import find_directory, read_file
 from . import output
 
 if TYPE_CHECKING:
@@ -41,11 +41,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..fleet import logs
     from ..fleet.client import Client
+    from ..fleet.destination import destination
     from ..fleet.forwarder import Forwarder
 
     root = find_directory(args.dir)
-    file = read_file(root)
-    client = Client(_address(args, file), resolve("server_token", file=file), ca=args.ca or resolve("server_ca", file=file))
+    gateway = destination(read_file(root), args.to)
+    if gateway is None:
+        raise SettingError("no gateway is named. Nothing was sent. Pass --to URL, or set FANFOLD_SERVER.")
+    client = Client(gateway.url, gateway.token, ca=args.ca or gateway.ca)
     forwarder = Forwarder(root, client, project=args.project, prune=args.prune, interval=max(0.05, args.interval))
     with logs.to_stream("warning" if args.quiet else "info"):
         return _once(args, forwarder) if args.once else _follow(args, forwarder)
@@ -81,13 +84,6 @@ def _follow(args: argparse.Namespace, forwarder: Forwarder) -> int:
                 if not is_network(forwarder.root) or wake.wait(TURN_SECONDS):
                     break
     return 0
-
-
-def _address(args: argparse.Namespace, file: dict[str, Any]) -> str:
-    url = args.to or resolve("server", file=file)
-    if not url:
-        raise SettingError("no gateway is named. Nothing was sent. Pass --to URL, or set FANFOLD_SERVER.")
-    return str(url)
 
 
 def _await_end(wake: threading.Event) -> None:

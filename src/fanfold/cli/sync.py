@@ -3,7 +3,12 @@
 Without RUN, every run that has something left. With --to, the whole run goes to that tracker, live or finished; what it
 has already is not sent again. A tracker of your own is named by module:Class.
 
-Each tracker is served from a process of its own. Another relay at work on the same is left alone, and that is said.
+A run folder may come from somebody else. A destination recorded in it is used only if you named it before, in fanfold.init() or
+here; otherwise this command asks, or refuses where there is no terminal.
+
+Each tracker is served from a process of its own. One that another process serves at the moment is left alone.
+
+exit codes: 0 everything is delivered, 1 something is not (failed or behind), 2 a destination was refused, 3 another process delivers it.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .. import approvals
 from ..errors import FanfoldError, SettingError
 from ..journal.directory import run_directories
 from ..relay.cursor import Cursor, cursors, public
@@ -23,7 +29,7 @@ from ..relay.process import OWNED, Relay, cursor_of, learn, remaining
 from ..settings import find_directory
 from ..store import StoredRun, catalogue, open_run
 from . import choose, output
-from .text import plural
+from .text import clean, plural
 
 EXAMPLE = """examples:
   fanfold sync                              everything that is left, of all runs
@@ -32,6 +38,8 @@ EXAMPLE = """examples:
   fanfold sync - --to tensorboard --follow  a live run, until it ends"""
 
 POLL_SECONDS = 0.1
+# What each outcome makes of the exit code; the first that occurred decides.
+CODES = {"failed": 1, "behind": 1, "refused": 2, "owned": 3}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +61,14 @@ class Job(NamedTuple):
     kwargs: dict[str, Any]
     relay: Relay | None
     error: str | None = None
+    refused: bool = False
 
 
 class Done(NamedTuple):
     """What became of a job."""
 
     job: Job
-    outcome: str  # delivered | nothing new | behind | owned | failed
+    outcome: str  # delivered | nothing new | behind | owned | refused | failed
     values: int
     left: int
     why: str | None
@@ -70,10 +79,11 @@ def run(args: argparse.Namespace) -> int:
     if args.kwargs and len(args.to or ()) != 1:
         raise SettingError("--kwargs are the arguments of one tracker. Nothing was sent. Name it with --to.")
     names = [learn(word) for word in args.to or ()]
-    jobs = [job for folder in _folders(args, names) for job in _jobs(folder, names, kwargs, args.follow)]
+    jobs = [job for folder in _folders(args, names) for job in _jobs(folder, names, kwargs, args)]
     done = [_deliver(job, args) for job in jobs]
     _report(args, done)
-    return 1 if any(one.outcome == "failed" for one in done) else 0
+    seen = {one.outcome for one in done}
+    return next((code for outcome, code in CODES.items() if outcome in seen), 0)
 
 
 def read_kwargs(text: str | None) -> dict[str, Any]:
@@ -107,17 +117,63 @@ def _here(folder: Path) -> Path:
     return folder
 
 
-def _jobs(folder: Path, names: list[str], kwargs: Mapping[str, Any], follow: bool) -> list[Job]:
+def _jobs(folder: Path, names: list[str], kwargs: Mapping[str, Any], args: argparse.Namespace) -> list[Job]:
     known, stored = cursors(folder), open_run(folder)
     if not names:
-        return [_job(stored, cursor, cursor.kwargs, follow) for cursor in known if not _is_done(stored, cursor)]
+        due = [cursor for cursor in known if not _is_done(stored, cursor)]
+        return [
+            _job(stored, cursor, cursor.kwargs, args.follow) if _is_trusted(cursor) or _confirmed(stored, cursor, args)
+            else _refused(stored, cursor)
+            for cursor in due
+        ]  # fmt: skip
     jobs = []
     for name in names:
         wanted = public(kwargs)
-        same = [cursor for cursor in known if cursor.tracker == name and wanted.items() <= cursor.kwargs.items()]
+        approvals.remember(name, wanted)
+        same = [cursor for cursor in known if cursor.tracker == name and _is_meant(cursor, wanted)]
         for cursor in same or [cursor_of(folder, name, kwargs)]:
-            jobs.append(_job(stored, cursor, {**cursor.kwargs, **kwargs}, follow))  # noqa: PERF401 - reads better so
+            jobs.append(_job(stored, cursor, {**cursor.kwargs, **kwargs}, args.follow))  # noqa: PERF401 - reads better so
     return jobs
+
+
+def _is_meant(cursor: Cursor, wanted: Mapping[str, Any]) -> bool:
+    """Return whether --to means this destination: the same arguments, and no others but this user's own."""
+    return cursor.kwargs == wanted or (wanted.items() <= cursor.kwargs.items() and _is_trusted(cursor))
+
+
+def _is_trusted(cursor: Cursor) -> bool:
+    """Return whether this user chose a destination: they named it, or nothing but their environment does."""
+    return not cursor.kwargs or approvals.is_approved(cursor.tracker, cursor.kwargs)
+
+
+def _confirmed(stored: StoredRun, cursor: Cursor, args: argparse.Namespace) -> bool:
+    """Ask whether a destination that stands in a run's folder may be used, where there is somebody to ask."""
+    if args.json or args.quiet or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(
+        f"Run {clean(stored.id)} asks to be sent to {_destination(cursor)}. You have not used this destination before;",
+        file=sys.stderr,
+    )
+    print(
+        "whoever wrote the run's folder chose it, and it would get the run and your credentials for it.", file=sys.stderr, end=" "
+    )
+    print("Send it there? [y/N] ", file=sys.stderr, end="", flush=True)
+    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if agreed:
+        approvals.remember(cursor.tracker, cursor.kwargs)
+    return agreed
+
+
+def _destination(cursor: Cursor) -> str:
+    return clean(f"{cursor.tracker} with {json.dumps(cursor.kwargs, default=str)}")
+
+
+def _refused(stored: StoredRun, cursor: Cursor) -> Job:
+    why = (
+        f"the run's folder names {_destination(cursor)}, which you have not used before; nothing was sent. If you trust it: "
+        f"fanfold sync {stored.id} --to {cursor.tracker} --kwargs '…'"
+    )
+    return Job(stored.path, stored.id, cursor, {}, None, why, refused=True)
 
 
 def _is_done(stored: StoredRun, cursor: Cursor) -> bool:
@@ -139,7 +195,7 @@ def _deliver(job: Job, args: argparse.Namespace) -> Done:
     """Serve one job from a process of its own, with a bar while it takes."""
     before = Cursor.load(job.cursor.path)
     if job.relay is None:
-        return Done(job, "failed", 0, remaining(job.run, before), job.error)
+        return Done(job, "refused" if job.refused else "failed", 0, remaining(job.run, before), job.error)
     try:
         job.relay.start()
         code = _watch(job, job.relay, before, args)
@@ -187,7 +243,12 @@ def _report(args: argparse.Namespace, done: list[Done]) -> None:
     )
     failed = sum(one.outcome == "failed" for one in done)
     if failed:
-        output.remark(args, f"{plural(failed, 'tracker')} could not be served; nothing is lost. Mend it and run this again.")
+        output.remark(
+            args, f"{plural(failed, 'tracker')} could not be served; nothing is lost. Fix the cause and run this again."
+        )
+    for one in done:
+        if one.outcome == "refused":
+            output.remark(args, f"fanfold: {one.job.id}: {one.why}")
 
 
 def _where(one: Done) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..journal import directory
 from ..journal.packed import raw_size
 from ..process import digest
-from .address import parse
+from .destination import Destination
 from .note import HOME, Note
 
 IDLE_SECONDS = 10.0
@@ -24,12 +24,12 @@ MAX_LOG = 8 << 20
 class Forwarding:
     """The side that started a forwarder: hurry it, and wait until this rank's journals are at the gateway."""
 
-    def __init__(self, root: Path, server: str) -> None:
-        self.url = parse(server).url  # an address that is none is said here, and not in the forwarder's log
+    def __init__(self, root: Path, gateway: Destination) -> None:
+        self.url = gateway.url
         self._root = root
-        self._process = self._start(server)
+        self._process = self._start(gateway)
 
-    def _start(self, server: str) -> subprocess.Popen[bytes]:
+    def _start(self, gateway: Destination) -> subprocess.Popen[bytes]:
         folder = self._root / HOME
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = folder / f"{digest(self.url)}.log"
@@ -43,7 +43,7 @@ class Forwarding:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **_same_modules(), "FANFOLD_SERVER": server},
+                env={**os.environ, **_same_modules(), **_variables(gateway)},
             )
 
     def wait(self, run: Path, rank: int, timeout: float) -> list[str]:
@@ -73,6 +73,12 @@ class Forwarding:
             return any(not note.is_over(file) and note.offsets.get(file.stem, -1) < raw_size(file) for file in own)
         except OSError:  # deleted in this moment: there is nothing to wait for
             return False
+
+
+def _variables(gateway: Destination) -> dict[str, str]:
+    """Return the gateway's address and its token as the environment of a child, where they belong together."""
+    given = {"FANFOLD_SERVER": gateway.url, "FANFOLD_SERVER_TOKEN": gateway.token, "FANFOLD_SERVER_CA": gateway.ca}
+    return {name: str(value) for name, value in given.items() if value}
 
 
 def _same_modules() -> dict[str, str]:

@@ -17,12 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .. import approvals
 from ..errors import SettingError, guard, logger, notices, outcome, suggestion
 from ..fold import check as check_fold
 from ..journal.directory import decode_name
 from ..probes import energy
 from ..trackers.base import Adapter, is_tracker
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed, load_entry_points
+from .cursor import Cursor
 from .deadline import can_limit
 from .process import Relay, address_of, check_arguments, cursor_of, hold_seconds, left_line, make
 from .worker import Worker
@@ -122,6 +124,7 @@ class Attached:
     def start(self) -> None:
         for relay in self.relays:
             with guard(f"start the relay to {relay.name}"):
+                approvals.remember(relay.name, relay.cursor().kwargs)  # `fanfold sync` goes only where its user sent runs before
                 relay.start()
 
     def wait(self, timeout: float) -> list[str]:
@@ -224,6 +227,9 @@ class ThreadRelay:
             "Training goes on; calls to the object do nothing.",
         )
         return Silent()
+
+    def cursor(self) -> Cursor:
+        return self._cursor
 
     def hurry(self) -> None:
         """Say that the run has ended."""

@@ -78,7 +78,8 @@ class AimTracker(Adapter):
         known = json.loads(remote)
         self.init_kwargs["run_hash"] = known["hash"]
         inside = self._identity is not None and str(self.aim_repo_path) == str(self._identity.directory)
-        if not inside:  # a repository inside the run's directory moves with it; any other stays where it was
+        # A repository inside the run's directory moves with it, and a server is the user's to name; any other stays where it was.
+        if not inside and "://" not in str(known["repo"]):
             self.aim_repo_path = known["repo"]
 
     @on_main_process

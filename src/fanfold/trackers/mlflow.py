@@ -90,9 +90,11 @@ class MLflowTracker(Adapter):
     def resume(self, remote: str) -> None:
         known = json.loads(remote)
         self.run_id = known["run_id"]
-        place = unquote(urlsplit(known.get("uri", "")).path)
-        if place and Path(place).exists():
-            self.tracking_uri = known["uri"]
+        uri = str(known.get("uri", ""))
+        place = unquote(urlsplit(uri).path)
+        # Only a place on this disk: a run's folder, which may be anybody's, never names the server that gets our credentials.
+        if uri.startswith(("sqlite:///", "file:///")) and place and Path(place).exists():
+            self.tracking_uri = uri
 
     @on_main_process
     def start(self) -> None:

@@ -26,9 +26,11 @@ class TensorBoardTracker(Adapter):
         self.run_name = run_name
         self.logging_dir = os.path.join(logging_dir, run_name)  # noqa: PTH118 - a text, as users of the attribute expect
         self.init_kwargs = kwargs
+        self._inside = False
 
     def adopt(self, identity: Identity) -> None:
-        if Path(self.logging_dir).parent == identity.directory:
+        self._inside = Path(self.logging_dir).parent == identity.directory
+        if self._inside:
             self.logging_dir = str(identity.directory / encode_name(identity.name))
         else:  # a folder that runs share: each gets its own, or their points would mix
             self.logging_dir = str(Path(self.logging_dir) / encode_name(f"{identity.name}-{identity.run_id}"))
@@ -50,7 +52,12 @@ class TensorBoardTracker(Adapter):
         return self.logging_dir
 
     def resume(self, remote: str) -> None:
-        self.logging_dir = remote
+        """Continue in the same folder. One inside the run's directory moves with it; storage elsewhere is the user's to name."""
+        parent = self.logging_dir.rpartition("/")[0]
+        if self._inside:
+            self.logging_dir = f"{parent}/{Path(remote).name}"
+        elif "://" not in remote or remote.rpartition("/")[0] == parent:
+            self.logging_dir = remote
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

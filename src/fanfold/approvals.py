@@ -1,0 +1,55 @@
+"""Destinations this user has named: the only ones that a copied run or a settings file may lead to.
+
+Runs and settings files are passed around, so a destination written in one is the word of whoever wrote it. Destinations the user names
+directly, by an argument or an environment variable, are remembered here: outside every run, one small file each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import logger
+
+
+def folder() -> Path:
+    """Return where approvals are kept: `fanfold/approved` in the user's configuration folder."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path("~/.config").expanduser()) / "fanfold" / "approved"
+
+
+def remember(kind: str, destination: Mapping[str, Any], *, secret: str | None = None) -> None:
+    """Approve a destination, and the secret that is meant for it; only a hash of the secret is kept."""
+    if is_approved(kind, destination, secret=secret):
+        return
+    path = _path(kind, destination, secret)
+    aside = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        aside.unlink(missing_ok=True)
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(json.dumps({"kind": kind, "destination": destination}, default=str) + "\n")
+        aside.replace(path)
+    except OSError as error:  # a read-only home: commands ask again next time
+        logger.debug("cannot remember the destination %s: %s", kind, error)
+
+
+def is_approved(kind: str, destination: Mapping[str, Any], *, secret: str | None = None) -> bool:
+    """Return whether this user named this destination, with this secret, before."""
+    try:
+        found = os.lstat(_path(kind, destination, secret))
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _path(kind: str, destination: Mapping[str, Any], secret: str | None) -> Path:
+    key = hashlib.sha256(secret.encode()).hexdigest() if secret is not None else None
+    text = json.dumps([kind, destination, key], sort_keys=True, default=str)
+    return folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"

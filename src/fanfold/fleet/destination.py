@@ -1,0 +1,53 @@
+"""Which gateway runs go to, and with which token: an address and a token that belong together, or none.
+
+The address may come from a settings file, which anybody may have written, and the token from the environment. So an address from a file
+is used only when this user has named it before, and a token goes only to the address it was given for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .. import approvals
+from ..errors import SettingError
+from ..settings import FILE_NAME, TABLE, resolve
+from .address import parse
+
+KIND = "fanfold-gateway"
+
+
+class Destination(NamedTuple):
+    """A gateway, the token it is shown, and the certificates that sign its own."""
+
+    url: str
+    token: str | None
+    ca: str | None
+
+
+def destination(file: Mapping[str, Any], to: str | None = None) -> Destination | None:
+    """Return the gateway that `to`, FANFOLD_SERVER or the settings file names; None without one; raise where it is not approved."""
+    named = to or os.environ.get(TABLE["server"].variable)
+    given = file.get("server") if named is None else named  # an empty variable switches the file's off
+    if not given:
+        return None
+    url = parse(str(given)).url
+    own = file if _names(file, url) else {}  # what the file says belongs to the server that the file names
+    found = Destination(url, resolve("server_token", file=own), resolve("server_ca", file=own))
+    # A token in the same file as the address belongs to it; one from the environment belongs to the address it was used with.
+    secret = os.environ.get(TABLE["server_token"].variable)
+    if named:
+        approvals.remember(KIND, {"url": url})
+        approvals.remember(KIND, {"url": url}, secret=secret)
+    elif not approvals.is_approved(KIND, {"url": url}, secret=secret):
+        what = "your FANFOLD_SERVER_TOKEN was never given for it" if secret else "you have not approved it yet"
+        raise SettingError(
+            f"{FILE_NAME} names the gateway {url}, and {what}. Nothing is sent there. If you trust it, set FANFOLD_SERVER={url} or "
+            f"run `fanfold forward --once --to {url}`: it is remembered."
+        )
+    return found
+
+
+def _names(file: Mapping[str, Any], url: str) -> bool:
+    return not file.get("server") or parse(str(file["server"])).url == url
