@@ -1,7 +1,7 @@
 """Destinations this user has named: the only ones that a copied run or a settings file may lead to.
 
-Runs and settings files are passed around, so a destination written in one is the word of whoever wrote it. Destinations the user names
-directly, by an argument or an environment variable, are remembered here: outside every run, one small file each.
+Runs and settings files are passed around, so a destination written in one is the word of whoever wrote it. Destinations that the
+user names directly, by an argument or an environment variable, are remembered here: outside every run, one small file each.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ here; otherwise this command asks, or refuses where there is no terminal.
 
 Each tracker is served from a process of its own. One that another process serves at the moment is left alone.
 
-exit codes: 0 everything is delivered, 1 something is not (failed or behind), 2 a destination was refused, 3 another process delivers it.
+exit codes: 0 everything is delivered, 1 something is not (failed or behind), 2 a destination was refused, 3 another process
+delivers it.
 """
 
 from __future__ import annotations
@@ -150,14 +151,11 @@ def _confirmed(stored: StoredRun, cursor: Cursor, args: argparse.Namespace) -> b
     """Ask whether a destination that stands in a run's folder may be used, where there is somebody to ask."""
     if args.json or args.quiet or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    print(
-        f"Run {clean(stored.id)} asks to be sent to {_destination(cursor)}. You have not used this destination before;",
-        file=sys.stderr,
+    question = (
+        f"The folder of run {clean(stored.id)} names {_destination(cursor)}, which you have not used before.\n"
+        "It would get the run, and your credentials for it. Send it there? [y/N] "
     )
-    print(
-        "whoever wrote the run's folder chose it, and it would get the run and your credentials for it.", file=sys.stderr, end=" "
-    )
-    print("Send it there? [y/N] ", file=sys.stderr, end="", flush=True)
+    print(question, file=sys.stderr, end="", flush=True)
     agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
     if agreed:
         approvals.remember(cursor.tracker, cursor.kwargs)

@@ -1,7 +1,7 @@
 """Which gateway runs go to, and with which token: an address and a token that belong together, or none.
 
-The address may come from a settings file, which anybody may have written, and the token from the environment. So an address from a file
-is used only when this user has named it before, and a token goes only to the address it was given for.
+The address may come from a settings file, which anybody may have written, and the token from the environment. So an address from
+a file is used only when this user has named it before, and a token goes only to the address it was given for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Destination(NamedTuple):
 
 
 def destination(file: Mapping[str, Any], to: str | None = None) -> Destination | None:
-    """Return the gateway that `to`, FANFOLD_SERVER or the settings file names; None without one; raise where it is not approved."""
+    """Return the gateway that `to`, FANFOLD_SERVER or the settings file names, if any; raise where it is not approved."""
     named = to or os.environ.get(TABLE["server"].variable)
     given = file.get("server") if named is None else named  # an empty variable switches the file's off
     if not given:
@@ -43,8 +43,8 @@ def destination(file: Mapping[str, Any], to: str | None = None) -> Destination |
     elif not approvals.is_approved(KIND, {"url": url}, secret=secret):
         what = "your FANFOLD_SERVER_TOKEN was never given for it" if secret else "you have not approved it yet"
         raise SettingError(
-            f"{FILE_NAME} names the gateway {url}, and {what}. Nothing is sent there. If you trust it, set FANFOLD_SERVER={url} or "
-            f"run `fanfold forward --once --to {url}`: it is remembered."
+            f"{FILE_NAME} names the gateway {url}, and {what}. Nothing is sent there. If you trust it, set FANFOLD_SERVER={url} "
+            f"or run `fanfold forward --once --to {url}`: it is remembered."
         )
     return found
 
