@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -234,19 +235,173 @@ def check_promises(folder: str) -> list[str]:
         [stored.media("image")[0].load().array().shape, stored.media("hist")[0].kind],
         [(32, 32, 3), "histogram"],
     )
-    done += check_full_ring(folder) + check_kill(folder)
+    done += (
+        check_first_use(folder)
+        + check_tight_loop(folder)
+        + check_full_ring(folder)
+        + check_kill(folder)
+        + check_lightning(folder)
+    )
     return done
 
 
+def first_in_inference_mode(run) -> None:
+    with torch.inference_mode():
+        run.log({"x": torch.zeros((), device=DEVICE), "n": torch.zeros((), dtype=torch.int64, device=DEVICE)}, step=0)
+
+
+def first_in_no_grad(run) -> None:
+    with torch.no_grad():
+        run.log({"x": torch.zeros((), device=DEVICE), "n": torch.zeros((), dtype=torch.int64, device=DEVICE)}, step=0)
+
+
+def first_in_autocast(run) -> None:
+    with torch.autocast(DEVICE, torch.bfloat16):
+        weight = torch.eye(8, device=DEVICE)
+        run.log({"x": (weight @ weight).sum() - 8, "n": torch.zeros((), dtype=torch.int64, device=DEVICE)}, step=0)
+
+
+def first_in_a_compiled_function(run, mode: str | None = None) -> None:
+    def step(x):
+        y = x * 0
+        run.log({"x": y, "n": torch.zeros((), dtype=torch.int64, device=DEVICE)}, step=0)
+        return y + 1
+
+    torch.compile(step, mode=mode)(torch.ones((), device=DEVICE))
+
+
+def first_in_a_compiled_function_with_graphs(run) -> None:
+    first_in_a_compiled_function(run, "reduce-overhead")
+
+
+def first_in_a_hook(run) -> None:
+    x = torch.zeros((), device=DEVICE, requires_grad=True)
+    zero = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    y = x * 1
+    y.register_hook(lambda grad: run.log({"x": grad * 0, "n": zero}, step=0))
+    y.backward()
+
+
+def first_in_threads(run) -> None:
+    def work(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for i in range(500):
+                run.log({f"thread{number}": torch.full((), float(i), device=DEVICE)}, step=i)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    run.log({"x": torch.zeros((), device=DEVICE), "n": torch.zeros((), dtype=torch.int64, device=DEVICE)}, step=0)
+    for thread in threads:
+        thread.join()
+
+
+FIRST_USES = (first_in_inference_mode, first_in_no_grad, first_in_autocast, first_in_a_compiled_function,
+              first_in_a_compiled_function_with_graphs, first_in_a_hook, first_in_threads)  # fmt: skip
+
+
+def check_first_use(folder: str) -> list[str]:
+    """Whatever mode the first device value is logged in, later ones arrive from training, evaluation and another thread."""
+    done = []
+    for first in FIRST_USES:
+        run = fanfold.init("first", dir=folder, quiet=True, system=False)
+        first(run)
+
+        def log(i: int, run=run) -> None:
+            x = torch.full((), float(i), device=DEVICE, requires_grad=i % 2 == 0)
+            run.log({"x": x, "n": torch.full((), i, dtype=torch.int64, device=DEVICE)}, step=i)
+
+        for i in range(1, 100):
+            log(i)
+        with torch.inference_mode():
+            run.log({"x": torch.full((), 100.0, device=DEVICE), "n": torch.full((), 100, device=DEVICE)}, step=100)
+        thread = threading.Thread(target=log, args=(101,))
+        thread.start()
+        thread.join()
+        run.finish()
+        stored = fanfold.open(run.id, dir=folder)
+        wanted = [float(i) for i in range(102)]
+        got = [list(stored.series(key).values) for key in ("x", "n")]
+        threads = [list(stored.series(f"thread{n}").values) for n in range(4)] if first is first_in_threads else []
+        if got != [wanted, wanted] or any(values != [float(i) for i in range(500)] for values in threads) or stored.lost_values:
+            raise SystemExit(
+                f"FAILED {first.__name__}: {[len(values) for values in got]} of 102, {threads and [len(t) for t in threads]}"
+            )
+        done.append(f"{first.__name__.replace('_', ' ')}: 102 of 102 floats and integers as they were")
+    return done
+
+
+def check_tight_loop(folder: str) -> list[str]:
+    """As many calls as the loop can make: the ring grows, and nothing is dropped."""
+    run = fanfold.init("tight", dir=folder, quiet=True, system=False)
+    value = torch.zeros((), device=DEVICE)
+    count = 102_000
+    start = time.perf_counter()
+    for i in range(count):
+        run.log({"x": value}, step=i)
+        value += 1
+    took = time.perf_counter() - start
+    pinned = sum(slab.host.nbytes for ring in run._deferred._rings.values() for slab in ring._slabs)
+    run.finish(timeout=60)
+    stored = fanfold.open(run.id, dir=folder)
+    if list(stored.series("x").values) != [float(i) for i in range(count)] or stored.lost_values:
+        raise SystemExit(f"FAILED tight loop: {len(stored.series('x'))} of {count}, lost {len(stored.lost_values)}")
+    return [f"tight loop: {count:,} of {count:,} calls kept, {took / count * 1e6:.1f} us a call, {pinned / 1e6:.0f} MB pinned"]
+
+
+def check_lightning(folder: str) -> list[str]:
+    """Lightning's sanity check logs its first device value in inference mode; training then goes on."""
+    try:
+        import lightning.pytorch as pl
+    except ImportError:
+        try:
+            import pytorch_lightning as pl
+        except ImportError:
+            return []
+    from fanfold.frameworks.lightning import FanfoldLogger
+
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 1)
+
+        def training_step(self, batch, index):
+            loss = self.layer(batch).pow(2).mean()
+            self.logger.experiment.log({"by_hand": loss.detach()}, step=self.global_step)
+            self.log("train_loss", loss)
+            return loss
+
+        def validation_step(self, batch, index):
+            loss = self.layer(batch).pow(2).mean()
+            self.logger.experiment.log({"val_by_hand": loss}, step=self.global_step)
+            self.log("val_loss", loss)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    logger = FanfoldLogger(project="lightning", dir=folder)
+    data = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=8)
+    trainer = pl.Trainer(logger=logger, accelerator="gpu", devices=1, max_epochs=3, log_every_n_steps=1, enable_progress_bar=False,
+                         enable_checkpointing=False, enable_model_summary=False)  # fmt: skip
+    trainer.fit(Model(), data, data)
+    run = logger.experiment
+    run.finish()
+    stored = fanfold.open(run.id, dir=folder)
+    kept = (len(stored.series("by_hand")), len(stored.series("val_by_hand")))
+    if kept[0] != 24 or kept[1] < 1 or stored.lost_values:
+        raise SystemExit(f"FAILED Lightning: {kept}, lost {stored.lost_values}")
+    return [f"Lightning fit with validation: {kept[0]} training values of 24, {kept[1]} steps with validation values"]
+
+
 def check_full_ring(folder: str) -> list[str]:
-    """A GPU that does not get on: the ring fills, values are counted as lost, the caller never waits."""
+    """A GPU that stands still: the caller never waits for it, and every value is kept or counted as lost."""
     run = fanfold.init("ring", dir=folder, quiet=True, system=False)
     value = torch.ones((), device=DEVICE)
     run.log({"x": value}, step=0)
     run.flush()
     torch.cuda._sleep(4_000_000_000)
     worst = 0.0
-    for i in range(1, 251):  # three launches a call; beyond about 1,000 the driver itself makes every caller wait
+    for i in range(1, 251):  # beyond about 1,000 launches the driver itself makes every caller wait
         start = time.perf_counter()
         run.log({"x": value}, step=i)
         worst = max(worst, time.perf_counter() - start)

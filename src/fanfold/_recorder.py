@@ -22,6 +22,7 @@ from .encoder import Encoder
 from .errors import notices
 from .journal import Kind, Writer
 from .journal.format import Layout
+from .uncompiled import skip_frames, uncompiled
 from .values import Parts, code_of, split
 
 time_ns = time.time_ns
@@ -62,7 +63,9 @@ class Recorder:
         self._lost = 0
         self._deferred = Deferred(self._landed, self._lose)
         self._encoder = Encoder(path, self._media_landed)
+        skip_frames()
 
+    @uncompiled
     def log(
         self,
         values: Mapping[str, Any],
@@ -140,6 +143,7 @@ class Recorder:
             return
         if commit is not None:
             notices.once("commit", "log(commit=…) is wandb's; fanfold records every call at once. The values are recorded.")
+        skip_frames()  # torch may have been imported after init()
         now = time_ns()
         parts = split(values, strict=self.strict)
         number = self._step(step)
@@ -156,10 +160,14 @@ class Recorder:
         launched = self._deferred.launch_alike(plan.pick(values))
         if launched is None:
             return False
-        call = Call(next(self._seq), self._step(step), time_ns())
-        numbers = [values[key] for key in plan.numbers]
+        if type(step) is not int or not 0 <= step < 1 << 31:
+            step = self._step(step)
+        elif step > self._given:
+            self._given = step
+        call = Call(next(self._seq), step, time_ns())
+        numbers = [values[key] for key in plan.numbers] if plan.numbers else ()
         if not self._announce(plan, call, numbers):  # the first time, a step beyond 32 bits, or a disk that failed
-            self._writer.row(dict(zip(plan.numbers, numbers, strict=True)), plan.types, time_ns=call.time_ns, step=call.step,
+            self._writer.row(dict(zip(plan.numbers, numbers, strict=True)), plan.types, time_ns=call.time_ns, step=step,
                              layout=_PENDING, call=(call.seq, 1), signature=(plan,))  # fmt: skip
         self._deferred.watch(call, plan.device, launched)
         return True

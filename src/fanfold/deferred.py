@@ -1,25 +1,39 @@
 """Numbers still on a device: copied without a sync on the caller's thread, journalled when they land.
 
-The waiting thread makes no CUDA call at all. Each copy into pinned memory is followed on its stream by the copy of a
-mark, and the thread looks at the mark: polling an event from a thread would break a graph capture going on in another.
+The waiting thread makes no CUDA call at all: polling an event from a thread would break a graph capture going on in
+another. A free slot of the ring is full of sentinels; the device writes values over them, and the thread looks whether
+any sentinel is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import itertools
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .errors import guard
 
 POLL_SECONDS = 0.1
 FLUSH_SECONDS = 0.002
-SLOTS = 2048
-WIDTH = 64  # scalars in one slot
+MARK_BYTES = 8
+WIDTH = 63  # scalars in one slot, which with its mark is 512 bytes
+SLOT_BYTES = MARK_BYTES + WIDTH * 8
+FIRST_SLOTS = 2048
+MAX_BYTES = 64 << 20  # of pinned memory for one device; beyond it values are dropped and counted
+
+# One 16-bit pattern, repeated: as float16, bfloat16, float32 and float64 alike it is a NaN with a payload that no
+# computation gives. Which of 28 it is, chance decides for each process.
+SENTINEL = (0x7FF1 + secrets.randbelow(14) | secrets.randbelow(2) << 15).to_bytes(2, "little")
+_EMPTY_SLOT = SENTINEL * (SLOT_BYTES // 2)
+_SENTINELS = {size: int.from_bytes(SENTINEL * (size // 2), "little") for size in (2, 4, 8)}
+_FORMATS: dict[int, Literal["H", "I", "Q"]] = {2: "H", 4: "I", 8: "Q"}
 
 
 class Call(NamedTuple):
@@ -30,14 +44,38 @@ class Call(NamedTuple):
     time_ns: int
 
 
-@dataclass
-class Part:
-    """Something on its way: when it is there, and how to read it."""
+class Flight:
+    """A copy under way: `landed()` tells whether it is complete, `read()` gives its values."""
+
+    __slots__ = ()
+    stream: Any = None  # copies on one stream land in the order of their launches,
+    began = ended = 0  # each of which lies between these two
+
+    def landed(self) -> bool:
+        return True
+
+    def read(self) -> Any:
+        return ()
+
+
+class Ready(Flight):
+    """A value that only has to be read, off the training thread."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+
+    def read(self) -> Any:
+        return self._read()
+
+
+class Part(NamedTuple):
+    """A flight, and the call it belongs to."""
 
     call: Call
     keys: Sequence[str]
-    ready: Callable[[], bool]
-    read: Callable[[], Sequence[Any]]
+    flight: Flight
     then: Callable[[Call, dict[str, Any]], None] | None
 
 
@@ -48,76 +86,200 @@ class NoRoom(Exception):
     """The ring is full, or copies cannot be launched now."""
 
 
+class View(NamedTuple):
+    """A slot seen as scalars of one dtype: where the device writes each, where the host reads them, what to watch."""
+
+    targets: list[Any]
+    values: Any
+    watched: memoryview
+    sentinel: int
+    mark: list[Any] | None
+
+
+class Landing(Flight):
+    """Scalars on their way into a slot of a ring, or an array whose arrival the slot's mark tells."""
+
+    __slots__ = ("array", "began", "ended", "ring", "slot", "stream", "view")
+
+    def __init__(self, ring: CudaRing, slot: int, view: View, array: Any = None) -> None:
+        self.ring = ring
+        self.slot = slot
+        self.view = view
+        self.array = array
+
+    def landed(self) -> bool:
+        return self.view.sentinel not in self.view.watched.tolist()
+
+    def read(self) -> Any:
+        values = self.view.values.tolist() if self.array is None else self.array
+        self.ring.release(self.slot)
+        return values
+
+
+class Slab:
+    """Pinned host memory for a number of slots, and the same memory as the device sees it."""
+
+    def __init__(self, torch: Any, device: Any, slots: int) -> None:
+        host = torch.empty((slots, SLOT_BYTES), dtype=torch.uint8, pin_memory=True)
+        self.memory = memoryview(host.numpy()).cast("B")
+        self.memory[:] = _EMPTY_SLOT * slots
+        self.host = host
+        self.mapped = _mapped(torch, host, device)
+
+
+def _mapped(torch: Any, host: Any, device: Any) -> Any:
+    """Return a device tensor over pinned host memory: one kernel then writes many scalars straight to the host.
+
+    Where the runtime does not map it, the host tensor serves: each scalar is then an asynchronous copy of its own.
+    """
+    pointer = _device_pointer(host.data_ptr())
+    if pointer is None:
+        return host
+    interface = {"shape": tuple(host.shape), "typestr": "|u1", "data": (pointer, False), "version": 3, "strides": None}
+    mapped = torch.as_tensor(_Alias(interface, host), device=device)
+    return mapped if mapped.data_ptr() == pointer else host  # a copy, where the memory counts as another device's
+
+
+class _Alias:
+    """Memory described the way CUDA libraries hand it to each other; keeps its owner alive."""
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__cuda_array_interface__ = interface
+        self.owner = owner
+
+
+def _device_pointer(address: int) -> int | None:
+    """Ask the CUDA runtime that torch loaded for the device's address of pinned memory; None if it has none."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        runtime = ctypes.CDLL(next(line.split(maxsplit=5)[-1] for line in maps if "libcudart" in line))
+        pointer = ctypes.c_void_p()
+        failed = runtime.cudaHostGetDevicePointer(ctypes.byref(pointer), ctypes.c_void_p(address), 0)
+        if failed:
+            runtime.cudaGetLastError()  # cleared: torch looks there after its next kernel
+    except (OSError, StopIteration, AttributeError):
+        return None
+    return None if failed else pointer.value
+
+
 class CudaRing:
-    """Pinned slots for one CUDA device; `launch` costs one stack and two small asynchronous copies."""
+    """Pinned slots for one CUDA device. It grows, up to MAX_BYTES, before anything is dropped.
+
+    `launch` is one kernel for floating-point scalars. Other dtypes have no bit pattern to spare for a sentinel: a second
+    launch on the same stream then writes the slot's mark, and the mark is watched.
+    """
 
     def __init__(self, device: Any) -> None:
         import torch
 
-        self.torch = torch
-        self._free = list(range(SLOTS))  # a stack: a few slots are used again and again, and their views stay at hand
-        self._staging = torch.zeros((SLOTS, WIDTH * 8), dtype=torch.uint8, device=device)
-        self._pinned = torch.zeros((SLOTS, WIDTH * 8), dtype=torch.uint8, pin_memory=True)
-        landed = torch.zeros(SLOTS, dtype=torch.int64, pin_memory=True)
-        self._landed = landed.numpy()  # the same memory, looked at without any torch call
-        self._landing = landed.unbind()
-        self._marks = torch.arange(1, SLOTS + 1, dtype=torch.int64, device=device).unbind()
-        self._views: dict[tuple[int, Any, int], tuple[Any, Any]] = {}
+        self._torch = torch
+        self._device = device
+        self._index: int = device.index
+        self.capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self._stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001 - the public way builds an object
+        self._floats = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+        self._slabs: list[Slab] = []
+        self._free: list[int] = []  # a stack: a few slots are used again and again, and their views stay at hand
+        self._views: dict[tuple[int, Any, int], View] = {}
+        self._growing = threading.RLock()  # re-entrant: a signal handler may log, too
+        self._launches = itertools.count(1)
+        with torch.inference_mode(False):
+            self._one = [torch.ones((), dtype=torch.int64, device=device)]
+        self._grow()
+
+    def _grow(self) -> None:
+        """Double the number of slots."""
+        begin = FIRST_SLOTS << len(self._slabs) - 1 if self._slabs else 0
+        slots = begin or FIRST_SLOTS
+        if (begin + slots) * SLOT_BYTES > MAX_BYTES:
+            raise NoRoom(f"more values were on their way than {MAX_BYTES >> 20} MB of pinned memory hold")
+        # Whoever logs first, and wherever: these are ordinary tensors.
+        with self._torch.inference_mode(False), self._torch.cuda.device(self._device):
+            self._slabs.append(Slab(self._torch, self._device, slots))
+        self._free[:0] = range(begin + slots - 1, begin - 1, -1)  # below the slots in use so far, which have their views
 
     def _take_slot(self) -> int:
-        try:
-            return self._free.pop()
-        except IndexError:
-            raise NoRoom("more values were in flight than the ring holds") from None
+        while True:
+            try:
+                return self._free.pop()
+            except IndexError:
+                with self._growing:
+                    if not self._free:
+                        self._grow()
 
-    def _view(self, slot: int, dtype: Any, count: int) -> tuple[Any, Any]:
-        """Return a slot's room on the device and on the host, seen as `count` scalars."""
-        key = (slot, dtype, count)
-        found = self._views.get(key)
-        if found is None:
-            if len(self._views) > 4 * SLOTS:
+    def _place(self, slot: int) -> tuple[Slab, int]:
+        """Return the slab of a slot, and its place there: each slab holds as many slots as all before it."""
+        order = (slot // FIRST_SLOTS).bit_length()
+        return self._slabs[order], slot - (FIRST_SLOTS << order - 1 if order else 0)
+
+    def release(self, slot: int) -> None:
+        """Take back a slot whose values were read."""
+        slab, place = self._place(slot)
+        slab.memory[place * SLOT_BYTES : (place + 1) * SLOT_BYTES] = _EMPTY_SLOT
+        self._free.append(slot)
+
+    def _view(self, key: tuple[int, Any, int]) -> View:
+        view = self._make_view(*key)
+        if key[0] < FIRST_SLOTS:  # bounded: slots beyond are for rare bursts
+            if len(self._views) > 4 * FIRST_SLOTS:
                 self._views.clear()
-            found = self._views[key] = (self._staging[slot].view(dtype)[:count], self._pinned[slot].view(dtype)[:count])
-        return found
+            self._views[key] = view
+        return view
 
-    def launch(self, tensors: Sequence[Any]) -> tuple[Callable[[], bool], Callable[[], Sequence[Any]]]:
-        """Start the copy of up to WIDTH scalars of one dtype, on the current stream; return ready() and read()."""
-        slot = self._take_slot()
-        staged, target = self._view(slot, tensors[0].dtype, len(tensors))
+    def _make_view(self, slot: int, dtype: Any, count: int) -> View:
+        slab, place = self._place(slot)
+        start = place * SLOT_BYTES
+        size = dtype.itemsize
+        with self._torch.inference_mode(False):
+            target, host = slab.mapped[place].view(dtype), slab.host[place].view(dtype)
+            some = slice(MARK_BYTES // size, MARK_BYTES // size + count)
+            targets, values = list(target[some].unbind()), host[some]
+            mark = None if dtype in self._floats else list(slab.mapped[place].view(self._torch.int64)[:1].unbind())
+        if mark is not None:
+            watched, size = slab.memory[start : start + MARK_BYTES], 8
+        else:
+            watched = slab.memory[start + MARK_BYTES : start + MARK_BYTES + count * size]
+        return View(targets, values, watched.cast(_FORMATS[size]), _SENTINELS[size], mark)
+
+    def launch(self, tensors: Sequence[Any]) -> Landing:
+        """Start the copy of up to WIDTH scalars of one dtype, on the current stream."""
         try:
-            with self.torch.no_grad():
-                self.torch.stack(tensors, out=staged)
-                target.copy_(staged, non_blocking=True)
-                self._landing[slot].copy_(self._marks[slot], non_blocking=True)
-        except RuntimeError:
-            self._free.append(slot)
-            raise
-        landed, free = self._landed, self._free
+            slot = self._free.pop()
+        except IndexError:
+            slot = self._take_slot()
+        key = (slot, tensors[0].dtype, len(tensors))
+        flight = Landing(self, slot, self._views.get(key) or self._view(key))
+        self._copy(flight, tensors)
+        return flight
 
-        def read() -> Sequence[Any]:
-            values: Sequence[Any] = target.tolist()
-            landed[slot] = 0
-            free.append(slot)
-            return values
-
-        return lambda: bool(landed[slot]), read
-
-    def launch_array(self, tensor: Any) -> tuple[Callable[[], bool], Callable[[], Any]]:
+    def launch_array(self, tensor: Any) -> Landing:
         """Start the copy of a whole tensor into pinned memory of its own."""
+        torch = self._torch
         slot = self._take_slot()
-        with self.torch.no_grad():
-            source = tensor.detach()
-            target = self.torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-            target.copy_(source, non_blocking=True)
-            self._landing[slot].copy_(self._marks[slot], non_blocking=True)
-        landed = self._landed
+        with torch.inference_mode(False):
+            target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        with torch.no_grad():
+            target.copy_(tensor, non_blocking=True)
+        flight = Landing(self, slot, self._view((slot, torch.int64, 1)), target)
+        self._copy(flight, self._one)
+        return flight
 
-        def read() -> Any:
-            landed[slot] = 0
-            self._free.append(slot)
-            return target
-
-        return lambda: bool(landed[slot]), read
+    def _copy(self, flight: Landing, tensors: Sequence[Any]) -> None:
+        """Launch the copies; a slot whose launch failed is never used again, since a part of it may still be written."""
+        torch, view = self._torch, flight.view
+        flight.stream = (self._index, self._stream_of(self._index))
+        flight.began = next(self._launches)
+        grad = torch.is_grad_enabled()
+        if grad:
+            torch._C._set_grad_enabled(False)  # noqa: SLF001 - torch.no_grad() takes as long as the launch
+        try:
+            torch._foreach_copy_(view.targets, tensors, True)
+            if view.mark is not None:
+                torch._foreach_copy_(view.mark, self._one, True)
+        finally:
+            if grad:
+                torch._C._set_grad_enabled(True)  # noqa: SLF001 - as above
+        flight.ended = next(self._launches)
 
 
 class Deferred:
@@ -131,7 +293,6 @@ class Deferred:
         self._landed = landed
         self._lose = lose
         self._rings: dict[int, CudaRing] = {}
-        self._capturing: Callable[[], bool] | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -142,7 +303,7 @@ class Deferred:
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's copies: they land in the parent, and CUDA does not survive a fork."""
-        self._rings = {}
+        self._of_parent, self._rings = self._rings, {}  # kept: to free pinned memory is a CUDA call, too
         self._reset()
 
     def launch(self, tensors: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
@@ -156,25 +317,23 @@ class Deferred:
                 some = keys[start : start + WIDTH]
                 try:
                     launched.append((some, self._start(group, [tensors[key] for key in some])))
-                except NoRoom as reason:
-                    launched.append((some, str(reason)))
+                except (NoRoom, RuntimeError) as reason:
+                    launched.append((some, _reason(reason)))
         return launched
 
     def launch_alike(self, tensors: Sequence[Any]) -> Any:
         """Start one copy for scalars of one CUDA device and dtype; None when they are not that (any more)."""
-        first = tensors[0]
-        if not first.is_cuda or first.ndim or len(tensors) > WIDTH:
+        dtype, index = tensors[0].dtype, tensors[0].get_device()
+        ring = self._rings.get(index)
+        if ring is None or len(tensors) > WIDTH:
             return None
-        dtype = first.dtype
         for tensor in tensors:
-            if tensor.dtype is not dtype:  # stack() would convert, and a large integer would be rounded
+            if tensor.dtype is not dtype or tensor.ndim or tensor.get_device() != index:
                 return None
         try:
-            return self._ring(first.get_device(), first).launch(tensors)
-        except NoRoom as reason:
-            return str(reason)
-        except RuntimeError:  # another device, or not all of them scalars
-            return None
+            return None if ring.capturing() else ring.launch(tensors)
+        except (NoRoom, RuntimeError) as reason:
+            return _reason(reason)
 
     @staticmethod
     def _group_of(tensor: Any) -> Any:
@@ -182,37 +341,34 @@ class Deferred:
         kind = getattr(device, "type", None)
         return (kind, device, tensor.dtype) if kind is not None and hasattr(tensor, "is_cuda") else None
 
-    def _start(self, group: Any, tensors: Sequence[Any]) -> tuple[Callable[[], bool], Callable[[], Sequence[Any]]]:
+    def _start(self, group: Any, tensors: Sequence[Any]) -> Flight:
         if group is not None and group[0] == "cuda":
             return self._ring(tensors[0].get_device(), tensors[0]).launch([tensor.reshape(()) for tensor in tensors])
         if group is not None:  # another accelerator: a copy on the device now, the wait in our thread
             copies = [tensor.detach().clone() for tensor in tensors]
-            return _always, lambda: [copy.item() for copy in copies]
-        return _always, lambda: [_jax_item(array) for array in tensors]  # JAX arrays never change: keep the reference
+            return Ready(lambda: [copy.item() for copy in copies])
+        return Ready(lambda: [_jax_item(array) for array in tensors])  # JAX arrays never change: keep the reference
 
     def _ring(self, index: int, tensor: Any) -> CudaRing:
-        capturing = self._capturing
-        if capturing is None:
-            import torch
+        import torch
 
-            capturing = self._capturing = torch.cuda.is_current_stream_capturing
-        if capturing():
+        if torch.cuda.is_current_stream_capturing():
             raise NoRoom("a CUDA graph was being captured; log after the replay instead")
         ring = self._rings.get(index)
         if ring is None:
-            ring = self._rings[index] = CudaRing(tensor.device)
+            ring = self._rings.setdefault(index, CudaRing(tensor.device))
         return ring
 
     def launch_array(self, tensor: Any) -> Any:
-        """Start the copy of a whole tensor (an image, a histogram's data); return ready() and read(), or a reason."""
+        """Start the copy of a whole tensor (an image, a histogram's data); return its flight, or a reason."""
         group = self._group_of(tensor)
         if group is not None and group[0] == "cuda":
             try:
                 return self._ring(tensor.get_device(), tensor).launch_array(tensor)
-            except NoRoom as reason:
-                return str(reason)
+            except (NoRoom, RuntimeError) as reason:
+                return _reason(reason)
         copy = tensor.detach().clone() if group is not None else tensor
-        return _always, lambda: copy
+        return Ready(lambda: copy)
 
     def watch(
         self, call: Call, keys: Sequence[str], launched: Any, then: Callable[[Call, dict[str, Any]], None] | None = None
@@ -221,8 +377,7 @@ class Deferred:
         if isinstance(launched, str):
             self._lose(call, keys, launched)
             return
-        ready, read = launched
-        self._enqueue(Part(call, keys, ready, read, then))
+        self._enqueue(Part(call, keys, launched, then))
 
     def _enqueue(self, part: Part) -> None:
         self._parts.put(part)
@@ -247,12 +402,13 @@ class Deferred:
         """Take in every part that is there; the others keep their order."""
         waiting: list[Part] = []
         landed: list[tuple[Call, Sequence[str], Sequence[Any]]] = []
-        for part in self._waiting:
-            if not part.ready() or (part.call is _FLUSH and (waiting or landed)):
+        arrived = _arrived([part.flight for part in self._waiting])
+        for part, here in zip(self._waiting, arrived, strict=True):
+            if not here or (part.call is _FLUSH and (waiting or landed)):
                 waiting.append(part)
                 continue
             with guard("read a value from its device"):
-                values = part.read()
+                values = part.flight.read()
                 if part.then is None:
                     landed.append((part.call, part.keys, values))
                 else:
@@ -268,7 +424,7 @@ class Deferred:
             return True
         done = threading.Event()  # a token in the same queue: it is reached when all before it has landed
         self._hurry = True
-        self._enqueue(Part(_FLUSH, (), _always, list, lambda _call, _values: done.set()))
+        self._enqueue(Part(_FLUSH, (), Flight(), lambda _call, _values: done.set()))
         landed = done.wait(timeout)
         self._hurry = False
         return landed
@@ -285,8 +441,26 @@ class Deferred:
             self._lose(part.call, part.keys, "its copy from the device had not landed when the run finished")
 
 
-def _always() -> bool:
-    return True
+def _reason(error: Exception) -> str:
+    """Say in one line why nothing was launched."""
+    return (
+        str(error).partition("\n")[0]
+        if isinstance(error, NoRoom)
+        else f"its copy could not be launched ({error})".partition("\n")[0]
+    )
+
+
+def _arrived(flights: Sequence[Flight]) -> list[bool]:
+    """Tell of each flight whether it is complete: no sentinel is left, or a later one of its stream is.
+
+    A stream works in order, so a sentinel that is left behind a later landing is the value itself.
+    """
+    landed = [flight.landed() for flight in flights]
+    newest: dict[Any, int] = {}
+    for flight, here in zip(flights, landed, strict=True):
+        if here and flight.stream is not None:
+            newest[flight.stream] = max(flight.began, newest.get(flight.stream, 0))
+    return [here or flight.ended < newest.get(flight.stream, 0) for flight, here in zip(flights, landed, strict=True)]
 
 
 def _jax_item(array: Any) -> Any:
