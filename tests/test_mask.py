@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanfold.mask import is_secret, mask, mask_argv, mask_text
+from fanfold.mask import is_secret, mask, mask_argv, mask_text, mask_traceback
+from mask_corpus import ARGUMENTS, HARMLESS, NAMED, SHAPED, TEXTS
 
 SECRET_KEYS = [
     "token", "hub_token", "HF_TOKEN", "accessToken", "api_key", "apikey", "OPENAI_API_KEY", "MyApiKey", "wandb-api-key",
@@ -43,8 +44,8 @@ SHAPES = [
 @pytest.mark.parametrize("key", SECRET_KEYS)
 def test_secret_key_hides_its_value(key: str) -> None:
     assert is_secret(key)
-    assert mask({"a": [{key: "hunter2"}]}) == {"a": [{key: "***"}]}
-    assert mask("hunter2", key) == "***"
+    assert mask({"a": [{key: "hun7erX2q"}]}) == {"a": [{key: "***"}]}
+    assert mask("hun7erX2q", key) == "***"
 
 
 @pytest.mark.parametrize("key", HARMLESS_KEYS)
@@ -56,7 +57,7 @@ def test_harmless_key_keeps_its_value(key: str) -> None:
     ("config", "expected"),
     [
         ({"max_tokens": 4096, "pad_token_id": 0, "eval_token": 7}, {"max_tokens": 4096, "pad_token_id": 0, "eval_token": 7}),
-        ({"password": 1234, "secret_pin": 1.5, "api_key": 99}, {"password": "***", "secret_pin": "***", "api_key": "***"}),
+        ({"password": 1234, "secret_pin": 1.5, "api_key": 99}, {"password": "***", "secret_pin": 1.5, "api_key": "***"}),
         ({"use_auth_token": True, "hub_token": None}, {"use_auth_token": True, "hub_token": None}),
         ({"token": "", "secrets": []}, {"token": "", "secrets": []}),
         ({"credentials": {"user": "u", "n": [1]}}, {"credentials": "***"}),
@@ -72,7 +73,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
-SECRET = st.text(alphabet="abcdefXYZ0189!#$%-_.~", min_size=6, max_size=40).map(lambda tail: f"Zq9{tail}")
+SECRET = st.text(alphabet="abcdefXYZ0189!#$%-_.~", min_size=6, max_size=40).map(lambda tail: f"Zq9x7K{tail}")
 
 
 @given(
@@ -128,7 +129,7 @@ def test_url_password_goes_and_user_and_host_stay(user: str, password: str) -> N
         ("http://[::1]:80/x", "http://[::1]:80/x"),
         ("mysql://me:a/b@db/x", "mysql://me:***@db/x"),
         ("https://0123456789abcdef0123456789abcdef@github.com/a/b", "https://***@github.com/a/b"),
-        ("https://h/x?token=abc&page=2&api_key=zz#top", "https://h/x?token=***&page=2&api_key=***"),
+        ("https://h/x?token=abc&page=2&api_key=zz#top", "https://h/x?token=***&page=2&api_key=***#top"),
         ("https://h/x?sig=a%2Fb&se=2026", "https://h/x?sig=***&se=2026"),
         ("curl -H 'Authorization: Basic dXNlcjpw' h", "curl -H 'Authorization: ***' h"),
         ("host=db password=hunter2 user=me", "host=db password=*** user=me"),
@@ -164,11 +165,12 @@ def test_forty_hex_digits_are_a_key_only_where_wandb_is_named() -> None:
     [
         ("token = args.token", "token = args.token"),
         ("f(api_key=key, token=tokens[0])", "f(api_key=key, token=tokens[0])"),
-        ("def f(token: str = 'abc'): ...", "def f(token: str = '***'): ..."),
+        ("def f(token: str = 'a1b2c3d4'): ...", "def f(token: str = '***'): ..."),
+        ("def f(token: str = 'abc'): ...", "def f(token: str = 'abc'): ..."),
         ('os.environ["HF_TOKEN"] = "abc"', 'os.environ["HF_TOKEN"] = "***"'),
         ('os.environ.setdefault("HF_TOKEN", "abc")', 'os.environ.setdefault("HF_TOKEN", "***")'),
         ('connect("host=h password=abc")', 'connect("host=h password=***")'),
-        ('"source": ["token = \\"abc\\"\\n"]', '"source": ["token = \\"***\\"\\n"]'),
+        ('"source": ["token = \\"a1b2c3d4\\"\\n"]', '"source": ["token = \\"***\\"\\n"]'),
         ('password = (\n+    "abc"\n+)', 'password = (\n+    "***"\n+)'),
         ('api_keys = [\n+    "abc",\n+    "def",\n+]', "api_keys = ***\n+***\n+***\n+***"),
         ('secret = """\nabc\n"""\nx = 1', 'secret = """\n***\n"""\nx = 1'),
@@ -182,7 +184,7 @@ def test_code_hides_literals_and_keeps_expressions(code: str, expected: str) -> 
 
 def test_command_line() -> None:
     argv = ["python", "train.py", "--api-key", "X1", "--hub_token=X2 X3", "-p", "8", "WANDB_API_KEY=X4 X4&X4", "--lr", "0.1",
-            "+model.token=X5", "--use-token", "--epochs", "3", "--url", "https://u:X6@h", "--tokenizer", "gpt2",
+            "+model.token=X5y6Z7", "--use-token", "--epochs", "3", "--url", "https://u:X6@h", "--tokenizer", "gpt2",
             '--config={"password": "X7"}', "--password"]  # fmt: skip
     before = list(argv)
     assert mask_argv(argv) == [
@@ -195,12 +197,12 @@ def test_command_line() -> None:
 
 def test_arguments_and_pairs_inside_a_config() -> None:
     config = {
-        "command": ["run", "--api-key", "X", "--token=Y"],
+        "command": ["run", "--api-key", "X", "--token=Y", "--end-token", "end"],
         "env": [{"name": "HF_TOKEN", "value": "X"}, {"name": "LR", "value": "3"}],
         "headers": [("Authorization", "X"), ("Accept", "json")],
     }
     assert mask(config) == {
-        "command": ["run", "--api-key", "***", "--token=***"],
+        "command": ["run", "--api-key", "***", "--token=***", "--end-token", "end"],
         "env": [{"name": "HF_TOKEN", "value": "***"}, {"name": "LR", "value": "3"}],
         "headers": [["Authorization", "***"], ["Accept", "json"]],
     }
@@ -260,8 +262,72 @@ def test_text_that_cannot_be_encoded_becomes_text_that_can() -> None:
     assert masked == {"path": "bad?"}
 
 
-@pytest.mark.parametrize("text", ["://", "://a:", "token=[", 'token="', "sk-", "eyJ", "--token ", "'''", "a:b@", "password: "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "://",
+        "://a:",
+        "token=[",
+        'token="',
+        "sk-",
+        "eyJ",
+        "--token ",
+        "'''",
+        "a:b@",
+        "password: ",
+        "--auth a:",
+        "machine a ",
+        "ghp_",
+        "Q~",
+        "1:AA",
+        "-----BEGIN PRIVATE KEY-----",
+        "login x password ",
+        "a/b/",
+        "AKIA",
+        "xoxb-1-",
+    ],
+)
 def test_long_hostile_text_takes_time_in_proportion(text: str) -> None:
     started = time.perf_counter()
     mask_text(text * (400_000 // len(text)))
     assert time.perf_counter() - started < 8  # what grows with the square takes minutes here
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(SHAPED) + len(NAMED) + len(TEXTS) + len(ARGUMENTS) >= 100
+    assert len(HARMLESS) >= 200
+
+
+@pytest.mark.parametrize("secret", SHAPED)
+def test_tokens_of_a_published_form_are_hidden_everywhere(secret: str) -> None:
+    assert mask({"note": secret}) == {"note": "***"}
+    assert secret not in mask_text(f"Error 401 for {secret}: denied")
+    assert secret not in mask_text(f'client = Client("{secret}")', code=True)
+    assert secret not in mask_traceback(f'  File "a.py", line 1\n    connect("{secret}")\nAuthError: {secret} is expired\n')
+    assert secret not in repr(mask_argv(["train.py", "--x", secret, f"--y={secret}"]))
+
+
+@pytest.mark.parametrize(("key", "secret"), NAMED)
+def test_values_under_the_name_of_a_secret_are_hidden(key: str, secret: str) -> None:
+    assert mask({"deep": [{key: secret}]}) == {"deep": [{key: "***"}]}
+
+
+@pytest.mark.parametrize(("text", "secret"), TEXTS)
+def test_secrets_within_texts_are_hidden(text: str, secret: str) -> None:
+    masked = mask_text(text)
+    assert secret not in masked
+    assert "***" in masked
+    assert secret not in mask_traceback(f'  File "a.py", line 1\n    f()\nRuntimeError: {text}\n')
+
+
+@pytest.mark.parametrize(("argv", "secret"), ARGUMENTS)
+def test_secrets_in_arguments_are_hidden(argv: list[str], secret: str) -> None:
+    assert secret not in repr(mask_argv(["train.py", *argv, "--lr", "0.1"]))
+    assert mask_argv(["train.py", *argv, "--lr", "0.1"])[-2:] == ["--lr", "0.1"]
+
+
+@pytest.mark.parametrize(("key", "value"), HARMLESS)
+def test_harmless_values_stay(key: str, value: object) -> None:
+    assert mask({key: value}) == {key: value}
+    if isinstance(value, str) and value and key != "text":
+        assert mask_argv([f"--{key}", value]) == [f"--{key}", value] or is_secret(f"--{key}")

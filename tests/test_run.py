@@ -406,6 +406,41 @@ def test_console_capture_keeps_what_was_printed_and_shows_it_unchanged(runs_dir)
     assert sorted(kept.splitlines()) == ["from a child", "from c", "from python", "to stderr"]
 
 
+def test_console_capture_keeps_no_secrets_even_cut_in_two(runs_dir):
+    code = """
+        import os, time, fanfold
+        run = fanfold.init("p", id="s", console=True)
+        os.write(1, b"key: ghp_0123456789abcd"); time.sleep(0.2); os.write(1, b"efghijABCDEFGHIJ456789\\n")
+        os.write(2, b"login with password=hunter2\\n")
+        os.write(1, b"-----BEGIN PRIVATE KEY-----\\nMIIEvQ\\n"); time.sleep(0.2); os.write(1, b"IBADAN\\n-----END PRIVATE KEY-----\\n")
+        os.write(1, b"\\xff bytes stay, loss 1.5\\nno line end")
+        run.finish()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, timeout=60, check=True,
+                          env={**os.environ, "FANFOLD_DIR": str(runs_dir), "FANFOLD_QUIET": "1", "FANFOLD_SYSTEM": "0"})  # fmt: skip
+    assert b"ghp_0123456789abcdefghij" in done.stdout  # the terminal shows it unchanged
+    kept = fanfold.open("s", dir=runs_dir).console()
+    for secret in (b"ghp_", b"hunter2", b"MIIEvQ", b"IBADAN"):
+        assert secret not in kept
+    assert b"key: ***\n" in kept
+    assert b"\xff bytes stay, loss 1.5\nno line end" in kept
+
+
+def test_tracebacks_keep_no_secrets(runs_dir, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import fanfold\nrun = fanfold.init('p', id='tb')\ndef connect(api_key): raise ValueError(f'401: {api_key}, password=hunter2')\n"
+        "connect(api_key='sk-proj-' + 'a1b2c3d4e5f6g7h8i9j0')\n"
+    )
+    env = {**os.environ, "FANFOLD_DIR": str(runs_dir), "FANFOLD_QUIET": "1", "FANFOLD_SYSTEM": "0"}
+    subprocess.run([sys.executable, str(script)], capture_output=True, timeout=60, check=False, env=env)
+    error = fanfold.open("tb", dir=runs_dir).error
+    assert "ValueError: 401: ***, password=***" in error
+    assert "train.py" in error
+    assert "connect(api_key=" in error
+    assert "a1b2c3d4e5f6g7h8i9j0" not in error.replace("'a1b2c3d4e5f6g7h8i9j0'", "")
+
+
 def test_console_capture_leaves_a_terminal_a_terminal(runs_dir):
     code = "import sys, fanfold; r = fanfold.init('p', id='t', console=True); print(sys.stdout.isatty(), flush=True); r.finish()"
     import pty

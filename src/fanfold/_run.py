@@ -20,7 +20,7 @@ from ._summary import Metric
 from .errors import RunError, guard, notices
 from .journal import Kind, blobs
 from .keeper import Keeper
-from .mask import mask
+from .mask import mask, mask_traceback
 from .settings import resolve
 from .values import clean_text
 
@@ -230,8 +230,9 @@ class Run(Recorder):
         self._say_end(status, left)
 
     def _end_frame(self, status: str, error: str | None, exit_code: int | None = None) -> dict[str, Any]:
-        return {"t": time_ns(), "status": status, "error": error, "exit_code": exit_code, "high": int(self._high),
-                "lost": self._lost, "dropped": self._writer.dropped, "said": dict(notices.counts)}  # fmt: skip
+        return {"t": time_ns(), "status": status, "error": error and mask_traceback(error), "exit_code": exit_code,
+                "high": int(self._high), "lost": self._lost, "dropped": self._writer.dropped,
+                "said": dict(notices.counts)}  # fmt: skip
 
     def _say_end(self, status: str, left: Sequence[str] = ()) -> None:
         for line in left:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import time
@@ -17,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from .journal import Kind, Writer
+from .mask import mask_text
 
+MAX_HELD = 64 << 10  # of a line that has not ended yet
+PAUSE_SECONDS = 1.0
 MAX_BYTES = 64 << 20  # of one stream of one process; what comes after is shown but not kept
 _STREAMS = {1: "stdout", 2: "stderr"}
 
@@ -98,17 +102,57 @@ def _channel(fd: int) -> tuple[int, int]:
     return master, slave
 
 
+class Record:
+    """Journal a stream, up to MAX_BYTES of it, with its secrets masked: line by line, so that none is cut in two."""
+
+    def __init__(self, writer: Writer, stream: str) -> None:
+        self._writer = writer
+        self._stream = stream
+        self._kept = 0
+        self.held = b""
+
+    def add(self, chunk: bytes) -> None:
+        """Write whole lines, and hold the last one back until it ends."""
+        self.held += chunk
+        end = max(self.held.rfind(b"\n"), self.held.rfind(b"\r")) + 1
+        key = self.held.rfind(b"-----BEGIN ", 0, end)
+        if key >= 0 and b"-----END " not in self.held[key:end]:
+            end = key  # a private key has many lines
+        if len(self.held) - end > MAX_HELD:
+            end = len(self.held)
+        self._write(self.held[:end])
+        self.held = self.held[end:]
+
+    def flush(self) -> None:
+        """Write what is held back: the stream has ended or pauses, at a prompt for example."""
+        held, self.held = self.held, b""
+        self._write(held)
+
+    def _write(self, data: bytes) -> None:
+        if not data or self._kept >= MAX_BYTES:
+            return
+        text = data[: MAX_BYTES - self._kept].decode("utf-8", "surrogateescape")
+        masked = mask_text(text).encode("utf-8", "surrogateescape")
+        self._append(masked)
+        self._kept += len(data)
+        if self._kept >= MAX_BYTES:
+            self._append(f"\n[fanfold: {self._stream} passed {MAX_BYTES >> 20} MB; the rest is shown but not kept]\n".encode())
+
+    def _append(self, data: bytes) -> None:
+        self._writer.append((Kind.CONSOLE, {"t": time.time_ns(), "stream": self._stream, "b": data}))
+
+
 def copy(source: int, target: int, writer: Writer, stream: str) -> None:
-    """Copy bytes from one descriptor to another until the end, journalling up to MAX_BYTES of them."""
-    kept = 0
-    while chunk := _read(source):
-        _write(target, chunk)
-        if kept < MAX_BYTES:
-            writer.append((Kind.CONSOLE, {"t": time.time_ns(), "stream": stream, "b": chunk[: MAX_BYTES - kept]}))
-            kept += len(chunk)
-            if kept >= MAX_BYTES:
-                note = f"\n[fanfold: {stream} passed {MAX_BYTES >> 20} MB; the rest is shown but not kept]\n"
-                writer.append((Kind.CONSOLE, {"t": time.time_ns(), "stream": stream, "b": note.encode()}))
+    """Copy bytes from one descriptor to another until the end, and journal them."""
+    record = Record(writer, stream)
+    try:
+        while chunk := _read(source):
+            _write(target, chunk)
+            record.add(chunk)
+            if record.held and not select.select([source], [], [], PAUSE_SECONDS)[0]:
+                record.flush()
+    finally:
+        record.flush()
 
 
 def _read(source: int) -> bytes:

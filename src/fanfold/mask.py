@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import numbers
 import os
 import re
@@ -23,17 +24,41 @@ CHUNK = 65_536  # one regex call holds the GIL, so long texts are searched in pi
 
 _SEPARATORS = str.maketrans("- /", "__.")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_STRONG = re.compile(
-    r"secret|passw(?:or)?d|passphrase|credential|_pwd$|(?:db|user|smtp|ssh|proxy|admin|root)_?pass$"
-    r"|(?:^|[_.])(?:authorization|bearer|cookie|basic_auth)$"
-    r"|(?:api|access|auth|private|account|ssh|signing|encryption)_?keys?(?:_id)?$"
+_VENDORS = (
+    "hf|hub|hugging_?face|git_?hub|git_?lab|slack|discord|telegram|wandb|comet|neptune|clearml|swanlab|dagshub|mlflow|openai|anthropic"
+    "|cohere|aws|azure|gcp|google|npm|pypi|docker|registry|vault|sentry|databricks|replicate|pinecone|kaggle"
 )
-_WEAK = re.compile(r"(?:^|[_.])token$|_key$|(?:api|access|auth|refresh|bearer|hub|hf)_?tokens?$")
+# Names that mean a secret, whatever the value looks like: a password may be any word.
+_STRONG = re.compile(
+    r"(?:passw(?:or)?d|passphrase|secrets?|credentials?|apikeys?)(?:_?\d+)?$|_pwd$"
+    r"|(?:db|user|smtp|ssh|proxy|admin|root|ftp|mail|imap|sql|redis|postgres)_?pass$"
+    r"|(?:^|[_.])(?:authorization|bearer|cookie|basic_auth)$"
+    r"|(?:api|access|auth|private|account|ssh|signing|encryption|secret)_?keys?(?:_id)?$"
+    rf"|(?:{_VENDORS}|api|access|auth|refresh|bearer|session|security|oauth|deploy|write|bot)_?tokens?$"
+)
+# Names that mean a secret only where the value looks like one: `license_key`, `login.token`, `password_hash`.
+_WEAK = re.compile(
+    r"(?:^|[_.])(?:token|pass|pw|auth|pin)$"
+    rf"|(?:{_VENDORS}|license|master|session|client|service|server|shared|storage|subscription|hmac|jwt|aes|webhook|deploy)_?key$"
+    r"|(?:^|[_.])(?:secret|password|passwd|credential)s?[_.]"
+)
 # Words of a tokenizer and of a database, which a config is full of.
 _HARMLESS = re.compile(
-    r"(?:^|[_.])(?:bos|eos|pad|unk|sep|cls|mask|stop|special|image|audio|video)_token$"
-    r"|(?:^|[_.])(?:public|primary|foreign|sort)_key$"
+    r"(?:^|[_.])(?:bos|eos|bot|eot|pad|unk|sep|cls|mask|stop|start|begin|end|first|last|next|new|prev|special|image|audio|video|vision|"
+    r"fim|prefix|suffix|middle|prompt|system|user|assistant|tool|think|sentinel|fill|boundary|newline|class|per|extra|control|image_pad)"
+    r"_token$|(?:^|[_.])(?:public|primary|foreign|sort)_key$"
 )
+_OPTIONS = frozenset(("--pass", "--pw", "--pwd", "--token", "--auth-token"))
+# Values that reveal nothing, even under `password`: a switch, a placeholder, the name of a variable.
+_NOTHING = re.compile(
+    r"(?i:none|null|nil|true|false|yes|no|on|off|auto|default|env|prompt|required|optional|basic|disabled)|\*+|"
+    r"<[^<>]*>|\[[^\[\]]*\]|\$\w+|\$?\{[^{}]*\}|\$?\{\{[^{}]*\}\}|env[:.]\w+|os\.environ.*"
+)
+_PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\][\w./\\ -]*|[\w./-]+\.(?:json|ya?ml|toml|pem|key|txt|pub|crt|env)")
+_NAME_WITH_SLASHES = re.compile(r"[\w.-]+(?:/[\w.-]{1,24})+")  # meta-llama/Llama-3-8B
+_FILES = re.compile(r"(?:credentials?|secrets|(?:private|ssh|signing|encryption)_?keys?|cookie)$")  # often the path of a file
+_MADE_BY_HAND = re.compile(r"(?:[A-Za-z]+|\d{1,4}|[A-Za-z]+\d{1,2}|\d{1,3}[A-Za-z]{1,2})?")
+_USER_AND_PASSWORD = re.compile(r"[^\s:/]+:[^\s:/][^\s/]*")
 
 
 def is_secret(key: str) -> bool:
@@ -44,29 +69,55 @@ def is_secret(key: str) -> bool:
 def mask(value: object, key: str | None = None) -> object:
     """Copy `value` as plain JSON-like data, with every secret replaced by `***`; the input is not changed.
 
-    Under a secret name (`is_secret`, any depth) everything that is not empty is replaced, except that None and bools
-    stay always, and numbers stay unless the name is one of the plain ones (password, secret, credential, api_key,
-    authorization…): `pad_token_id: 0` and `eval_token: 4096` are sizes, `password: 1234` is not. Strings anywhere are
-    searched as `mask_text` does. Tuples and sets become lists, dataclasses and namespaces become dicts, other objects
-    their text.
+    Strings are first searched for the shapes of known tokens, wherever they are (`mask_text`). Under a name that means a
+    secret (password, client_secret, api_key, hub_token, Authorization…) every text is replaced that is not a switch, a
+    placeholder or the path of a file, and numbers, too. Under a name that may mean one (token, license_key…) a text is replaced
+    only where it looks random: `text_key`, `pad_token` and `eval_token: 4096` stay. None and bools always stay. Tuples and sets
+    become lists, dataclasses and namespaces become dicts, other objects their text.
     """
     return _mask(value, key or "", ())
 
 
 def mask_argv(argv: Sequence[str]) -> list[str]:
-    """Copy a command line with secrets replaced: `--api-key X`, `--api-key=X`, `NAME_TOKEN=X`, and any in the text.
+    """Copy a command line with secrets replaced: `--api-key X`, `--pass=X`, `--auth user:X`, `NAME_TOKEN=X`, and any in the text.
 
-    Short options are not known by name: `-p X` stays.
+    Other short options than `-u user:X` are not known by name: `-p X` stays.
     """
     return [str(word) for word in _sequence([_word(str(word)) for word in argv], "", ())]
 
 
+@functools.lru_cache(maxsize=4096)
 def _level(key: str) -> int:
-    """Rate a name: 0 harmless, 1 secret when it is text (`hub_token`), 2 secret whatever it is (`password`)."""
+    """Rate a name: 0 harmless, 1 secret where the value looks like one (`login.token`), 2 secret (`password`)."""
     name = _HUMPS.sub("_", key).translate(_SEPARATORS).lower()
-    if _STRONG.search(name):
+    if _STRONG.search(name) or key in _OPTIONS:
         return 2
-    return 1 if _WEAK.search(name) and not _HARMLESS.search(name) else 0
+    if _HARMLESS.search(name) or not _WEAK.search(name):
+        return 0
+    return 2 if key.isupper() and name.endswith("_token") else 1  # MY_TOKEN: a variable of the environment
+
+
+def _hides(text: str, key: str) -> bool:
+    """Return whether a text is the secret that its name promises."""
+    level = _level(key)
+    if not level or not text or _NOTHING.fullmatch(text):
+        return False
+    if level > 1:
+        return not (_FILES.search(key.lower()) and _PATH.fullmatch(text))  # elsewhere a slash is part of the secret
+    if key.lower().endswith("auth") and _USER_AND_PASSWORD.fullmatch(text):
+        return True
+    return _looks_random(text)
+
+
+def _looks_random(text: str) -> bool:
+    """Return whether nobody would have thought of this text: letters and digits mixed, or long and in both cases."""
+    if not 6 <= len(text) <= 10_000 or any(map(str.isspace, text)) or text[0] in "<[{$%/~.":
+        return False
+    if _PATH.fullmatch(text) or _NAME_WITH_SLASHES.fullmatch(text):
+        return False
+    if all(map(_MADE_BY_HAND.fullmatch, re.split(r"[-_.:/=+]", text[:200]))):  # end_of_text, llama3-8b, 2024-05-13
+        return len(text) >= 24 and text.isalnum() and not text.islower() and not text.isupper() and not text.istitle()
+    return any(map(str.isdigit, text)) and any(map(str.isalpha, text))
 
 
 def _mask(value: object, key: str, parents: tuple[int, ...]) -> object:
@@ -75,11 +126,13 @@ def _mask(value: object, key: str, parents: tuple[int, ...]) -> object:
     if isinstance(value, enum.Enum):
         return _mask(value.value, key, parents)
     if isinstance(value, numbers.Real):
-        return MASKED if _level(key) > 1 else _number(value)
-    if _level(key) and not _empty(value):
-        return MASKED
+        return MASKED if _level(key) > 1 and not key.endswith(("s", "S")) else _number(value)
     if isinstance(value, str):
         return _string(value, key)
+    if isinstance(value, bytes | bytearray) and _level(key) and value:
+        return MASKED
+    if _level(key) > 1 and not _empty(value) and not isinstance(value, os.PathLike):
+        return MASKED
     return _container(value, key, parents)
 
 
@@ -93,8 +146,11 @@ def _empty(value: object) -> bool:
 
 def _string(value: str, key: str) -> str:
     # str.__str__ undoes subclasses; a lone surrogate cannot be encoded, so it would make the whole frame unwritable.
-    text = mask_text(str.__str__(value))
-    if "wandb" in key.lower():
+    text = str.__str__(value)
+    if _hides(text, key):
+        return MASKED
+    text = mask_text(text)
+    if _HEX_NAMES.search(key.lower()):
         text = _HEX40.sub(MASKED, text)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -111,7 +167,7 @@ def _container(value: object, key: str, parents: tuple[int, ...]) -> object:
 def _read(value: object, key: str, parents: tuple[int, ...]) -> object:
     pairs = _pairs(value)
     if pairs is not None:
-        return _mapping(dict(pairs), parents)
+        return _mapping(dict(pairs), key, parents)
     if isinstance(value, list | tuple | AbstractSet):
         return _sequence(value, key, parents)
     return _string(_text(value), key)
@@ -145,14 +201,16 @@ def _text(value: object) -> str:
     return f"<{type(value).__qualname__}>" if hasattr(value, "is_cuda") else str(value)
 
 
-def _mapping(values: Mapping[object, object], parents: tuple[int, ...]) -> dict[str, object]:
+def _mapping(values: Mapping[object, object], key: str, parents: tuple[int, ...]) -> dict[str, object]:
     # {"name": "HF_TOKEN", "value": "…"}: how container specs write an environment.
     label = values.get("name", values.get("key"))
     owner = label if isinstance(label, str) and is_secret(label) else ""
+    inherited = key if _level(key) else ""
     out: dict[str, object] = {}
-    for key, value in values.items():
-        name = str.__str__(key) if isinstance(key, str) else str(key)
-        out[_string(name, "")] = _mask(value, owner if owner and name == "value" else name, parents)
+    for part, value in values.items():
+        name = str.__str__(part) if isinstance(part, str) else str(part)
+        own = owner if owner and name == "value" else name
+        out[_string(name, inherited)] = _mask(value, own if _level(own) or not inherited else inherited, parents)
     return out
 
 
@@ -163,36 +221,50 @@ def _sequence(values: Iterable[object], key: str, parents: tuple[int, ...]) -> l
     out: list[object] = []
     owner = ""
     for item in items:
-        option = isinstance(item, str) and item.startswith("--")
-        if isinstance(item, str) and option:
-            item = _word(item)  # noqa: PLW2901 - `--api-key=X` inside a config's own list of arguments
-        out.append(_mask(item, key if option or not owner else owner, parents))
-        names = isinstance(item, str) and "=" not in item and (option or (pair and not out[1:])) and is_secret(item)
-        owner = str(item) if names else ""
+        word = item if isinstance(item, str) else ""
+        option = word.startswith("--")
+        out.append(_mask(_word(word) if option else item, key if option or not owner else owner, parents))
+        names = word and "=" not in word and (option or (pair and not out[1:])) and is_secret(word)
+        owner = word if names else "auth" if word in ("-u", "--user") else ""
     return out
 
 
 def _word(word: str) -> str:
     """Mask all that follows `NAME_TOKEN=` in one word of a command line, spaces included."""
     name, equals, value = word.partition("=")
-    return f"{name}={MASKED}" if equals and value and _NAME.fullmatch(name) and is_secret(name) else word
+    return f"{name}={MASKED}" if equals and _NAME.fullmatch(name) and _hides(value, name) else word
 
 
 _NAME = re.compile(r"[-+~]{0,2}[\w./@-]+")
 _HEX40 = re.compile(r"\b[0-9a-f]{40}\b")
+_HEX_NAMES = re.compile(r"wandb|dagshub|cohere")
 # `wandb.login(key="…")`: forty hex digits are a git commit everywhere else.
 _WANDB = re.compile(r"(wandb[^\n]{0,80}?)\b[0-9a-f]{40}\b")
 _PEM = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 # The password runs to the last @ of the authority; one with a bare / in it is taken too, unless it is a port.
 _URL = re.compile(r'(://[^\s/?#:@"<>\[]*:)(?:[^\s/?#"<>]*|(?!\d{1,5}[/?#])[^\s"<>@]{0,200})@')
 _URL_USER = re.compile(r"(://)[\w-]{20,}(?=(?::\*\*\*)?@)")
-_SIGNED = re.compile(r"([?&](?:[sS]ig|(?:[xX]-(?:Amz|Goog|amz|goog)-)?[sS]ignature)=)[^&\s#\"'<>]+")
+_SIGNED = re.compile(
+    r"([?&](?:[sS]ig|(?:[xX]-(?:Amz|Goog|amz|goog)-)?[sS]ignature|(?:write_|access_|auth_)?token|(?:api_)?key|code)=)[^&\s#\"'<>]+"
+)
+# ~/.netrc and git's credential helpers.
+_NETRC = re.compile(r"((?:machine|login|account)\s{1,20}\S{1,200}\s{1,20}password\s{1,20})\S+")
+_PW = re.compile(r"(--pw(?:[ \t]{1,20}|=))[^\s-]\S*")
+_BASIC = re.compile(r"((?:\s-u|--user|--auth)[ \t=]{1,20}[^\s:'\"/]{1,64}:)(?!\d+(?:\s|$)|//)[^\s'\"]+")
+_AZURE = re.compile(r"(?<![\w~.-])[\w.-]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])")
+_TELEGRAM = re.compile(r"(?<![\w:])\d{8,10}:AA[\w-]{33}(?![\w-])")
 _BEARER = re.compile(r"((?:Bearer|bearer|BEARER)\s{1,4})[\w.~+/=-]{16,}")
+# The published forms of tokens: a fixed beginning, and what follows it.
 _SHAPES = (
     ("hf_", r"[A-Za-z0-9]{20,}"),
     ("api_org_", r"[A-Za-z0-9]{20,}"),
     ("sk-", r"(?:(?:ant|proj|or|svcacct|admin|lf)-[\w-]{16,}|(?=[\w-]{0,80}?[A-Za-z0-9]{16})[\w-]{16,})"),
+    ("pk-lf-", r"[\w-]{16,}"),
     ("sk_live_", r"\w{16,}"),
+    ("sk_test_", r"\w{16,}"),
+    ("rk_live_", r"\w{16,}"),
+    ("rk_test_", r"\w{16,}"),
+    ("whsec_", r"[\w+/=]{20,}"),
     ("ghp_", r"\w{20,}"),
     ("gho_", r"\w{20,}"),
     ("ghu_", r"\w{20,}"),
@@ -200,19 +272,73 @@ _SHAPES = (
     ("ghr_", r"\w{20,}"),
     ("github_pat_", r"\w{20,}"),
     ("glpat-", r"[\w-]{16,}"),
+    ("gldt-", r"[\w-]{16,}"),
+    ("glrt-", r"[\w-]{16,}"),
+    ("glptt-", r"[\w-]{16,}"),
+    ("glft-", r"[\w-]{16,}"),
+    ("glcbt-", r"[\w-]{16,}"),
+    ("glsoat-", r"[\w-]{16,}"),
     ("AKIA", r"[A-Z0-9]{16}\b"),
     ("ASIA", r"[A-Z0-9]{16}\b"),
+    ("ABIA", r"[A-Z0-9]{16}\b"),
+    ("ACCA", r"[A-Z0-9]{16}\b"),
     ("AIza", r"[\w-]{35}"),
-    ("xox", r"[abeoprs]-[\w-]{10,}"),
+    ("ya29.", r"[\w-]{20,}"),
+    ("GOCSPX-", r"[\w-]{20,}"),
+    ("LTAI", r"[A-Za-z0-9]{16,24}\b"),
+    ("AKID", r"[A-Za-z0-9]{32}\b"),
+    ("xox", r"[abeoprs](?:\.xox[bp])?-[\w-]{10,}"),
+    ("xapp-", r"\d-[\w-]{20,}"),
     ("hooks.slack.com/services/", r"[\w/]{16,}"),
+    ("discord.com/api/webhooks/", r"\d+/[\w-]{20,}"),
+    ("webhook.office.com/", r"[\w@/-]{30,}"),
     ("eyJ", r"[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"),
+    ("eyJhcGlf", r"[\w+/=-]{20,}"),
     ("wandb_v1_", r"\w{20,}"),
+    ("local-", r"[0-9a-f]{40}\b"),
     ("nvapi-", r"[\w-]{20,}"),
     ("gsk_", r"[A-Za-z0-9]{20,}"),
     ("r8_", r"[A-Za-z0-9]{30,}"),
+    ("pplx-", r"[A-Za-z0-9]{30,}"),
+    ("xai-", r"[A-Za-z0-9]{30,}"),
+    ("tgp_v1_", r"[\w-]{20,}"),
+    ("fw_", r"[A-Za-z0-9]{20,}\b"),
+    ("pcsk_", r"\w{20,}"),
+    ("lsv2_", r"[ps][tk]_\w{20,}"),
+    ("tvly-", r"[\w-]{20,}"),
+    ("jina_", r"\w{30,}"),
+    ("rpa_", r"[A-Z0-9]{20,}"),
+    ("csk-", r"[a-z0-9]{30,}"),
     ("npm_", r"[A-Za-z0-9]{30,}"),
     ("pypi-", r"[\w-]{40,}"),
+    ("rubygems_", r"[0-9a-f]{40,}"),
     ("dckr_pat_", r"[\w-]{20,}"),
+    ("dckr_oat_", r"[\w-]{20,}"),
+    ("dapi", r"[0-9a-f]{32}(?:-\d)?\b"),
+    ("dop_v1_", r"[0-9a-f]{40,}"),
+    ("hvs.", r"[\w-]{20,}"),
+    ("hvb.", r"[\w-]{20,}"),
+    ("shpat_", r"[0-9a-fA-F]{32}"),
+    ("SG.", r"[\w-]{16,}\.[\w-]{16,}"),
+    ("lin_api_", r"\w{30,}"),
+    ("ntn_", r"\w{30,}"),
+    ("figd_", r"[\w-]{30,}"),
+    ("PMAK-", r"[0-9a-f-]{40,}"),
+    ("dp.pt.", r"\w{30,}"),
+    ("sntrys_", r"[\w+/=]{30,}"),
+    ("sntryu_", r"[0-9a-f]{40,}"),
+    ("glsa_", r"\w{30,}"),
+    ("glc_", r"[\w+/=]{30,}"),
+    ("NRAK-", r"[A-Z0-9]{20,}"),
+    ("phx_", r"\w{30,}"),
+    ("ATATT3", r"[\w=-]{40,}"),
+    ("ATBB", r"[\w=]{20,}"),
+    ("sgp_", r"[0-9a-f_]{40,}"),
+    ("pul-", r"[0-9a-f]{40}"),
+    ("sbp_", r"[0-9a-f]{40}"),
+    ("tskey-", r"[\w-]{20,}"),
+    ("AGE-SECRET-KEY-1", r"[A-Z0-9]{50,}"),
+    ("ffk_", r"[\w-]{16,}"),
 )
 
 
@@ -226,6 +352,12 @@ def mask_text(text: str, *, code: bool = False) -> str:
         text = _PEM.sub(lambda m: m[1] + _blank(text[m.end(1) : m.start(2)]) + m[2], text)
     text = "".join(map(_shapes, _chunks(text)))
     return _pairs_in(text, code=code)
+
+
+def mask_traceback(text: str) -> str:
+    """Replace the secrets in a traceback: its indented lines are code, the others say in words what happened."""
+    parts = itertools.groupby(text.splitlines(keepends=True), key=lambda line: line.startswith("    "))
+    return "".join(mask_text("".join(lines), code=code) for code, lines in parts)
 
 
 def _chunks(text: str) -> Iterator[str]:
@@ -247,6 +379,14 @@ def _shapes(text: str) -> str:
         text = _WANDB.sub(rf"\g<1>{MASKED}", text)
     if "earer" in text or "EARER" in text:
         text = _BEARER.sub(rf"\g<1>{MASKED}", text)
+    if "--" in text or " -u " in text:
+        text = _BASIC.sub(rf"\g<1>{MASKED}", _PW.sub(rf"\g<1>{MASKED}", text))
+    if "password" in text:
+        text = _NETRC.sub(rf"\g<1>{MASKED}", text)
+    if "Q~" in text:
+        text = _AZURE.sub(MASKED, text)
+    if ":AA" in text:
+        text = _TELEGRAM.sub(MASKED, text)
     for start, rest in _SHAPES:
         if start in text:
             text = _shape(start, rest).sub(MASKED, text)
@@ -283,7 +423,7 @@ _LITERAL = re.compile(rf"[rbfuRBFU]{{0,2}}(?P<quote>{_QUOTE})(?P<body>(?:(?!(?P=
 _GROUP = re.compile(r"\[[^\]]{0,4000}\]?|\{[^}]{0,4000}\}?")
 _BARE = re.compile(r"[|>][-+]?[ \t]*\n[^\n]*|(?:(?i:bearer|basic|token|digest)[ \t]+)?(?:[^\s&;\"'<>]|[\"'](?=\w))+")
 _PLAIN = re.compile(r"(?i:none|null|nil|true|false)[,)\]}]*|\*\*\*.*")
-_NUMERIC = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?[,)\]}]*")
+_QUOTED = re.compile(r"[\"']([^\"'\n]{1,400})[\"']")
 
 
 def _pairs_in(text: str, *, code: bool) -> str:
@@ -312,19 +452,21 @@ def _name_start(text: str, at: int) -> int:
 
 def _value(text: str, start: int, end: int, *, code: bool) -> tuple[int, int] | None:
     """Find the span of what the name at `start:end` hides, or None where it hides nothing."""
-    level = _level(text[start:end])
+    name = text[start:end]
+    level = _level(name)
     equals = _equals(text, start, end) if level else None
     if equals is None:
         return None
     at = equals.end()
     if literal := _LONG.match(text, at) or _LITERAL.match(text, at):
-        return None if literal["body"] in {"", MASKED} else literal.span("body")
+        return literal.span("body") if _hides(literal["body"], name) else None
     outside = code and (equals[0][:1] in {'"', "'"} or not _in_quotes(text, start))
     if group := _GROUP.match(text, at):
-        worth = not code or '"' in group[0] or "'" in group[0]
+        quoted = '"' in group[0] or "'" in group[0]
+        worth = (quoted or not code) if level > 1 else quoted and any(_hides(word, name) for word in _QUOTED.findall(group[0]))
         return group.span() if worth and len(group[0]) > 2 else None
     bare = None if outside else _BARE.match(text, at)
-    if bare is None or _PLAIN.fullmatch(bare[0]) or (level == 1 and _NUMERIC.fullmatch(bare[0])):
+    if bare is None or _PLAIN.fullmatch(bare[0]) or not _hides(bare[0].rstrip(",)]}"), name):
         return None
     return bare.span()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import RunError
 from ..journal.writer import try_lock
-from ..mask import mask
+from ..mask import is_secret, mask
 from ..process import boot_id, digest
 from ..settings import resolve
 
@@ -37,7 +37,7 @@ def public(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: public(value) if isinstance(value, dict) else value
         for key, value in kwargs.items()
-        if isinstance(value, dict) or mask({key: value}) == {key: value}
+        if isinstance(value, dict) or not ((isinstance(value, str) and is_secret(key)) or mask({key: value}) != {key: value})
     }
 
 

@@ -1,0 +1,117 @@
+"""Secrets and harmless values as configs, command lines, texts and logs hold them; `test_mask.py` puts them all through the mask.
+
+No secret here was ever valid. Each is written in two parts, so that scanners of repositories do not take it for one.
+"""
+
+from __future__ import annotations
+
+_R = "q7Xk2Vb9Tn4Lm8Rc1Zd6Wf3Hs5Jg0PyKe"  # letters and digits as a generator would draw them
+_HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
+
+
+def _jwt() -> str:
+    return ".".join(("eyJhbGciOiJIUzI1NiJ9", "eyJzdWIiOiIxMjM0NTY3ODkwIn0", "dozjgNryP4J3jVmNHl0w5N_XgL0n3I9"))
+
+
+# Tokens of a published form: hidden in any text, under any name.
+SHAPED = [
+    "hf_" + _R, "api_org_" + _R, "sk-" + _R, "sk-proj-" + _R, "sk-ant-api03-" + _R, "sk-or-v1-" + _R, "sk-svcacct-" + _R, "sk-lf-" + _R,
+    "sk_live_" + _R, "sk_test_" + _R, "rk_live_" + _R, "rk_test_" + _R, "whsec_" + _R,
+    "ghp_" + _R, "gho_" + _R, "ghu_" + _R, "ghs_" + _R, "ghr_" + _R, "github_pat_" + _R,
+    "glpat-" + _R, "gldt-" + _R, "glrt-" + _R, "glptt-" + _R, "glft-" + _R, "glcbt-" + _R, "glsoat-" + _R,
+    "AKIA" + "IOSFODNN7EXAMPLE", "ASIA" + "IOSFODNN7EXAMPLE", "AIza" + "SyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY",
+    "ya29." + _R, "GOCSPX-" + _R, "LTAI" + "5tQ7Xk2Vb9Tn4Lm8Rc", "AKID" + _R[:32],
+    "xoxb-" + "123456789012-1234567890123-" + _R, "xoxp-" + "1234-" + _R, "xoxe.xoxp-1-" + _R, "xapp-1-" + "A0123-" + _R,
+    "hooks.slack.com/services/" + "T0001/B0001/" + _R, "discord.com/api/webhooks/" + "123456/" + _R, "webhook.office.com/" + "webhookb2/" + _R,
+    _jwt(), "eyJhcGlfYWRkcmVzcyI6" + "Imh0dHBzOi8vYXBwLm5lcHR1bmUuYWkiLCJhcGlfa2V5IjoiMTIzIn0=",
+    "wandb_v1_" + _R, "local-" + _HEX, "nvapi-" + _R, "gsk_" + _R, "r8_" + _R, "pplx-" + _R, "xai-" + _R, "tgp_v1_" + _R, "fw_" + _R,
+    "pcsk_" + _R, "lsv2_pt_" + _R, "lsv2_sk_" + _R, "tvly-" + _R, "jina_" + _R, "rpa_" + _R.upper(), "npm_" + _R, "pypi-AgEIcHlwaS5vcmc" + _R,
+    "rubygems_" + _HEX, "dckr_pat_" + _R, "dapi" + _HEX[:32], "dop_v1_" + _HEX, "hvs." + _R, "shpat_" + _HEX[:32],
+    "SG." + _R[:22] + "." + _R, "lin_api_" + _R, "ntn_" + _R, "figd_" + _R, "dp.pt." + _R, "sntrys_" + _R, "sntryu_" + _HEX, "glsa_" + _R,
+    "glc_" + _R, "NRAK-" + _R.upper(), "phx_" + _R, "ATATT3" + _R + _R, "ATBB" + _R, "sgp_" + _HEX, "pul-" + _HEX, "sbp_" + _HEX,
+    "tskey-auth-" + _R, "AGE-SECRET-KEY-1" + (_R + _R).upper(), "a1b8Q~" + _R, "123456789:AA" + _R[:33],
+    "ffk_0a1b2c3d_" + _R,
+]  # fmt: skip
+
+# A name, and a value that it makes a secret.
+NAMED = [
+    ("password", "hunter2"), ("password", "letmein"), ("Password", "correct horse battery"), ("db_password", "x"), ("PGPASSWORD", "pg"),
+    ("MYSQL_PWD", "abc"), ("smtp_pass", "abc"), ("passphrase", "open sesame"), ("client_secret", "shh"), ("AWS_SECRET_ACCESS_KEY", "wJalr/EX"),
+    ("aws_access_key_id", "abc"), ("api_key", "abc"), ("apiKey", "abc"), ("OPENAI_API_KEY", "abc"), ("wandb_api_key", _HEX),
+    ("WANDB_KEY", _HEX), ("wandb", _HEX), ("COMET_API_KEY", _R[:25]), ("NEPTUNE_API_TOKEN", "abc"), ("HF_TOKEN", "abc"), ("hub_token", "abc"),
+    ("access_token", "abc"), ("refresh_token", "abc"), ("GITHUB_TOKEN", "abc"), ("MY_TOKEN", "abc"), ("token", _R), ("login.token", "a1b2c3d4"),
+    ("Authorization", "Basic dXNlcjpw"), ("bearer", "abc"), ("cookie", "session=1"), ("private_key", "abc"), ("ssh_key", "abc"),
+    ("encryption_key", "abc"), ("signing_key", "abc"), ("license_key", _R), ("master_key", _R), ("openai_key", _R), ("session_key", _HEX),
+    ("auth", "user:hunter2"), ("pass", "xK92jd8s"), ("password_hash", _R), ("credentials", "user and password"), ("X-Api-Key", "abc"),
+]  # fmt: skip
+
+# A text, and the part of it that has to go.
+TEXTS = [
+    ("postgres://me:hunter2@db/x", "hunter2"), ("https://user:pa$$word@proxy:3128", "pa$$word"), ("redis://:s3cret@cache:6379/0", "s3cret"),
+    ("machine api.wandb.ai\n  login user\n  password " + _HEX, _HEX), ("machine h login u password hunter2", "hunter2"),
+    ("curl -u me:hunter2 https://h", "hunter2"), ("curl --user me:hunter2 https://h", "hunter2"), ("http --auth me:hunter2 GET h", "hunter2"),
+    ("mysql --pw hunter2 db", "hunter2"), ("tool --pass hunter2", "hunter2"), ("tool --pass=hunter2", "hunter2"), ("t --password hunter2", "hunter2"),
+    ("t --token=abc", "abc"), ("Authorization: Bearer " + _R, _R), ("authorization: token " + _R, _R), ("https://h/x?access_token=abc1", "abc1"),
+    ("https://maps/api?key=abc1", "abc1"), ("https://h/b?X-Amz-Signature=0a1b2c", "0a1b2c"), ("https://acc.blob/x?sv=1&sig=a%2Fb", "a%2Fb"),
+    ("DefaultEndpointsProtocol=https;AccountName=a;AccountKey=abc==;", "abc=="), ("wandb.login(key='" + _HEX + "')", _HEX),
+    ("wandb: Appending key for api.wandb.ai: " + _HEX, _HEX), ('{"password": "hunter2"}', "hunter2"), ("password=hunter2", "hunter2"),
+    ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbn\n-----END OPENSSH PRIVATE KEY-----", "b3Blbn"), ("export HF_TOKEN=abc", "abc"),
+    ("ValueError: bad api_key 'x', api_key='abc1'", "abc1"), ("password: hunter2", "hunter2"), ("os.environ['API_KEY'] = 'abc1'", "abc1"),
+]  # fmt: skip
+
+ARGUMENTS = [
+    (["--pass", "hunter2"], "hunter2"), (["--pw", "hunter2"], "hunter2"), (["--pass=hunter2"], "hunter2"), (["--auth", "me:hunter2"], "hunter2"),
+    (["-u", "me:hunter2"], "hunter2"), (["--token", "abc"], "abc"), (["--api-key=abc"], "abc"), (["--hub-token", "abc"], "abc"),
+    (["WANDB_API_KEY=abc"], "abc"), (["--db.password=hunter2"], "hunter2"), (["--secret", "hunter2"], "hunter2"),
+]  # fmt: skip
+
+# Values of real configs that stay as they are.
+HARMLESS = [
+    ("text_key", "text"), ("label_key", "label"), ("monitor_key", "val/loss"), ("fim_token", "<|fim|>"), ("end_token", "</s>"),
+    ("image_key", "jpg"), ("caption_key", "txt"), ("key", "loss"), ("keys", ["a", "b"]), ("sort_key", "date"), ("cache_key", "v3-train"),
+    ("primary_key", "id"), ("foreign_key", "user_id"), ("public_key", "ssh-ed25519 AAAA"), ("group_key", "fold_1"), ("index_key", "idx0"),
+    ("join_key", "user_id"), ("partition_key", "2024-05-13"), ("metric_key", "eval/acc@5"), ("query_key_value", "fused"), ("key_dim", "64"),
+    ("num_key_value_heads", 8), ("key_size", 128), ("attention.key", "q_proj"), ("hotkey", "ctrl+k"), ("monkey", "patch"), ("keyboard", "qwerty"),
+    ("prompt_key", "question"), ("answer_key", "answer"), ("input_key", "input_ids"), ("output_key", "logits"), ("target_key", "y1"),
+    ("early_stopping_key", "val/f1"), ("feature_key", "mel80"), ("id_key", "uid"), ("meta_key", "meta_v2"), ("lmdb_key", "00000001"),
+    ("wds_key", "__key__"), ("s3_key", "data/train.tar"), ("object_key", "ckpt/step_1000.pt"), ("redis_key", "queue:1"), ("shard_key", "shard-00001"),
+    ("pad_token", "<pad>"), ("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "[UNK]"), ("sep_token", "[SEP]"), ("cls_token", "[CLS]"),
+    ("mask_token", "[MASK]"), ("pad_token", "<|reserved_special_token_0|>"), ("eos_token", "<|im_end|>"), ("stop_token", "END_OF_TURN_2"),
+    ("start_token", "t5-small1"), ("image_token", "<image>"), ("image_token", "image0"), ("video_token", "<video>"), ("audio_token", "<audio>"),
+    ("fim_prefix_token", "<PRE>"), ("fim_suffix_token", "<SUF>"), ("fim_middle_token", "<MID>"), ("system_token", "<|system|>"),
+    ("user_token", "<|user|>"), ("assistant_token", "<|assistant|>"), ("think_token", "<think>"), ("tool_token", "<tool_call>"),
+    ("newline_token", "\\n"), ("next_token", "hello"), ("token", "word"), ("token", "the"), ("token", "<|endoftext|>"), ("class_token", True),
+    ("decoder_start_token_id", 0), ("pad_token_id", 50256), ("eos_token_id", [1, 2]), ("token_type", "bpe"), ("token_dropout", 0.1),
+    ("token_embedding", "learned"), ("tokenizer", "meta-llama/Llama-3-8B"), ("tokenizer_name", "bert-base-uncased"), ("tokens", 3_000_000),
+    ("max_tokens", 4096), ("num_tokens", "1T"), ("tokens_per_second", 1234.5), ("max_new_tokens", 128), ("special_tokens", ["<a>", "<b>"]),
+    ("additional_special_tokens", ["<extra_id_0>", "<extra_id_1>"]), ("token_count", 12), ("eval_token", 4096), ("use_auth_token", True),
+    ("hub_token", None), ("hub_token", ""), ("api_key", None), ("api_key", ""), ("api_key", "${API_KEY}"), ("api_key", "$OPENAI_API_KEY"),
+    ("api_key", "<your key>"), ("password", "{{ db_password }}"), ("password", "none"), ("password", "prompt"), ("use_password", False),
+    ("hub_token", "<HUB_TOKEN>"), ("credentials", "/etc/gcp/key.json"), ("ssh_key", "~/.ssh/id_ed25519"), ("private_key", "./server.pem"),
+    ("credentials_file", "gcp.json"), ("password_field", "password"), ("password_min_length", 8), ("secret_size", 5), ("secret_name", "my-secret"),
+    ("author", "Ada"), ("authors", ["Ada", "Grace"]), ("auth", "basic"), ("auth", "none"), ("auth_mode", "oauth2"), ("pass", 2),
+    ("backward_pass", "fused"), ("forward_pass", "eager"), ("passes", 3), ("num_passes", 2), ("bypass", "residual"), ("compass", "north"),
+    ("PWD", "/home/me/project"), ("pwd", "/home/me/project"), ("cookiecutter", "template"), ("secretary", "desk"), ("tokenise", True),
+    ("lr", 3e-4), ("seed", 42), ("model", "resnet50"), ("model_name_or_path", "meta-llama/Llama-3.1-8B-Instruct"), ("revision", _HEX),
+    ("commit", _HEX), ("sha256", _HEX + _HEX[:24]), ("md5", _HEX[:32]), ("checkpoint", "outputs/2024-05-13/12-34-56/last.ckpt"),
+    ("dataset", "allenai/c4"), ("data_files", "s3://bucket/train-*.parquet"), ("url", "https://huggingface.co/gpt2/resolve/main/model.safetensors"),
+    ("wandb_project", "llm"), ("wandb_entity", "team1"), ("run_id", "8f14e45fceea167a"), ("uuid", "123e4567-e89b-12d3-a456-426614174000"),
+    ("run_name", "sk-learn-random-forest-baseline"), ("name", "task-abcdefgh12345678abcdefgh"), ("job", "npm_config"), ("host", "localhost:8080"),
+    ("tracking_uri", "http://mlflow:5000"), ("address", "tcp://10.0.0.1:29500"), ("init_method", "env://"), ("master_addr", "node-001"),
+    ("image", "registry.io/team/train:1.2.3@sha256:" + _HEX), ("email", "ada@example.org"), ("version", "2.3.1+cu121"), ("device", "cuda:0"),
+    ("optimizer", {"name": "adamw", "betas": [0.9, 0.95]}), ("layers", [64, 128, 256]), ("dtype", "bfloat16"), ("precision", "16-mixed"),
+    ("activation", "gelu_new"), ("scheduler", "cosine_with_restarts"), ("prompt", "Translate the token: hello"), ("note", "the secret is in the sauce"),
+    ("description", "password manager dataset, 10k tokens"), ("notes", "Bearer of good news"), ("task", "keyphrase_extraction"),
+    ("metric", "token_accuracy"), ("loss", "token_mean"), ("reduction", "per_token"), ("padding", "max_length"), ("template", "chatml"),
+    ("text", "key: value"), ("text", "token: hello"), ("text", "token ids 5 6 7"), ("text", "tokens/s=1234.5"), ("text", "step 10 token 99 loss 1.5"),
+    ("text", "pad_token='<pad>', eos_token='</s>'"), ("text", "key='loss', mode='min'"), ("text", "docker run -u 1000:1000 img"),
+    ("text", "see http://localhost:8080/a@b"), ("text", "git@github.com:me/repo.git"), ("text", "ssh://git@host/repo"), ("text", "12:AA"),
+    ("text", "sk-learn 1.5"), ("text", "hf_hub_download"), ("text", "hf_transfer"), ("text", "gsk_model"), ("text", "npm_lifecycle_event"),
+    ("text", "pypi-server"), ("text", "local-attention"), ("text", "fw_bw_time"), ("text", "pul-back"), ("text", "SG.step"), ("text", "AKIA"),
+    ("text", "eyJ"), ("text", "ghp_"), ("text", "ya29."), ("text", "dapi"), ("text", "xai-explain"), ("text", "jina_embeddings"), ("text", "glc_loss"),
+    ("text", "max_tokens=4096 api_key=None token=12"), ("text", "BEGIN PUBLIC KEY"), ("text", "password is required"), ("text", "no password given"),
+    ("text", "machine learning with login nodes"), ("text", "--tokenizer gpt2 --end-token end"), ("text", "--max-tokens 5 --text-key text"),
+    ("group", "sweep-2024-05-13"), ("tags", ["baseline", "v2", "fp16"]), ("layer_key", "layers.0.attn.k_proj"), ("state_key", "ema_0.999"),
+    ("cls_pooling", "first_token"), ("data_key", "pixel_values"), ("rng_key", 0), ("key_padding_mask", "causal"), ("keystroke", "a1b2"),
+    ("subject_token", "sks"), ("placeholder_token", "<cat-toy>"), ("initializer_token", "toy"), ("instance_token", "zwx dog"),
+]  # fmt: skip
