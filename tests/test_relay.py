@@ -731,6 +731,16 @@ def test_a_tracker_object_is_served_from_a_thread_in_the_callers_context(runs_di
     assert [event["kwargs"] for event in events[2:-1]] == [{"extra": i} for i in range(50)]
 
 
+def test_a_tracker_object_gets_long_texts_as_strings(tmp_path):
+    import relay_trackers
+
+    run = fanfold.init("p", dir=tmp_path, trackers=[relay_trackers.Lines("mine", path=str(tmp_path / "lines"))], system=False)
+    run.log({"essay": "many words " * 7000}, step=0)
+    run.finish()
+    events = list(map(json.loads, (tmp_path / "lines").read_text().splitlines()))
+    assert [event["values"] for event in events if event["event"] == "log"] == [{"essay": "many words " * 7000}]
+
+
 def test_a_hanging_tracker_object_holds_up_neither_the_loop_nor_finish(play):
     code, out, err = play.play(None, """
         other = fanfold.init("p", id="s", trackers=[relay_trackers.Hanging("x")])

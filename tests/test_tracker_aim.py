@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.trackers.base import flat_config
 
 
 class TestAim(TrackerContract):
@@ -29,7 +30,7 @@ class TestAim(TrackerContract):
         run = runs[0]
         seen = Seen(scalars={}, runs=len(runs), tags=list(run.tags), artifacts=list(run.artifacts))
         seen.status = run.get("fanfold", {}).get("status")
-        seen.config = flat(run.get("hparams", {}))
+        seen.config = flat_config(run.get("hparams", {}))
         for metric in run.metrics():
             steps, (values, _, _) = metric.data.numpy()
             seen.scalars[metric.name] = list(zip(steps.tolist(), values.tolist(), strict=True))
@@ -111,6 +112,45 @@ for metrics in Repo({str(where)!r}).query_metrics("metric.name == 'x'", report_m
         lock.write_text("1\nelsewhere\n")  # killed before Aim wrote its own words into it: Aim alone would fail on it for ever
         seen = self.given(tmp_path, "tracker.write([Point({'x': 100.0}, 100, 1.0)])")
         assert seen["x"][0][0] == list(range(101))
+
+    def test_a_relay_killed_while_it_builds_the_repository_is_delivered_by_the_next(self, tmp_path: Path) -> None:
+        """Kill at the second, fourth, … file that is opened or made below the repository's folder."""
+        dying = """
+place, left = os.path.realpath("repo"), [{}]
+def die(event, arguments):
+    if event in ("open", "os.mkdir", "os.rename", "sqlite3.connect") and str(arguments[0]).startswith(place):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), 9)
+sys.addaudithook(die)
+"""
+        killed = 0
+        for number in (2, 4, 7, 12):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            head = dying.format(number).replace("\n", "\n            ")  # as deep as the script it goes into
+            done = self.open(folder, "print('built')", before=head)
+            killed += done.returncode == -9
+            seen = self.given(folder, "tracker.write([Point({'x': 1.5}, 3, 1234.25)])")
+            assert seen["x"] == [[[3], [1.5], [1234.25]]]
+            assert [path.name for path in (folder / "repo").iterdir()] == [".aim"]
+        assert killed >= 3
+
+    def test_a_repository_left_half_built_is_put_aside_and_built_again(self, tmp_path: Path) -> None:
+        left = tmp_path / "repo" / ".aim" / "locks"
+        left.mkdir(parents=True)
+        done = self.open(tmp_path, "")
+        assert "another process may be building it" in done.stderr
+        for path in (left, left.parent):
+            os.utime(path, (0, 0))
+        assert self.given(tmp_path, "tracker.write([Point({'x': 1.0}, 0, 1.0)])")["x"] == [[[0], [1.0], [1.0]]]
+
+    def test_steps_beyond_two_to_the_53_are_each_a_point(self, tmp_path: Path) -> None:
+        steps = [2**53 - 1, *range(2**53, 2**53 + 5), 2**62, 2**62 + 1, 2**63 - 2]
+        points = f"[Point({{'x': float(i)}}, step, 1.0) for i, step in enumerate({steps})]"
+        seen = self.given(tmp_path, f"tracker.write({points})")
+        assert seen["x"] == [[steps, [float(i) for i in range(len(steps))], [1.0] * len(steps)]]
+        assert self.given(tmp_path, f"tracker.write({points})") == seen
 
     def test_media_are_what_was_logged(self, tmp_path: Path) -> None:
         self.given(tmp_path, """
@@ -196,10 +236,3 @@ def server(folder: Path):
 def listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def flat(values: dict, prefix: str = "") -> dict:
-    found = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found

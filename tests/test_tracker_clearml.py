@@ -64,6 +64,40 @@ class TestClearML(TrackerContract):
         assert done.returncode == 0, done.stderr
         assert self._same(self.seen(tmp_path).scalars["x"], [(i, float(i)) for i in range(500)])
 
+    def test_each_run_of_a_process_has_a_session_of_its_own(self, tmp_path: Path) -> None:
+        done = self.script(tmp_path, """
+import fanfold
+def run(name):
+    return fanfold.init("p", id=name, dir="runs", system=False, quiet=True, trackers=["clearml"], relay="thread")
+first = run("first")
+first.log({"x": 1.0}, step=0)
+first.finish(timeout=60)
+second, third = run("second"), run("third")
+second.log({"x": 2.0}, step=0)
+third.log({"x": 3.0}, step=0)
+second.finish(timeout=60)
+third.finish(timeout=60)
+""")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = {}
+        for path in (tmp_path / "runs").rglob("*.zip"):
+            with zipfile.ZipFile(path) as archive:
+                events = [event for line in archive.read("metrics.jsonl").splitlines() for event in json.loads(line)]
+            found[path.relative_to(tmp_path / "runs").parts[1]] = [event["value"] for event in events]
+        assert found == {"first": [1.0], "second": [2.0], "third": [3.0]}, done.stderr
+
+    def test_files_keep_their_names(self, tmp_path: Path) -> None:
+        self.delivered(tmp_path, """
+            run.log({"x": 1.0}, step=0)
+            open("weights.bin", "wb").write(b"weights")
+            run.artifact("weights.bin", name="best/weights.bin")
+        """)  # fmt: skip
+        (file,) = (path for path in tmp_path.rglob("weights.bin") if path.parent != tmp_path)
+        assert file.read_bytes() == b"weights"
+        task = json.loads(next((tmp_path / "runs").rglob("task.json")).read_text())
+        (artifact,) = task["execution"]["artifacts"]
+        assert (artifact["key"], artifact["uri"].rpartition("/")[2]) == ("best/weights.bin", "weights.bin")
+
     def test_a_relay_killed_after_many_settles_loses_and_repeats_nothing(self, tmp_path: Path) -> None:
         torn = """[path.open("a").write('[{"torn') for path in Path("runs").rglob("metrics.jsonl")]"""
         seen = three_lives(self, tmp_path, "val/x", before=torn)

@@ -127,7 +127,7 @@ def _take(seen: Seen, archive: zipfile.ZipFile, message: dict) -> None:
         seen.scalars.setdefault(metric["metricName"], []).append((metric["step"], float(metric["metricValue"])))
     elif message["type"] == "parameter_msg":
         found = payload.get("param") or payload["params"]
-        seen.config[found["paramName"].replace("|", "/")] = found["paramValue"]
+        seen.config[found["paramName"]] = found["paramValue"]
     elif message["type"] == "log_other" and payload["key"] == "fanfold_status":
         seen.status = payload["value"]
     elif message["type"] == "file_upload":

@@ -45,8 +45,11 @@ def images(seen: Seen, path: str, operation, folder: Path) -> None:
 
 def file(seen: Seen, path: str, operation, folder: Path) -> None:
     if operation.tmp_file_name:
-        assert (folder / "upload_path" / operation.tmp_file_name).stat().st_size > 0
+        data = (folder / "upload_path" / operation.tmp_file_name).read_bytes()
+        assert data
         key = path.rsplit("/", 1)[0]
+        if key.endswith("_long"):
+            seen.texts.setdefault(key.removesuffix("_long"), []).append(data.decode())
         seen.media[key] = seen.media.get(key, 0) + 1
     else:
         assert Path(operation.file_path).read_bytes() == b"weights"

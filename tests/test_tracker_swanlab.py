@@ -110,5 +110,9 @@ print(sorted((r.scalar.key, r.scalar.value.number) if r.WhichOneof("record_type"
             env={**os.environ, "HOME": str(tmp_path), **self.environment(tmp_path)},
         )  # fmt: skip
         assert done.stdout.splitlines()[-1] == "[('loss', 0.125), ('loss', 0.5), ('note', 1), ('pictures', 2)]", done.stderr
-        for words in ("'loss' is not logged", "'note' is not logged", "'lost' is not logged: SwanLab takes whole steps"):
+        for words in (
+            "swanlab does not take 'loss'",
+            "swanlab does not take 'note'",
+            "swanlab does not take 'lost': SwanLab takes whole steps",
+        ):
             assert words in done.stderr

@@ -1,5 +1,7 @@
 """TensorBoard under the tracker contract, read back with its own EventAccumulator."""
 
+import io
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -45,3 +47,32 @@ class TestTensorBoard(TrackerContract):
             artifacts=[tag for tag in texts if tag.startswith("artifact/")],
             runs=len(runs),
         )
+
+    def test_sounds_arrive_sample_by_sample_with_all_channels(self, tmp_path: Path) -> None:
+        self.delivered(tmp_path, """
+            import numpy as np
+            wave = np.sin(np.arange(800) / 9)
+            run.log({"mono": fanfold.Audio(wave.astype(np.float32) / 2, sample_rate=8000),
+                     "stereo": fanfold.Audio(np.stack([wave, -wave / 4], axis=1), sample_rate=16000),
+                     "integers": fanfold.Audio(np.arange(-400, 400, dtype=np.int16), sample_rate=8000)}, step=3)
+        """)  # fmt: skip
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        folder = next(path for path in (tmp_path / "runs").rglob("trackers/tensorboard/*") if path.is_dir())
+        reader = EventAccumulator(str(folder), size_guidance={"audio": 0}).Reload()
+        tone = np.sin(np.arange(800) / 9)
+        wanted = {"mono": tone[:, None] / 2, "stereo": np.stack([tone, -tone / 4], axis=1)}
+        for key, samples in {**wanted, "integers": np.arange(-400, 400)[:, None] / 32767}.items():
+            (event,) = reader.Audio(key)
+            got, rate = samples_of(event.encoded_audio_string)
+            assert (event.step, event.sample_rate, event.length_frames, event.content_type) == (3, rate, 800, "audio/wav")
+            assert got.shape == samples.shape
+            assert np.abs(got - samples).max() < 1 / 32767
+
+
+def samples_of(data: bytes) -> tuple[np.ndarray, int]:
+    """Return the samples of a 16-bit WAV file as floats, one column for each channel, and its rate."""
+    with wave.open(io.BytesIO(data), "rb") as file:
+        assert file.getsampwidth() == 2
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
+        return samples / 32767, file.getframerate()

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.trackers.base import flat_config
 from fanfold.trackers.trackio import TrackioTracker
-from fanfold.values import flatten
 
 META = ("step", "timestamp", "run", "run_id", "project")
 
@@ -33,7 +33,9 @@ class TestTrackio(TrackerContract):
             for key, value in row.items():
                 if key in META:
                     continue
-                if isinstance(value, dict):
+                if isinstance(value, dict) and value["_type"] == "trackio.markdown":
+                    seen.texts.setdefault(key, []).append(value["_value"])
+                elif isinstance(value, dict):
                     assert value["_type"].removeprefix("trackio.") == {"figure": "image", "plotly": "html", "many": "table"}.get(
                         key, key
                     )
@@ -43,7 +45,7 @@ class TestTrackio(TrackerContract):
                 else:
                     seen.scalars.setdefault(key, []).append((row["step"], value))
         config = SQLiteStorage.get_run_config("contract", name, run_id=run_id) or {}
-        seen.config = dict(flatten({key: value for key, value in config.items() if not key.startswith("_")}))
+        seen.config = flat_config({key: value for key, value in config.items() if not key.startswith("_")})
         seen.tags, seen.status = config.get("tags"), config.get("status")
         seen.artifacts = [found["name"] for found in SQLiteStorage.list_artifacts("contract")]
         return seen

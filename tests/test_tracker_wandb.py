@@ -10,8 +10,8 @@ import pytest
 
 from fanfold.testing import ALL, Seen, TrackerContract
 from fanfold.trackers._wandb_log import WandbLog, logs_of, put
+from fanfold.trackers.base import flat_config
 from fanfold.trackers.wandb import EXIT_CODES, STEP, WandBTracker
-from fanfold.values import flatten
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true"}
 TYPES = {
@@ -80,7 +80,7 @@ class TestWandb(TrackerContract):
                 else:
                     seen.scalars.setdefault(key, []).append((row[STEP], value))
         config, seen.tags, seen.artifacts, code = description(logs)
-        seen.config = dict(flatten({key: value for key, value in config.items() if key != "_wandb"}))
+        seen.config = flat_config({key: value for key, value in config.items() if key != "_wandb"})
         seen.status = {number: name for name, number in EXIT_CODES.items()}.get(code)
         return seen
 
@@ -104,6 +104,14 @@ class TestWandb(TrackerContract):
         (log,) = (WandbLog(path) for path in (tmp_path / "runs").rglob("*.wandb"))
         (row,) = history(log)
         assert row["_timestamp"] <= float(done.stdout) < log.path.stat().st_mtime
+
+    def test_the_sign_of_zero_is_in_wandbs_log(self, tmp_path):
+        """As JSON writes it, `-0`: a reader that makes an integer of that, as wandb's Python API does, shows 0."""
+        self.delivered(tmp_path, "run.log({'x': -0.0, 'y': 0.0}, step=0)")
+        (log,) = (WandbLog(path) for path in (tmp_path / "runs").rglob("*.wandb"))
+        rows = [record.history for record in log.records() if record.WhichOneof("record_type") == "history"]
+        written = {item.nested_key[0]: item.value_json for item in rows[0].item}
+        assert (written["x"], written["y"]) == ("-0", "0")
 
     def test_lists_of_images_are_one_value_of_their_key(self, tmp_path):
         self.delivered(tmp_path, """

@@ -77,7 +77,17 @@ def test_one_key_spelled_twice_keeps_the_last_and_says_so(runs_dir, caplog):
     with caplog.at_level(logging.WARNING, "fanfold"):
         parts = split({"a/b": 1, "c": 5.0, "a": {"b": 2.5}})
     assert (parts.numbers, parts.types) == ({"c": 5.0, "a/b": 2.5}, ["d", "d"])
-    assert "stands twice" in caplog.text
+    assert "is twice in one log() call" in caplog.text
+
+
+def test_one_key_spelled_twice_is_one_value_whatever_its_kinds(runs_dir, caplog):
+    run = fanfold.init("p", dir=runs_dir, quiet=True, system=False)
+    run.log({"a/b": "text", "a": {"b": 1.5}, "c/d": 2.5, "c": {"d": "last"}}, step=0)
+    run.finish()
+    stored = fanfold.open(run.path)
+    assert stored.series("a/b").values.tolist() == [1.5]
+    assert stored.summary["c/d"] == "last"
+    assert [record.message.count("is twice") for record in caplog.records].count(1) == 2
 
 
 @pytest.mark.parametrize("text", ["", "hi", "ü€🙂", "\ud800 lone", "a\x00b", "x" * 70_000])

@@ -71,6 +71,7 @@ ALL = frozenset(CAPABILITIES)
 _CONFIG = {
     "lr": 1e-3, "layers": 4, "name": "größer", "flag": True, "none": None, "empty": {}, "nested": {"a": {"b": [1, 2, {"c": 3}]}},
     "nan": float("nan"), "inf": float("inf"), "big": 2**70, "long": "x" * 7000, "weird key=@%[]": 1, "list": [1, "two", None],
+    "twin/a": 1101, "twin": {"a": 2202},
 }  # fmt: skip
 
 
@@ -90,6 +91,7 @@ _EVERYTHING = """
         run.log({{"back": value}}, step=step)
     rng, drawn = np.random.default_rng(0), matplotlib.figure.Figure()
     drawn.subplots().plot([1, 2])
+    run.log({{"essay": "many words " * 7000, "beside_essay": 1.0}}, step=3)
     run.log({{"note": "hello\\nworld",
              "image": fanfold.Image(rng.integers(0, 255, (8, 9, 3), dtype=np.uint8), caption="c"),
              "histogram": fanfold.Histogram(rng.normal(size=100)),
@@ -298,6 +300,9 @@ class TrackerContract:
             assert str(seen.config["layers"]) == "4"
             assert seen.config["name"] == "größer"
             assert "nested/a/b" in seen.config or any(key.startswith("nested") for key in seen.config)
+            held = json.dumps(seen.config)
+            assert "1101" in held, "the key `twin/a` was lost beside `twin: {a: …}`"
+            assert "2202" in held, "`a` in `twin: {a: …}` was lost beside the key `twin/a`"
 
     def test_texts_and_media_arrive_or_are_said(self, tmp_path: Path) -> None:
         seen = self.everything(tmp_path).seen
@@ -306,6 +311,8 @@ class TrackerContract:
         assert self._same(seen.scalars["beside"], [(2, 1.0)])
         if "text" in self.holds:
             assert [text.replace("\r", "") for text in seen.texts["note"]] == ["hello\nworld"]
+            assert self._same(seen.scalars["beside_essay"], [(3, 1.0)])
+            assert seen.texts.get("essay") == ["many words " * 7000], "texts longer than 64 KiB are texts, too"
         for kind in ("image", "histogram", "table", "audio", "video", "figure", "plotly", "html"):
             if kind in self.holds:
                 assert seen.media.get(kind) == 1, f"{kind}: {seen.media}"
@@ -382,6 +389,51 @@ class TrackerContract:
             assert self._same(seen.scalars["x"], wanted)
             assert self._same(seen.scalars["y"], [(i, -float(i)) for i in range(100)])
         assert seen.runs == 1 or find_class(self.name).delivery == "at least once"
+
+    def test_refused_values_in_a_batch_leave_every_other_value_there_once(self, tmp_path: Path) -> None:
+        """The batch holds media that cannot be converted; nothing before or after them may be sent twice or left out."""
+        run = tmp_path / "runs" / "contract" / "contract-1"
+        done = self.script(tmp_path, f"""
+            import json, time
+            from pathlib import Path
+            from fanfold.media import Media
+            from fanfold.relay.cursor import Cursor
+            from fanfold.relay.feed import Outgoing
+            from fanfold.relay.process import make
+            from fanfold.relay.sender import Sender
+            from fanfold.trackers.base import Identity, Point, Refused
+
+            class Unreadable(Media):
+                kind = "image"
+
+                def __getattr__(self, name):
+                    raise Refused("its pixels cannot be read")
+
+                array = pil = encode = caption = property(lambda self: self.pixels)
+
+            run = Path({str(run)!r})
+            run.mkdir(parents=True)
+            tracker = make({self.name!r}, json.loads({json.dumps(self.kwargs(tmp_path))!r}), run)
+            tracker.adopt(Identity("contract-1", "contract run", "contract", None, run / "trackers" / {self.name!r}))
+            tracker.start()
+            sender = Sender(run, tracker, Cursor(run / "test.cursor"))
+            for i in range(10):
+                broken = {{"broken": Unreadable()}} if i in (2, 3, 7) else {{}}
+                point = Point({{"before": float(i), **broken, "after": -1.0 - i}}, i, time.time())
+                sender.out.append(Outgoing(point, []))
+            while sender.out:
+                sender.send()
+            tracker.settle()
+            tracker.close("finished")
+            print("\\n", sender.cursor.refused)
+        """)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        if self.reads:
+            assert int(done.stdout.split()[-1]) == (3 if "image" in self.holds else 0)
+            seen = self.seen(tmp_path)
+            assert self._same(seen.scalars["before"], [(i, float(i)) for i in range(10)])
+            assert self._same(seen.scalars["after"], [(i, -1.0 - i) for i in range(10)])
+            assert "broken" not in seen.media
 
     def test_it_works_by_hand_as_accelerate_uses_it(self, tmp_path: Path) -> None:
         script = f"""

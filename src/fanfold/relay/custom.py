@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..trackers.base import Adapter, Point
+from ..media import Text
+from ..trackers.base import Adapter, Point, Refusal
 
 
 class Custom(Adapter):
@@ -23,9 +24,11 @@ class Custom(Adapter):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         self.inner.store_init_configuration(values)
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         for point in points:
-            self.inner.log(point.values, step=point.step, **point.kwargs)
+            values = {key: value.text if type(value) is Text else value for key, value in point.values.items()}  # a long string
+            self.inner.log(values, step=point.step, **point.kwargs)
+        return ()
 
     def finish(self) -> None:
         self.inner.finish()

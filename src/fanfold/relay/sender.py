@@ -95,7 +95,7 @@ class Sender:
         """Send the next points; where that fails for a mistake, find the values it is about."""
         items = self.out[: 1 if isinstance(self.tracker, Custom) else BATCH]
         try:
-            self._write([(item, tuple(item.point.values)) for item in items])
+            self._write([(item, tuple(item.point.values)) for item in items])  # takes refused values out of their points
         except MISTAKES as error:
             if not is_mistake(error):
                 raise
@@ -129,15 +129,19 @@ class Sender:
             self.look(self.counts)
         self._doubt = False
         skip = dict(self._skip)
-        points = [self._ready(item, keys, skip) for item, keys in wanted]
+        points = [(item, self._ready(item, keys, skip)) for item, keys in wanted]
+        points = [(item, point) for item, point in points if point.values]
         self._doubt = True
         try:
-            self.tracker.write([point for point in points if point.values])
+            refused = self.tracker.write([point for _, point in points])
         except Refused:
-            self._doubt = False  # by its promise, nothing of the batch was sent
+            self._doubt = False  # it promises that nothing of the batch was sent
             raise
         self._doubt = False
         self._skip = skip
+        for index, key, why in refused or ():
+            self.refuse(key, Refused(why))
+            del points[index][0].point.values[key]
 
     def _ready(self, item: Outgoing, keys: Sequence[str], skip: dict[str, int]) -> Point:
         """Load media from their blobs, and leave out what the destination has already: it arrived before a kill."""
@@ -178,11 +182,11 @@ class Sender:
     def _send_apart(self) -> None:
         """Send points one by one, and values one by one where a point fails; what goes through is taken out of `out`."""
         failed: list[tuple[Outgoing, str, Exception]] = []
-        through = False
+        before = self.delivered
         for item in self.out[:BATCH]:
             values = item.point.values
-            if len(values) > 1 and self._take(item, tuple(values)) is None:
-                through = True
+            if len(values) > 1:
+                self._take(item, tuple(values))
             for key in tuple(values):
                 error = self._take(item, (key,))
                 if isinstance(error, Refused):
@@ -190,9 +194,7 @@ class Sender:
                     del values[key]
                 elif error is not None:
                     failed.append((item, key, error))
-                else:
-                    through = True
-        self._judge(failed, through)
+        self._judge(failed, self.delivered > before)
 
     def _take(self, item: Outgoing, keys: Sequence[str]) -> Exception | None:
         """Send some values of a point; return why they cannot be taken, or take them out of the point."""

@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from ..errors import logger
-from .base import Adapter, GeneralTracker, Point, Refused, on_main_process
+from .base import Adapter, GeneralTracker, Point, Refusal, Refused, on_main_process
 from .registry import (
     LOGGER_TYPE_TO_CLASS,
     TABLE,
@@ -36,6 +36,7 @@ __all__ = [
     "MLflowTracker",
     "NeptuneTracker",
     "Point",
+    "Refusal",
     "Refused",
     "SwanLabTracker",
     "TensorBoardTracker",

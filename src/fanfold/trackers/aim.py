@@ -9,7 +9,9 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
@@ -19,6 +21,8 @@ from ..media import Media
 from .base import Adapter, Identity, Point, Refused, clean_config, on_main_process
 from .tools import mapped, markdown
 
+BUILD_SECONDS = 60.0  # a repository without a version that has not changed for so long was left by a kill
+EXACT = 1 << 53  # Aim files a point under a hash of its step as a float: beyond this, neighbours would share one
 EMPTY = "(empty)"  # an empty name or key makes the whole run unreadable for Aim
 _QUIET = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
 
@@ -55,13 +59,12 @@ class AimTracker(Adapter):
     @on_main_process
     def start(self) -> None:
         from aim import Run
-        from aim.sdk.repo_utils import get_repo
 
         where = os.fspath(self.aim_repo_path) if self.aim_repo_path is not None else None
         if self._identity is None:
             self.writer = Run(repo=where, **self.init_kwargs)
         else:
-            repo = get_repo(where)
+            repo = _opened(where, self.init_kwargs["run_hash"])
             self.writer = Run(repo=repo, **_reserved(repo, self.init_kwargs))
             self._note(run=self._identity.run_id, status="running")
         self.writer.name = self.run_name
@@ -106,13 +109,11 @@ class AimTracker(Adapter):
         self._facts.update(facts)
         self.writer["fanfold"] = dict(self._facts)
 
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            for key, value in point.values.items():
-                if isinstance(value, (bool, int, float)):
-                    self._track(key, value, "number", point)
-                elif (made := self._converted(key, value)) is not None:
-                    self._track(key, made, "text" if isinstance(value, str) else getattr(value, "kind", "list"), point)
+    def add(self, key: str, value: Any, point: Point) -> None:
+        if isinstance(value, (bool, int, float)):
+            self._track(key, value, "number", point)
+        elif (made := self._converted(key, value)) is not None:
+            self._track(key, made, "text" if isinstance(value, str) else getattr(value, "kind", "list"), point)
 
     def _track(self, key: str, value: Any, kind: str, point: Point) -> None:
         """Track one value; where the name holds another type already, under the same name in a context of its own."""
@@ -133,6 +134,8 @@ class AimTracker(Adapter):
         # Aim would count the steps itself, and a point sent again would be another one.
         step = point.step if point.step is not None else int(point.time * 1000)
         self._check_repeat(name, value, step, context or {})
+        if abs(step) > EXACT:
+            _hash_exactly(self.writer, name, value, context or {})
         # track() would stamp the time of delivery, which may be hours after the call.
         tracker = self.writer._tracker  # noqa: SLF001 - no public way to give a time
         tracker._track(value, point.time, name, step, epoch, context=context)  # noqa: SLF001
@@ -215,6 +218,45 @@ class AimTracker(Adapter):
         self.writer.close()
 
 
+def _opened(where: str | None, run_hash: str) -> Any:
+    """Open a repository. A new one is built aside and moved into place: Aim cannot open one that a kill left half built."""
+    from aim.sdk.repo import Repo
+    from aim.sdk.repo_utils import get_repo
+    from aim.sdk.utils import clean_repo_path
+
+    where = where or Repo.default_repo_path()
+    if not where.startswith(("aim://", "ssh://")):
+        _build(Path(clean_repo_path(where)).absolute(), run_hash)
+    return get_repo(where)
+
+
+def _build(root: Path, run_hash: str) -> None:
+    from aim.sdk.configs import get_aim_repo_name
+    from aim.sdk.repo import Repo
+
+    home, aside = root / get_aim_repo_name(), root / f".fanfold-{run_hash}"  # the latter is this run's relay's alone
+    shutil.rmtree(aside, ignore_errors=True)
+    if (home / "VERSION").exists() or any(home.glob("*/chunks/*")):
+        return  # built; an old one without a version is Aim's to upgrade
+    if home.exists():
+        _discard(home)
+    aside.mkdir(parents=True)
+    Repo(str(aside), init=True).close()
+    try:
+        (aside / home.name).rename(home)
+    except OSError:
+        if not (home / "VERSION").exists():  # else another run has built it meanwhile
+            raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _discard(home: Path) -> None:
+    """Move a half-built repository away, unless its builder may still be at work."""
+    if time.time() - max(path.stat().st_mtime for path in (home, *home.rglob("*"))) < BUILD_SECONDS:
+        raise BlockingIOError(f"{home} has no VERSION yet: another process may be building it")
+    home.rename(home.with_name(f"{home.name}.incomplete-{time.time_ns()}"))
+
+
 def _reserved(repo: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the run's arguments with its place in the repository made: Aim opens a hash it knows, but creates only its own."""
     run_hash = arguments["run_hash"]
@@ -262,6 +304,24 @@ def _stored(run: Any, name: str, step: int, context: Mapping[str, Any]) -> Any:
         return known.val_view[known.step_hash_fn(step)]
     except KeyError:
         return None
+
+
+def _hash_exactly(run: Any, name: str, value: Any, context: Mapping[str, Any]) -> None:
+    """Have a sequence of numbers file each step beyond 2**53 under a hash of its own; readers go by the steps themselves."""
+    from aim.storage.context import Context
+
+    tracker, idx = run._tracker, Context(dict(context)).idx  # noqa: SLF001 - no public way
+    info = tracker.sequence_infos[idx, name]
+    if not info.initialized:
+        tracker._init_sequence_info(idx, name, tracker._normalized_values(value, name)[name])  # noqa: SLF001 - as track() does
+    if info.version == 2:
+        info.step_hash_fn = _step_hash
+
+
+def _step_hash(step: int) -> int:
+    from aim.storage.hashing import hash_auto
+
+    return int(hash_auto(step if abs(step) <= EXACT else str(step)))
 
 
 def _differs(before: Any, value: Any) -> bool:

@@ -71,18 +71,16 @@ class AzureMLTracker(Adapter):
         if found:
             self.run.set_tags(found)
 
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            for key, value in point.values.items():
-                for i, item in enumerate(value if isinstance(value, list) else [value]):
-                    self._add(key, item, point, i)
+    def add(self, key: str, value: Any, point: Point) -> None:
+        for i, item in enumerate(value if isinstance(value, list) else [value]):
+            self._put(key, item, point, i)
 
-    def _add(self, key: str, value: Any, point: Point, index: int) -> None:
+    def _put(self, key: str, value: Any, point: Point, index: int) -> None:
         if isinstance(value, (bool, int, float, str)):
             step = {"step": point.step} if self._steps else {}
             self.run.log(key, value, **step, **point.kwargs)
         elif value.kind == "text":
-            self._add(key, value.text, point, index)
+            self._put(key, value.text, point, index)
         elif value.kind in ("table", "histogram") and len(columns := _columns(value)) and _fits(columns):
             self.run.log_table(key, columns)
         else:

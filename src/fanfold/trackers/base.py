@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -105,7 +105,15 @@ class Identity(NamedTuple):
 
 
 class Refused(Exception):
-    """The system will never take this value; retrying is no use. The relay says it once and counts it."""
+    """The system will never take this value, so it is not retried. The relay warns once per key and counts it."""
+
+
+class Refusal(NamedTuple):
+    """One value of a batch that was refused while everything else of the batch was written."""
+
+    point: int  # its index in the batch
+    key: str
+    why: str
 
 
 def clean(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,9 +130,53 @@ def clean_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return plain(values)  # type: ignore[no-any-return]
 
 
-def flat_config(values: Mapping[str, Any], *, separator: str = "/") -> dict[str, Any]:
-    """Return a configuration of one level: nested keys joined, lists kept."""
-    return {key.replace("/", separator): value for key, value in flatten(clean_config(values))}
+def flat_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of one level: nested keys joined by `/`, lists kept.
+
+    Where `{"a/b": 1, "a": {"b": 2}}` gives one name twice, the key with the fewest levels has it and the other becomes `a.b`.
+    """
+    paths = sorted(_paths(clean_config(values)), key=lambda found: len(found[0]))
+    names: dict[tuple[str, ...], str] = {}
+    for path, _ in paths:
+        name = "/".join(path)
+        if name in names.values():
+            name = _other_name(path, set(names.values()))
+        names[path] = name
+    return {names[path]: value for path, value in _paths(clean_config(values))}
+
+
+def _paths(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _paths(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _other_name(path: Sequence[str], taken: Collection[str]) -> str:
+    name = ".".join(path)
+    while name in taken:
+        name += "_"
+    notices.once(
+        f"config:{'/'.join(path)}",
+        f"the configuration has {'/'.join(path)!r} both as a key and as a value inside {path[0]!r}. Trackers with flat "
+        f"configurations keep the inner one as {name!r}. Rename one of them.",
+    )
+    return name
+
+
+def prepared(points: Sequence[Point], make: Callable[[Point, str, Any], Any]) -> tuple[list[dict[str, Any]], list[Refusal]]:
+    """Convert every value of a batch before any is sent; return the converted values by point, and what was refused."""
+    ready: list[dict[str, Any]] = []
+    refused = []
+    for index, point in enumerate(points):
+        ready.append({})
+        for key, value in point.values.items():
+            try:
+                ready[-1][key] = make(point, key, value)
+            except Refused as why:
+                refused.append(Refusal(index, key, str(why)))
+    return ready, refused
 
 
 class Adapter(GeneralTracker):
@@ -156,11 +208,24 @@ class Adapter(GeneralTracker):
         The remote id must derive from ours, so that a relay killed while it creates the remote run makes no second one.
         """
 
-    def write(self, points: Sequence[Point]) -> None:
-        """Send points, oldest first. Values are clean. Raise Refused for what will never be taken, anything else to retry.
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
+        """Send points, oldest first, and return the values that the system will never take; all others are written.
 
-        Refused must be raised before anything of the batch is sent: the points are then sent one by one.
+        Values are clean. An exception means that the batch is to be sent again: for `readable` systems `counts()` then says
+        what arrived, and `Refused` promises that nothing did. This one calls `add` for each value; a system that takes whole
+        points or batches overrides it (see `prepared`).
         """
+        refused = []
+        for index, point in enumerate(points):
+            for key, value in point.values.items():
+                try:
+                    self.add(key, value, point)
+                except Refused as why:
+                    refused.append(Refusal(index, key, str(why)))
+        return refused
+
+    def add(self, key: str, value: Any, point: Point) -> None:
+        """Send one value of a point, or raise Refused before anything of it is sent."""
         raise NotImplementedError
 
     def settle(self) -> None:
@@ -194,16 +259,17 @@ class Adapter(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record values at once. What the system will never take is said once; the rest of the call is recorded."""
-        point = Point(clean(values), step, None, kwargs)
-        try:
-            self.write([point])
-        except Refused:
-            for key, value in point.values.items():
-                try:
-                    self.write([point._replace(values={key: value})])
-                except Refused as refusal:
-                    notices.once(f"{self.name}:refused:{key}", f"{self.name} does not take {key!r}: {refusal}. It is not there.")
+        """Record values now. A value that the system will never take is left out with a warning; the others are recorded."""
+        self.warn_refused(self.write([Point(clean(values), step, None, kwargs)]))
+
+    def warn_refused(self, refused: Sequence[Refusal]) -> None:
+        """Warn once per key about values that were left out."""
+        for _, key, why in refused:
+            notices.once(
+                f"{self.name}:refused:{key}",
+                f"{self.name} does not take {key!r}: {why}. It is left out there and the other values are recorded. "
+                "Later cases are counted.",
+            )
 
     def _cannot(self, what: str, key: str, value: Any) -> None:
         """Say once what this system cannot hold."""

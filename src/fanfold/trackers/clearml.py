@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,13 +23,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .base import Adapter, Identity, Point, Refused, clean, clean_config, flat_config, on_main_process
-from .tools import content_of, replace, until
+from .base import Adapter, Identity, Point, Refused, clean_config, flat_config, on_main_process
+from .tools import content_of, named, replace, until
 
 SETTLE_SECONDS = 60.0
 SECTION = "config"  # of the hyperparameters
 STATUS = "fanfold_status"
 METRICS = "metrics.jsonl"
+PLACE = "CLEARML_CACHE_DIR"  # where offline sessions are
+_places: set[str] = set()  # values of it that are ours, and not the user's
+_ours: set[str] = set()  # tasks opened for a run of ours in this process
 _LISTED = re.compile(r"(.*) \[(\d+)/(\d+)\]", re.DOTALL)
 _FRAMEWORKS = (
     "matplotlib tensorflow tensorboard pytorch xgboost scikit fastai lightgbm hydra detect_repository tfdefines joblib "
@@ -77,8 +81,6 @@ class ClearMLTracker(Adapter):
 
     def adopt(self, identity: Identity) -> None:
         self._identity = identity
-        if _truthy("CLEARML_OFFLINE_MODE"):
-            os.environ.setdefault("CLEARML_CACHE_DIR", str(identity.directory))
 
     @property
     def remote(self) -> str | None:
@@ -94,6 +96,11 @@ class ClearMLTracker(Adapter):
         current = Task.current_task()
         if current and self._tried:
             current.close()  # half made, by a start that failed
+        elif current and current.id in _ours and self._identity is not None:
+            raise BlockingIOError(
+                "ClearML holds one task per process, and that of another run is open here. This run is delivered when that one "
+                "has finished. Use relay='process', the default, to have both at once."
+            )
         elif current:
             self._initialized_externally = True
             self.task = current
@@ -113,6 +120,9 @@ class ClearMLTracker(Adapter):
 
     def _open(self, task: Any, arguments: dict[str, Any]) -> None:
         assert self._identity is not None
+        if task.is_offline() and os.environ.get(PLACE) in (None, *_places):
+            os.environ[PLACE] = str(self._identity.directory)  # read whenever a session's folder is asked for
+            _places.add(os.environ[PLACE])
         known = _prepared(self._resumed or _derived(self._identity), arguments) if task.is_offline() else self._resumed
         known = known or self._find(task, arguments)
         if known is not None:
@@ -122,6 +132,7 @@ class ClearMLTracker(Adapter):
         self._tried = True
         with _hooks_kept():
             self.task = task.init(**{**_QUIET, **arguments})
+        _ours.add(str(self.task.id))
         self._sent = self._arrived()
 
     @property
@@ -154,16 +165,7 @@ class ClearMLTracker(Adapter):
         self.task.set_parameters({f"{SECTION}/{key}": value for key, value in flat_config(values).items()})
         return None
 
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.write([Point(clean(values), step, None, kwargs)])
-
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            for key, value in point.values.items():
-                self._add(key, value, point)
-
-    def _add(self, key: str, value: Any, point: Point) -> None:
+    def add(self, key: str, value: Any, point: Point) -> None:
         logger = self.task.get_logger()
         if isinstance(value, (bool, int, float)):
             self._number(logger, key, value, point)
@@ -240,8 +242,10 @@ class ClearMLTracker(Adapter):
         self.task.get_logger().report_table(title=title, series=series, table_plot=dataframe, iteration=step, **kwargs)
 
     def artifact(self, path: Path, name: str) -> None:
-        if not self.task.upload_artifact(name, artifact_object=str(path), wait_on_upload=True):
-            raise ConnectionError(f"ClearML did not take the file {name!r}")
+        with tempfile.TemporaryDirectory() as folder:
+            file = named(path, Path(folder), Path(name).name)  # the name it has on the server, where the blob's is a hash
+            if not self.task.upload_artifact(name, artifact_object=file, wait_on_upload=True):
+                raise ConnectionError(f"ClearML did not take the file {name!r}")
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         if name and "task_name" not in self.init_kwargs and not os.environ.get("CLEARML_TASK"):

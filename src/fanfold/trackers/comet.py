@@ -21,7 +21,7 @@ from ..errors import notices
 from ..journal.writer import try_lock
 from ..process import digest
 from . import _comet_archives as archives
-from .base import Adapter, Identity, Point, clean, clean_config, on_main_process
+from .base import Adapter, Identity, Point, clean_config, on_main_process
 from .tools import content_of
 
 SETTLE_SECONDS = 60.0
@@ -168,14 +168,9 @@ class CometMLTracker(Adapter):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         if step is not None:
             self.writer.set_step(step)
-        self.write([Point(clean(values), step, None, kwargs)])
+        super().log(values, step, **kwargs)
 
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            for key, value in point.values.items():
-                self._add(key, value, point)
-
-    def _add(self, key: str, value: Any, point: Point) -> None:
+    def add(self, key: str, value: Any, point: Point) -> None:
         if isinstance(value, (bool, int, float)):
             number = int(value) if isinstance(value, bool) else value  # a bool would be stored as a text
             self.writer.log_metric(_name(key), number, step=point.step, **point.kwargs)

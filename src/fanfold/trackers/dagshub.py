@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from .base import Adapter, Identity, Point, clean, clean_config, on_main_process
+from .base import Adapter, Identity, Point, Refusal, clean_config, on_main_process
 from .mlflow import MLflowTracker
 
 HOST = "https://dagshub.com"
@@ -84,8 +84,8 @@ class DagsHubTracker(Adapter):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         self._way.log(values, step, **kwargs)
 
-    def write(self, points: Sequence[Point]) -> None:
-        self._way.write(points)
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
+        return self._way.write(points)
 
     def settle(self) -> None:
         self._way.settle()
@@ -169,23 +169,24 @@ class _Files(Adapter):
         self.logger.log_hyperparams(clean_config(values))
         self.logger.save_hparams()
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         rows = []
         for point in points:
             ms = self.logger.epoch_milisec() if point.time is None else int(point.time * 1000)
             rows.append(({key: _cell(value) for key, value in point.values.items() if self._takes(key, value)}, ms, point.step))
         self.logger.unsaved_metrics = rows  # in place of what a failed write left there: that comes again
         self.logger.save_metrics()
+        return ()
 
     def _takes(self, key: str, value: Any) -> bool:
-        if isinstance(value, (bool, int, float, str)):
+        if isinstance(value, (bool, int, float, str)) or _is_text(value):
             return True
         self._cannot("keep media in its CSV file", key, value)
         return False
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.write([Point(clean(values), step, None, kwargs)])
+        super().log(values, step, **kwargs)
         self.settle()
 
     def settle(self) -> None:
@@ -203,7 +204,11 @@ class _Files(Adapter):
 
 
 def _cell(value: Any) -> Any:
-    return int(value) if isinstance(value, bool) else value
+    return int(value) if isinstance(value, bool) else value.text if _is_text(value) else value
+
+
+def _is_text(value: Any) -> bool:
+    return getattr(value, "kind", "") == "text"
 
 
 def _whole_rows(path: Path) -> int:

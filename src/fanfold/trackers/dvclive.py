@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import FanfoldError, notices
-from .base import Adapter, Identity, Point, Refused, clean, clean_config, on_main_process
+from .base import Adapter, Identity, Point, Refused, clean_config, on_main_process
 from .tools import replace
 
 MARKER = ".fanfold.json"  # which run a folder belongs to, and what was in it before
@@ -110,14 +110,9 @@ class DVCLiveTracker(Adapter):
         """Keep the configuration in params.yaml. One value that YAML refuses would empty that file: all are cleaned."""
         self.live.log_params(clean_config(values))
 
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            if point.step is not None:
-                self.live.step = point.step
-            for key, value in point.values.items():
-                self._add(key, value, point)
-
-    def _add(self, key: str, value: Any, point: Point) -> None:
+    def add(self, key: str, value: Any, point: Point) -> None:
+        if point.step is not None:
+            self.live.step = point.step
         if isinstance(value, list):
             for i, item in enumerate(value):
                 self._add_media(key, item, f"{self.live.step}-{i}")
@@ -200,7 +195,7 @@ class DVCLiveTracker(Adapter):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.write([Point(clean(values), step, None, kwargs)])
+        super().log(values, step, **kwargs)
         self.live.next_step()
 
     def settle(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import notices
-from .base import Adapter, Identity, Point, flat_config, on_main_process
+from .base import Adapter, Identity, Point, Refusal, flat_config, on_main_process, prepared
 from .tools import replace
 
 ROWS = 10_000
@@ -89,9 +89,11 @@ class FlyteTracker(Adapter):
         words = {"name": name, "group": group, "tags": ", ".join(tags), "notes": notes}
         self._facts["Run"] = {**self._facts.get("Run", {}), **{key: value for key, value in words.items() if value}}
 
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            self._history.add(point.step, point.time, {key: _cell(value) for key, value in point.values.items()})
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
+        cells, refused = prepared(points, lambda _point, _key, value: _cell(value))
+        for point, row in zip(points, cells, strict=True):
+            self._history.add(point.step, point.time, row)
+        return refused
 
     def settle(self) -> None:
         """Keep the new rows in a file of their own, which a new start reads, and publish when that costs little."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -19,7 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import notices
 from ._mlflow import Kept, Names, files_of, legal, safe_path
-from .base import Adapter, Identity, Point, Refused, clean, flat_config, on_main_process
+from .base import Adapter, Identity, Point, Refusal, Refused, clean, flat_config, on_main_process, prepared
+from .tools import named
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED"}  # everything else was ended from outside: KILLED
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}  # else a dead server blocks 246 s
@@ -166,23 +166,28 @@ class MLflowTracker(Adapter):
 
     # Points
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
+        recent = set[tuple[str, int, int, str]]()
+        ready, refused = prepared(points, lambda point, key, value: self._ready(point, key, value, recent))
+        made = [one for values in ready for several in values.values() for one in several]
+        self._say_words()
+        self._send([one for one in made if not isinstance(one, Kept)])
+        self._keep([one for one in made if isinstance(one, Kept)])
+        self._recent = recent  # only now: a batch that failed comes again, and must be the same rows
+        return refused
+
+    def _ready(self, point: Point, key: str, value: Any, recent: set[tuple[str, int, int, str]]) -> list[Any]:
+        """Return the metrics or files that one value becomes."""
         from mlflow.entities import Metric
 
-        metrics, kept, recent = [], [], set[tuple[str, int, int, str]]()
-        for point in points:
-            model, stamp = self._arguments(point)
-            for key, value in point.values.items():
-                if not isinstance(value, (bool, int, float)):
-                    kept += list(files_of(key, value, point.step or 0, stamp))
-                elif self._holds(key, value, point.step):
-                    name, number, step = self._name(key), float(value), point.step or 0
-                    ms = self._moment(name, step, number, stamp, recent)
-                    metrics.append(Metric(name, number, ms, step, model_id=model))
-        self._say_words()
-        self._send(metrics)
-        self._keep(kept)
-        self._recent = recent  # only now: a batch that failed comes again, and must be the same rows
+        model, stamp = self._arguments(point)
+        step = point.step or 0
+        if not isinstance(value, (bool, int, float)):
+            return list(files_of(key, value, step, stamp))
+        if not self._holds(key, value, point.step):
+            return []
+        name, number = self._name(key), float(value)
+        return [Metric(name, number, self._moment(name, step, number, stamp, recent), step, model_id=model)]
 
     def _arguments(self, point: Point) -> tuple[str | None, int]:
         """Return what log_metrics' arguments mean here: the model, and the time in milliseconds."""
@@ -260,7 +265,7 @@ class MLflowTracker(Adapter):
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         if self._ours is not None:
-            self.write([Point(clean(values), step, time.time(), kwargs)])
+            self.warn_refused(self.write([Point(clean(values), step, time.time(), kwargs)]))
             return
         import mlflow
 
@@ -347,12 +352,7 @@ class MLflowTracker(Adapter):
 
     def artifact(self, path: Path, name: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder, safe_path(name))
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                place.symlink_to(path.resolve())
-            except OSError:
-                shutil.copyfile(path, place)
+            named(path, Path(folder), safe_path(name))
             self._client.log_artifacts(self.active_run.info.run_id, folder)
 
     def _keep(self, kept: Iterable[Kept]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from ..errors import notices
 from ..media import Media
-from .base import Adapter, Identity, Point, clean, flat_config, on_main_process
+from .base import Adapter, Identity, Point, flat_config, on_main_process
 from .tools import content_of, copied
 
 LONGEST_TEXT = 1000  # of a string series; the client cuts the rest off
@@ -122,12 +122,7 @@ class NeptuneTracker(Adapter):
         if group:
             self.run["sys/group_tags"].add([group])
 
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            for key, value in point.values.items():
-                self._add(key, value, point)
-
-    def _add(self, key: str, value: Any, point: Point) -> None:
+    def add(self, key: str, value: Any, point: Point) -> None:
         items = value if isinstance(value, list) else [value]
         for i, item in enumerate(items):
             text = item.text if getattr(item, "kind", "") == "text" else item
@@ -202,7 +197,7 @@ class NeptuneTracker(Adapter):
         native = {key: value for key, value in values.items() if type(value).__module__.split(".")[0] == "neptune"}
         for key, value in native.items():
             self.run[key].append(value, step=step, **kwargs)
-        self.write([Point(clean({key: value for key, value in values.items() if key not in native}), step, None, kwargs)])
+        super().log({key: value for key, value in values.items() if key not in native}, step, **kwargs)
 
     def settle(self) -> None:
         self.run.wait(disk_only=self._offline)

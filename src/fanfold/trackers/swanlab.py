@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import notices
-from .base import Adapter, Identity, Point, Refused, clean, clean_config, on_main_process
+from .base import Adapter, Identity, Point, Refusal, Refused, clean, clean_config, on_main_process, prepared
 from .tools import copied, mapped
 
 MAX_STEP = 1 << 48  # SwanLab's own limit
@@ -101,13 +101,13 @@ class SwanLabTracker(Adapter):
         if any(words.values()):
             self.run.config.update({f"fanfold.{key}": value for key, value in words.items() if value})
 
-    def write(self, points: Sequence[Point]) -> None:
-        """Check all before any is sent: where one is refused, the relay sends all of them again, one by one."""
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         fresh: set[tuple[str, int]] = set()
-        ready = [{self._checked(key, value, point.step, fresh): value for key, value in point.values.items()} for point in points]
-        made = [{key: self._made(key, value) for key, value in values.items()} for values in ready]
-        for point, values in zip(points, made, strict=True):
-            self._log(values, point.step, point.kwargs)
+        ready, refused = prepared(points, lambda point, key, value: self._checked(key, value, point.step, fresh))
+        for point, named in zip(points, ready, strict=True):
+            if named:
+                self._log(dict(named.values()), point.step, point.kwargs)
+        return refused
 
     def _log(self, values: dict[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> None:
         if kwargs:
@@ -125,8 +125,8 @@ class SwanLabTracker(Adapter):
             self._steps[key] = _step_set()
         return self._steps[key]
 
-    def _checked(self, key: str, value: Any, step: int | None, fresh: set[tuple[str, int]]) -> str:
-        """Return the name SwanLab gives a key, or refuse what SwanLab would drop with a line in its own log only."""
+    def _checked(self, key: str, value: Any, step: int | None, fresh: set[tuple[str, int]]) -> tuple[str, Any]:
+        """Return name and value as SwanLab takes them, or refuse what it would drop with a line in its own log only."""
         name = key.strip(" \t\n\r./")[:LONGEST_KEY]
         if not name or re.search(r"[\x00-\x1f\x7f]", name) or name.startswith("__swanlab__"):
             raise Refused("SwanLab takes no such key")
@@ -137,15 +137,16 @@ class SwanLabTracker(Adapter):
         kind = _kind(value)
         if self._kinds.setdefault(name, kind) != kind:
             raise Refused(f"SwanLab keeps one type per key, and this one is {self._kinds[name]}")
+        made = self._made(value)
         if step is not None:
             fresh.add((name, step))
-        return name
+        return name, made
 
-    def _made(self, key: str, value: Any) -> Any:
+    def _made(self, value: Any) -> Any:
         import swanlab
 
         if isinstance(value, list):
-            return [self._made(key, item) for item in value]
+            return [self._made(item) for item in value]
         if isinstance(value, str):
             return swanlab.Text(value)
         make: Callable[[Any, Any], Any] = _MEDIA[value.kind] if hasattr(value, "kind") else _same
@@ -156,13 +157,11 @@ class SwanLabTracker(Adapter):
         """Record values under a step; SwanLab's own media objects go to it as they are."""
         native = {key: value for key, value in values.items() if _is_native(value)}
         plain = clean({key: value for key, value in values.items() if key not in native})
-        for key, value in {**plain, **native}.items():
-            try:
-                self.write([Point({key: value}, _whole(step), None, kwargs)])
-            except Refused as why:
-                notices.once(
-                    f"swanlab:refused:{key}", f"{key!r} is not logged: {why}. Training goes on; later cases are counted."
-                )
+        values = {**plain, **native}
+        if step is None or int(step) == step:
+            self.warn_refused(self.write([Point(values, None if step is None else int(step), None, kwargs)]))
+        else:
+            self.warn_refused([Refusal(0, key, f"SwanLab takes whole steps, and this is step {step}") for key in values])
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -304,13 +303,6 @@ def _kind(value: Any) -> str:
     native = type(value).__name__.lower() if _is_native(value) else ""
     kind = "text" if isinstance(value, str) else native or value.kind
     return {"video": "image", "histogram": "echarts", "table": "echarts"}.get(kind, str(kind))
-
-
-def _whole(step: Any) -> int | None:
-    """Return a step as SwanLab takes it: an int, and nothing that is only like one."""
-    if step is None or int(step) == step:
-        return None if step is None else int(step)
-    raise Refused(f"SwanLab takes whole steps, and this is step {step}")
 
 
 def _is_native(value: Any) -> bool:

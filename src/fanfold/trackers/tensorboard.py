@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
-from collections.abc import Sequence
+import wave
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..journal.directory import encode_name
-from .base import Adapter, Identity, Point, clean, clean_config, flat_config, on_main_process
+from .base import Adapter, Identity, Point, clean_config, flat_config, on_main_process
 from .tools import markdown
 
 
@@ -73,13 +74,11 @@ class TensorBoardTracker(Adapter):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hparams.yml").write_text(yaml.safe_dump(clean_config(values)), encoding="utf-8")
 
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            for key, value in point.values.items():
-                for item in value if isinstance(value, list) else [value]:
-                    self._add(key, item, point)
+    def add(self, key: str, value: Any, point: Point) -> None:
+        for item in value if isinstance(value, list) else [value]:
+            self._put(key, item, point)
 
-    def _add(self, key: str, value: Any, point: Point) -> None:
+    def _put(self, key: str, value: Any, point: Point) -> None:
         common = {"global_step": point.step, "walltime": point.time}
         if isinstance(value, str):
             self.writer.add_text(key, value, **common)
@@ -90,7 +89,7 @@ class TensorBoardTracker(Adapter):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.write([Point(clean(values), step, None, kwargs)])
+        super().log(values, step, **kwargs)
         self.writer.flush()
 
     @on_main_process
@@ -137,10 +136,28 @@ def _histogram(writer: Any, key: str, value: Any, common: dict[str, Any]) -> Non
 
 
 def _audio(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
-    import numpy as np
+    """Keep the sound file as it is, with all its channels: `add_audio` takes one channel, as floats, and rounds it again."""
+    if type(writer).__module__.startswith("tensorboardX"):
+        from tensorboardX.proto.summary_pb2 import Summary
+    else:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+    encoded = value.encode()
+    data = bytes(encoded.data)
+    channels, frames = _wav_size(data) if encoded.ext == "wav" else (0, 0)
+    sound = Summary.Audio(
+        sample_rate=float(value.sample_rate or 0), num_channels=channels, length_frames=frames, encoded_audio_string=data,
+        content_type=f"audio/{'mpeg' if encoded.ext == 'mp3' else encoded.ext}",
+    )  # fmt: skip
+    summary = Summary(value=[Summary.Value(tag=key, audio=sound)])
+    writer._get_file_writer().add_summary(summary, common["global_step"], common["walltime"])  # noqa: SLF001 - as add_audio does
 
-    sound = np.asarray(value.array())
-    writer.add_audio(key, sound.reshape(1, -1) if sound.ndim == 1 else sound.T[:1], sample_rate=value.sample_rate, **common)
+
+def _wav_size(data: bytes) -> tuple[int, int]:
+    try:
+        with wave.open(io.BytesIO(data), "rb") as file:
+            return file.getnchannels(), file.getnframes()
+    except (wave.Error, EOFError):  # a kind of WAV the standard library does not read; players may
+        return 0, 0
 
 
 def _as_text(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:

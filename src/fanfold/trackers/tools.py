@@ -76,6 +76,17 @@ def copied(path: Path, home: Path, name: str) -> Path:
     return target
 
 
+def named(path: Path, folder: Path, name: str) -> Path:
+    """Return a file under another name in `folder`: a link, or a copy where there are no links."""
+    target = folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.symlink_to(path.resolve())
+    except OSError:
+        shutil.copyfile(path, target)
+    return target
+
+
 def replace(path: Path, text: str) -> None:
     """Write a file whole, so that a kill leaves the old one or the new one."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.new")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..media import Media
-from .base import Adapter, Identity, Point, Refused, clean, clean_config, on_main_process
+from .base import Adapter, Identity, Point, Refusal, Refused, clean, clean_config, on_main_process, prepared
 from .tools import file_of, mapped, plain_name, until
 
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
@@ -133,18 +133,19 @@ class TrackioTracker(Adapter):
 
     # What the relay calls
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         with tempfile.TemporaryDirectory(prefix="fanfold-trackio-") as folder:
-            media = [(_media(point, Path(folder)), point) for point in points]
-            plain = [point._replace(values=_plain(point)) for point in points]
-            if self.database is None:
-                media = [({**point.values, **found}, point) for (found, _), point in zip(media, plain, strict=True)]
-            else:
+            ready, refused = prepared(points, lambda _point, key, value: _taken(key, value, Path(folder)))
+            rows = [point._replace(values=values) for point, values in zip(points, ready, strict=True)]
+            if self.database is not None:
+                plain = [point._replace(values=_plain(point)) for point in rows]
                 self._insert([point for point in plain if point.values])
-            for values, point in media:
-                if values:
-                    self.run.log(values, step=point.step)
+                rows = [point._replace(values=_not_plain(point)) for point in rows]
+            for point in rows:
+                if point.values:
+                    self.run.log(point.values, step=point.step)
                     self._queued += 1
+        return refused
 
     def _insert(self, points: Sequence[Point], log_ids: list[str] | None = None) -> None:
         """Write rows in one transaction, each with the time of its call; rows whose id is there already are left out."""
@@ -230,8 +231,9 @@ class TrackioTracker(Adapter):
         """Log as trackio does; what it would skip (tensors, integers beyond 64 bits) becomes a plain number first."""
         with tempfile.TemporaryDirectory(prefix="fanfold-trackio-") as folder:
             ours = {key: value for key, value in values.items() if _is_ours(value)}
-            ready = _media(Point(clean(ours), step), Path(folder)) | _plain(Point(clean(ours), step))
-            self.run.log({**{key: value for key, value in values.items() if key not in ours}, **ready}, step=step, **kwargs)
+            ready, refused = prepared([Point(clean(ours), step)], lambda _point, key, value: _taken(key, value, Path(folder)))
+            self.run.log({**{key: value for key, value in values.items() if key not in ours}, **ready[0]}, step=step, **kwargs)
+            self.warn_refused(refused)
 
     @on_main_process
     def finish(self) -> None:
@@ -276,11 +278,14 @@ def _plain(point: Point) -> dict[str, Any]:
     return {key: value for key, value in point.values.items() if isinstance(value, (bool, int, float, str))}
 
 
-def _media(point: Point, folder: Path) -> dict[str, Any]:
-    """Return a point's media as trackio's objects."""
-    found = {key: value for key, value in point.values.items() if not isinstance(value, (bool, int, float, str))}
+def _not_plain(point: Point) -> dict[str, Any]:
+    return {key: value for key, value in point.values.items() if not isinstance(value, (bool, int, float, str))}
+
+
+def _taken(key: str, value: Any, folder: Path) -> Any:
+    """Return a value as trackio takes it: a number or text as it is, media as trackio's objects; or refuse it."""
     try:
-        return {key: _one(key, value, folder) for key, value in found.items()}
+        return _one(key, value, folder)
     except (TypeError, ValueError) as error:
         raise Refused(f"trackio's own classes do not take it: {error}") from error
 

@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 from ..errors import notices
 from ..media import Media
 from ._wandb_log import WandbLog, logs_of
-from .base import Adapter, Identity, Point, Refused, clean_config, on_main_process
+from .base import Adapter, Identity, Point, Refusal, Refused, clean_config, on_main_process, prepared
 from .tools import file_of, mapped, plain_name, until
 
 STEP = "fanfold/step"
@@ -149,14 +149,20 @@ class WandBTracker(Adapter):
 
     # What the relay calls
 
-    def write(self, points: Sequence[Point]) -> None:
-        """Send points; each is made ready first, so that one that is refused stops the batch before anything is sent."""
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         with tempfile.TemporaryDirectory(prefix="fanfold-wandb-") as folder:
-            rows = [_row(point, Path(folder)) for point in points]
+            rows, refused = prepared(points, lambda _point, key, value: _checked(key, value, Path(folder)))
             for point, row in zip(points, rows, strict=True):
-                place = self._place(point)
-                self.run.log(row, step=place, commit=False)
-                self._note(point, row, place)
+                if row:
+                    self._log_row(point._replace(values=row))
+        return refused
+
+    def _log_row(self, point: Point) -> None:
+        place = self._place(point)
+        self._stamp = {} if point.time is None else {"_timestamp": point.time}
+        step = {} if point.step is None else {STEP: point.step}
+        self.run.log({**point.values, **step, **self._stamp}, step=place, commit=False)
+        self._note(point, place)
 
     def _place(self, point: Point) -> int:
         """Return wandb's step for a point: the open row's if it is of the same step and has none of the keys, else a new one."""
@@ -164,14 +170,13 @@ class WandBTracker(Adapter):
             return self._last
         return max(self._last + 1, point.step if point.step is not None else 0)
 
-    def _note(self, point: Point, row: Mapping[str, Any], place: int) -> None:
+    def _note(self, point: Point, place: int) -> None:
         if self._open is not None and place == self._last:
             self._open[1].update(point.values)
         else:
             self._rows += self._open is not None  # a new step commits the row before it
             self._open = (point.step, set(point.values))
         self._last = place
-        self._stamp = {key: row[key] for key in ("_timestamp",) if key in row}
 
     def settle(self) -> None:
         """Commit the open row and wait until wandb's log on disk has every row and every artifact that was sent."""
@@ -268,19 +273,14 @@ def _without(text: str, signs: str) -> str:
     return "".join("-" if sign in signs else sign for sign in text)
 
 
-def _row(point: Point, folder: Path) -> dict[str, Any]:
-    """Return a point as wandb takes it, with our step and the time of the call."""
-    if taken := OWN_KEYS & point.values.keys():
-        raise Refused(f"the key {min(taken)!r} is wandb's own")
+def _checked(key: str, value: Any, folder: Path) -> Any:
+    """Return a value as wandb takes it, or refuse it."""
+    if key in OWN_KEYS:
+        raise Refused(f"the key {key!r} is wandb's own")
     try:
-        row = {key: _native(value, folder) for key, value in point.values.items()}
+        return _native(value, folder)
     except (TypeError, ValueError) as error:
         raise Refused(f"wandb's own classes do not take it: {error}") from error
-    if point.step is not None:
-        row[STEP] = point.step
-    if point.time is not None:
-        row["_timestamp"] = point.time
-    return row
 
 
 def _no_nan(value: Any) -> Any:
