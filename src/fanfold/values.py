@@ -61,11 +61,19 @@ class Parts:
                 code, value = "d", _float(value)
         elif code == "d":
             value = _float(value)
-        if key in self.numbers:  # {"a/b": 1, "a": {"b": 2}}: one key, spelled twice
-            notices.once(f"twice:{key}", f"{key!r} stands twice in one log() call; the last value counts. Rename one of them.")
-            del self.types[list(self.numbers).index(key)], self.numbers[key]
         self.numbers[key] = value
         self.types.append(code)
+
+    def drop_earlier(self, key: str) -> None:
+        """Let the last value count where a call spells a key twice: {"a/b": 1, "a": {"b": 2}}."""
+        places: tuple[dict[str, Any], ...] = (self.numbers, self.texts, self.media, self.device)
+        if not any(key in found for found in places):
+            return
+        notices.once(f"twice:{key}", f"{key!r} is twice in one log() call; the last value counts. Rename one of them.")
+        if key in self.numbers:
+            del self.types[list(self.numbers).index(key)]
+        for found in places:
+            found.pop(key, None)
 
 
 def _float(value: Any) -> float:
@@ -107,6 +115,8 @@ def split(values: Mapping[Any, Any], *, strict: bool = False) -> Parts:
         key = clean_text(name)
         code = code_of(type(value))
         parts.direct = parts.direct and values.get(key) is value
+        if not parts.direct:
+            parts.drop_earlier(key)
         if code is not None:
             parts.add_number(key, value, code)
         else:
