@@ -15,6 +15,7 @@ from fanfold.clickhouse.intake import ClickHouseIntake
 from fanfold.clickhouse.store import ClickHouseStore
 from fanfold.fleet.wire import Conflict, Piece
 from fanfold.journal import Journal, directory
+from fleet_tools import bounds
 
 
 class Fleet:
@@ -49,11 +50,11 @@ class Fleet:
         journal = Journal(file)
         journal.refresh()
         project, run = (directory.decode_name(part.name) for part in (file.parents[2], file.parents[1]))
-        project, run = journal.header.get("project", project), journal.header.get("run", run)
+        project, run = journal.header.project or project, journal.header.run or run
         at, sent = self._ends.get(file, 0), 0
         whole = file.read_bytes()
         room = random.randrange(1, most)
-        for _, end, *_ in journal.walk(at):
+        for _, end in bounds(journal.walk(at)):
             if end - at >= room or end == journal.verified:
                 at = self._send(project, Piece(run, file.stem, at, 0, whole[at:end]))
                 sent, room = sent + 1, random.randrange(1, most)
@@ -67,10 +68,11 @@ class Fleet:
             return conflict.offset
 
     def _blob(self, folder: Path, blob: Path) -> None:
-        header = directory.read_header(directory.journal_files(folder)[0]) or {}
+        header = directory.read_header(directory.journal_files(folder)[0])
+        assert header is not None
         data: Any = blob.read_bytes()
-        if self.intake.missing(header["project"], header["run"], [blob.name]):
-            self.intake.blob(header["project"], header["run"], blob.name, offset=0, total=len(data), data=data)
+        if self.intake.missing(header.project, header.run, [blob.name]):
+            self.intake.blob(header.project, header.run, blob.name, offset=0, total=len(data), data=data)
 
     def close(self) -> None:
         self.intake.close()

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import fanfold
 from fanfold.fleet.wire import Piece
-from fanfold.journal import Journal
+from fanfold.journal import Journal, Record
+from fanfold.journal.walker import Rows
 
 
 def write_run(folder: Path, rows: int = 200, *, id: str = "r1", project: str = "llm") -> Path:
@@ -35,7 +36,14 @@ def frames_of(file: Path) -> list[bytes]:
     journal = Journal(file)
     journal.refresh()
     data = file.read_bytes()
-    return [data[at:end] for at, end, *_ in journal.walk(0)]
+    return [data[at:end] for at, end in bounds(journal.walk(0))]
+
+
+def bounds(items: Iterable[Rows | Record]) -> Iterator[tuple[int, int]]:
+    """Where each frame begins and ends."""
+    for item in items:
+        stride = item.stride if isinstance(item, Rows) else item.end - item.offset
+        yield from ((at, at + stride) for at in range(item.offset, item.end, stride))
 
 
 def pieces_of(file: Path, *cuts: int, run: str = "r1") -> list[Piece]:

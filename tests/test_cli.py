@@ -22,6 +22,7 @@ import pytest
 
 import fanfold
 from fanfold.cli import COMMANDS, chart, checks, entry, main, output, prune, text
+from fanfold.journal.bodies import as_dict
 from fanfold.journal.writer import Writer
 
 SRC = Path(__file__).parent.parent / "src"
@@ -651,7 +652,7 @@ def test_prune_never_deletes_a_journal_that_holds_anything(run: Any, capsys: pyt
 
 def test_prune_deletes_only_what_is_empty_and_over(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run.path / "journal"
-    header = fanfold.open(run.path).journals[0].header
+    header = as_dict(fanfold.open(run.path).journals[0].header)
     empty = Writer(folder, {**header, "role": "worker"})
     empty.append((6, [0, 0, 0, 0]))  # a heartbeat is no data
     empty.close({"t": 0, "status": "finished"})

@@ -17,7 +17,7 @@ from fanfold.clickhouse.rebuild import rebuild
 from fanfold.fleet.wire import Conflict, Gone, Piece, Refused
 from fanfold.journal import blobs
 from fanfold.probes.workers import pack_rows
-from fleet_tools import Forwarder, Gateway, Line, frames_of, journals, pieces_of, train, trained, until, write_run
+from fleet_tools import Forwarder, Gateway, Line, bounds, frames_of, journals, pieces_of, train, trained, until, write_run
 
 
 def whole(fleet: Fleet, count: int, ranks: int = 2) -> bool:
@@ -324,7 +324,7 @@ def test_frames_of_a_journal_come_back_in_order(tmp_path, clickhouse):
         fleet.intake.append("llm", piece)
     (journal,) = fleet.store().run("llm", "r1").journals
     data = file.read_bytes()
-    assert [data[start:end] for start, end, *_ in journal.walk(0)] == frames_of(file)
+    assert [data[start:end] for start, end in bounds(journal.walk(0))] == frames_of(file)
     fleet.close()
 
 

@@ -416,12 +416,12 @@ def test_forks_from_a_thread_while_others_log(runs_dir):
     assert_series(run, "loss", 20_000)
     for number in range(6):
         assert_series(run, f"worker{number}", 100)
-    roles = [journal.header["role"] for journal in run.journals]
+    roles = [journal.header.role for journal in run.journals]
     assert (roles.count("main"), roles.count("worker"), run.status) == (1, 6, "finished")
     for journal in run.journals:
-        main = journal.header["role"] == "main"
+        main = journal.header.role == "main"
         assert journal.keys() == ["loss"] if main else len(journal.keys()) == 1
-        assert [record.data["status"] for record in journal.records(Kind.END)] == ["finished"]
+        assert [record.data.status for record in journal.records(Kind.END)] == ["finished"]
 
 
 def test_plain_forks_that_leave_in_every_way_do_not_end_the_run(runs_dir):
@@ -446,7 +446,7 @@ def test_plain_forks_that_leave_in_every_way_do_not_end_the_run(runs_dir):
     run = stored(runs_dir)
     assert_series(run, "loss", 2)
     assert_series(run, "child", 4)
-    assert [journal.header["role"] for journal in run.journals].count("worker") == 4
+    assert [journal.header.role for journal in run.journals].count("worker") == 4
     assert run.status == "finished"
 
 
@@ -505,7 +505,7 @@ def test_dataloader_workers_log_too(runs_dir):
     run = stored(runs_dir)
     assert_series(run, "loss", 16)
     assert_series(run, "seen", 64)
-    roles = [journal.header["role"] for journal in run.journals]
+    roles = [journal.header.role for journal in run.journals]
     assert (roles.count("main"), roles.count("worker"), run.status) == (1, 2, "finished")
 
 

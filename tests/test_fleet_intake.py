@@ -27,7 +27,7 @@ from fanfold.fleet.tokens import Tokens
 from fanfold.fleet.wire import Conflict, Piece, Refused, decode, encode
 from fanfold.journal import Journal, Kind
 from fanfold.journal import format as fmt
-from fleet_tools import Line, frames_of, kept, pieces_of, write_run
+from fleet_tools import Line, bounds, frames_of, kept, pieces_of, write_run
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_the_end_of_the_last_whole_frame_is_found_from_the_tail_of_a_long_file(t
     journal.refresh()
     data = file.read_bytes()
     assert len(data) > 1 << 20
-    ends = {end for _, end, *_ in journal.walk(0)}
+    ends = {end for _, end in bounds(journal.walk(0))}
     large = fmt.frame(Kind.EVENT, fmt.pack({"event": "x", "text": "y" * (2 << 20)}), journal.seed)
     for tail, whole in ((b"", b""), (b"\xfa\xfd\x03", b""), (large[:-5], b""), (large, large)):
         file.write_bytes(data + tail)
@@ -214,7 +214,7 @@ def _add_events(root: Path, journal: str, sender: int, count: int) -> None:
     """Append frames of one's own, each as soon as the place for it is known."""
     intake, seed = DirectoryIntake(root, power=False), fmt.seed_of(journal.rpartition("-")[2])
     for number in range(count):
-        data = fmt.frame(Kind.EVENT, fmt.pack({"event": "mark", "sender": sender, "number": number, "pad": "x" * 5000}), seed)
+        data = fmt.frame(Kind.EVENT, fmt.pack({"event": "alert", "level": str(sender), "s": number, "text": "x" * 5000}), seed)
         offset = 0
         while True:
             try:
@@ -243,9 +243,9 @@ def test_many_gateways_and_threads_at_one_journal_overwrite_nothing(journal, int
     copy = Journal(kept(intake.root, journal))
     copy.refresh()
     assert (copy.damaged, copy.tail) == (0, 0)
-    marks = [record.data for record in copy.records(Kind.EVENT) if record.data["event"] == "mark"]
+    marks = [record.data for record in copy.records(Kind.EVENT) if record.data.event == "alert"]
     for sender in range(5):
-        assert [mark["number"] for mark in marks if mark["sender"] == sender] == list(range(300))
+        assert [mark.s for mark in marks if mark.level == str(sender)] == list(range(300))
 
 
 def test_blobs_arrive_in_pieces_and_only_under_their_own_name(intake):

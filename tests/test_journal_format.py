@@ -111,7 +111,7 @@ def test_the_header_alone_can_be_read_as_soon_as_it_is_there(tmp_path):
     writer = open_writer(tmp_path, run="r")
     path = writer.sheet.path
     header = read_header(path)
-    assert (header["run"], header["journal"], header["follows"]) == ("r", path.stem[2:], None)
+    assert (header.run, header.journal, header.follows) == ("r", path.stem[2:], None)
     assert read_header(tmp_path / "0-0000000000000000.ffj") is None
     writer.close(None)
 

@@ -131,7 +131,7 @@ def test_a_file_of_many_blocks_is_read_by_the_book(tmp_path):
         for at in (0, 5, 999_999, 1_048_570, len(raw) - 7):
             assert file.seek(at) == at
             assert file.read(100_000) == raw[at : at + 100_000]
-    assert (read_header(made.path) or {})["run"] == "r"
+    assert read_header(made.path).run == "r"
     assert last_step(made.path) == 29_999
     assert not (tmp_path / "cache" / "unpacked").exists()  # neither needs the whole journal
 

@@ -222,7 +222,7 @@ def check_restarted(run: fanfold.StoredRun) -> None:
     assert run.status == "finished"
     assert run.ranks == [0, 1]
     for attempt in run.attempts:
-        assert sorted(journal.header["rank"] for journal in attempt.mains) == [0, 1]
+        assert sorted(journal.header.rank for journal in attempt.mains) == [0, 1]
     for rank in (0, 1):
         series = run.series("value", rank=rank)
         assert series.steps.tolist() == [0, 1, 2, 3, 4, 5]
@@ -275,7 +275,7 @@ def test_two_nodes_with_a_shared_folder_share_a_run(desk: Desk, program: str, re
     two_nodes(desk, desk.write("program.py", program), f"--max-restarts={restarts}")
     (run,) = desk.runs()
     check_whole(run, 2, launcher="torchrun")
-    assert {journal.header["node"] for journal in run.journals} == {"node0", "node1"}
+    assert {journal.header.node for journal in run.journals} == {"node0", "node1"}
     assert not list(desk.runs_dir.glob(".join/*"))
     assert (desk.runs_dir / ".gitignore").read_text() == "*\n"
 
@@ -441,7 +441,7 @@ def test_children_forked_after_init_write_to_the_run_as_workers(desk: Desk) -> N
     )
     desk.run(sys.executable, desk.write("forks.py", program))
     (run,) = desk.runs()
-    assert sorted((j.header["role"], j.header["rank"]) for j in run.journals) == [("main", 0), ("worker", 0), ("worker", 0)]
+    assert sorted((j.header.role, j.header.rank) for j in run.journals) == [("main", 0), ("worker", 0), ("worker", 0)]
     assert run.series("main").values.tolist() == [0, 1]
     assert [run.series(f"child{n}").values.tolist() for n in (1, 2)] == [[1], [2]]
     assert run.status == "finished"

@@ -25,6 +25,7 @@ from fanfold.fleet.tail import Tail
 from fanfold.fleet.wire import Conflict, Piece
 from fanfold.journal import format as fmt
 from fanfold.journal import packed, packing
+from fanfold.journal.bodies import as_dict
 from fanfold.journal.directory import journal_files, read_header
 from fanfold.journal.format import Kind
 from fanfold.journal.writer import Writer
@@ -246,7 +247,7 @@ def test_a_journal_packed_at_a_gateway_grows_when_more_comes(tmp_path):
 
 def test_a_forwarder_is_not_taken_in_by_packing(tmp_path):
     file = write_run(tmp_path, 3000)
-    tail, data = Tail(file, read_header(file) or {}), file.read_bytes()
+    tail, data = Tail(file, read_header(file)), file.read_bytes()
     tail.offset = 0
     assert tail.look()
     first = tail.read(1 << 14)
@@ -276,7 +277,7 @@ def test_what_may_grow_or_is_awaited_is_not_packed(runs_dir, tmp_path):
     open_ones = []
     for id, reason in reasons.items():
         file = write_run(runs_dir, 3000, id=id, project=id)
-        header = read_header(file) or {}
+        header = as_dict(read_header(file))
         if id in ("live", "beside"):
             file.unlink() if id == "live" else None
             writer = Writer(file.parent, header)
@@ -308,7 +309,7 @@ def test_what_may_grow_or_is_awaited_is_not_packed(runs_dir, tmp_path):
 
 def test_an_ended_journal_of_another_node_waits_a_minute(runs_dir):
     file = write_run(runs_dir, 3000)
-    header = read_header(file) or {}
+    header = as_dict(read_header(file))
     file.unlink()
     writer = Writer(file.parent, {**header, "boot": "another", "node": "far"})
     for step in range(3000):

@@ -92,7 +92,7 @@ def _progress(trainer: subprocess.Popen[Any], path: Path) -> Iterator[tuple[int,
             run = run.refresh() if run is not None else open_run(path)
         for journal in run.journals if run is not None else ():
             last = journal.latest().get("loss")
-            if last is not None and journal.header.get("rank") == 0:
+            if last is not None and journal.header.rank == 0:
                 yield last[0], float(last[2])
 
 

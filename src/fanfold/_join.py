@@ -17,6 +17,7 @@ from . import process
 from ._version import __version__
 from .errors import RunError, SettingError
 from .journal import format as fmt
+from .journal.bodies import Header
 from .journal.directory import journal_files, last_step, read_header, run_path
 from .journal.spool import Spool, default_root, is_network, recover
 from .journal.writer import Writer
@@ -67,9 +68,9 @@ def find_place(options: Mapping[str, Any]) -> Place:
     path = run_path(root, project, run_id)
     earlier = _earlier(path, me.rank, attempt)
     _check_resume(options["resume"], run_id, path, bool(earlier))
-    steps = [step for file, header in earlier if header.get("rank") == me.rank and (step := last_step(file)) is not None]
-    names = [header["name"] for _, header in earlier if header.get("name")]
-    attempts = {(header.get("attempt"), header.get("ordinal")) for _, header in earlier if header.get("rank") == 0}
+    steps = [step for file, header in earlier if header.rank == me.rank and (step := last_step(file)) is not None]
+    names = [header.name for _, header in earlier if header.name]
+    attempts = {(header.attempt, header.ordinal) for _, header in earlier if header.rank == 0}
     return Place(me, project, run_id, path, attempt, len(attempts) + 1, max(steps, default=-1) + 1,
                  options["name"] or (names[-1] if names else None), bool(earlier))  # fmt: skip
 
@@ -102,17 +103,17 @@ def _answer(meeting: Meeting, key: str) -> None:
         meeting.leave()
 
 
-def _earlier(path: Path, rank: int, attempt: str) -> list[tuple[Path, dict[str, Any]]]:
+def _earlier(path: Path, rank: int, attempt: str) -> list[tuple[Path, Header]]:
     """Return the journals of earlier attempts that matter here: this rank's and rank 0's."""
     found = []
     for file in journal_files(path):
         if file.name.partition("-")[0] in (str(rank), "0"):
             header = read_header(file)
             # What this rank wrote before is an earlier attempt even where no launcher tells the two apart.
-            other = header and (header.get("attempt") != attempt or header.get("rank") == rank)
-            if header and other and header.get("role") == "main":
+            other = header and (header.attempt != attempt or header.rank == rank)
+            if header and other and header.role == "main":
                 found.append((file, header))
-    return sorted(found, key=lambda pair: (pair[1].get("ordinal", 0), pair[1].get("started", 0)))
+    return sorted(found, key=lambda pair: (pair[1].ordinal or 0, pair[1].started))
 
 
 def _check_resume(resume: str, run_id: str, path: Path, exists: bool) -> None:

@@ -150,7 +150,7 @@ def has_no_end(journal: Journal) -> str | None:
 
 
 def ended_badly(journal: Journal) -> str | None:
-    statuses = {record.data.get("status") for record in journal.records(Kind.END)}
+    statuses = {record.data.status for record in journal.records(Kind.END)}
     return None if statuses <= {"finished"} else "tells how its process failed"
 
 
@@ -183,10 +183,10 @@ def not_forwarded(journal: Journal) -> str | None:
 
 def may_grow(journal: Journal) -> str | None:
     """Keep an ended journal that may be added to: exit handlers log after the end, and a spool has to be brought home."""
-    if journal.header.get("boot") != boot_id():
+    if journal.header.boot != boot_id():
         age = time.time() - journal.touched
         return "ended a moment ago, perhaps on another node" if age < LOST_SECONDS else None
-    spool = journal.header.get("spool")
+    spool = journal.header.spool
     home = Path(spool) / journal.path.name if spool else journal.path
     if is_locked(Path(f"{home}.alive")):
         return "is still being written"
@@ -246,7 +246,7 @@ def judge(file: Path) -> Judged:
         journal.refresh()
     except (OSError, JournalError):
         return Judged(file, 0, "cannot be read")
-    if not journal.header:  # perhaps a process that starts in this moment
+    if not journal.begun:  # perhaps a process that starts in this moment
         return Judged(file, 0, "cannot be read", live=time.time() - journal.touched < LOST_SECONDS)
     why, empty = reason_to_keep(journal), not holds_data(journal)
     if not empty:

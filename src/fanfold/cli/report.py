@@ -41,7 +41,7 @@ def series_of(run: StoredRun, key: str, rank: int | None = None) -> Series:
     """Return a key's points: of a rank, else the mean over ranks where several have it; probes have no step to fold by."""
     if rank is not None:
         return run.series(key, rank=rank)
-    holders = {journal.header.get("rank") for journal in run.journals if key in journal.by_key and journal.count(key)}
+    holders = {journal.header.rank for journal in run.journals if key in journal.by_key and journal.count(key)}
     return run.series(key, fold="mean") if len(holders) > 1 and not key.startswith("system/") else run.series(key)
 
 
@@ -108,7 +108,7 @@ class Report:
             "started", age(run.started), (", ran " if status != "running" else ", running for "), duration(until - run.started)
         )
         if len(run.ranks) > 1:
-            nodes = {journal.header.get("node") for journal in run.journals}
+            nodes = {journal.header.node for journal in run.journals}
             self.fact("ranks", f"{len(run.ranks)} on {plural(len(nodes), 'node')}")
 
     def error(self) -> None:

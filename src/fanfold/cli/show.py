@@ -76,8 +76,8 @@ def attempt_facts(number: int, attempt: Any) -> dict[str, Any]:
         "cause": cause(verdict),
         "started": attempt.started / 1e9,
         "seen": report.seen(attempt),
-        "ranks": sorted(int(journal.header.get("rank", 0)) for journal in attempt.mains),
-        "nodes": sorted({str(journal.header.get("node")) for journal in attempt.mains}),
+        "ranks": sorted(journal.header.rank for journal in attempt.mains),
+        "nodes": sorted({str(journal.header.node) for journal in attempt.mains}),
     }
 
 

@@ -67,7 +67,7 @@ class Long:
     def _ranks(self, run: StoredRun, key: str) -> list[int | None]:
         if self.args.fold:
             return [None]
-        holders = {int(j.header.get("rank", 0)) for j in run.journals if key in j.by_key and j.count(key)}
+        holders = {j.header.rank for j in run.journals if key in j.by_key and j.count(key)}
         return [rank for rank in sorted(holders) if self.args.rank in (None, rank)]
 
 
@@ -148,7 +148,7 @@ def _keys(run: StoredRun, args: argparse.Namespace) -> list[str]:
     keys = choose.keys_of(run, args.keys, undone="written") if args.keys else run.keys()
     if args.rank is None:
         return keys
-    has = {key for journal in run.journals if journal.header.get("rank") == args.rank for key in journal.by_key}
+    has = {key for journal in run.journals if journal.header.rank == args.rank for key in journal.by_key}
     if not has:
         raise SettingError(
             f"run {run.id} has no rank {args.rank}. Nothing was written. Its ranks: {', '.join(map(str, run.ranks))}."

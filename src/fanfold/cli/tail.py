@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..drawing.order import curve_order
 from ..errors import SettingError
-from ..journal import Journal, Kind
+from ..journal import Journal
 from ..store import StoredRun
 from . import choose, output
 from .text import clean, number, short
@@ -101,7 +101,7 @@ class Reader:
                 yield from _rows(journal, self.keys, since)
 
     def _journals(self) -> list[Journal]:
-        return [journal for journal in self.stored.journals if journal.header.get("rank") == self.rank]
+        return [journal for journal in self.stored.journals if journal.header.rank == self.rank]
 
     def _choose(self) -> None:
         """Settle which keys are shown: those asked for, else the first few that appear."""
@@ -116,10 +116,9 @@ class Reader:
 def _rows(journal: Journal, keys: list[str], since: int) -> list[Row]:
     """Gather the keys' points after a byte, and join those of one step that follow each other."""
     rows: list[Row] = []
-    for _, _, kind, flags, body in journal.walk(since):
-        found = journal.row(flags, body) if kind == Kind.ROW else None
-        values = {key: found.values[key] for key in keys if key in found.values} if found else {}
-        if found is None or not values:
+    for found in journal.walk_rows(since):
+        values = {key: found.values[key] for key in keys if key in found.values}
+        if not values:
             continue
         if rows and found.step is not None and rows[-1].step == found.step and not rows[-1].values.keys() & values.keys():
             rows[-1].values.update(values)

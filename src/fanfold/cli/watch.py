@@ -128,7 +128,7 @@ def pace(run: StoredRun, key: str, now: float) -> tuple[int | None, float | None
     journals = [journal for journal in run.attempts[-1].mains if journal.by_key.get(key)]
     if not journals:
         return None, None, 0.0, 0.0
-    journal = min(journals, key=lambda one: int(one.header.get("rank", 0)))
+    journal = min(journals, key=lambda one: one.header.rank)
     steps, times, _ = journal.column(key, since=journal.back([key], PACE_ROWS))
     if not len(steps):
         return None, None, 0.0, 0.0

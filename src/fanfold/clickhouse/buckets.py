@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..journal.reader import NO_STEP
+from ..journal.walker import NO_STEP
 from ..store.buckets import Buckets, Piece, bucket
 from ..store.points import holders
 from ..store.run import StoredRun
@@ -110,7 +110,7 @@ def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: floa
     parts: list[Part] = []
     restarts: list[float] = []
     for attempt in run.attempts:
-        own = [j for j in attempt.journals if isinstance(j, FleetJournal) and j.header.get("rank") == of and key in j.extents]
+        own = [j for j in attempt.journals if isinstance(j, FleetJournal) and j.header.rank == of and key in j.extents]
         if not own:
             continue
         first = own[0].extents[key].first

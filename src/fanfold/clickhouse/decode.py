@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
 
 from ..errors import JournalError
 from ..journal import format as fmt
-from ..journal.format import HEAD, HEAD_SIZE, MAGIC, MAX_BODY, Kind, Layout, Shape
-from ..journal.reader import NO_STEP
+from ..journal.format import HEAD_SIZE, Kind, Layout, Shape
+from ..journal.walker import NO_STEP, spans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,66 +57,24 @@ class Scanned:
     end: int = 0
 
 
-class _Start(NamedTuple):
-    length: int
-    crc: int
-    kind: int
-    flags: int
-
-
 def scan(data: bytes, base: int, seed: int, shapes: dict[int, Shape]) -> Scanned:
     """Walk whole frames, checking each; shapes that are named on the way are added to `shapes`."""
     found = Scanned(data, base)
-    view, size, at = memoryview(data), len(data), 0
-    starts: dict[bytes, _Start] = {}
-    last: list[int] = []  # the run that goes on: offset, count
-    last_head, expected = b"", -1  # what the next frame of that run begins with, and where it would stand
-    while at + HEAD_SIZE <= size:
-        head = data[at : at + 8]
-        start = starts.get(head) or _start(head, seed, header=not base and not at)
-        if start is None:
-            break
-        end = at + HEAD_SIZE + start.length
-        if end > size or crc32(view[at + HEAD_SIZE : end], start.crc) != int.from_bytes(data[at + 8 : at + HEAD_SIZE], "little"):
-            break
-        if start.kind == Kind.ROW:
-            starts[head] = start
-            mark = head + data[at + HEAD_SIZE : at + HEAD_SIZE + 4]
-            if at == expected and mark == last_head:
-                last[1] += 1
+    for span in spans(memoryview(data), 0, len(data), seed, header=not base):
+        if span.kind == Kind.ROW:
+            number = int.from_bytes(data[span.at + HEAD_SIZE : span.at + HEAD_SIZE + 4], "little")
+            shape = shapes.get(number)
+            if shape is None or HEAD_SIZE + shape.size != span.stride or shape.layout != span.flags:
+                found.unnamed += span.number  # nobody can name them: every reader of the journal counts them as damage
             else:
-                last, last_head = _open_run(found, shapes, at, end, mark), mark
-            expected = end
+                found.rows.setdefault(number, []).append([span.at, span.number])
         else:
-            _take(found, shapes, Other(start.kind, start.flags, base + at, data[at + HEAD_SIZE : end]))
-        at = end
-    found.end = at
+            body = data[span.at + HEAD_SIZE : span.end]
+            if span.kind == Kind.SHAPE:
+                learn(shapes, body)
+            found.others.append(Other(span.kind, span.flags, base + span.at, body))
+        found.end = span.end
     return found
-
-
-def _start(head: bytes, seed: int, *, header: bool) -> _Start | None:
-    magic, kind, flags, length, _ = HEAD.unpack(head + b"\0\0\0\0")
-    if magic != MAGIC or length > MAX_BODY or (kind == Kind.HEADER) != header:
-        return None
-    return _Start(length, fmt.covered(kind, length, 0 if header else seed, flags), kind, flags)
-
-
-def _open_run(found: Scanned, shapes: dict[int, Shape], at: int, end: int, mark: bytes) -> list[int]:
-    """Begin a run of rows; rows nobody can name are counted, as every reader of the journal does."""
-    number = int.from_bytes(mark[8:12], "little")
-    shape = shapes.get(number)
-    run = [at, 1]
-    if shape is None or shape.size != end - at - HEAD_SIZE:
-        found.unnamed += 1
-        return run
-    found.rows.setdefault(number, []).append(run)
-    return run
-
-
-def _take(found: Scanned, shapes: dict[int, Shape], frame: Other) -> None:
-    if frame.kind == Kind.SHAPE:
-        learn(shapes, frame.body)
-    found.others.append(frame)
 
 
 def learn(shapes: dict[int, Shape], body: bytes) -> None:

@@ -138,7 +138,8 @@ class ClickHouseIntake:
                 422, f"the bytes at {base + scanned.end} are not whole, sound frames of {piece.journal}. Nothing was stored."
             )
         if base == 0:
-            check_header(project, piece, scanned.others[0].body)
+            first = next(iter(scanned.others), None)
+            check_header(project, piece, first.body if first is not None and first.kind == Kind.HEADER else b"")
         return Job(project, piece, run, journal, rank, scanned, shapes)
 
     def _check(self, project: str, run: str) -> int:

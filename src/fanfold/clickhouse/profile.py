@@ -5,11 +5,11 @@ Times and calls are what the observed ones stand for, so an older row may have h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import JournalError
-from ..journal import format as fmt
+from ..journal.bodies import Ops, Usage, as_dict, decode
 from ..journal.format import Kind
 from ..probes import image
 from ..store.ops import table_of
@@ -20,33 +20,32 @@ def add_profile(tables: dict[str, dict[str, Any]], others: Sequence[tuple[Any, A
     found: dict[str, list[dict[str, Any]]] = {"ops": [], "usage": []}
     for job, other in others:
         event = _event(other)
-        if event.get("event") == "ops":
+        if isinstance(event, Ops):
             found["ops"] += _operators(job, event)
-        elif event.get("event") == "usage":
+        elif isinstance(event, Usage):
             found["usage"].append(_use(job, event))
     for name, rows in found.items():
         if rows:
             tables[name] = {column: _column(column, [row[column] for row in rows]) for column in rows[0]}
 
 
-def _event(other: Any) -> Mapping[str, Any]:
+def _event(other: Any) -> Any:
     if other.kind != Kind.EVENT:
-        return {}
+        return None
     try:
-        data = fmt.unpack(other.body)
+        return decode(other.kind, other.body)
     except JournalError:
-        return {}
-    return data if isinstance(data, dict) else {}
+        return None  # damage, which readers count
 
 
 _TEXTS = ("op", "overload", "scope", "thread", "label", "inputs")
 
 
-def _operators(job: Any, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    table = table_of(event)
+def _operators(job: Any, event: Ops) -> Iterator[dict[str, Any]]:
+    table = table_of(as_dict(event))
     if table is None:
         return
-    whose = {"run": job.run, "process": str(event.get("id")), "rank": job.rank, "node": str(table.facts.get("node") or "")}
+    whose = {"run": job.run, "process": event.id, "rank": job.rank, "node": str(table.facts.get("node") or "")}
     for row in table.rows:
         scale = image.scale_of(table.facts, row)
         yield {
@@ -57,14 +56,13 @@ def _operators(job: Any, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _use(job: Any, event: Mapping[str, Any]) -> dict[str, Any]:
+def _use(job: Any, event: Usage) -> dict[str, Any]:
     import msgspec
 
-    pid = event.get("pid")
+    pid = event.pid or 0
     return {
-        "run": job.run, "key": str(event.get("key")), "rank": job.rank, "node": str(event.get("node") or ""),
-        "pid": pid if isinstance(pid, int) else 0, "data": msgspec.json.encode(event.get("data") or {}).decode(),
-        "time": int(event.get("t") or 0),
+        "run": job.run, "key": event.key, "rank": job.rank, "node": event.node or "", "pid": pid if 0 <= pid < 1 << 32 else 0,
+        "data": msgspec.json.encode(event.data or {}).decode(), "time": event.t,
     }  # fmt: skip
 
 

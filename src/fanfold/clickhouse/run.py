@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
 
 from ..errors import FanfoldError, JournalError
-from ..journal import Journal, Kind
+from ..journal import Journal, Kind, Record, bodies
 from ..journal import format as fmt
-from ..journal.format import HEAD, HEAD_SIZE, MAGIC
+from ..journal.bodies import Header
+from ..journal.format import HEAD_SIZE, Shape
 from ..journal.liveness import LOST_SECONDS
-from ..journal.reader import NO_STEP, Columns, Record
+from ..journal.reader import Columns
+from ..journal.walker import NO_STEP, Rows, Walker
 from ..store.attempts import group
 from ..store.run import StoredRun
 from .database import Database
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 LAZY = (Kind.CONSOLE, Kind.BEAT)  # many and seldom asked for
 KEPT_BYTES = 256 << 20  # of columns, for each run
-_MAPPINGS = frozenset({Kind.VALUES, Kind.LOST, Kind.INFO, Kind.EVENT, Kind.CONSOLE, Kind.END})
 
 
 class Extent(NamedTuple):
@@ -52,24 +52,29 @@ class FleetJournal(Journal):
         super().__init__(owner.path / "journal" / f"{rank}-{number:016x}{fmt.SUFFIX}")
         self.owner, self.number = owner, number
         self.extents: dict[str, Extent] = {}
-        self.bodies: dict[int, list[tuple[int, bytes]]] = {}  # by kind: pos and body, in order
+        self.bodies: dict[int, list[Record]] = {}  # by kind, in order
+        self._known: set[tuple[int, int]] = set()
         self.seen = 0.0
         self.twice = False  # bytes were written more than once: points have to be told apart
 
     def take(self, kind: int, pos: int, body: bytes) -> None:
         """Note a frame, once; they come in order, save when a gateway died and its bytes came again."""
+        if (kind, pos) in self._known:
+            return
+        self._known.add((kind, pos))
+        try:
+            data = bodies.decode(kind, body)
+        except JournalError:
+            self.damaged += HEAD_SIZE + len(body)
+            return
         kept = self.bodies.setdefault(kind, [])
-        if kept and pos <= kept[-1][0]:
-            if any(pos == known for known, _ in kept):
-                return
-            kept.append((pos, body))
-            kept.sort()
-        else:
-            kept.append((pos, body))
-        if kind == Kind.SHAPE:
-            self._take_shape(memoryview(body))
-        elif kind == Kind.HEADER and not self.header:
-            self._take_header(memoryview(body))
+        kept.append(Record(kind, pos, data, pos + HEAD_SIZE + len(body)))
+        if len(kept) > 1 and pos < kept[-2].offset:
+            kept.sort(key=lambda record: record.offset)
+        if isinstance(data, Shape):
+            self._rows_of(data)
+        elif isinstance(data, Header):
+            self.header = data
 
     def refresh(self) -> bool:
         return False  # the run reads all of its journals at once
@@ -77,7 +82,7 @@ class FleetJournal(Journal):
     @property
     def touched(self) -> float:
         """Return when it ended; of one that goes on, when its last bytes came."""
-        return max((record.data.get("t", 0) / 1e9 for record in self.records(Kind.END)), default=self.seen)
+        return max(((record.data.t or 0) / 1e9 for record in self.records(Kind.END)), default=self.seen)
 
     def status(self) -> str:
         return "running" if time.time() - self.seen <= LOST_SECONDS else "lost"
@@ -89,14 +94,8 @@ class FleetJournal(Journal):
     def records(self, *kinds: int) -> Iterator[Record]:
         if set(kinds) & set(LAZY):
             self.owner.read_rest()
-        found = sorted((pos, kind, body) for kind in kinds for pos, body in self.bodies.get(kind, ()))
-        for pos, kind, body in found:
-            try:
-                data = fmt.unpack(body)
-            except JournalError:
-                continue
-            if isinstance(data, dict) or kind not in _MAPPINGS:
-                yield Record(kind, pos, data)
+        found = (record for kind in kinds for record in self.bodies.get(kind, ()))
+        return iter(sorted(found, key=lambda record: record.offset))
 
     def keys(self, origin: str | None = None) -> list[str]:
         return [
@@ -123,20 +122,11 @@ class FleetJournal(Journal):
     def back(self, keys: Sequence[str], count: int) -> int:
         return self.owner.back(self.number, keys, count, self.verified)
 
-    def walk(self, start: int) -> Iterator[tuple[int, int, int, int, memoryview]]:
-        """Yield the frames from `start` on, out of the bytes themselves."""
+    def walk(self, start: int) -> Iterator[Rows | Record]:
+        """Yield what stands from `start` on, out of the bytes themselves."""
+        shapes = {number: rows.shape for number, rows in self.rows.items()}
         for at, data in self.owner.bytes_of(self.number, start):
-            view, place = memoryview(data), max(0, start - at)
-            while place + HEAD_SIZE <= len(data):
-                magic, kind, flags, length, crc = HEAD.unpack_from(data, place)
-                end = place + HEAD_SIZE + length
-                seed = 0 if kind == Kind.HEADER else self.seed
-                if magic != MAGIC or end > len(data) or at + end > self.verified:
-                    break
-                body = view[place + HEAD_SIZE : end]
-                if crc32(body, fmt.covered(kind, length, seed, flags)) == crc:
-                    yield at + place, at + end, kind, flags, body
-                place = end
+            yield from Walker(self.id, at=at, shapes=shapes).read(data, min(at + len(data), self.verified), base=at)
 
 
 def _nothing() -> Columns:
@@ -164,7 +154,7 @@ class FleetRun(StoredRun):
 
     def renewed(self) -> None:
         """Put journals in order again after some were read on."""
-        self._attempts = group([journal for journal in self.found.values() if journal.header])
+        self._attempts = group([journal for journal in self.found.values() if journal.begun])
         self._row = None
         self._columns.clear()
         self._size = 0

@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..errors import JournalError, notices
 from ..journal import blobs, directory
+from ..journal.bodies import Header
 from .client import Client, Unreachable
 from .note import Note
 from .tail import TORN_SECONDS, Tail
@@ -49,20 +49,19 @@ class Following:
         if header is None and time.time() - file.stat().st_mtime < TORN_SECONDS:
             return False  # its header is being written in this moment
         try:
-            tail = Tail(file, header or {})
+            tail = Tail(file, header)
         except JournalError:
             return True  # a file of some other name
-        self._learn(header or {})
+        self._learn(header)
         tail.offset = self.note.offsets.get(file.stem)
         self.tails[file.stem] = tail
         self.note.whole, self._unswept = False, None
         return True
 
-    def _learn(self, header: dict[str, Any]) -> None:
+    def _learn(self, header: Header | None) -> None:
         """Take the names from a header: a folder's name may be cut."""
-        match header:
-            case {"project": str(project), "run": str(run)}:
-                self.project, self.id = project, run
+        if header is not None and header.project is not None and header.run is not None:
+            self.project, self.id = header.project, header.run
 
     # Blobs
 

@@ -22,6 +22,7 @@ from typing import Protocol
 from ..errors import FanfoldError, JournalError
 from ..journal import blobs, directory, packed
 from ..journal import format as fmt
+from ..journal.bodies import Header, NewerFormat, decode
 from ..journal.packing import restore
 from ..store.delete import check_place
 from ..store.delete import delete as delete_run
@@ -31,7 +32,6 @@ from .wire import MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, chec
 
 REMEMBERED = 20_000
 STALE_PART_SECONDS = 7 * 86400.0
-MAX_HEADER = 1 << 20
 _ZEROS = bytes(1 << 20)
 _OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 _PART = ".part-"
@@ -287,16 +287,16 @@ def _check_frames(project: str, piece: Piece, seed: int) -> None:
 def check_header(project: str, piece: Piece, body: bytes) -> None:
     rank, journal_id = checked_journal(piece.journal)
     try:
-        header = fmt.unpack(body) if len(body) <= MAX_HEADER else None
+        header = decode(fmt.Kind.HEADER, body) if len(body) <= directory.MAX_HEADER else None
+    except NewerFormat as error:
+        raise Refused(
+            422, f"{piece.journal} is of a format this gateway cannot read. Nothing was stored. Upgrade the gateway first."
+        ) from error
     except JournalError:
         header = None
-    expected = {"project": project, "run": piece.run, "rank": rank, "journal": journal_id}
-    if not isinstance(header, dict) or any(header.get(name) != value for name, value in expected.items()):
+    named = (header.project, header.run, header.rank, header.journal) if isinstance(header, Header) else None
+    if named != (project, piece.run, rank, journal_id):
         raise Refused(422, f"the header of {piece.journal} is about another journal. Nothing was stored.")
-    match header.get("format"):
-        case [int(major), *_] if major <= fmt.MAJOR:
-            return
-    raise Refused(422, f"{piece.journal} is of a format this gateway cannot read. Nothing was stored. Upgrade the gateway first.")
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def why_not(file: Path, run: Following, client: Client) -> str | None:
         journal.refresh()
     except (OSError, JournalError) as error:
         return f"cannot be read: {error}"
-    finished = any(record.data.get("status") == "finished" for record in journal.records(Kind.END))
+    finished = any(record.data.status == "finished" for record in journal.records(Kind.END))
     if not finished and time.time() - file.stat().st_mtime < UNFINISHED_SECONDS:
         return "its run may be resumed"
     if journal.damaged or journal.tail:

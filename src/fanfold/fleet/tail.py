@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import JournalError, notices
 from ..journal import Kind, packed
 from ..journal import format as fmt
+from ..journal.bodies import Header
 from ..journal.format import HEAD_SIZE
 from ..journal.liveness import LOST_SECONDS, is_locked
 from ..process import boot_id
@@ -31,7 +32,7 @@ class Read(NamedTuple):
 class Tail:
     """How far one journal is shipped, and whether there can be more."""
 
-    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+    def __init__(self, path: Path, header: Header | None) -> None:
         self.path = path
         self.name = path.stem
         self.header = header
@@ -105,15 +106,15 @@ class Tail:
     def _is_gone(self) -> bool:
         if self.path.suffix == fmt.PACKED:
             return True
-        if self.header.get("boot") == boot_id():
+        if self.header is not None and self.header.boot == boot_id():
             return self._has_left()
         age = time.time() - self.path.stat().st_mtime  # a process of another node, on a shared filesystem
         return age > (LOST_SECONDS if self._last == Kind.END else FORGOTTEN_SECONDS)
 
     def _has_left(self) -> bool:
         """Tell whether a process of this node let go of its journal, and its spool (if any) is brought home."""
-        spool = self.header.get("spool")
-        home = Path(str(spool)) / self.path.name if spool else self.path
+        spool = self.header.spool if self.header else None
+        home = Path(spool) / self.path.name if spool else self.path
         if is_locked(Path(f"{home}.alive")):
             return False
         return not spool or not home.exists() or home.stat().st_size <= self.size

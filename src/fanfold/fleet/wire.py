@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..errors import FanfoldError
-from .frames import MAX_FRAME
+from ..journal.walker import MAX_FRAME
 
 BATCH = 1 << 20  # a request holds about this much, or one frame that is larger
 MAX_RAW = MAX_FRAME + BATCH + (1 << 16)

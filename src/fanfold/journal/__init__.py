@@ -1,7 +1,8 @@
 """The journal: the append-only file of one process of one run, and the truth everything else reads."""
 
 from .format import Kind
-from .reader import Journal, Record
+from .reader import Journal
+from .walker import Record
 from .writer import Writer
 
 __all__ = ["Journal", "Kind", "Record", "Writer"]

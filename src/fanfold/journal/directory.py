@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote
-from zlib import crc32
 
 from ..errors import JournalError
+from . import bodies, packed
 from . import format as fmt
-from . import packed
-from .format import HEAD, HEAD_SIZE, MAGIC, PACKED, SUFFIX, Kind, Layout
+from .bodies import Header
+from .format import HEAD_SIZE, PACKED, SUFFIX, Kind, Layout
+from .walker import Record, Walker, all_spans
 
 _TAIL = 1 << 18
+MAX_HEADER = 1 << 20
 MAX_NAME = 200
 
 
@@ -81,27 +83,25 @@ def _path(name: str) -> Path:
     return Path(name)
 
 
-def read_header(path: Path) -> dict[str, Any] | None:
-    """Read a journal's first frame alone; None if it is not whole yet."""
+def read_header(path: Path) -> Header | None:
+    """Read a journal's first frame alone; None if it is not whole yet, or damaged."""
     try:
         with packed.opened(path) as file:
             head = file.read(HEAD_SIZE)
-            if len(head) < HEAD_SIZE:
+            length = int.from_bytes(head[4:8], "little")
+            if len(head) < HEAD_SIZE or length > MAX_HEADER:
                 return None
-            magic, kind, _, length, _ = HEAD.unpack(head)
-            if magic != MAGIC or kind != Kind.HEADER or length > 1 << 20:
-                return None
-            header = fmt.unpack(file.read(length))
+            data = head + file.read(length)
+            first = next(iter(Walker(fmt.check_id(path.stem.rpartition("-")[2])).read(data, len(data))), None)
     except (OSError, JournalError):
         return None
-    return header if isinstance(header, dict) else None
+    return first.data if isinstance(first, Record) and isinstance(first.data, Header) else None
 
 
 def last_step(path: Path) -> int | None:
     """Return the highest step near the end of a journal, from its tail alone; of a tail without steps, from a longer one."""
-    journal_id = path.stem.rpartition("-")[2]
     try:
-        seed = fmt.seed_of(fmt.check_id(journal_id))
+        seed = fmt.seed_of(fmt.check_id(path.stem.rpartition("-")[2]))
         with packed.opened(path) as file:
             size = file.seek(0, os.SEEK_END)
             length = _TAIL
@@ -116,20 +116,14 @@ def last_step(path: Path) -> int | None:
 
 
 def _steps_in(data: bytes, seed: int) -> Iterator[int]:
-    view = memoryview(data)
-    at = data.find(fmt.MAGIC_BYTES)
-    while at >= 0 and at + HEAD_SIZE <= len(data):
-        magic, kind, flags, length, crc = HEAD.unpack_from(data, at)
-        end = at + HEAD_SIZE + length
-        sound = magic == MAGIC and end <= len(data)
-        if not sound or crc32(view[at + HEAD_SIZE : end], fmt.covered(kind, length, seed, flags)) != crc:
-            at = data.find(fmt.MAGIC_BYTES, at + 1)
-            continue
-        if kind == Kind.ROW and not flags & Layout.STEP_NONE:
-            width = 8 if flags & Layout.STEP_WIDE else 4
-            yield int.from_bytes(data[at + HEAD_SIZE + 12 : at + HEAD_SIZE + 12 + width], "little", signed=True)
-        elif kind == Kind.VALUES:
-            match fmt.unpack(view[at + HEAD_SIZE : end]):
-                case {"s": int(step)}:
-                    yield step
-        at = end
+    """Yield the steps of the sound frames in a stretch of a journal; rows tell theirs without their shape."""
+    for span in all_spans(data, seed):
+        if span.kind == Kind.ROW and not span.flags & Layout.STEP_NONE:
+            width = 8 if span.flags & Layout.STEP_WIDE else 4
+            for at in range(span.at + HEAD_SIZE + 12, span.end, span.stride) if span.stride >= HEAD_SIZE + 12 + width else ():
+                yield int.from_bytes(data[at : at + width], "little", signed=True)
+        elif span.kind == Kind.VALUES:
+            with contextlib.suppress(JournalError):
+                found = bodies.decode(span.kind, memoryview(data)[span.at + HEAD_SIZE : span.end])
+                if isinstance(found, bodies.Values):
+                    yield found.s

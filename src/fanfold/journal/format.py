@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from zlib import crc32
 
 import msgspec
@@ -25,6 +25,8 @@ PACKED: Final = ".ffz"  # the same journal, packed
 MAGIC: Final = 0xFDFA
 MAGIC_BYTES: Final = MAGIC.to_bytes(2, "little")
 MAX_BODY: Final = 64 << 20
+MAX_KEYS: Final = 1 << 17  # of one shape; a call that logs more is written as several rows
+MAX_SHAPE: Final = 16 << 20  # bytes of a shape: one of many short keys takes a multiple of it in memory
 HEAD: Final = struct.Struct("<HBBII")
 HEAD_SIZE: Final = HEAD.size
 _COVERED: Final = struct.Struct("<BBI")
@@ -116,23 +118,35 @@ class Shape:
         return struct.calcsize(self.codes)
 
     def body(self) -> bytes:
-        return pack([self.id, int(self.layout), self.types, list(self.keys), self.origin])
+        found = pack([self.id, int(self.layout), self.types, list(self.keys), self.origin])
+        if len(self.keys) > MAX_KEYS or len(found) > MAX_SHAPE:
+            raise JournalError(f"{len(self.keys)} keys in {len(found)} bytes are over the limit of {MAX_KEYS} in {MAX_SHAPE}")
+        return found
 
     @classmethod
     def parse(cls, body: bytes | memoryview) -> Shape:
         """Read a shape frame's body, refusing one whose parts do not fit together."""
-        match unpack(body):
-            case [int(id), int(layout), str(types), list(keys), str(origin)] if (
-                0 <= id < 1 << 32
-                and 0 <= layout < 16
-                and len(types) == len(keys)
-                and not set(types) - {"d", "q", "?"}
-                and set(map(type, keys)) <= {str}
-            ):
-                return cls(id, layout, types, tuple(keys), origin)
-        raise JournalError("a shape frame does not hold [id, layout, types, keys, origin]")
+        try:
+            found = _shape.decode(body) if len(body) <= MAX_SHAPE else None
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise JournalError(f"a shape frame does not hold [id, layout, types, keys, origin]: {error}") from error
+        if found is None or len(found.types) != len(found.keys) or set(found.types) - {"d", "q", "?"}:
+            raise JournalError("a shape frame's types and keys do not fit together, or are too many")
+        keys = tuple(found.keys)
+        if len(set(keys)) != len(keys):
+            raise JournalError("a shape frame names a key twice")
+        return cls(found.id, found.layout, found.types, keys, found.origin)
 
 
+class _ShapeBody(msgspec.Struct, array_like=True):
+    id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    layout: Annotated[int, msgspec.Meta(ge=0, lt=16)]
+    types: Annotated[str, msgspec.Meta(max_length=MAX_KEYS)]
+    keys: Annotated[list[str], msgspec.Meta(max_length=MAX_KEYS)]
+    origin: str
+
+
+_shape = msgspec.msgpack.Decoder(_ShapeBody)
 TYPE_SIZE: Final = {"d": 8, "q": 8, "?": 1}
 DTYPE: Final = {"d": "<f8", "q": "<i8", "?": "?"}
 

@@ -12,7 +12,7 @@ from . import format as fmt
 from .packed import raw_size
 from .reader import Journal
 
-VERSION = 2
+VERSION = 3
 WORTH_BYTES = 4 << 20  # below this, walking is quicker than a file more
 
 

@@ -6,11 +6,11 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 from ..process import boot_id
 from ..settings import resolve
 from . import writer
+from .bodies import Header
 from .format import PACKED
 
 LOST_SECONDS = 60.0
@@ -30,14 +30,14 @@ def is_locked(path: Path) -> bool:
         os.close(fd)
 
 
-def status_of(path: Path, header: dict[str, Any], *, now: float | None = None) -> str:
+def status_of(path: Path, header: Header, *, now: float | None = None) -> str:
     """Judge a journal without an END frame: running, killed, or lost (reversible)."""
     if path.suffix == PACKED:
         return "killed"  # nobody packs what may still be written
-    if header.get("boot") == boot_id():
-        home = Path(header["spool"]) / path.name if header.get("spool") else path
+    if header.boot == boot_id():
+        home = Path(header.spool) / path.name if header.spool else path
         lock = Path(f"{home}.alive")
-        if header.get("spool") or lock.exists():  # else a copy, such as a gateway's: it grows where nobody holds a lock
+        if header.spool or lock.exists():  # else a copy, such as a gateway's: it grows where nobody holds a lock
             return "running" if is_locked(lock) else "killed"
     try:
         age = (time.time() if now is None else now) - path.stat().st_mtime
@@ -45,4 +45,4 @@ def status_of(path: Path, header: dict[str, Any], *, now: float | None = None) -
         return "lost"
     if age <= LOST_SECONDS:
         return "running"
-    return "killed" if header.get("node") == (resolve("node") or socket.gethostname()) else "lost"  # rebooted, or away
+    return "killed" if header.node == (resolve("node") or socket.gethostname()) else "lost"  # rebooted, or away

@@ -23,6 +23,7 @@ from ..errors import JournalError, notices
 from ..settings import cache_directory
 from . import format as fmt
 from .blocks import BLOCK, unpack
+from .bodies import NewerFormat
 from .format import PACKED, SUFFIX
 
 MAGIC: Final = b"FFPACK"
@@ -139,7 +140,7 @@ def _read_head(path: Path, file: IO[bytes]) -> Head:
     if len(data) == HEAD_SIZE and data.startswith(MAGIC):
         _, version, journal, *rest = HEAD.unpack_from(data)
         if version > VERSION:
-            raise JournalError(
+            raise NewerFormat(
                 f"{path} is of packed format {version}, and this fanfold reads up to {VERSION}. "
                 "The run cannot be shown. Upgrade fanfold: pip install -U fanfold"
             )

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from ..errors import JournalError
+from . import bodies, packed, walker
 from . import format as fmt
-from . import packed
-from .format import HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, Kind, Layout, Shape
+from .bodies import Header
+from .format import HEAD_SIZE, Kind, Layout, Shape
+from .walker import NO_STEP, Record, Row, RowReader, Walker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,27 +33,6 @@ if TYPE_CHECKING:
 _ROW_HEAD = HEAD_SIZE + 12  # frame head, shape id, time
 _WINDOW = 1 << 16
 _BLOCK = 1 << 13  # rows gathered at a time: a block of them stays in the processor's cache
-_MAPPINGS = frozenset({Kind.VALUES, Kind.LOST, Kind.INFO, Kind.EVENT, Kind.CONSOLE, Kind.END})
-
-
-class Record(NamedTuple):
-    """A frame that is not a row."""
-
-    kind: int
-    offset: int
-    data: Any
-
-
-class Row(NamedTuple):
-    """One row, taken apart: step (None for probes), time (ns), values, and the call whose late parts are to come or this is."""
-
-    step: int | None
-    time: int
-    values: dict[str, Any]
-    call: int
-    parts: int
-    late: bool
-    origin: str
 
 
 class Columns(NamedTuple):
@@ -115,7 +96,7 @@ class Journal:
         self.path = Path(path)
         self.id = fmt.check_id(self.path.stem.rpartition("-")[2])
         self.seed = fmt.seed_of(self.id)
-        self.header: dict[str, Any] = {}
+        self.header = self._salvaged_header()  # until the real one is read; `begun` tells whether there is anything
         self.rows: dict[int, Rows] = {}
         self._by_key: dict[str, list[tuple[Rows, int]]] = {}
         self._unnamed: list[Rows] = []  # not in there yet: who lists runs by the thousand never asks
@@ -124,24 +105,57 @@ class Journal:
         self.damaged = 0
         self.size = 0
         self._map: mmap.mmap | None = None
+        self._walker = Walker(self.id)
         self._reading = threading.Lock()  # two readers of one process may share a journal
 
     def refresh(self) -> bool:
         """Read what was added since the last time; tell whether there was anything."""
         with self._reading:
             before = self.verified
-            size = self._remap()
-            if size > self.verified and self._map is not None:
-                with memoryview(self._map) as view:
-                    self._scan(view, size)
-            if self.verified and not self.header:
-                self.header = self._salvaged_header()
+            for found in self._read_on():
+                if isinstance(found, walker.Rows):
+                    self._rows_of(found.shape).add(found.offset, found.number)
+                else:
+                    self._note(found)
         return self.verified > before
 
-    def _salvaged_header(self) -> dict[str, Any]:
-        """Say what the file's name tells: a damaged header costs facts about the process, not its points."""
+    def stream(self, *, most: int = walker.MOST_ROWS) -> Iterator[walker.Rows | Record]:
+        """Read on, one thing after the other, without remembering where they stand: for whoever goes through once."""
+        yield from self._read_on(most=most)
+
+    def seek(self, offset: int) -> None:
+        """Let `stream` go on at a frame that was read before."""
+        self._walker.at = self.verified = offset
+
+    def look(self) -> int:
+        """Return how long the journal is now."""
+        return self._remap()
+
+    def _read_on(self, *, most: int = walker.MOST_ROWS) -> Iterator[walker.Rows | Record]:
+        size = self._remap()
+        if self._map is None:
+            return
+        try:
+            for found in self._walker.read(self._map, size, most=most):
+                if isinstance(found, Record) and isinstance(found.data, Header):
+                    self.header = found.data
+                self.verified = self._walker.at
+                yield found
+        except bodies.NewerFormat as error:
+            raise bodies.NewerFormat(f"{self.path}: {error}") from error
+        finally:
+            self.verified, self.damaged = self._walker.at, self._walker.damaged
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was read of it."""
+        return self.verified > 0
+
+    def _salvaged_header(self) -> Header:
+        """Return what the file's name tells: a damaged header costs facts about the process, not its points."""
         rank = self.path.stem.partition("-")[0]
-        return {"journal": self.id, "role": "main", "rank": int(rank) if rank.isdecimal() else 0, "salvaged": True}
+        known = int(rank) if rank.isdecimal() and len(rank) < 10 else 0
+        return Header(format=[fmt.MAJOR, fmt.MINOR], journal=self.id, role="main", rank=known, salvaged=True)
 
     def _remap(self) -> int:
         if self._map is not None and self.path.suffix == fmt.PACKED:
@@ -173,131 +187,28 @@ class Journal:
         """Return how many bytes at the end are not (yet) whole frames."""
         return self.size - self.verified
 
-    # Walking
+    # Noting where things are
 
-    def _scan(self, view: memoryview, size: int) -> None:
-        at = self.verified
-        while at < size:
-            end = self._frame_end(view, at, size)
-            if not end:
-                found = self._resync(view, at + 1, size)
-                if not found:
-                    break  # a bad tail: wait until the file grows past it
-                self.damaged += found - at
-                at = found
-                continue
-            at = self._take(view, at, end, size)
-        self.verified = at
+    def _note(self, record: Record) -> None:
+        if isinstance(record.data, Shape):
+            self._rows_of(record.data)
+        self.frames.append((record.kind, record.offset + HEAD_SIZE, record.end - record.offset - HEAD_SIZE))
 
-    def _frame_end(self, view: memoryview, at: int, size: int) -> int:
-        """Return where the frame at `at` ends, or 0 if there is no whole and sound frame."""
-        if size - at < HEAD_SIZE:
-            return 0
-        magic, kind, flags, length, crc = HEAD.unpack_from(view, at)
-        end = at + HEAD_SIZE + length
-        if magic != MAGIC or length > MAX_BODY or end > size or (kind == Kind.HEADER and at):
-            return 0
-        seed = 0 if kind == Kind.HEADER else self.seed
-        return end if crc32(view[at + HEAD_SIZE : end], fmt.covered(kind, length, seed, flags)) == crc else 0
-
-    def _resync(self, view: memoryview, start: int, size: int) -> int:
-        """Return the offset of the next sound frame, or 0."""
-        assert self._map is not None
-        at = self._map.find(MAGIC_BYTES, start, size)
-        work = 4 * (size - start) + MAX_BODY  # a forged file of nothing but long frame heads must not cost hours
-        while 0 <= at <= size - HEAD_SIZE and work > 0:
-            if self._frame_end(view, at, size):
-                return at
-            length = int.from_bytes(view[at + 4 : at + 8], "little")
-            work -= length if at + HEAD_SIZE + length <= size else 0
-            at = self._map.find(MAGIC_BYTES, at + 1, size)
-        return 0
-
-    def _take(self, view: memoryview, at: int, end: int, size: int) -> int:
-        """Note the frame at `at`; return where to go on (past a whole run of equal rows, where there is one)."""
-        kind = view[at + 2]
-        if kind == Kind.ROW:
-            return self._take_rows(view, at, end, size)
-        body = view[at + HEAD_SIZE : end]
-        if kind == Kind.SHAPE:
-            self._take_shape(body)
-        elif kind == Kind.HEADER and not self.header:
-            self._take_header(body)
-        self.frames.append((kind, at + HEAD_SIZE, end - at - HEAD_SIZE))
-        return end
-
-    def _take_shape(self, body: memoryview) -> None:
-        try:
-            shape = Shape.parse(body)
-        except JournalError:
-            self.damaged += len(body) + HEAD_SIZE  # sound by its crc and yet no shape: a forged or foreign file
-            return
-        if shape.id in self.rows:
-            if self.rows[shape.id].shape != shape:
-                self.damaged += len(body) + HEAD_SIZE  # an id names one shape for ever
-            return
-        rows = self.rows[shape.id] = Rows(shape, HEAD_SIZE + shape.size)
-        self._unnamed.append(rows)
+    def _rows_of(self, shape: Shape) -> Rows:
+        rows = self.rows.get(shape.id)
+        if rows is None:
+            rows = self.rows[shape.id] = Rows(shape, HEAD_SIZE + shape.size)
+            self._unnamed.append(rows)
+        return rows
 
     @property
     def by_key(self) -> dict[str, list[tuple[Rows, int]]]:
-        """Where each key's values stand: the rows, and its place in them."""
-        while self._unnamed:
-            rows = self._unnamed.pop(0)
+        """Where each key's values are: the rows, and its place in them."""
+        for rows in self._unnamed:
             for index, key in enumerate(rows.shape.keys):
                 self._by_key.setdefault(key, []).append((rows, index))
+        self._unnamed.clear()
         return self._by_key
-
-    def _take_header(self, body: memoryview) -> None:
-        header = fmt.unpack(body)
-        match header:
-            case {"format": [int(major), *_]}:
-                pass
-            case _:
-                raise JournalError(f"{self.path} does not begin with a journal header")
-        if major > fmt.MAJOR:
-            raise JournalError(
-                f"{self.path} is of journal format {major}, and this fanfold reads up to {fmt.MAJOR}. "
-                "The run cannot be shown. Upgrade fanfold: pip install -U fanfold"
-            )
-        self.header = header
-
-    def _take_rows(self, view: memoryview, at: int, end: int, size: int) -> int:
-        shape_id = int.from_bytes(view[at + HEAD_SIZE : at + HEAD_SIZE + 4], "little")
-        rows = self.rows.get(shape_id)
-        if rows is None or rows.stride != end - at:
-            self.damaged += end - at  # its shape was lost to damage: the numbers cannot be named
-            return end
-        count = 1
-        if view[end : end + 8] == view[at : at + 8]:
-            count += self._equal_rows(view, end, size, rows.stride, view[at : at + 8], shape_id)
-        rows.add(at, count)
-        return at + count * rows.stride
-
-    def _equal_rows(self, view: memoryview, at: int, size: int, stride: int, head: memoryview, shape_id: int) -> int:
-        """Count the sound rows of one shape that follow each other from `at` on."""
-        import numpy as np
-
-        total, window = 0, 64
-        expected = np.frombuffer(head, "<u8")[0]
-        start = fmt.covered(Kind.ROW, stride - HEAD_SIZE, self.seed, head[3])
-        while (count := min(window, (size - at) // stride)) > 0:
-            block = np.frombuffer(view, np.uint8, count * stride, at).reshape(count, stride)
-            same = (_column(block, 0, "<u8") == expected) & (_column(block, HEAD_SIZE, "<u4") == shape_id)
-            length = count if same.all() else int(np.argmin(same))
-            crcs = np.fromiter(
-                (crc32(view[i + HEAD_SIZE : i + stride], start) for i in range(at, at + length * stride, stride)),
-                np.uint32,
-                length,
-            )
-            sound = crcs == _column(block[:length], 8, "<u4")
-            good = length if sound.all() else int(np.argmin(sound))
-            total += good
-            at += good * stride
-            if good < count:
-                break
-            window = min(window * 8, _WINDOW)
-        return total
 
     def print_of(self, end: int) -> int:
         """Return a fingerprint of the last bytes before `end`: tells whether an index is about this very content."""
@@ -308,67 +219,47 @@ class Journal:
         """Take over an index of this file that an earlier reader made, instead of walking it again."""
         if self._remap() < verified or self.print_of(verified) != mark:
             return False
-        assert self._map is not None
-        with memoryview(self._map) as view:
-            for kind, offset, length in frames:
-                with view[offset : offset + length] as body:
-                    if kind == Kind.SHAPE:
-                        self._take_shape(body)
-                    elif kind == Kind.HEADER and not self.header:
-                        self._take_header(body)
+        known = Walker(self.id, at=verified)
+        for kind, offset, length in frames:
+            if kind in (Kind.SHAPE, Kind.HEADER):
+                data = self.body(kind, offset, length)
+                if isinstance(data, Header):
+                    self.header = known.header = data
+                else:
+                    self._rows_of(data)
+                    known.shapes[data.id] = data
         for shape_id, places in runs:
             self.rows[shape_id].runs = [[int(offset), int(count)] for offset, count in places]
-        self.frames, self.verified, self.damaged = frames, verified, damaged
+        known.damaged = damaged
+        self.frames, self.verified, self.damaged, self._walker = frames, verified, damaged, known
         return True
 
     # Reading
 
     def records(self, *kinds: int) -> Iterator[Record]:
-        """Decode the frames of these kinds, in order. One that is sound and yet says nothing (a forged one) is passed over."""
+        """Decode the frames of these kinds, in order."""
         for kind, offset, length in self.frames:
             if kind in kinds:
-                try:
-                    data = self.body(offset, length)
-                except JournalError:
-                    continue
-                if isinstance(data, dict) or kind not in _MAPPINGS:
-                    yield Record(kind, offset - HEAD_SIZE, data)
+                yield Record(kind, offset - HEAD_SIZE, self.body(kind, offset, length), offset + length)
 
-    def body(self, offset: int, length: int) -> Any:
+    def body(self, kind: int, offset: int, length: int) -> Any:
         assert self._map is not None
         with memoryview(self._map) as view, view[offset : offset + length] as body:
-            return fmt.unpack(body)
+            return bodies.decode(kind, body)
 
-    def walk(self, start: int) -> Iterator[tuple[int, int, int, int, memoryview]]:
-        """Yield (offset, end, kind, flags, body) of every sound frame from `start` on, in order."""
-        if self._map is None:
-            return
-        at = start
-        with memoryview(self._map) as view:
-            while at < self.verified:
-                end = self._frame_end(view, at, self.verified)
-                if not end:
-                    at = self._resync(view, at + 1, self.verified) or self.verified
-                    continue
-                with view[at + HEAD_SIZE : end] as body:
-                    yield at, end, view[at + 2], view[at + 3], body
-                at = end
+    def walk(self, start: int) -> Iterator[walker.Rows | Record]:
+        """Yield what was read from `start` on, in order."""
+        if self._map is not None:
+            again = Walker(self.id, at=start, shapes=self._walker.shapes)
+            yield from again.read(self._map, self.verified)
 
-    def row(self, flags: int, body: memoryview) -> Row | None:
-        """Read one row frame's body; None if its shape is not known."""
-        rows = self.rows.get(int.from_bytes(body[:4], "little"))
-        if rows is None or rows.shape.size != len(body):
-            return None
-        _, when, *rest = struct.unpack(rows.shape.codes, body)
-        values = dict(zip(rows.shape.keys, rest[len(rest) - len(rows.shape.keys) :], strict=True))
-        step = None if flags & Layout.STEP_NONE else rest.pop(0)
-        call = rest[0] if flags & (Layout.PENDING | Layout.LATE) else 0
-        parts = rest[1] if flags & Layout.PENDING else 0
-        return Row(step, when, values, call, parts, bool(flags & Layout.LATE), rows.shape.origin)
-
-    def decode(self, body: memoryview) -> Any:
-        """Decode the body of a frame that `walk` gave."""
-        return fmt.unpack(body)
+    def walk_rows(self, start: int) -> Iterator[Row]:
+        """Yield the rows that were read from `start` on, in order."""
+        readers: dict[int, RowReader] = {}
+        for found in self.walk(start):
+            if isinstance(found, walker.Rows):
+                reader = readers.get(found.shape.id) or readers.setdefault(found.shape.id, RowReader(found.shape))
+                yield from reader.rows(found.view)
 
     def keys(self, origin: str | None = None) -> list[str]:
         """Return the numeric keys that have points, in the order they first appeared."""
@@ -459,9 +350,6 @@ class Journal:
         steps = pick(_ROW_HEAD, rows.step_code).astype(np.int64) if rows.step_code else np.full(len(offsets), NO_STEP)
         values = pick(rows.value_offset(index), fmt.DTYPE[rows.shape.types[index]])
         return Columns(steps, pick(HEAD_SIZE + 4, "<i8") / 1e9, values.astype(values.dtype.newbyteorder("=")))
-
-
-NO_STEP = -(1 << 63)  # the step of a point that has none (probes)
 
 
 def _offsets(stride: int, runs: Sequence[Sequence[int]]) -> NDArray[np.int64]:

@@ -19,18 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import JournalError, notices
-from ..journal import Kind
+from ..journal import Record
+from ..journal.bodies import Artifact, Beat, End, Info, Lost, Values
 from ..journal.directory import journal_files
+from ..journal.walker import Row
 from ..store.attempts import group
 from ..trackers.base import Point
 from .folding import Folding, Step
-from .track import SENT, Call, Frame, Life, Track, decoded, mapping, timed
+from .track import SENT, Call, Frame, Life, Track
 
 HOLD_SECONDS = 10.0
 CHUNK = 4096  # frames read from a journal at a time, and calls or steps held before reading pauses
 
 MOST = 100_000  # calls held behind one that is not whole; then it goes out as it is
-_ROW = int(Kind.ROW)
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Feed:
         self.clock = clock
         self.tracks: dict[str, Track] = {}
         self.info: dict[str, Any] = {}
-        self.artifacts: deque[tuple[dict[str, Any], Frame]] = deque()
+        self.artifacts: deque[tuple[Artifact, Frame]] = deque()
         self.queue: deque[Call] = deque()
         self._marks = dict(marks or {})
         self._partial = {key: set(steps) for key, steps in (partial or {}).items()}
@@ -116,20 +117,22 @@ class Feed:
         except JournalError as error:
             self._cannot_read(track.journal.path, error)
             return
-        if track.life is None and track.journal.header:
+        if track.life is None:
             self._recall(track)
-            self._arrange()
-        track.forget_index()
+            if track.started:
+                self._arrange()
 
     def _recall(self, track: Track) -> None:
         """Take up what stands before the mark and is no point: facts of the run, and the last word."""
-        for record in track.journal.records(Kind.INFO, Kind.END):
-            if record.offset < track.mark:
-                self._take_facts(track, record.kind, record.data)
+        try:
+            for record in track.start() or ():
+                self._take_facts(track, record.data)
+        except JournalError as error:
+            self._cannot_read(track.journal.path, error)
 
     def _arrange(self) -> None:
         """Sort journals into attempts. A journal stays where it was put first."""
-        by_id = {track.journal.id: track for track in self.tracks.values() if track.journal.header}
+        by_id = {track.journal.id: track for track in self.tracks.values() if track.started}
         lives = []
         for attempt in group([track.journal for track in by_id.values()]):
             members = [by_id[journal.id] for journal in attempt.journals]
@@ -161,55 +164,50 @@ class Feed:
 
     def _read(self, tracks: list[Track]) -> None:
         """Read a chunk; journals of one rank (forked children have their own) in the order of their clocks."""
-        streams = [timed(track) for track in tracks]
+        streams = [track.items() for track in tracks]
         merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=itemgetter(0))
         count = 0
-        for _, track, offset, end, kind, body in merged:
+        for _, track, offset, end, item in merged:
             if offset in track.ahead:
                 track.frames.append(Frame(offset, end, 0))
+            elif type(item) is Row:
+                self._take_row(track, offset, end, item)
             else:
-                self._take(track, offset, end, kind, body)
+                self._take(track, item)
             track.at = end
             count += 1
             if count == CHUNK:
                 break
         else:
             for track in tracks:
-                track.at = track.journal.verified  # past damage at the end, too
+                track.at, track.stuck = track.journal.verified, track.journal.size  # past damage at the end, too
         self._read_now += count
 
-    def _take(self, track: Track, offset: int, end: int, kind: int, body: memoryview) -> None:
-        if kind == _ROW:
-            self._take_row(track, offset, end, body)
-        elif kind in (Kind.VALUES, Kind.LOST):
-            self._take_record(track, offset, end, kind, mapping(track, body))
-        elif kind in (Kind.INFO, Kind.END):
-            self._take_facts(track, kind, mapping(track, body))
-        elif kind == Kind.EVENT and track.rank == 0:
-            event = mapping(track, body)
-            if event.get("event") == "artifact" and isinstance(event.get("files"), list):
-                track.frames.append(Frame(offset, end))
-                self.artifacts.append((event, track.frames[-1]))
-        elif kind == Kind.BEAT:
-            match decoded(track, body):
-                case [_, _, int(high), *_]:
-                    track.high = max(track.high, high)
+    def _take(self, track: Track, record: Record) -> None:
+        match record.data:
+            case Values() | Lost():
+                self._take_record(track, record)
+            case Info() | End():
+                self._take_facts(track, record.data)
+            case Artifact() if track.rank == 0:
+                track.frames.append(Frame(record.offset, record.end))
+                self.artifacts.append((record.data, track.frames[-1]))
+            case Beat():
+                track.high = max(track.high, record.data.high)
 
-    def _take_facts(self, track: Track, kind: int, facts: dict[str, Any]) -> None:
-        if kind == Kind.END:
+    def _take_facts(self, track: Track, facts: Info | End) -> None:
+        if isinstance(facts, End):
             track.ended = True
             if track.rank == 0 and track.main:
-                self.last_word = str(facts.get("status"))
+                self.last_word = facts.status
             return
-        when = int(facts.pop("t", 0))
-        for name, value in facts.items():
-            if track.rank == 0 and when >= self._told.get(name, 0):
-                self._told[name] = when
+        for name, value in facts.given().items():
+            if track.rank == 0 and facts.t >= self._told.get(name, 0):
+                self._told[name] = facts.t
                 self.info[name] = value
 
-    def _take_row(self, track: Track, offset: int, end: int, body: memoryview) -> None:
-        row = track.row(body)
-        if row is None or (row.origin not in SENT and not self.probes):
+    def _take_row(self, track: Track, offset: int, end: int, row: Row) -> None:
+        if row.origin not in SENT and not self.probes:
             return
         if row.step is not None and row.step > track.high:
             track.high = row.step
@@ -229,7 +227,7 @@ class Feed:
         else:
             self._await_parts(track, row, None)
 
-    def _await_parts(self, track: Track, row: Any, call: Call | None) -> Call | None:
+    def _await_parts(self, track: Track, row: Row, call: Call | None) -> Call | None:
         """Count a call's late parts down; return the call that this row is a part of."""
         if row.late:
             return self._part_came(track, row.call)
@@ -247,7 +245,7 @@ class Feed:
                 del track.calls[number]
         return call
 
-    def _take_call(self, track: Track, row: Any, values: dict[str, Any], frame: Frame, folds: bool) -> None:
+    def _take_call(self, track: Track, row: Row, values: dict[str, Any], frame: Frame, folds: bool) -> None:
         call = Call(track, row.step, row.time / 1e9, self.clock(), values, {}, [frame], folds=folds)
         whole = self._await_parts(track, row, call)
         if whole is None:
@@ -257,25 +255,24 @@ class Feed:
         whole.frames.append(frame)
         whole.folds = whole.folds or folds
 
-    def _take_record(self, track: Track, offset: int, end: int, kind: int, data: dict[str, Any]) -> None:
-        if not isinstance(data.get("s"), int) or not isinstance(data.get("t"), int):
+    def _take_record(self, track: Track, record: Record) -> None:
+        data: Values | Lost = record.data
+        call = self._part_came(track, data.q) if data.q else None
+        if track.rank != 0 or (call is None and isinstance(data, Lost)):
             return
-        call = self._part_came(track, data["q"]) if data.get("q") else None
-        if track.rank != 0 or (call is None and kind == Kind.LOST):
-            return
-        frame = Frame(offset, end)
+        frame = Frame(record.offset, record.end)
         track.frames.append(frame)
-        if kind == Kind.LOST:
+        if isinstance(data, Lost):
             call.frames.append(frame)  # type: ignore[union-attr]  # asked above
             return
         last = self.queue[-1] if self.queue else None
-        if call is None and last is not None and not data.get("q") and last.time == data["t"] / 1e9 and last.step == data["s"]:
+        if call is None and last is not None and not data.q and last.time == data.t / 1e9 and last.step == data.s:
             call = last  # texts of the same call: one point, not two
         if call is None:
-            call = Call(track, data["s"], data["t"] / 1e9, self.clock())
+            call = Call(track, data.s, data.t / 1e9, self.clock())
             self.queue.append(call)
-        call.values.update(data.get("v") or {})
-        call.kwargs.update((data.get("k") or {}).get(self.name) or {})
+        call.values.update(data.v)
+        call.kwargs.update(data.arguments(self.name))
         call.frames.append(frame)
 
     # Releasing
@@ -322,7 +319,7 @@ class Feed:
 
     def finished(self) -> bool:
         """Tell whether every process is gone and everything was handed out."""
-        known = [track for track in self.tracks.values() if track.journal.header.get("role") in ("main", "worker")]
+        known = [track for track in self.tracks.values() if track.started and track.journal.header.role in ("main", "worker")]
         if not any(track.main for track in known) or self.queue or self.artifacts:
             return False
         held = any(life.folding.steps or life.folding.ready for life in self._lives)

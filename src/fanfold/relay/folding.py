@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import notices
+from ..journal.bodies import Header
 
 JOIN_SECONDS = 60.0
 ALONE = frozenset({"mean", "min", "max", "sum", "last"})  # of one rank, these are the value itself
@@ -56,9 +57,9 @@ class Folding:
             self._known[key] = self.policy.get(key) or (self.policy[pattern] if pattern is not None else None)
         return self._known[key]
 
-    def pick(self, values: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:
+    def pick(self, values: Mapping[str, Any], header: Header) -> dict[str, Any]:
         """Return the values that are to be folded."""
-        alone = int(header.get("world", 1)) == 1
+        alone = (header.world or 1) == 1
         return {key: value for key, value in values.items() if (how := self.how(key)) and not (alone and how in ALONE)}
 
     def add(self, rank: int, step: int, time: int, values: Mapping[str, Any], frame: Any) -> None:
@@ -89,7 +90,7 @@ class Folding:
         for track in tracks:  # in the order they were opened: after a full disk, a process goes on in its next journal
             if track.main:
                 newest[track.rank] = track
-        world = max((int(track.journal.header.get("world", 1)) for track in newest.values()), default=1)
+        world = max((track.journal.header.world or 1 for track in newest.values()), default=1)
         joining = len(newest) < world and self.clock() - self.began < JOIN_SECONDS
         # On a busy node a short rank 0 may have ended before another has begun: to follow a run is to wait for that one, too.
         if joining and (self.patient or not all(track.through() for track in newest.values())):

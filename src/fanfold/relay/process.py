@@ -114,7 +114,7 @@ def remaining(run: Path, cursor: Cursor) -> int:
                 gone = sum(start <= at < start + count * rows.stride for start, count in rows.since(mark) for at in ahead)
                 total += (left - gone) * len(rows.shape.keys)
         texts = (record.data for record in journal.records(Kind.VALUES) if record.offset >= mark and record.offset not in ahead)
-        total += sum(len(data.get("v") or ()) for data in texts)
+        total += sum(len(data.v) for data in texts)
     return total
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import JournalError
-from ..journal import Journal, Kind
-from ..journal.format import Layout, Shape
+from ..journal import Journal, Kind, Record
 from ..journal.liveness import status_of
-from ..journal.reader import Row
 from ..journal.spool import recover
+from ..journal.walker import RowReader
 from .folding import Folding
 
 SENT = frozenset({"", "energy"})  # origins that go to every tracker: what was logged, and what it cost; others when asked
-_ROW = int(Kind.ROW)
+AHEAD = 256  # rows checked at a time: of several journals that are merged, so many are read again after a pause
 
 
 @dataclass
@@ -46,31 +43,6 @@ class Call:
     folds: bool = False
 
 
-class Plan:
-    """How the rows of one shape are read: made once, because a tracker that is behind has millions of them to come."""
-
-    def __init__(self, shape: Shape) -> None:
-        self.unpack = struct.Struct(shape.codes).unpack
-        self.keys = shape.keys
-        self.origin = shape.origin
-        self.stepped = not shape.layout & Layout.STEP_NONE
-        self.pending, self.late = bool(shape.layout & Layout.PENDING), bool(shape.layout & Layout.LATE)
-        self.head = 2 + self.stepped + (2 if self.pending else 1 if self.late else 0)
-
-    def row(self, body: memoryview) -> Row:
-        fields = self.unpack(body)
-        number = fields[2 + self.stepped] if self.pending or self.late else 0
-        return Row(
-            fields[2] if self.stepped else None,
-            fields[1],
-            dict(zip(self.keys, fields[self.head :], strict=True)),
-            number,
-            fields[3 + self.stepped] if self.pending else 0,
-            self.late,
-            self.origin,
-        )
-
-
 class Track:
     """One journal being read for delivery: where the cursor stands, and what is outstanding beyond it."""
 
@@ -87,25 +59,44 @@ class Track:
         self.ended = False
         self.dead = False
         self.life: Life | None = None
-        self._plans: dict[bytes, Plan] = {}
+        self.started = False
+        self.size = 0
+        self.stuck = -1  # how long the journal was when all of it that is whole had been read
+        self._readers: dict[int, RowReader] = {}
 
-    def row(self, body: memoryview) -> Row | None:
-        """Read a row; None if its shape is not known."""
-        shape_id = bytes(body[:4])
-        plan = self._plans.get(shape_id)
-        if plan is None:
-            rows = self.journal.rows.get(int.from_bytes(shape_id, "little"))
-            if rows is None:
-                return None
-            plan = self._plans[shape_id] = Plan(rows.shape)
-        try:
-            return plan.row(body)
-        except struct.error:
-            return None  # of another length than its shape: a forged journal
+    def items(self) -> Iterator[tuple[int, Track, int, int, Any]]:
+        """Yield what stands from `at` on: the time of the row it is or follows, offset, end, and the row or the record."""
+        self.journal.seek(self.at)
+        when = 0
+        for found in self.journal.stream(most=AHEAD):
+            if isinstance(found, Record):
+                yield when, self, found.offset, found.end, found
+                continue
+            reader = self._readers.get(found.shape.id)
+            if reader is None:
+                reader = self._readers[found.shape.id] = RowReader(found.shape)
+            stride, offset = found.stride, found.offset
+            for row in reader.rows(found.view):
+                when = row.time
+                yield when, self, offset, offset + stride, row
+                offset += stride
+
+    def start(self) -> list[Record] | None:
+        """Read what stands before the mark and is no point: shapes, facts and ends. None: the journal has not begun."""
+        self.journal.seek(0)
+        found = []
+        for one in self.journal.stream():
+            if one.offset < self.mark and isinstance(one, Record) and one.kind in (Kind.INFO, Kind.END):
+                found.append(one)
+            if one.end >= self.mark:
+                self.started = True
+                return found
+        self.started = self.journal.begun  # its end, and the mark behind it, are damaged
+        return found if self.started else None
 
     @property
     def main(self) -> bool:
-        return self.journal.header.get("role") == "main"
+        return self.started and self.journal.header.role == "main"
 
     def settle(self) -> None:
         """Move the mark past everything that is delivered."""
@@ -118,20 +109,14 @@ class Track:
     def refresh(self) -> None:
         """Read on. Whether the writer is dead is asked first: what it wrote before it died is then surely read."""
         header = self.journal.header
-        if header and not self.ended:
+        if self.started and not self.ended:
             self.dead = status_of(self.journal.path, header) != "running"
-        if self.dead and header.get("spool") and (Path(header["spool"]) / self.journal.path.name).exists():
-            recover(Path(header["spool"]).parent)  # what it had not copied home yet
-        self.journal.refresh()
-
-    def forget_index(self) -> None:
-        """Drop where rows stand: this reader goes through once, and the lists would grow with the journal."""
-        self.journal.frames.clear()
-        for rows in self.journal.rows.values():
-            rows.runs.clear()
+        if self.dead and header.spool and (Path(header.spool) / self.journal.path.name).exists():
+            recover(Path(header.spool).parent)  # what it had not copied home yet
+        self.size = self.journal.look()
 
     def behind(self) -> bool:
-        return self.at < self.journal.verified
+        return self.at < self.size != self.stuck
 
     def through(self) -> bool:
         """Tell whether nothing more will come."""
@@ -152,26 +137,3 @@ class Life:
     key: str
     folding: Folding
     tracks: list[Track] = field(default_factory=list)
-
-
-def timed(track: Track) -> Iterator[tuple[int, Track, int, int, int, memoryview]]:
-    """Walk a journal's frames, each with the time of the row it is or follows."""
-    when = 0
-    for offset, end, kind, _, body in track.journal.walk(track.at):
-        if kind == _ROW:
-            when = int.from_bytes(body[4:12], "little", signed=True)
-        yield when, track, offset, end, kind, body
-
-
-def decoded(track: Track, body: memoryview) -> Any:
-    """Decode a frame; one that cannot be, in a forged journal, holds nothing."""
-    try:
-        return track.journal.decode(body)
-    except JournalError:
-        return None
-
-
-def mapping(track: Track, body: memoryview) -> dict[str, Any]:
-    """Decode a frame that should hold a mapping; one that does not is an empty one."""
-    found = decoded(track, body)
-    return found if isinstance(found, dict) else {}

@@ -189,11 +189,11 @@ class Worker:
         self.tracker.start()
 
     def identity(self) -> Identity:
-        header = next(iter(track.journal.header for track in self.feed.tracks.values() if track.journal.header), {})
+        header = next((track.journal.header for track in self.feed.tracks.values() if track.journal.begun), None)
         info = self.feed.info
-        run_id = str(header.get("run") or decode_name(self.run.name))
-        project = str(header.get("project") or decode_name(self.run.parent.name))
-        name = str(info.get("name") or header.get("name") or run_id)
+        run_id = (header.run if header else None) or decode_name(self.run.name)
+        project = (header.project if header else None) or decode_name(self.run.parent.name)
+        name = info.get("name") or (header.name if header else None) or run_id
         return Identity(run_id, name, project, info.get("group"), self.run / "trackers" / self.tracker.name)
 
     def _words(self) -> tuple[str, Any, tuple[Any, ...]]:
@@ -216,9 +216,9 @@ class Worker:
     def _send_artifacts(self) -> None:
         while self.feed.artifacts and not self.stop.is_set():
             event, frame = self.feed.artifacts[0]
-            for file in event["files"]:
-                name = f"{event['name']}/{file['path']}" if len(event["files"]) > 1 else event["name"]
-                self.sender.send_file(name, file["blob"])
+            for file in event.files:
+                name = f"{event.name}/{file.path}" if len(event.files) > 1 else event.name
+                self.sender.send_file(name, file.blob)
             self.feed.artifacts.popleft()
             self.sender.sent.append(frame)
 

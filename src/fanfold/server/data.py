@@ -235,17 +235,17 @@ def _ending(row: Mapping[str, Any]) -> dict[str, Any]:
 def console(store: Store, project: str, id: str, before: int | None) -> dict[str, Any]:
     """Return the last of what a run's processes printed, or the last before a time (ns)."""
     one = open_run(store, project, id)
-    chunks = [{**record.data, "rank": j.header.get("rank")} for j in one.journals for record in j.records(Kind.CONSOLE)]
-    chunks = sorted((chunk for chunk in chunks if before is None or chunk["t"] < before), key=lambda chunk: chunk["t"])
+    found = [(j.header.rank, record.data) for j in one.journals for record in j.records(Kind.CONSOLE)]
+    chunks = sorted((chunk for chunk in found if before is None or chunk[1].t < before), key=lambda chunk: chunk[1].t)
     size = kept = 0
-    for chunk in reversed(chunks):
+    for _, chunk in reversed(chunks):
         if size >= CONSOLE_BYTES:
             break
-        size += len(chunk["b"])
+        size += len(chunk.b)
         kept += 1
     shown = chunks[len(chunks) - kept :]
     listed = [
-        {"t": c["t"], "stream": c.get("stream"), "rank": c["rank"], "text": c["b"].decode("utf-8", "replace")} for c in shown
+        {"t": chunk.t, "stream": chunk.stream, "rank": rank, "text": chunk.b.decode("utf-8", "replace")} for rank, chunk in shown
     ]
     return {"chunks": listed, "more": kept < len(chunks)}
 

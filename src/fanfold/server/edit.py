@@ -156,10 +156,11 @@ def as_journal(run: StoredRun, facts: dict[str, Any]) -> tuple[str, bytes]:
 
 
 def _header(run: StoredRun) -> dict[str, Any]:
-    first = run.attempts[0].journals[0].header if run.attempts else {}
-    last = run.attempts[-1].journals[-1].header if run.attempts else {}
-    name = first.get("name") or run.name
-    return {"run": run.id, "project": run.project, "name": name, "attempt": last.get("attempt"), "world": last.get("world")}
+    first = run.attempts[0].journals[0].header if run.attempts else None
+    last = run.attempts[-1].journals[-1].header if run.attempts else None
+    name = (first.name if first else None) or run.name
+    attempt, world = (last.attempt, last.world) if last else (None, None)
+    return {"run": run.id, "project": run.project, "name": name, "attempt": attempt, "world": world}
 
 
 def _write(folder: Path, header: dict[str, Any], facts: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..journal import Journal, Kind
+from ..journal.bodies import End
 
 # What one rank's end makes of the whole attempt, worst first. `running` stands after the failures: a job with a dead
 # rank is not healthy, whatever the others still do.
@@ -23,16 +24,16 @@ class Attempt:
 
     @property
     def mains(self) -> list[Journal]:
-        return [journal for journal in self.journals if journal.header.get("role") == "main"]
+        return [journal for journal in self.journals if journal.header.role == "main"]
 
     @property
     def started(self) -> int:
-        return min((int(journal.header.get("started", 0)) for journal in self.mains or self.journals), default=0)
+        return min((journal.header.started for journal in self.mains or self.journals), default=0)
 
     @property
     def order(self) -> tuple[int, int]:
         """Rank 0 numbered its attempt when it started; clocks only break ties."""
-        numbers = [int(j.header.get("ordinal") or 0) for j in self.mains if j.header.get("rank") == 0]
+        numbers = [j.header.ordinal or 0 for j in self.mains if j.header.rank == 0]
         return (min(numbers) if numbers else 1 << 30, self.started)
 
     def ends(self) -> list[dict[str, Any]]:
@@ -53,18 +54,18 @@ def _chains(mains: Sequence[Journal]) -> list[list[Journal]]:
     """Group journals that follow each other in one process: a full disk ends one and the next goes on."""
     chains: dict[Any, list[Journal]] = {}
     for journal in mains:
-        chains.setdefault(journal.header.get("process") or journal.id, []).append(journal)
+        chains.setdefault(journal.header.process or journal.id, []).append(journal)
     return list(chains.values())
 
 
 def _end_of(chain: Sequence[Journal]) -> dict[str, Any]:
-    rank = chain[-1].header.get("rank")
+    rank = chain[-1].header.rank
     for journal in reversed(chain):
         for record in reversed(list(journal.records(Kind.END))):
-            end = record.data
-            status = end.get("status") if end.get("status") in ORDER else "finished"
-            return {"status": status, "rank": rank, "time": end.get("t"), "error": end.get("error"),
-                    "signal": end.get("signal"), "exit_code": end.get("exit_code")}  # fmt: skip
+            end: End = record.data
+            status = end.status if end.status in ORDER else "finished"
+            return {"status": status, "rank": rank, "time": end.t, "error": end.error,
+                    "signal": end.signal, "exit_code": end.exit_code}  # fmt: skip
     last = chain[-1]
     return {
         "status": last.status(),
@@ -81,7 +82,7 @@ def group(journals: Sequence[Journal]) -> list[Attempt]:
     attempts: list[Attempt] = []
     by_key: dict[str, list[Journal]] = {}
     for journal in _adopted(sorted(journals, key=_opened)):
-        by_key.setdefault(str(journal.header.get("attempt")), []).append(journal)
+        by_key.setdefault(str(journal.header.attempt), []).append(journal)
     for key, members in by_key.items():
         attempts += _split(key, members)
     return sorted(attempts, key=lambda attempt: attempt.order)
@@ -90,32 +91,31 @@ def group(journals: Sequence[Journal]) -> list[Attempt]:
 def _opened(journal: Journal) -> tuple[int, int, int]:
     # A rank's processes share a node, and there the monotonic clock orders them; wall clocks are set back at times.
     header = journal.header
-    return int(header.get("rank", 0)), int(header.get("mono", 0)), int(header.get("started", 0))
+    return header.rank, header.mono, header.started
 
 
 def _adopted(journals: Sequence[Journal]) -> Sequence[Journal]:
     """Give a journal whose header is damaged to the only attempt there is; where there are several, it stands alone."""
-    keys = {journal.header.get("attempt") for journal in journals} - {None}
+    keys = {journal.header.attempt for journal in journals} - {None}
     if len(keys) == 1:
         for journal in journals:
-            journal.header.setdefault("attempt", next(iter(keys)))
+            if journal.header.attempt is None:
+                journal.header.attempt = next(iter(keys))
     return journals
 
 
 def _split(key: str, members: Sequence[Journal]) -> list[Attempt]:
     """Take apart restarts that no launcher told apart: each start of rank 0 opens an attempt, the rest join the nearest."""
     starts = sorted(
-        {int(j.header.get("ordinal") or 1): int(j.header.get("started", 0)) for j in members
-         if j.header.get("rank") == 0 and j.header.get("role") == "main" and not j.header.get("follows")}.items()
+        {j.header.ordinal or 1: j.header.started for j in members
+         if j.header.rank == 0 and j.header.role == "main" and not j.header.follows}.items()
     )  # fmt: skip
     if len(starts) <= 1:
         return [Attempt(key, list(members))]
     attempts = {ordinal: Attempt(f"{key}.{ordinal}") for ordinal, _ in starts}
     for journal in members:
-        if journal.header.get("rank") == 0 and journal.header.get("ordinal") in attempts:
-            ordinal = journal.header["ordinal"]
-        else:
-            began = int(journal.header.get("started", 0))
+        ordinal, began = journal.header.ordinal, journal.header.started
+        if ordinal is None or ordinal not in attempts or journal.header.rank != 0:
             ordinal = min(starts, key=lambda start: abs(start[1] - began))[0]
         attempts[ordinal].journals.append(journal)
     return list(attempts.values())

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .. import fold as folding
-from ..journal.reader import NO_STEP
+from ..journal.walker import NO_STEP
 from .buckets import Buckets, Piece, bucket
 from .points import Points, holders, joined, points
 from .run import StoredRun

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..journal import Kind
+from ..journal import Kind, bodies
 from ..probes import image
 from ..probes.workers import ADDED, merge, read_file
 
@@ -41,9 +41,10 @@ def tables(run: Any) -> list[image.Table]:
 def _events(run: Any, name: str) -> Iterator[dict[str, Any]]:
     for journal in run.journals:
         for record in journal.records(Kind.EVENT):
-            if isinstance(record.data, dict) and record.data.get("event") == name:
-                where = {"rank": journal.header.get("rank"), "node": journal.header.get("node"), "pid": journal.header.get("pid")}
-                yield {**where, **record.data}  # usage of a forked child says its own pid
+            if record.data.event == name:
+                found = {name: value for name, value in bodies.as_dict(record.data).items() if value is not None}
+                # Usage of a forked child says its own pid.
+                yield {"rank": journal.header.rank, "node": journal.header.node, "pid": journal.header.pid, **found}
 
 
 def table_of(event: Mapping[str, Any]) -> image.Table | None:

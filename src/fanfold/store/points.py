@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..journal import Journal
-from ..journal.reader import NO_STEP
+from ..journal.walker import NO_STEP
 from .segments import place, stored
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Points:
 
 def holders(run: StoredRun, key: str) -> list[int]:
     """Return the ranks that logged numbers under a key, lowest first."""
-    return sorted({int(j.header.get("rank", 0)) for j in run.journals if key in j.by_key and j.count(key)})
+    return sorted({j.header.rank for j in run.journals if key in j.by_key and j.count(key)})
 
 
 def points(run: StoredRun, key: str, rank: int, *, raw: bool = False) -> Points:
@@ -148,7 +148,7 @@ def points(run: StoredRun, key: str, rank: int, *, raw: bool = False) -> Points:
     restarts: list[tuple[int, float]] = []
     kinds: set[np.dtype[Any]] = set()
     for attempt in run.attempts:
-        own = [c for j in attempt.journals if j.header.get("rank") == rank and key in j.by_key for c in chunks(j, key)]
+        own = [c for j in attempt.journals if j.header.rank == rank and key in j.by_key for c in chunks(j, key)]
         if not own:
             continue
         first = int(own[0].axis[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import fold as folding
 from ..errors import FanfoldError, JournalError, RunNotFound, notices
-from ..journal import Journal, Kind, blobs, directory
+from ..journal import Journal, Kind, blobs, bodies, directory
+from ..journal.bodies import NewerFormat
 from ..journal.format import PACKED
 from ..journal.index import open_indexed
-from ..journal.reader import NO_STEP
+from ..journal.walker import NO_STEP
 from ..settings import cache_directory
 from .attempts import Attempt, group
 from .points import holders, points, reduce
@@ -91,7 +92,7 @@ class StoredRun:
     def refresh(self) -> StoredRun:
         """Read what was written since the last time."""
         journals = {file: self._read_on(file) for file in directory.journal_files(self.path)}
-        self._journals = {file: journal for file, journal in journals.items() if journal is not None and journal.header}
+        self._journals = {file: journal for file, journal in journals.items() if journal is not None and journal.begun}
         self._attempts = group(list(self._journals.values()))
         self._row = None
         for name in ("info", "metrics", "latest", "summary"):
@@ -112,7 +113,7 @@ class StoredRun:
         try:
             return open_indexed(file, cache_directory())
         except (FileNotFoundError, JournalError) as error:
-            if isinstance(error, JournalError) and "Upgrade fanfold" in str(error):
+            if isinstance(error, NewerFormat):
                 raise
             if file.suffix == PACKED and isinstance(error, JournalError):
                 notices.once(f"packed:{file}", str(error))
@@ -140,12 +141,11 @@ class StoredRun:
 
         def weight(place: tuple[int, Journal]) -> tuple[bool, int, int, int]:
             header = place[1].header
-            role = header.get("role", "")
-            return role == "editor", place[0], roles.get(role, 0) + (header.get("rank") == 0), header.get("started", 0)
+            return header.role == "editor", place[0], roles.get(header.role, 0) + (header.rank == 0), header.started
 
         for _, journal in sorted(((n, j) for n, attempt in enumerate(self.attempts) for j in attempt.journals), key=weight):
             for record in journal.records(Kind.INFO):
-                facts.update({name: value for name, value in record.data.items() if name != "t"})
+                facts.update(record.data.given())
         return facts
 
     def _fact(self, name: str, default: Any = None) -> Any:
@@ -155,7 +155,7 @@ class StoredRun:
         return default if value is None else value
 
     def _header(self, name: str) -> Any:
-        return self.attempts[0].journals[0].header.get(name) if self.attempts else None
+        return getattr(self.attempts[0].journals[0].header, name) if self.attempts else None
 
     @property
     def id(self) -> str:
@@ -222,17 +222,16 @@ class StoredRun:
     def ranks(self) -> list[int]:
         if self._row is not None:
             return list(self._row["ranks"])
-        return sorted({int(j.header.get("rank", 0)) for attempt in self.attempts for j in attempt.mains})
+        return sorted({j.header.rank for attempt in self.attempts for j in attempt.mains})
 
     @property
     def dropped(self) -> int:
         """How many log() calls could not be written (a full disk), by the processes' own count."""
         counts: dict[Any, int] = {}  # each process counts on through its journals
         for journal in self.journals:
-            process = journal.header.get("process") or journal.id
-            said = [journal.header.get("dropped") or 0, *(r.data.get("dropped") or 0 for r in journal.records(Kind.END))]
-            said += [r.data[3] for r in journal.records(Kind.BEAT) if isinstance(r.data, list) and len(r.data) > 3]
-            counts[process] = max(counts.get(process, 0), *said)
+            process = journal.header.process or journal.id
+            known = (record.data.dropped or 0 for record in journal.records(Kind.END, Kind.BEAT))
+            counts[process] = max(counts.get(process, 0), journal.header.dropped or 0, *known)
         return sum(counts.values())
 
     @property
@@ -251,7 +250,7 @@ class StoredRun:
             return list(dict.fromkeys(key for origin in origins for journal in self.journals for key in journal.keys(origin)))
         wanted = str if kind == "text" else (dict, list)
         return list(
-            dict.fromkeys(key for _, data in self._values() for key, value in data["v"].items() if isinstance(value, wanted))
+            dict.fromkeys(key for _, data in self._values() for key, value in data.v.items() if isinstance(value, wanted))
         )
 
     def series(self, key: str, *, rank: int | None = None, fold: str | None = None, raw: bool = False) -> Series:
@@ -308,10 +307,10 @@ class StoredRun:
         """Each key's last value, as the lowest rank that has it logged it; texts too."""
         found: dict[str, Any] = {}
         for attempt in self.attempts:
-            for journal in sorted(attempt.journals, key=lambda j: -int(j.header.get("rank", 0))):
+            for journal in sorted(attempt.journals, key=lambda j: -j.header.rank):
                 found.update({key: value for key, (_, _, value) in journal.latest().items()})
         for _, data in self._values():
-            found.update({key: value for key, value in data["v"].items() if isinstance(value, str)})
+            found.update({key: value for key, value in data.v.items() if isinstance(value, str)})
         return found
 
     @cached_property
@@ -349,36 +348,33 @@ class StoredRun:
 
     # Everything else
 
-    def _values(self) -> Iterator[tuple[Journal, dict[str, Any]]]:
+    def _values(self) -> Iterator[tuple[Journal, bodies.Values]]:
         for journal in self.journals:
             for record in journal.records(Kind.VALUES):
-                if isinstance(record.data, dict) and isinstance(record.data.get("v"), dict):
-                    yield journal, record.data
+                yield journal, record.data
 
     def _events(self, name: str) -> Iterator[dict[str, Any]]:
         for journal in self.journals:
             for record in journal.records(Kind.EVENT):
-                if record.data.get("event") == name:
-                    yield {**record.data, "rank": journal.header.get("rank")}
+                if record.data.event == name:
+                    yield {**bodies.as_dict(record.data), "rank": journal.header.rank}
 
     def texts(self, key: str) -> list[TextPoint]:
         """Return the texts logged under a key, by step."""
         points = [
-            TextPoint(data["s"], data["t"] / 1e9, int(journal.header.get("rank", 0)), data["v"][key])
+            TextPoint(data.s, data.t / 1e9, journal.header.rank, text)
             for journal, data in self._values()
-            if isinstance(data["v"].get(key), str)
+            if isinstance(text := data.v.get(key), str)
         ]
         return sorted(points, key=lambda point: point.step)
 
     def media(self, key: str) -> list[MediaPoint]:
         """Return the images, tables, histograms, … logged under a key, by step."""
-        points = []
+        points: list[MediaPoint] = []
         for journal, data in self._values():
-            found = data["v"].get(key)
-            for entry in found if isinstance(found, list) else [found]:
-                if isinstance(entry, Mapping):
-                    rank = int(journal.header.get("rank", 0))
-                    points.append(MediaPoint(key, data["s"], data["t"] / 1e9, rank, dict(entry), self.path))
+            found = data.v.get(key, "")
+            entries = found if isinstance(found, list) else [found] if isinstance(found, dict) else []
+            points += [MediaPoint(key, data.s, data.t / 1e9, journal.header.rank, entry, self.path) for entry in entries]
         return sorted(points, key=lambda point: point.step)
 
     def table(self, key: str, step: int | None = None) -> Any:
@@ -424,12 +420,12 @@ class StoredRun:
     def console(self) -> bytes:
         """Return what the processes printed, where it was captured, in order of time."""
         chunks = [record.data for journal in self.journals for record in journal.records(Kind.CONSOLE)]
-        return b"".join(chunk["b"] for chunk in sorted(chunks, key=lambda chunk: chunk["t"]))
+        return b"".join(chunk.b for chunk in sorted(chunks, key=lambda chunk: chunk.t))
 
     @property
     def lost_values(self) -> list[dict[str, Any]]:
         """Device values that never landed, with the reason."""
-        return [record.data for journal in self.journals for record in journal.records(Kind.LOST)]
+        return [bodies.as_dict(record.data) for journal in self.journals for record in journal.records(Kind.LOST)]
 
     def row(self) -> dict[str, Any]:
         """Return the facts the catalogue keeps of a run."""

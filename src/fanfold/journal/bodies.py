@@ -1,0 +1,328 @@
+"""What each kind of frame holds, as types. `decode` is the only place where bytes of a frame become data.
+
+A checksum proves that bytes are the ones somebody wrote, not that they make sense: a journal is untrusted input. A body that
+does not fit its type is damage, for every reader alike. Fields nobody knows are ignored, so that later versions can add some;
+kinds and events nobody knows are kept as they are and say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from ..errors import JournalError
+from . import format as fmt
+from .format import Kind, Shape
+
+MAX_DEPTH: Final = 64  # of data that a run describes itself with; writers stop at half of it
+
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Rank = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Blob = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+Data = dict[str, Any]  # names and plain data, as deep as MAX_DEPTH
+
+
+class Header(Struct, kw_only=True):
+    """Who writes a journal. Of one whose header is damaged, `salvaged` says so, and the file's name says the rest."""
+
+    format: Annotated[list[Count], Meta(min_length=1)]
+    writer: str | None = None
+    run: str | None = None
+    project: str | None = None
+    name: str | None = None
+    role: str = ""
+    rank: Rank
+    world: Count | None = None
+    local_rank: Int64 | None = None
+    attempt: str | None = None
+    ordinal: Count | None = None
+    node: str | None = None
+    boot: str | None = None
+    pid: Int64 | None = None
+    process: str | None = None
+    launcher: str | None = None
+    spool: str | None = None
+    journal: str | None = None
+    started: Int64 = 0
+    mono: Int64 = 0
+    follows: str | None = None
+    dropped: Count | None = None
+    salvaged: bool = False
+
+
+class Values(Struct):
+    """What a call logged that is not a number: texts and media. `q`: the call it belongs to when it comes late."""
+
+    s: Int64
+    t: Int64
+    v: dict[str, str | Data | list[Data]] = {}
+    q: Count | None = None
+    k: Data | None = None
+
+    def arguments(self, tracker: str) -> Data:
+        """Return what the call says to one tracker."""
+        found = (self.k or {}).get(tracker)
+        return found if isinstance(found, dict) else {}
+
+
+class Lost(Struct):
+    """Late values that will never come, and why."""
+
+    s: Int64
+    t: Int64
+    q: Count | None = None
+    keys: list[str] = []
+    why: str = ""
+
+
+class Beat(Struct, array_like=True):
+    """A process is alive: clocks, its highest step, and how many calls it dropped."""
+
+    time: Int64
+    mono: Int64
+    high: Int64
+    dropped: Count = 0
+
+
+class Info(Struct):
+    """Facts about a run. Only those that are given count, None included."""
+
+    t: Int64 = 0
+    name: str | UnsetType | None = UNSET
+    group: str | UnsetType | None = UNSET
+    tags: list[str] | UnsetType | None = UNSET
+    notes: str | UnsetType | None = UNSET
+    config: Data | UnsetType | None = UNSET
+    facts: Data | UnsetType | None = UNSET
+    summary: Data | UnsetType | None = UNSET
+    fold: dict[str, str] | UnsetType | None = UNSET
+    archived: bool | UnsetType | None = UNSET
+
+    def given(self) -> Data:
+        """Return the facts by name."""
+        found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "t"}
+        return {name: value for name, value in found.items() if value is not UNSET}
+
+
+class Event(Struct):
+    """Something that happened; of an event nobody knows, its name and time."""
+
+    event: str
+    t: Int64 = 0
+
+
+class Alert(Event):
+    title: str = ""
+    text: str = ""
+    level: str = ""
+    s: Int64 | None = None
+
+
+class ArtifactFile(Struct):
+    path: str
+    blob: Blob
+    size: Count = 0
+
+
+class Artifact(Event, kw_only=True):
+    name: str
+    files: list[ArtifactFile]
+    kind: str = "file"
+    metadata: Data | None = None
+    s: Int64 | None = None
+
+
+class Metric(Event, kw_only=True):
+    key: str
+    x: str | None = None
+    summary: str | None = None
+
+
+class Saved(Event, kw_only=True):
+    path: str
+    size: Count | None = None
+    s: Int64 | None = None
+
+
+class Ops(Event, kw_only=True):
+    """An operator table; see docs/journal.md. It is unpacked where it is read, which checks it on its own."""
+
+    id: str
+    table: bytes
+    facts: Data | None = None
+    folded: list[str] | None = None
+
+
+class Usage(Event, kw_only=True):
+    key: str
+    data: Data | None = None
+    node: str | None = None
+    pid: Int64 | None = None
+
+
+class Trace(Event, kw_only=True):
+    path: str
+    steps: Count | None = None
+    size: Count | None = None
+
+
+class Console(Struct):
+    """Bytes that a process printed."""
+
+    t: Int64
+    b: bytes
+    stream: str = ""
+
+
+class End(Struct):
+    """The last frame of a process: how it ended."""
+
+    status: str
+    t: Int64 | None = None
+    error: str | None = None
+    exit_code: Int64 | None = None
+    signal: str | None = None
+    high: Int64 | None = None
+    dropped: Count | None = None
+    lost: Count | None = None
+    said: dict[str, Count] | None = None
+
+
+Body = Header | Shape | Values | Lost | Beat | Info | Event | Console | End
+_T = TypeVar("_T", bound=Struct)
+
+
+class _Format(Struct):
+    format: Annotated[list[Count], Meta(min_length=1)]
+
+
+class _Entry(Struct):
+    """What every medium has: its type, and where its content is."""
+
+    type: str
+    blob: Blob | None = None
+    ext: str | None = None
+    size: Count | None = None
+
+
+def _refuse(code: int, data: memoryview) -> Any:
+    raise ValueError(f"extension {code} of {len(data)} bytes")
+
+
+def _decoder(kind: type[_T]) -> msgspec.msgpack.Decoder[_T]:
+    return msgspec.msgpack.Decoder(kind, ext_hook=_refuse)
+
+
+_kinds: Final[Mapping[int, msgspec.msgpack.Decoder[Any]]] = {
+    Kind.VALUES: _decoder(Values),
+    Kind.LOST: _decoder(Lost),
+    Kind.BEAT: _decoder(Beat),
+    Kind.INFO: _decoder(Info),
+    Kind.EVENT: _decoder(Event),
+    Kind.CONSOLE: _decoder(Console),
+    Kind.END: _decoder(End),
+}
+_events: Final[Mapping[str, msgspec.msgpack.Decoder[Any]]] = {
+    "alert": _decoder(Alert),
+    "artifact": _decoder(Artifact),
+    "metric": _decoder(Metric),
+    "saved": _decoder(Saved),
+    "ops": _decoder(Ops),
+    "usage": _decoder(Usage),
+    "trace": _decoder(Trace),
+}
+_format = _decoder(_Format)
+_header = _decoder(Header)
+# Fields of free data: what a decoder checks of them is only that they have names.
+_free: Final[Mapping[type, tuple[str, ...]]] = {
+    Values: ("v", "k"), Info: ("config", "facts", "summary"), Artifact: ("metadata",), Ops: ("facts",), Usage: ("data",),
+}  # fmt: skip
+
+
+class NewerFormat(JournalError):
+    """A journal of a format that this version cannot read."""
+
+
+def decode(kind: int, body: bytes | memoryview) -> Body | None:
+    """Return what a frame holds, or raise JournalError: its body does not fit its kind. None: a kind nobody knows."""
+    if kind == Kind.SHAPE:
+        return Shape.parse(body)
+    if kind == Kind.HEADER:
+        return _decode_header(body)
+    decoder = _kinds.get(kind)
+    if decoder is None:
+        return None
+    found = _decoded(decoder, body)
+    if kind == Kind.EVENT and found.event in _events:
+        found = _decoded(_events[found.event], body)
+    if type(found) in _free:
+        _check_free(found)
+    return found  # type: ignore[no-any-return]
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], body: bytes | memoryview) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise JournalError(f"a frame does not hold what its kind promises: {error}") from error
+
+
+def _decode_header(body: bytes | memoryview) -> Header:
+    major = _decoded(_format, body).format[0]
+    if major > fmt.MAJOR:
+        raise NewerFormat(
+            f"it is of journal format {major}, and this fanfold reads up to {fmt.MAJOR}. "
+            "The run cannot be shown. Upgrade fanfold: pip install -U fanfold"
+        )
+    return _decoded(_header, body)  # type: ignore[no-any-return]
+
+
+def _check_free(body: Any) -> None:
+    for name in _free[type(body)]:
+        value = getattr(body, name)
+        if value is not None and value is not UNSET:
+            _check_plain(value, MAX_DEPTH)
+    if type(body) is Values:
+        for entry in body.v.values():
+            for one in entry if isinstance(entry, list) else (entry,):
+                if isinstance(one, dict):
+                    _check_entry(one)
+
+
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def _check_plain(value: Any, depth: int) -> None:
+    """Raise unless it is made of what JSON knows: a decoder also accepts dates, bytes, and keys of any type."""
+    if type(value) in _PLAIN:
+        return
+    if depth and isinstance(value, dict):
+        for name, item in value.items():
+            if type(name) is not str:
+                raise JournalError("a frame holds data whose names are not text")
+            if type(item) not in _PLAIN:
+                _check_plain(item, depth - 1)
+        return
+    if depth and isinstance(value, list):
+        for item in value:
+            if type(item) not in _PLAIN:
+                _check_plain(item, depth - 1)
+        return
+    raise JournalError(f"a frame holds data that is nested too deeply, or a {type(value).__name__}")
+
+
+def _check_entry(entry: Data) -> None:
+    try:
+        msgspec.convert(entry, _Entry)
+    except msgspec.ValidationError as error:
+        raise JournalError(f"a frame holds a medium that is none: {error}") from error
+
+
+def as_dict(body: Struct) -> Data:
+    """Return a body's fields by name, as plain data."""
+    found: Data = msgspec.to_builtins(body, builtin_types=(bytes,))
+    return found
