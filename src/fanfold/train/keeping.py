@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingError, missing_extra, notices
+from ..errors import RunError, SettingError, missing_extra, notices
 from ..process import detect
 
 if TYPE_CHECKING:
@@ -37,6 +37,47 @@ def make_accelerator(args: TrainingArguments) -> Any:
     made = Accelerator(mixed_precision=precision, cpu=cpu, kwargs_handlers=handlers)
     _check_ranks(made)
     return made
+
+
+def reset_accumulation(accelerator: Any) -> None:
+    """Set back what all Accelerators of a process share about accumulating gradients.
+
+    An interrupted `accelerator.accumulate`, or another Trainer that was stopped, leaves it in the middle of a step:
+    `optimizer.step()` would then do nothing, and losses would be divided by somebody else's number of batches.
+    """
+    from accelerate.state import GradientState
+
+    state = GradientState()  # fills in the defaults where somebody has cleared them
+    state._set_sync_gradients(True)  # noqa: SLF001 - Transformers' Trainer sets it the same way
+    state.plugin_kwargs = {**state.plugin_kwargs, "num_steps": 1}  # the loop divides by the accumulated batches itself
+    state.dataloader_references = [None]
+    accelerator.step = 0
+
+
+class FirstStepCheck:
+    """Check that the first `optimizer.step()` of a training reaches the torch optimizer; afterwards it costs nothing."""
+
+    def __init__(self, optimizer: Any) -> None:
+        inner = getattr(optimizer, "optimizer", optimizer)
+        register = getattr(inner, "register_step_post_hook", None)
+        self.pending = register is not None  # an optimizer that is not torch's is called directly, so nothing can skip it
+        self._stepped = False
+        self._hook = register(self._on_step) if register is not None else None
+
+    def _on_step(self, *_call: Any) -> None:
+        self._stepped = True
+
+    def confirm(self, *, overflow: bool) -> None:
+        """Raise if the optimizer was not called; an update skipped because of an overflow is checked again at the next one."""
+        if self._stepped and self._hook is not None:
+            self._hook.remove()
+            self.pending = False
+        elif not overflow:
+            raise RunError(
+                "optimizer.step() returned without updating the weights, so nothing would be learned. Training was stopped at "
+                "its first step. Accelerate skips updates while its shared GradientState says sync_gradients=False: look for "
+                "code that sets it during training, such as a callback inside accelerator.accumulate()."
+            )
 
 
 def on_cpu(asked: bool) -> bool:

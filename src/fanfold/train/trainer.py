@@ -173,10 +173,12 @@ class Trainer:
     def _make_ready(self, steps: int) -> Any:
         """Make optimizer and schedule, and let Accelerate wrap model and optimizer."""
         self.accelerator.free_memory()
+        keeping.reset_accumulation(self.accelerator)
         optimizer, scheduler = self._given_optimizers
         self.create_optimizer_and_scheduler(steps, optimizer, scheduler)
         self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         self.optimizer.zero_grad()
+        self._first_step = keeping.FirstStepCheck(self.optimizer)
         handler = self.loop.handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         return self.model_wrapped
@@ -215,6 +217,8 @@ class Trainer:
             values["grad_norm"] = self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
         values["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         self.optimizer.step()
+        if self._first_step.pending:
+            self._first_step.confirm(overflow=self.accelerator.optimizer_step_was_skipped)
         if not self.accelerator.optimizer_step_was_skipped:
             self.lr_scheduler.step()
         self.optimizer.zero_grad()
