@@ -412,6 +412,26 @@ def test_a_loop_goes_on_from_its_latest_checkpoint_in_the_same_run(runs_dir, tmp
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["checkpoint-3", "checkpoint-8"]  # the best, the latest
 
 
+def test_a_run_the_user_opened_again_is_continued_and_another_one_is_named(runs_dir, tmp_path, caplog):
+    def train(run):
+        loop = looping(run=run, epochs=2, save_strategy="epoch", save=lambda folder: None, output_dir=tmp_path / "out")
+        loop.resume()
+        with loop:
+            iterate(loop)
+
+    first = fanfold.init("p", config={"lr": 0.1})
+    train(first)
+    assert dict(first.config) == {"lr": 0.1}  # the loop's own arguments are not the user's config
+    with fanfold.init("p", id=first.id) as again:
+        train(again)
+    assert not [message for message in caplog.messages if "saved by run" in message]
+    with fanfold.init("p") as other:
+        train(other)
+    warned = [message for message in caplog.messages if f"saved by run {first.id}, but training now logs to run {other.id}" in message]
+    assert len(warned) == 1
+    assert f'fanfold.init(\'p\', id="{first.id}")' in warned[0]
+
+
 def test_a_state_can_be_kept_anywhere(runs_dir):
     def train(kept=None, stop=None):
         seen = []

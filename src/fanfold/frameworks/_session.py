@@ -43,19 +43,23 @@ class Session:
     def ours(self) -> bool:
         return self.run is not None and self.run in _opened
 
-    def begin(self, note: Any = None, *, apart: bool = False, again: bool = False, **facts: Any) -> Any:
+    def begin(
+        self, note: Any = None, *, apart: bool = False, again: bool = False, describe_users_run: bool = True, **facts: Any
+    ) -> Any:
         """Open the run of a training that begins: the user's, or the one a checkpoint's note names, or a new one.
 
-        `apart` asks for a run of its own even where the user has one open, as each trial of a search does; `again` goes on
-        in the run of the last training.
+        `apart` asks for a run of its own even where the user has one open, as each trial of a search does; `again` continues
+        the run of the last training. A run the user opened gets the `config` among the facts only if `describe_users_run`.
         """
         finish_ended(but=self.run if again else None)
         if again and self.run is not None:
             self.live()
         elif not self._given and (apart or not self._join_current()):
             self._open(self._trial_id() if apart else None, **{**facts, **self._from_note(note)})
-        elif facts.get("config"):
-            self.run.config.update(facts["config"])
+        else:
+            self._warn_if_another(note)
+            if describe_users_run and facts.get("config"):
+                self.run.config.update(facts["config"])
         if self.ours:
             _training.add(self.run)
         calls = getattr(_calls, "stack", None)
@@ -63,6 +67,18 @@ class Session:
             calls[-1].sessions.append(self)
             self.owner = calls[-1].owner
         return self.run
+
+    def _warn_if_another(self, note: Any) -> None:
+        """Warn where training continues a checkpoint of one run while the user has opened another to log to."""
+        known = note.get("run") if isinstance(note, Mapping) else None
+        if not known or known == self.run.id or self.run.id == "disabled":
+            return
+        notices.once(
+            f"another run:{known}:{self.run.id}",
+            f"fanfold: the checkpoint was saved by run {known}, but training now logs to run {self.run.id}, which was opened "
+            "before. One training is recorded as two runs. To continue the first one, call "
+            f'fanfold.init({note.get("project")!r}, id="{known}") instead, or do not call init() and let the loop open its run.',
+        )
 
     def end(self) -> None:
         """Say that the training is over; the run stays open."""

@@ -44,6 +44,7 @@ class Loop(Due):
     """
 
     _ends_run = True  # a run of the loop's own ends with its `with`
+    _describes_users_run = False  # a run the user opened keeps the config they gave it
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class Loop(Due):
             self._place = Place(done // updates, done % updates * each) if updates else Place(0, done * each)
         self.handler.train_dataloader = loader
         if self._session is not None:
-            self._session.begin(self._note, **self._facts())
+            self._session.begin(self._note, describe_users_run=self._describes_users_run, **self._facts())
         self._phase = "training"
         self._watch_optimizer()
         self._fire("on_train_begin")

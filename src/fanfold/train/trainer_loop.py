@@ -22,6 +22,7 @@ class TrainerLoop(Loop):
     """The Trainer's loop: it knows the ranks, names values as Transformers' integrations do, and sums up at the end."""
 
     _ends_run = False  # what comes after training lands in the same run
+    _describes_users_run = True  # as Transformers' integrations do
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Any], run: Any, on_error: str) -> None:
         self._trainer = trainer
