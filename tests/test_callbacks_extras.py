@@ -322,7 +322,7 @@ def test_a_signal_saves_stops_and_gives_the_handlers_back(run, name, caplog):
     )
     assert (state.global_step, saves.steps, preemption.received) == (3, [3], name)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
-    assert f"{name} came before step 3" in caplog.text
+    assert f"{name} received: a checkpoint is saved and training stops after step 3" in caplog.text
     assert run.status == "running"
 
 

@@ -427,9 +427,11 @@ def test_a_run_the_user_opened_again_is_continued_and_another_one_is_named(runs_
     assert not [message for message in caplog.messages if "saved by run" in message]
     with fanfold.init("p") as other:
         train(other)
-    warned = [message for message in caplog.messages if f"saved by run {first.id}, but training now logs to run {other.id}" in message]
+    warned = [
+        message for message in caplog.messages if f"saved by run {first.id}, but training now logs to run {other.id}" in message
+    ]
     assert len(warned) == 1
-    assert f'fanfold.init(\'p\', id="{first.id}")' in warned[0]
+    assert f"fanfold.init('p', id=\"{first.id}\")" in warned[0]
 
 
 def test_a_state_can_be_kept_anywhere(runs_dir):

@@ -9,10 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 accelerate = pytest.importorskip("accelerate")
 
-from test_trainer import ROOT, Data, trainer_in, weights  # noqa: E402
-
 from fanfold.callbacks import TrainerCallback  # noqa: E402
 from fanfold.errors import RunError  # noqa: E402
+from test_trainer import ROOT, Data, trainer_in, weights  # noqa: E402
 
 SCRIPT = """
 import sys, torch

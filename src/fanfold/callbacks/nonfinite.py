@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .. import _api
 from ..deferred import Deferred
 from ..errors import SettingError, notices
 from ..process import detect
 from ._common import check_every, current_run, norms_of, tensors_of, together
+from .agreement import Agreement, Request, agreement_of, end_agreement
 from .control import TrainerControl
 from .events import TrainerCallback, logger
 from .state import TrainerState
@@ -47,8 +49,9 @@ class NonFiniteCallback(TrainerCallback):
     """Look each `every` steps at all gradients, and at every logged number; `found` holds what was not finite.
 
     The look is launched on the device before the optimizer steps and read when it has landed, some steps later: the
-    step it names is the one it was launched at. `action`: "warn" says the first finding, "stop" also ends training,
-    "raise" raises a FloatingPointError. Loss scaling in float16 meets infinities by design; use "warn" there.
+    step it names is the one it was launched at. `action`: "warn" reports the first finding, "stop" also ends training, on all
+    ranks after the same step, "raise" raises a FloatingPointError at once on the rank that found it. Loss scaling in float16
+    meets infinities by design; use "warn" there.
     """
 
     def __init__(self, every: int = 1, *, action: str = "warn", run: Any = None) -> None:
@@ -59,8 +62,14 @@ class NonFiniteCallback(TrainerCallback):
         self.run = run
         self.found: list[Finding] = []
         self.count = 0
+        self._agreement: Agreement | None = None
+        self._requests: list[Request] = []
         self._looks: deque[_Look] = deque()
         self._rings = Deferred(lambda _: None, lambda *_: None)
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.action == "stop":
+            self._agreement = agreement_of(state, self.run if self.run is not None else _api.run)
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -74,13 +83,18 @@ class NonFiniteCallback(TrainerCallback):
         # The largest absolute value is finite only if all are; a sum of squares could overflow by itself.
         launched = self._rings.launch_array(together(norms_of(tensors, math.inf)))
         if isinstance(launched, str):
-            notices.once("nonfinite:launch", f"NonFiniteCallback could not look at step {step}: {launched}. Training goes on.")
+            notices.once(
+                "nonfinite:launch", f"fanfold: NonFiniteCallback could not check step {step}: {launched}. Training continues."
+            )
         else:
             self._looks.append(_Look(step, names, *launched))
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         while self._looks and self._looks[0].ready():
             self._judge(control)
+        if self._agreement is not None:
+            requests, self._requests = self._requests, []
+            self._agreement.apply(control, self._agreement.at(state.global_step, requests))
 
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -88,6 +102,8 @@ class NonFiniteCallback(TrainerCallback):
         odd = tuple(key for key, value in (logs or {}).items() if isinstance(value, float) and not math.isfinite(value))
         if odd:
             self._report(Finding(state.global_step, detect().rank, "value", odd), control)
+        if self._agreement is not None and self._requests:
+            self._agreement.request(self._requests.pop())
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         deadline = time.monotonic() + LAST_SECONDS
@@ -97,6 +113,12 @@ class NonFiniteCallback(TrainerCallback):
             else:
                 time.sleep(0.001)
         self._looks.clear()
+        end_agreement(state)
+
+    def on_exception(
+        self, args: Any, state: TrainerState, control: TrainerControl, exception: BaseException, **kwargs: Any
+    ) -> None:
+        end_agreement(state)
 
     def _judge(self, control: TrainerControl) -> None:
         look = self._looks.popleft()
@@ -108,7 +130,9 @@ class NonFiniteCallback(TrainerCallback):
         self.count += 1
         if len(self.found) < KEPT:
             self.found.append(finding)
-        if self.action != "warn":
+        if self.action == "stop" and self._agreement is not None and not self._agreement.alone:
+            self._requests = [Request("not finite", ("stop",), str(finding))]
+        elif self.action != "warn":
             control.should_training_stop = True
         if self.count == 1:
             self._say(finding)
@@ -116,9 +140,9 @@ class NonFiniteCallback(TrainerCallback):
             raise FloatingPointError(f"not finite: {finding}")
 
     def _say(self, finding: Finding) -> None:
-        after = {"warn": "goes on", "stop": "stops after this step", "raise": "stops here"}[self.action]
+        after = {"warn": "continues", "stop": "stops on all ranks", "raise": "stops here"}[self.action]
         logger.warning(
-            f"not finite: {finding}. Training {after}; later ones are counted and not said. "
+            f"fanfold: not finite: {finding}. Training {after}; later ones are only counted. "
             "Look at the batch of that step, lower the learning rate, or clip the gradients."
         )
         run = current_run(self.run, self)

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
-import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from .. import _api
 from ..errors import SettingError, notices
 from ._common import current_run
+from .agreement import Agreement, Request, agreement_of, end_agreement
 from .control import TrainerControl
 from .events import TrainerCallback, logger
 from .state import TrainerState
 
-ASK_SECONDS = 1.0
-AHEAD_SECONDS = 2.0  # more than ASK_SECONDS: every rank hears of the step before it gets there
-AHEAD_STEPS = 2
+KIND = "preempted"
 
 
 class PreemptionCallback(TrainerCallback):
     """On SIGTERM or SIGUSR1, save and stop after the step; `received` then names the signal, and a second one acts as before.
 
-    Signals are taken over while training goes on and given back at its end. Where a process group is open, ranks agree
-    on the step through its store, so that none waits for one that has left; a signal to one rank is enough.
+    Signals are taken over during training and restored at its end. A signal to one rank is enough: ranks agree on the step
+    (see agreement.py), through the store of the process group or, without one, in the run's directory.
     """
 
-    def __init__(
-        self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1"), *, run: Any = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1"), *, run: Any = None) -> None:
         unknown = [name for name in signals if not hasattr(signal, name)]
         if unknown:
             raise SettingError(
@@ -42,20 +37,17 @@ class PreemptionCallback(TrainerCallback):
         self.signals = tuple(signals)
         self.received: str | None = None
         self.run = run
-        self._clock = clock
+        self._agreement: Agreement | None = None
         self._before: dict[int, Any] = {}
-        self._trainings = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.received = None
-        self._until: int | None = None
-        self._trainings += 1
-        self._first = (self._clock(), state.global_step)
-        self._asked = self._clock()
+        self._stopped_at: int | None = None
+        self._agreement = agreement_of(state, self.run if self.run is not None else _api.run)
         if threading.current_thread() is not threading.main_thread():
             notices.once(
                 "preemption:thread",
-                "PreemptionCallback works on the main thread only, and training runs on another. "
+                "fanfold: PreemptionCallback works on the main thread only, and training runs on another. "
                 "A preemption will end it without a checkpoint. Train on the main thread.",
             )
             return
@@ -72,47 +64,31 @@ class PreemptionCallback(TrainerCallback):
         self.received = signal.Signals(number).name
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        step = state.global_step
-        if self._until is None:
-            self._until = self._agreed(step)
-            if self._until is not None:
-                self._say(step)
-        if self._until is not None and step >= self._until:
-            control.should_save = True
-            control.should_training_stop = True
+        if self._agreement is None:
+            return
+        asked = [Request(KIND, ("save", "stop"), self.received)] if self.received is not None and self._stopped_at is None else []
+        decisions = self._agreement.at(state.global_step, asked)
+        for decision in decisions:
+            if decision.request(KIND) is not None and self._stopped_at is None:
+                self._report(state.global_step)
+        self._agreement.apply(control, decisions)
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._give_back()
+        end_agreement(state)
 
     def on_exception(
         self, args: Any, state: TrainerState, control: TrainerControl, exception: BaseException, **kwargs: Any
     ) -> None:
         self._give_back()
+        end_agreement(state)
 
-    def _agreed(self, step: int) -> int | None:
-        """Return the step to stop at: now where this process is alone, else one that no rank has passed."""
-        store, key = _store(), f"fanfold/preempted/{self._trainings}"
-        if self.received is not None:
-            if store is None:
-                return step
-            return int(bytes(store.compare_set(key, "", str(step + self._ahead(step)))))
-        now = self._clock()
-        if store is None or now - self._asked < ASK_SECONDS:
-            return None
-        self._asked = now
-        if not store.check([key]):
-            return None
-        self.received = "another rank's signal"
-        return int(bytes(store.get(key)))
-
-    def _ahead(self, step: int) -> int:
-        began, first = self._first
-        seconds = max(self._clock() - began, 1e-6)
-        return max(AHEAD_STEPS, math.ceil(AHEAD_SECONDS * (step - first) / seconds))
-
-    def _say(self, step: int) -> None:
-        text = f"{self.received} came before step {step}: a checkpoint is saved and training stops after step {self._until}"
-        logger.warning(f"{text}. Start the job again from that checkpoint.")
+    def _report(self, step: int) -> None:
+        self._stopped_at = step
+        if self.received is None:
+            self.received = "another rank's signal"
+        text = f"{self.received} received: a checkpoint is saved and training stops after step {step}"
+        logger.warning(f"fanfold: {text}. Start the job again from that checkpoint.")
         run = current_run(self.run, self)
         if run is not None:
             run.alert("preempted", text)
@@ -122,11 +98,3 @@ class PreemptionCallback(TrainerCallback):
             if signal.getsignal(number) == self._on_signal:  # else somebody took it over after us, and keeps it
                 signal.signal(number, before)
         self._before.clear()
-
-
-def _store() -> Any:
-    """Return the store of the process group the user has open, else None."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch gives no public way to it

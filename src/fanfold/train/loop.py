@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..callbacks import TrainerControl, TrainerState
+from ..callbacks import DefaultFlowCallback, TrainerControl, TrainerState
+from ..callbacks.agreement import FLAGS, Agreement, agreement_of, end_agreement
 from ..errors import RunError, SettingError, notices
 from .arguments import LoopArguments, refuse_unknown
 from .due import Due
@@ -85,6 +86,8 @@ class Loop(Due):
         self._open = False  # a batch is with the body
         self._in_epoch = False
         self._hooks: list[Any] = []
+        self._agreement: Agreement | None = None  # where a process group is open: the ranks wait for each other in it
+        self._exhausted = False  # the loader had no batch: this rank cannot go on, whatever the others do
         self._length: int | None = None
         self.sync_gradients = True
         self.accumulation_steps = 1
@@ -181,6 +184,9 @@ class Loop(Due):
         if self._session is not None:
             self._session.begin(self._note, describe_users_run=self._describes_users_run, **self._facts())
         self._phase = "training"
+        self._exhausted = False
+        agreement = agreement_of(self.state)
+        self._agreement = None if agreement.alone else agreement
         self._watch_optimizer()
         self._fire("on_train_begin")
         if args.eval_on_start and self._evaluate is not None:
@@ -221,7 +227,24 @@ class Loop(Due):
         self._fire("on_step_end")
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
+        self._agree("on_step_end")
         self._log_interval()
+
+    def _agree(self, event: str | None = None) -> None:
+        """Let all ranks do what a callback asked for on one of them, after the same step.
+
+        The flags that the arguments ask for at an `event` are the same on every rank already. Between events only stopping
+        matters: evaluating and saving are under way.
+        """
+        if self._agreement is None:
+            return
+        expected = TrainerControl(should_training_stop=self.control.should_training_stop)
+        if event is not None:
+            getattr(_FLOW, event)(self.args, self.state, expected)
+        expected.should_training_stop = self._exhausted or self.state.global_step >= self.state.max_steps
+        same = [action for action, flag in FLAGS.items() if getattr(expected, flag)]
+        only = FLAGS if event is not None else ("stop", "end epoch")
+        self._agreement.steer(self.control, self.state.global_step, same, only)
 
     def _done_share(self) -> float:
         length = self._length
@@ -233,6 +256,7 @@ class Loop(Due):
         if self._open:
             self._close_batch()
         self._settle(answered=True)
+        self._agree()
 
     def _end_epoch(self) -> None:
         """Tell that the epoch is over, whether its batches ran out or training stops."""
@@ -242,8 +266,10 @@ class Loop(Due):
         if not self.control.should_training_stop or self._at.done:  # else a longer training may go on in the midst of it
             self._place = Place(self._at.epoch + 1)
         self._fire("on_epoch_end")
+        self._agree("on_epoch_end")
         self._log_interval()
         self._settle(answered=False)
+        self._agree()
 
     def _leave_epoch(self) -> None:
         """Come back from an epoch's body: settle what it left, as `break` does."""
@@ -270,6 +296,7 @@ class Loop(Due):
             f"the loader gave no batch at step {self.state.global_step}, so training ends here. A generator gives its items "
             "only once: pass steps() something that can be iterated anew each epoch.",
         )
+        self._exhausted = True
         self.control.should_training_stop = True
 
     # The optimizer
@@ -327,6 +354,7 @@ class Loop(Due):
             hook.remove()
         self._hooks = []
         self._meter.drop_step()
+        end_agreement(self.state)
         if self._session is not None:
             self._session.end()
 
@@ -369,6 +397,9 @@ class Loop(Due):
 
 
 _NAMES = {item.name for item in dataclasses.fields(LoopArguments)} | {*inspect.signature(Loop).parameters} - {"arguments"}
+
+
+_FLOW = DefaultFlowCallback()
 
 
 class _Watch:

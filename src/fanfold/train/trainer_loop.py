@@ -56,7 +56,8 @@ class TrainerLoop(Loop):
         self.state.is_local_process_zero = self._trainer.is_local_process_zero()
 
     def _barrier(self) -> None:
-        self._trainer.accelerator.wait_for_everyone()
+        if self._agreement is None or self._agreement.complete:  # else a rank is gone, and the others save what they have
+            self._trainer.accelerator.wait_for_everyone()
 
     def _start(self) -> None:
         super()._start()

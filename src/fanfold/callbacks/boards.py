@@ -1,0 +1,92 @@
+"""Boards: where the ranks of a job leave short notes for each other, without a collective. Keys are written once.
+
+The store of the process group is one, and a folder on a filesystem that all ranks see is another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Board(Protocol):
+    """Notes by key, seen by all ranks. Any method may raise when the board cannot be reached."""
+
+    rank: int
+    world_size: int
+    interval: float  # seconds between looks while nothing is going on
+
+    def create(self, key: str, text: str) -> str:
+        """Write a note unless there is one; return the one that is there now."""
+        ...
+
+    def read(self, keys: Sequence[str]) -> dict[str, str]:
+        """Return the notes that are there."""
+        ...
+
+
+class StoreBoard:
+    """The key-value store of a torch process group. Requests go to one process, so a large job asks less often."""
+
+    def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
+        self._store = store.clone() if hasattr(store, "clone") else store  # a connection of its own: the group uses the other
+        self._prefix = prefix
+        self.rank, self.world_size = rank, world_size
+        self.interval = 0.1 * max(1.0, world_size / 128)
+
+    def create(self, key: str, text: str) -> str:
+        return bytes(self._store.compare_set(self._prefix + key, "", text)).decode()
+
+    def read(self, keys: Sequence[str]) -> dict[str, str]:
+        if not self._store.check([self._prefix + key for key in keys]):  # get() would wait for one that is missing
+            keys = [key for key in keys if self._store.check([self._prefix + key])] if len(keys) > 1 else []
+        return {key: bytes(self._store.get(self._prefix + key)).decode() for key in keys}
+
+
+class FolderBoard:
+    """A folder that every rank can read and write; each note is a file that appears whole."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+        self._folder = folder
+        self.rank, self.world_size = rank, world_size
+        self.interval = 0.5 * max(1.0, world_size / 128)
+
+    def create(self, key: str, text: str) -> str:
+        path = self._path(key)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{path.name}.{self.rank}.{os.getpid()}.tmp")
+        aside.write_text(text, encoding="utf-8")
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)  # fails where another rank was first, also on a network filesystem
+        aside.unlink()
+        return path.read_text(encoding="utf-8")
+
+    def read(self, keys: Sequence[str]) -> dict[str, str]:
+        found = {}
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                found[key] = self._path(key).read_text(encoding="utf-8")
+        return found
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key.replace("/", "-")
+
+
+def store_board(prefix: str) -> StoreBoard | None:
+    """Return a board over the process group the user has open; None where there is none, or one of a single rank."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way to it
+    return StoreBoard(store, f"{prefix}/", dist.get_rank(), dist.get_world_size())
+
+
+def folder_board(name: str, run: Any) -> FolderBoard | None:
+    """Return a board in the directory of a run with several ranks; None where the run is this process's alone."""
+    if run is None or getattr(run, "world_size", 1) == 1 or getattr(run, "path", None) is None:
+        return None
+    return FolderBoard(Path(run.path) / "agreement" / f"{run.attempt}-{name}", run.rank, run.world_size)
