@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import _api
@@ -41,8 +40,7 @@ class _Look(NamedTuple):
 
     step: int
     names: list[str]
-    ready: Callable[[], bool]
-    read: Callable[[], Any]
+    flight: Any  # a deferred.Flight
 
 
 class NonFiniteCallback(TrainerCallback):
@@ -87,10 +85,10 @@ class NonFiniteCallback(TrainerCallback):
                 "nonfinite:launch", f"fanfold: NonFiniteCallback could not check step {step}: {launched}. Training continues."
             )
         else:
-            self._looks.append(_Look(step, names, *launched))
+            self._looks.append(_Look(step, names, launched))
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        while self._looks and self._looks[0].ready():
+        while self._looks and self._looks[0].flight.landed():
             self._judge(control)
         if self._agreement is not None:
             requests, self._requests = self._requests, []
@@ -108,7 +106,7 @@ class NonFiniteCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         deadline = time.monotonic() + LAST_SECONDS
         while self._looks and time.monotonic() < deadline:
-            if self._looks[0].ready():
+            if self._looks[0].flight.landed():
                 self._judge(control)
             else:
                 time.sleep(0.001)
@@ -122,7 +120,7 @@ class NonFiniteCallback(TrainerCallback):
 
     def _judge(self, control: TrainerControl) -> None:
         look = self._looks.popleft()
-        odd = tuple(name for name, value in zip(look.names, look.read().tolist(), strict=True) if not math.isfinite(value))
+        odd = tuple(name for name, value in zip(look.names, look.flight.read().tolist(), strict=True) if not math.isfinite(value))
         if odd:
             self._report(Finding(look.step, detect().rank, "gradient", odd), control)
 
