@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -825,3 +826,60 @@ def terminal(*words: str, width: int = 100, typed: str = "", raw: bool = False) 
     child.wait(60)
     decoded = shown.decode(errors="replace").replace("\r\n", "\n")
     return decoded if raw else re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", decoded)
+
+
+@pytest.mark.parametrize(
+    "encoding", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}]
+)
+def test_every_command_prints_under_a_locale_that_lacks_characters(
+    runs_dir: Path, tmp_path: Path, encoding: dict[str, str]
+) -> None:
+    run = fanfold.init("pröjekt", id="ü", name="größe ✓", system=False, config={"größe": "→ ●"}, tags=["ä"], notes="naïve")
+    for i in range(30):
+        run.log({"verlüst": 1 / (i + 1), "loss": i * 0.5, "text": "日本"}, step=i)
+    run.finish()
+    commands = [
+        ["ls"], ["ls", "--json"], ["show", "ü"], ["show", "ü", "--json"], ["tail", "ü"], ["top", "--once"], ["top", "--json"], ["doctor"],
+        ["export", "ü", "--format", "jsonl"], ["export", "ü", "--format", "csv"], ["query", "SELECT * FROM runs"], ["usage", "ü"],
+        ["report", "ü", "-o", str(tmp_path / "r.html")], ["prune", "--dry-run"], ["show", "nö such rün"], ["--help"], ["ls", "--help"],
+    ]  # fmt: skip
+    env = {**os.environ, **encoding, "COLUMNS": "120"}
+    for words in commands:
+        done = subprocess.run([sys.executable, "-m", "fanfold", *words], env=env, capture_output=True, timeout=60, check=False)
+        assert b"Error" not in done.stderr, (words, done.stderr)
+        assert done.returncode in (0, 1), (words, done.stderr)
+    shown = subprocess.run([sys.executable, "-m", "fanfold", "ls"], env=env, capture_output=True, timeout=60, check=True).stdout
+    assert b"v finished" in shown
+
+
+def test_tables_on_a_terminal_that_lacks_characters(run: Any) -> None:
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ |= {"LC_ALL": "C", "PYTHONUTF8": "0", "TERM": "xterm", "NO_COLOR": "1"}
+        os.execv(sys.executable, [sys.executable, "-m", "fanfold", "ls"])
+    seen = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            seen += chunk
+    except OSError:  # its other side is closed
+        pass
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, seen
+    assert b"v finished" in seen
+
+
+def test_the_dashboard_on_all_addresses_prints_those_a_person_can_open(runs_dir: Path) -> None:
+    command = [sys.executable, "-m", "fanfold", "ui", "--host", "0.0.0.0", "--port", "0", "--json"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        addresses = json.loads(server.stdout.readline())["addresses"]
+        assert addresses[0].startswith("http://localhost:")
+        assert len(addresses) > 1  # one that other machines can use
+        for address in addresses:
+            assert "0.0.0.0" not in address
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with browser.open(address, timeout=20) as page:
+                assert page.status == 200
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)

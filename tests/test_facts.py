@@ -91,7 +91,7 @@ def test_changed_repository_and_its_patch_applies(tmp_path: pathlib.Path) -> Non
 
 
 @needs_git
-def test_untracked_files_alone_do_not_make_it_dirty(tmp_path: pathlib.Path) -> None:
+def test_untracked_data_does_not_make_it_dirty(tmp_path: pathlib.Path) -> None:
     root = repository(tmp_path / "code")
     (root / "notes.txt").write_text("x")
     found = described(root)
@@ -442,3 +442,86 @@ def test_gathering_is_light_on_python(tmp_path: pathlib.Path) -> None:
     assert number >= 350
     assert cpu < 0.015
     assert wall < 0.06
+
+
+def played(folder: pathlib.Path, script: pathlib.Path) -> dict[str, object]:
+    """Run a script in a folder, and return the facts of its run with the texts of the files it kept."""
+    import fanfold
+    from fanfold.journal import blobs
+
+    runs = folder.parent / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    env = {**os.environ, "FANFOLD_DIR": str(runs), "FANFOLD_QUIET": "1", "FANFOLD_SYSTEM": "0"}
+    subprocess.run([sys.executable, str(script)], cwd=folder, env=env, check=True, timeout=60)
+    run = fanfold.open("r", dir=runs)
+    found = dict(run.facts)
+    kept = found.get("code", {}).get("files", [])
+    found["texts"] = {file["path"]: blobs.get(run.path, file["blob"]).decode() for file in kept}
+    return found
+
+
+TRAIN = "import fanfold; run = fanfold.init('p', id='r'); run.log({'x': 1}); run.finish()\n"
+
+
+@needs_git
+def test_an_untracked_script_makes_the_run_dirty_and_is_kept(tmp_path: pathlib.Path) -> None:
+    root = repository(tmp_path / "code")
+    (root / ".gitignore").write_text("ignored.py\nscratch/\n")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "second")
+    (root / "lib").mkdir()
+    (root / "scratch").mkdir()
+    (root / "mine.py").write_text(TRAIN + f"api_key = '{SECRET}'\n")
+    (root / "lib" / "model.py").write_text("layers = 3\n")
+    (root / "ignored.py").write_text("no = 1\n")
+    (root / "data.csv").write_text("1,2\n")
+    (root / "huge.py").write_text("x = 1\n" * 100_000)
+    (root / "binary.py").write_bytes(b"\0\1\2")
+    (root / "link.py").symlink_to("/etc/passwd")
+    (root / "secrets.env").write_text("A=1\n")
+    found = played(root, root / "mine.py")
+    assert found["git"]["dirty"] is True
+    assert found["texts"] == {"mine.py": TRAIN + "api_key = '***'\n", "lib/model.py": "layers = 3\n"}
+    assert found["code"]["left_out"] == 3
+    shutil.move(root / "mine.py", root / "scratch" / "mine.py")  # an ignored script is the code that runs all the same
+    for name in ("lib", "huge.py", "binary.py", "link.py"):
+        shutil.rmtree(root / name) if name == "lib" else (root / name).unlink()
+    found = played(root, root / "scratch" / "mine.py")
+    assert (found["git"]["dirty"], list(found["texts"])) == (True, ["scratch/mine.py"])
+
+
+@needs_git
+def test_a_committed_script_is_clean_and_not_kept_again(tmp_path: pathlib.Path) -> None:
+    root = repository(tmp_path / "code")
+    (root / "train.py").write_text(TRAIN)
+    git(root, "commit", "-qam", "second")
+    found = played(root, root / "train.py")
+    assert (found["git"]["dirty"], found["texts"]) == (False, {})
+
+
+@needs_git
+def test_a_repository_without_commits_is_dirty_and_its_script_kept(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "code"
+    root.mkdir()
+    git(root, "init", "-q")
+    found = described(root)
+    assert found is not None
+    assert (found["commit"], found["dirty"]) == (None, True)
+    (root / "train.py").write_text(TRAIN)
+    played_facts = played(root, root / "train.py")
+    assert (played_facts["git"]["dirty"], list(played_facts["texts"])) == (True, ["train.py"])
+    runs = root.parent / "runs"
+    command = [sys.executable, "-m", "fanfold", "show", "r", "--dir", str(runs)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "nothing committed" in shown
+    assert "kept train.py" in shown
+
+
+def test_outside_a_repository_the_script_is_kept(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "other.py").write_text("x = 1\n")
+    found = played(folder, folder / "train.py")
+    assert found["git"] is None
+    assert found["texts"] == {"train.py": TRAIN}

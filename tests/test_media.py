@@ -126,13 +126,62 @@ def test_bools_and_16_bit_integers_span_the_whole_range():
     assert Image(np.array([[128, 129, 65535]], np.uint16)).array()[..., 0].tolist() == [[0, 1, 255]]
 
 
-def test_values_out_of_range_are_clipped_and_said_once(said, caplog):
-    odd = np.array([[-3.0, 300.0], [np.nan, np.inf]])
+def test_integers_out_of_range_are_clipped_with_one_warning(said, caplog):
     for _ in range(2):
-        assert Image(odd).array()[..., 0].tolist() == [[0, 255], [0, 255]]
-    assert Image(np.array([[-5, 999]])).array().tolist() == [[[0], [255]]]
-    assert said.counts == {"image values out of range": 3}
+        assert Image(np.array([[-5, 999]])).array().tolist() == [[[0], [255]]]
+    assert said.counts == {"image values out of range": 2}
     assert len(caplog.records) == 1
+
+
+def test_normalised_floats_are_rescaled_to_their_range():
+    torch = pytest.importorskip("torch")
+    mean, std = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    picture = torch.linspace(0, 1, 3 * 16 * 16).reshape(3, 16, 16)
+    shown = Image((picture - mean) / std).array()
+    assert (shown.min(), shown.max()) == (0, 255)
+    assert 60 < shown.mean() < 200  # neither black nor white
+    bright = Image((picture / 8 + 0.875 - mean) / std)  # all above 0: nearly white pictures, normalised
+    assert bright.array().max() == 255
+    assert bright.encode().meta["rescaled"] == pytest.approx([1.7, 2.64], abs=0.1)
+    for batch in (Image(torch.stack([picture * 4 - 2] * 2)), Video((torch.stack([picture * 4 - 2] * 3)).numpy(), fps=4)):
+        assert batch.encode().meta["rescaled"] == pytest.approx([-2, 2])
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.0, 0.5, 1.0], [0, 128, 255]),
+        ([0.2, 0.4], [51, 102]),  # within 0..1: as it is, and not stretched
+        ([0.0, 100.0, 200.0], [0, 100, 200]),
+        ([-1.0, 0.0, 1.0], [0, 128, 255]),
+        ([0.0, 2.0, 4.0], [0, 128, 255]),
+        ([0.0, 500.0, 1000.0], [0, 128, 255]),
+        ([-1.0, math.nan, 3.0], [0, 0, 255]),
+        ([-1.0, math.inf, 3.0, -math.inf], [0, 255, 255, 0]),
+        ([-2.0, -2.0], [128, 128]),
+        ([math.nan, math.nan], [0, 0]),
+        ([0.5, math.inf], [128, 255]),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_which_float_is_which_brightness(values, shown, dtype):
+    assert Image(np.array([values], dtype)).array()[0, :, 0].tolist() == shown
+
+
+def test_rescaling_warns_once_for_each_key(runs_dir, caplog):
+    import fanfold
+
+    run = fanfold.init("p", system=False)
+    odd = np.linspace(-2, 2, 64, dtype=np.float32).reshape(8, 8)
+    for step in range(3):
+        run.log(
+            {"a": fanfold.Image(odd), "b": [fanfold.Image(odd), fanfold.Image(odd)], "fine": fanfold.Image(odd / 4 + 0.5)},
+            step=step,
+        )
+    run.finish()
+    warned = [record.message for record in caplog.records if "rescaled" in record.message]
+    assert len(warned) == 2
+    assert "'a' has floats from -2 to 2, outside 0..1" in warned[0]
 
 
 def test_huge_float64_values_do_not_warn(said):

@@ -445,15 +445,31 @@ def _gather(run: Run) -> None:
     """Collect what the run knows of itself, off the training thread: git, packages, hardware."""
     # Media too, though nothing here needs them: a signal handler that logs must not meet a half-imported module later.
     from . import facts, media  # noqa: F401
-    from .git import patch as patch_of
 
     with guard("gather facts about this process"):
         found = facts.gather()
-        git = found.get("git")
-        if run.is_main_process and isinstance(git, dict) and git.get("dirty"):
-            patch, cut = patch_of(git["root"])
-            git["patch"] = {"blob": blobs.put(run.path, patch), "size": len(patch), "cut": cut}
+        if run.is_main_process:
+            with guard("keep the code of this run"):
+                _keep_code(run.path, found)
         run._info({"facts": plain(found)})  # noqa: SLF001 - the other half of Run
+
+
+def _keep_code(path: Path, facts: dict[str, Any]) -> None:
+    """Keep what the commit does not have: the patch of tracked files, and the source files that are not tracked."""
+    from .facts import entry_script
+    from .git import patch as patch_of
+    from .git import sources
+
+    git = facts.get("git") or {}
+    if git and not git.get("dirty"):
+        return
+    if git:
+        patch, cut = patch_of(git["root"])
+        git["patch"] = {"blob": blobs.put(path, patch), "size": len(patch), "cut": cut}
+    kept, more = sources(git.get("root"), entry_script())
+    if kept or more:
+        files = [{"path": clean_text(name), "blob": blobs.put(path, text), "size": len(text)} for name, text in kept]
+        facts["code"] = {"files": files, "left_out": more}
 
 
 def options_for(project: str | None, *, file: Mapping[str, Any], **given: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .deferred import Call
-from .errors import guard
+from .errors import guard, notices
 from .journal import blobs
 
 MAX_WAITING = 256
@@ -61,12 +61,18 @@ class Encoder:
         done: dict[str, Any] = {}
         for key, value in media.items():
             with guard(f"store the media {key!r}"):
-                done[key] = [self.store(item) for item in value] if isinstance(value, list) else self.store(value)
+                done[key] = [self.store(item, key) for item in value] if isinstance(value, list) else self.store(value, key)
         self._landed(call, done)
 
-    def store(self, media: Any) -> dict[str, Any]:
+    def store(self, media: Any, key: str = "") -> dict[str, Any]:
         """Encode one thing now and store its bytes; return the frame's entry for it."""
         encoded = media.encode()
+        if rescaled := encoded.meta.get("rescaled"):
+            notices.once(
+                f"image rescaled:{key}",
+                f"the {media.kind} {key!r} has floats from {rescaled[0]:.4g} to {rescaled[1]:.4g}, outside 0..1. It was rescaled to its "
+                "own range to be visible, so colours differ from the original. Undo the normalisation, or pass 0..1, to keep them.",
+            )
         entry = {**encoded.meta, "type": media.kind}
         if len(encoded.data):
             entry |= {"blob": blobs.put(self.run, encoded.data), "ext": encoded.ext, "size": len(encoded.data)}

@@ -47,7 +47,7 @@ def gather(*, argv: Sequence[str] | None = None, cwd: str | os.PathLike[str] | N
             "command": lambda: mask_argv(words),
             "script": lambda: mask(_script(words)),
             "cwd": lambda: mask(os.fspath(cwd or Path.cwd())),
-            "git": lambda: git.describe(_code_folders(words, cwd)),
+            "git": lambda: git.describe(_code_folders(words, cwd), entry_script() if cwd is None else None),
             "python": _python,
             "packages": lambda: packages(sys.path),
             "node": _node,
@@ -68,7 +68,7 @@ def environment() -> dict[str, object]:
     """Read what a model file may tell of where it was made: repository, packages, node and devices."""
     return _read(
         {
-            "git": lambda: git.describe(_code_folders(sys.orig_argv, None)),
+            "git": lambda: git.describe(_code_folders(sys.orig_argv, None), entry_script()),
             "command": lambda: mask_argv(list(sys.orig_argv)),
             "python": _python,
             "packages": lambda: packages(sys.path),
@@ -102,6 +102,14 @@ def _script(argv: Sequence[str]) -> str:
         elif not word.startswith("-") or word == "-":
             return word
     return "interactive"
+
+
+def entry_script() -> str | None:
+    """Return the file this process runs, also one started by `-m`; None for a notebook, a prompt or an installed program."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not isinstance(file, str) or _in_notebook() or not Path(file).is_file():
+        return None
+    return None if Path(file).resolve().is_relative_to(sys.prefix) else file
 
 
 def _in_notebook() -> bool:

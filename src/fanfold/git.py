@@ -19,6 +19,7 @@ from .mask import MASKED, is_secret, mask, mask_text
 GIT_SECONDS = 5.0
 PATCH_LIMIT = 2_000_000
 UNTRACKED_NAMES = 1_000
+SOURCE_SIZE, SOURCE_FILES, SOURCE_BYTES = 200_000, 200, 2_000_000
 
 
 def head_of(file: Path, size: int = 4096) -> str:
@@ -29,16 +30,17 @@ def head_of(file: Path, size: int = 4096) -> str:
         return ""
 
 
-def describe(folders: Sequence[str]) -> dict[str, object] | None:
+def describe(folders: Sequence[str], script: str | None = None) -> dict[str, object] | None:
     """Describe the first repository among these folders: commit, branch, remote, dirty, root."""
-    return next((found for found in map(_repository, folders) if found), None)
+    return next((found for folder in folders if (found := _repository(folder, script))), None)
 
 
-def _repository(folder: str) -> dict[str, object] | None:
-    """Describe the work tree around `folder`: commit, branch, remote, dirty (tracked files), root; None outside one.
+def _repository(folder: str, script: str | None) -> dict[str, object] | None:
+    """Describe the work tree around `folder`: commit, branch, remote, dirty, root; None outside one.
 
-    `commit` is None before the first one, `branch` is None on a detached head, and `dirty` is None where git is not
-    installed, is too slow or will not open another user's repository: the rest is then read from its files.
+    `dirty` means that the commit is not the code that runs: tracked files have changed, source files (or the script) are not
+    tracked, or there is no commit yet. It is None where git is not installed, is too slow or will not open another user's
+    repository: the rest is then read from its files. `commit` is None before the first one, `branch` on a detached head.
     """
     root = _line(_run_git(folder, "rev-parse", "--show-toplevel"))
     if not root:
@@ -54,7 +56,7 @@ def _repository(folder: str) -> dict[str, object] | None:
         commit=None if commit == "(initial)" else commit,
         branch=None if branch == "(detached)" else branch,
         remote=_remote(os.fsdecode(_run_git(root, "config", "--get-regexp", r"^remote\..*\.url$") or b"")),
-        dirty=any(not line.startswith("#") for line in lines),
+        dirty=commit == "(initial)" or any(not line.startswith("#") for line in lines) or bool(_untracked_sources(root, script)),
     )
 
 
@@ -124,6 +126,49 @@ def patch(root: str | os.PathLike[str], limit: int = PATCH_LIMIT) -> tuple[bytes
 
 _DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--full-index", "--src-prefix=a/", "--dst-prefix=b/",
          "--submodule=short", "--ignore-submodules=untracked")  # fmt: skip
+
+
+def sources(root: str | None, script: str | None) -> tuple[list[tuple[str, bytes]], int]:
+    """Return the source files that no commit has, masked, by their path below `root`, and how many more were left out.
+
+    The script comes first, which is all there is outside a repository; then the untracked files that are code by their name and
+    are not ignored. Each is at most SOURCE_SIZE long; all together have SOURCE_FILES and SOURCE_BYTES at most. Never data.
+    """
+    names = _untracked_sources(root, script) if root else [os.path.abspath(script)] if script else []  # noqa: PTH100 - a text
+    kept: list[tuple[str, bytes]] = []
+    for name in names:
+        text = _source(Path(root or "/") / name)
+        if text is not None and len(kept) < SOURCE_FILES and sum(len(one) for _, one in kept) + len(text) <= SOURCE_BYTES:
+            kept.append((mask_text(name if root else Path(name).name), text))
+    return kept, len(names) - len(kept)
+
+
+def _untracked_sources(root: str, script: str | None) -> list[str]:
+    """Return the names of source files that git does not track: the script first, even an ignored one, then those not ignored."""
+    endings = [f"*{ending}" for ending in _CODE if ending != ".ipynb"]  # notebooks hold their outputs, which are data
+    listed = _run_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *endings) or b""
+    found = [name for name in os.fsdecode(listed).split("\0") if name]
+    if script and Path(script).resolve().is_relative_to(Path(root).resolve()):
+        own = str(Path(script).resolve().relative_to(Path(root).resolve()))
+        # An answer from git, or the script counts as tracked: where git fails, nothing is said about it.
+        tracked = _run_git(root, "ls-files", "-z", "--", f":(literal){own}")
+        if tracked == b"":
+            found = [own, *(name for name in found if name != own)]
+    return found
+
+
+def _source(file: Path) -> bytes | None:
+    """Return a source file with its secrets masked; None if it is too long, not a plain file of text, or named as a secret."""
+    if _PRIVATE.search(str(file)) or file.is_symlink() or not file.is_file():
+        return None
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(SOURCE_SIZE + 1)
+    except OSError:
+        return None
+    if len(data) > SOURCE_SIZE or b"\0" in data:
+        return None
+    return mask_text(data.decode("utf-8", "surrogateescape"), code=True).encode("utf-8", "surrogateescape")
 
 
 def _whole_lines(data: bytes, limit: int) -> bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from types import ModuleType
 from .. import __version__
 from ..errors import FanfoldError, RunNotFound
 from . import COMMANDS
-from .text import clean
+from .text import clean, look_alikes
 
 NOTHING, FAILED, INTERRUPTED, PIPE = 1, 2, 130, 141
 _WITH_VALUE = ("--dir", "--project")
@@ -30,6 +32,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line; errors become one message and an exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _print_anything()
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -46,6 +49,14 @@ def run(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _say(_plain(error), FAILED)
     return code
+
+
+def _print_anything() -> None:
+    """Make every character printable: where the locale lacks one, a look-alike or an escape is printed instead of an error."""
+    codecs.register_error("fanfold", look_alikes)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="fanfold")
 
 
 def _dispatch(words: list[str]) -> int:

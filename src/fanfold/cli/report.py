@@ -161,10 +161,13 @@ class Report:
             words = command if isinstance(command, str) else " ".join(map(str, command))
             self.fact("command", short(words, self.width - 14))
         git = facts.get("git")
-        if isinstance(git, dict) and git.get("commit"):
-            dirty = (" (with changes)", "yellow") if git.get("dirty") else ""
+        if isinstance(git, dict):
+            dirty = (" (with changes)", "yellow") if git.get("dirty") and git.get("commit") else ""
             branch = f" on {short(str(git['branch']), 40)}" if git.get("branch") else ""
-            self.fact("git", clean(str(git["commit"]))[:12], branch, dirty)
+            commit = clean(str(git["commit"]))[:12] if git.get("commit") else "nothing committed"
+            self.fact("git", commit, branch, dirty)
+        if kept := _code(facts.get("code")):
+            self.fact("code", short(kept, self.width - 14))
         machine = ", ".join(_machine(facts))
         if machine:
             self.fact("on", short(machine, self.width - 14))
@@ -305,6 +308,16 @@ _SYSTEM: dict[str, Callable[[float], str]] = {
 def _moves(values: Any) -> bool:
     """Tell whether there is a curve to draw at all."""
     return len(values) > 1 and bool((values != values[0]).any())
+
+
+def _code(code: Any) -> str:
+    """Name the source files that were kept with the run because no commit has them."""
+    files = code.get("files") if isinstance(code, dict) else None
+    if not isinstance(files, list) or not files:
+        return ""
+    names = [str(file.get("path")) for file in files if isinstance(file, dict)]
+    more = len(names) - 3 + (code.get("left_out") or 0) if len(names) > 3 else code.get("left_out")
+    return f"kept {', '.join(names[:3])}" + (f" and {more} more" if more else "")
 
 
 def _machine(facts: dict[str, Any]) -> Iterator[str]:

@@ -30,6 +30,21 @@ def clean(text: str, *, lines: bool = False) -> str:
     return "".join(char if char in kept or unicodedata.category(char) not in _UNSAFE else _escape(char) for char in text)
 
 
+_LOOK_ALIKES = {
+    "●": "*", "✓": "v", "✗": "x", "■": "#", "‖": "|", "…": "...", "\u2013": "-", "—": "-", "\u2212": "-", "→": "->", "←": "<-",
+    "·": ".", "\u00d7": "x", "µ": "u", "≤": "<=", "≥": ">=", "│": "|", "┃": "|", "─": "-", "━": "-", "╸": "-", "┼": "+",
+    **dict(zip("▁▂▃▄▅▆▇█", "__..--=#", strict=True)),
+}  # fmt: skip
+
+
+def look_alikes(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that a stream cannot encode: ours by an ASCII look-alike, any other by its escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(_LOOK_ALIKES.get(char) or char.encode("ascii", "backslashreplace").decode() for char in missing), error.end
+
+
 def _escape(char: str) -> str:
     return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(char) or char.encode("unicode_escape").decode("ascii")
 

@@ -7,6 +7,7 @@ is made up for the occasion (or taken from FANFOLD_TOKEN) and is part of the add
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import secrets
 import socket
@@ -54,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     root = find_directory(args.dir)
     served = app(root, write=args.write, token=token, hosts=args.allow_host if local else None)
     listener = _listen(args.host, args.port)
-    address = _address(args, listener.getsockname()[1], token)
-    _say(args, address)
+    addresses = [_address(args, name, listener.getsockname()[1], token) for name in _names(args.host)]
+    _say(args, addresses)
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     server = Server(uvicorn.Config(served, log_level="warning", lifespan="off", timeout_graceful_shutdown=3))
     if args.open:
-        threading.Timer(0.3, webbrowser.open, [address]).start()
+        threading.Timer(0.3, webbrowser.open, [addresses[0]]).start()
     with beside(root):
         server.run(sockets=[listener])
     return 0
@@ -89,18 +90,44 @@ def _listen(host: str, port: int | None) -> socket.socket:
     raise FanfoldError(f"cannot listen on {host}, {which}: {reason}. The dashboard was not started. Try another --port.")
 
 
-def _address(args: argparse.Namespace, port: int, token: str | None) -> str:
-    name = "localhost" if args.host in LOOPBACK else socket.getfqdn() if args.host in ("0.0.0.0", "::") else args.host  # noqa: S104 - compared, not bound
+def _names(host: str) -> list[str]:
+    """Return the names a browser can use for this address: for all addresses, the local name and those that others see."""
+    if host in LOOPBACK:
+        return ["localhost"]
+    if host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return [host]
+    name = socket.getfqdn()
+    seen = [name] if "." in name and not name.startswith("localhost") else []
+    return list(dict.fromkeys(["localhost", *seen, *_outward()]))
+
+
+def _outward() -> list[str]:
+    """Return the address by which other machines reach this one, if it has one. No packet is sent for it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # an address of documentation: only the route counts
+        return [str(probe.getsockname()[0])]
+    with contextlib.suppress(OSError):
+        return [
+            str(row[4][0])
+            for row in socket.getaddrinfo(socket.gethostname(), None)
+            if not str(row[4][0]).startswith(("127.", "::1"))
+        ]
+    return []
+
+
+def _address(args: argparse.Namespace, name: str, port: int, token: str | None) -> str:
     shown = f"[{name}]" if ":" in name else name
     query = f"?token={token}" if token else ""
     project: Any = f"#p={quote(args.project)}" if args.project else ""
     return f"http://{shown}:{port}/{query}{project}"
 
 
-def _say(args: argparse.Namespace, address: str) -> None:
+def _say(args: argparse.Namespace, addresses: list[str]) -> None:
     if args.json:
-        print(json.dumps({"address": address}))  # one line: the command goes on, and its reader must know where it ends
+        print(
+            json.dumps({"address": addresses[0], "addresses": addresses})
+        )  # one line: the command goes on, and its reader must know where it ends
     else:
-        print(address)
+        print("\n".join(addresses))
         output.remark(args, "Ctrl-C stops it." + ("" if args.write else " It only reads; --write allows changes."))
     sys.stdout.flush()

@@ -32,7 +32,7 @@ class Image(ArrayMedia):
 
     Arrays are HxW, HxWxC, CxHxW or a batch of these (laid out in a grid), with 1, 3 or 4 channels; give `layout` where
     the shape does not tell. Where it fits both, a torch tensor is read as CxHxW and any other array as HxWxC.
-    See `pixels.to_uint8` for which number is which brightness. `boxes` and `masks` are small
+    See `pixels.brightness` for which number is which brightness. `boxes` and `masks` are small
     annotations (lists of dicts) kept beside the picture.
     """
 
@@ -40,6 +40,7 @@ class Image(ArrayMedia):
     _pil: Any = None
     _data: bytes | None = None
     _layout: str = ""
+    _rescaled: tuple[float, float] | None = None
 
     def __init__(
         self, data: Any, *, caption: str | None = None, layout: str | None = None, boxes: Any = None, masks: Any = None
@@ -76,6 +77,8 @@ class Image(ArrayMedia):
 
     def _facts(self, size: tuple[int, int] | None) -> dict[str, object]:
         facts: dict[str, object] = {"caption": self.caption, "boxes": self.boxes, "masks": self.masks}
+        if self._rescaled is not None:
+            facts["rescaled"] = list(self._rescaled)
         if size is not None:
             facts |= {"width": int(size[0]), "height": int(size[1])}
         return {name: value for name, value in facts.items() if value is not None}
@@ -93,7 +96,7 @@ class Image(ArrayMedia):
             return _channels(_open(self._data))
         if self._pil is not None:
             return _channels(self._pil)
-        shown = pixels.to_uint8(pixels.arrange(self._host(), self._layout))
+        shown, self._rescaled = pixels.brightness(pixels.arrange(self._host(), self._layout))
         return pixels.grid(shown) if shown.ndim == 4 else shown
 
     def pil(self) -> Any:

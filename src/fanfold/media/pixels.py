@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 CHANNELS = (1, 3, 4)
 LAYOUTS = ("HW", "HWC", "CHW", "NHW", "NHWC", "NCHW")
+SMALL = 16.0  # floats above 1 and below this were normalised rather than 0..255
 GAP = 2  # black pixels between the pictures of a batch
 
 
@@ -81,22 +82,29 @@ def grid(batch: Array) -> Array:
 
 
 def to_uint8(array: Array) -> Array:
-    """Turn numbers into brightness.
+    """Turn numbers into brightness; see `brightness`."""
+    return brightness(array)[0]
 
-    uint8 stays. bool: 0 and 255. uint16: 0..65535 scaled down. Other integers: 0..255. Floats: 0..1 when no value is
-    above 1, else 0..255. What lies outside is clipped and NaN becomes 0, and that is said once.
+
+def brightness(array: Array) -> tuple[Array, tuple[float, float] | None]:
+    """Turn numbers into brightness, and return the range of those that had to be rescaled.
+
+    uint8 stays. bool: 0 and 255. uint16: 0..65535 scaled down. Other integers: 0..255, clipped. Floats within 0..1: times 255.
+    Floats with a negative value, as normalisation leaves them, or with a highest value above 255: from the lowest to the highest,
+    as W&B does. So are those whose highest value is above 1 and below SMALL: a picture of 0..255 is rarely that dark, and a
+    normalised one often that bright. Other floats: 0..255. NaN is black, infinities are the darkest and the brightest.
     """
     import numpy as np
 
     if array.dtype == np.uint8:
-        return array
+        return array, None
     if array.dtype == np.bool_:
         lit: Array = np.where(array, np.uint8(255), np.uint8(0))
-        return lit
+        return lit, None
     if array.dtype == np.uint16:
         scaled: Array = (array.astype(np.uint32) + 128) // 257
-        return scaled.astype(np.uint8)
-    return _integers(array) if array.dtype.kind in "iu" else _floats(array)
+        return scaled.astype(np.uint8), None
+    return (_integers(array), None) if array.dtype.kind in "iu" else _floats(array)
 
 
 def _integers(array: Array) -> Array:
@@ -106,25 +114,30 @@ def _integers(array: Array) -> Array:
     return np.clip(array, 0, 255).astype(np.uint8)
 
 
-def _floats(array: Array) -> Array:
+def _floats(array: Array) -> tuple[Array, tuple[float, float] | None]:
     import numpy as np
 
     finite = np.isfinite(array)
     low = float(array.min(where=finite, initial=np.inf))
     top = float(array.max(where=finite, initial=-np.inf))
-    scale = 255 if top <= 1 else 1
-    _say_if_clipped(not finite.all() or low < 0 or top > 255)
-    values = np.clip(array, 0, 255 / scale).astype(np.float32) * np.float32(scale)
-    shown: Array = np.rint(np.nan_to_num(values, copy=False, nan=0))
-    return shown.astype(np.uint8)
+    outside = low < 0 or 1 < top < SMALL or 255 < top < np.inf
+    values = np.asarray(array, np.float64 if array.dtype.itemsize > 4 else np.float32)
+    if outside and low < top:
+        values = (values / 2 - low / 2) / (top / 2 - low / 2)  # halves: the span of float64 does not fit into float64
+    elif outside:
+        values = np.where(finite, 0.5, values)  # one colour: neither black nor white
+    else:
+        values = values / (1 if top <= 1 else 255)
+    shown: Array = np.rint(np.clip(np.nan_to_num(values, nan=0, posinf=1, neginf=0), 0, 1) * 255)
+    return shown.astype(np.uint8), (low, top) if outside else None
 
 
 def _say_if_clipped(clipped: Any) -> None:
     if clipped:
         notices.once(
             "image values out of range",
-            "An image has values outside 0..1 (floats) or 0..255, or NaN. They were clipped, so its colours may be "
-            "wrong; the numbers logged beside it are not touched. Scale it to 0..1 before fanfold.Image(...).",
+            "An image of integers has values outside 0..255. They were clipped, so its colours may be wrong; the numbers "
+            "logged beside it are not affected. Scale it to 0..255 before fanfold.Image(...).",
         )
 
 

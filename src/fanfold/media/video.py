@@ -33,6 +33,7 @@ class Video(ArrayMedia):
     _data: bytes | None = None
     _layout: str = ""
     _count: int | None = None
+    _rescaled: tuple[float, float] | None = None
 
     def __init__(self, data: Any, *, fps: float = 4, caption: str | None = None, layout: str | None = None) -> None:
         self.caption = caption_of(caption)
@@ -53,7 +54,8 @@ class Video(ArrayMedia):
         return Encoded(self._gif(self.frames()), "gif", self._facts())
 
     def _facts(self) -> dict[str, object]:
-        facts = {"caption": self.caption, "fps": self.fps, "frames": self._count}
+        rescaled = None if self._rescaled is None else list(self._rescaled)
+        facts = {"caption": self.caption, "fps": self.fps, "frames": self._count, "rescaled": rescaled}
         return {name: value for name, value in facts.items() if value is not None}
 
     def _gif(self, frames: Array) -> bytes:
@@ -83,7 +85,8 @@ class Video(ArrayMedia):
     def frames(self) -> Array:
         """Give the frames as uint8, time x height x width x channels; of files, only GIF can be read here."""
         if self._data is None:
-            return pixels.to_uint8(pixels.arrange(self._host(), self._layout))
+            shown, self._rescaled = pixels.brightness(pixels.arrange(self._host(), self._layout))
+            return shown
         if self._ext != "gif":
             raise refused(
                 ValueError,
