@@ -70,8 +70,8 @@ class Encoder:
         if rescaled := encoded.meta.get("rescaled"):
             notices.once(
                 f"image rescaled:{key}",
-                f"the {media.kind} {key!r} has floats from {rescaled[0]:.4g} to {rescaled[1]:.4g}, outside 0..1. It was rescaled to its "
-                "own range to be visible, so colours differ from the original. Undo the normalisation, or pass 0..1, to keep them.",
+                f"the {media.kind} {key!r} has floats from {rescaled[0]:.4g} to {rescaled[1]:.4g}, outside 0..1. It was rescaled "
+                "to its own range, so colours differ from the original. Undo the normalisation, or pass 0..1, to keep them.",
             )
         entry = {**encoded.meta, "type": media.kind}
         if len(encoded.data):

@@ -121,7 +121,7 @@ def _floats(array: Array) -> tuple[Array, tuple[float, float] | None]:
     low = float(array.min(where=finite, initial=np.inf))
     top = float(array.max(where=finite, initial=-np.inf))
     outside = low < 0 or 1 < top < SMALL or 255 < top < np.inf
-    values = np.asarray(array, np.float64 if array.dtype.itemsize > 4 else np.float32)
+    values: Array = np.asarray(array, np.float64 if array.dtype.itemsize > 4 else np.float32)
     if outside and low < top:
         values = (values / 2 - low / 2) / (top / 2 - low / 2)  # halves: the span of float64 does not fit into float64
     elif outside:
