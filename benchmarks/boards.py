@@ -121,7 +121,7 @@ class Fanfold(Board):
             one.finish()
 
     def command(self, dir: Path, port: int) -> list[str]:
-        return [str(BIN / "python"), "-m", "fanfold", "ui", "--dir", str(dir), "--port", str(port), "--quiet"]
+        return [str(BIN / "python"), "-m", "fanfold", "ui", "--dir", str(dir), "--port", str(port), "--quiet", "--no-token"]
 
 
 class TensorBoard(Board):

@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from fanfold.fleet.client import Client, Unreachable
+from fanfold.fleet.client import Client, Stored, Unreachable
 from fanfold.fleet.wire import Piece
 from fanfold.journal.format import Kind, Shape, frame, pack, seed_of
 from fanfold.journal.writer import Packer
@@ -124,11 +123,11 @@ class VirtualNode:
         return True
 
 
-def _is_there(piece: Piece, result: dict[str, Any]) -> bool:
+def _is_there(piece: Piece, result: Stored) -> bool:
     """Tell whether a gateway has a piece: it says so, or stands behind it already."""
-    if result.get("status") not in (200, 409, 503):
+    if result.status not in (200, 409, 503):
         raise RuntimeError(f"a gateway refuses a sound piece: {result}")
-    return int(result.get("offset") or 0) >= piece.offset + len(piece.data)
+    return (result.offset or 0) >= piece.offset + len(piece.data)
 
 
 class VirtualFleet:

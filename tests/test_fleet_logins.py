@@ -62,6 +62,7 @@ class Liar:
     def __init__(self) -> None:
         self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.claims: dict = {}
+        self.info: dict = {}
         self.found: dict = {}
         self.algorithm, self.signer, self.kid = "RS256", self.key, "k1"
         self.challenge = self.sent = self.authorization = ""
@@ -89,8 +90,11 @@ class Liar:
         self._thread.start()
 
     def get(self, path: str) -> dict:
+        if path == "/info":
+            return self.info
         if path.endswith("openid-configuration"):
             ways = {"authorization_endpoint": "/auth", "token_endpoint": "/token", "jwks_uri": "/keys"}
+            ways |= {"userinfo_endpoint": "/info"} if self.info else {}
             return {"issuer": self.url, **{name: self.url + way for name, way in ways.items()}, **self.found}
         public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key()))
         return {"keys": [{**public, "kid": "k1", "use": "sig", "alg": "RS256"}]}
@@ -170,6 +174,15 @@ def test_a_login_by_a_provider_opens_what_groups_are_granted(store, liar):
     assert (login.action, login.by, refused.action) == ("login", "user ann@example.org", "login refused")
 
 
+@pytest.mark.parametrize("in_token", [{}, {"email": "ann@example.org"}], ids=["address elsewhere", "the same address"])
+def test_a_verified_address_may_come_from_userinfo(store, liar, in_token):
+    liar.claims = {"email": None, "email_verified": None, **in_token}
+    liar.info = {"sub": "1", "email": "ann@example.org", "email_verified": True}
+    client = visitor(store, liar.url, groups_claim="roles" if in_token else "groups")
+    assert come_back(client, code="good", state=begin(client, liar)["state"], iss=liar.url).status_code == 303
+    assert client.get("/ui/api/projects").json().get("user", "user ann@example.org") == "user ann@example.org"
+
+
 def wrong(claims: dict | None = None, **settings) -> dict:
     return {"claims": claims or {}, **settings}
 
@@ -196,6 +209,14 @@ LIES = {
     "a shared key": wrong(signer="s3:cret" * 8, algorithm="HS256"),
     "a provider under another name": wrong(found={"issuer": "https://evil.example"}),
     "a place that is not encrypted": wrong(found={"token_endpoint": "http://evil.example/token"}),
+    "an address of its own with another one's word": wrong(
+        {"email": "boss@example.org", "email_verified": None, "groups": None},
+        info={"sub": "1", "email": "eve@example.org", "email_verified": True, "groups": ["research"]},
+    ),
+    "a word on no address with an address from elsewhere": wrong(
+        {"email": None, "email_verified": True, "groups": None},
+        info={"sub": "1", "email": "boss@example.org", "groups": ["research"]},
+    ),
     "a key that is a file": wrong(found={"jwks_uri": "file:///etc/passwd"}),
 }
 

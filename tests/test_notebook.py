@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import nbformat
@@ -26,7 +27,9 @@ run""",
     "page = fanfold.ui(run, height=333); page",
     "fanfold.runs('llm')",
     """import urllib.request
-said = urllib.request.urlopen(page.url.partition("#")[0] + "api/runs?project=llm").read().decode()
+base, _, token = page.url.partition("#")[0].partition("?token=")
+asked = urllib.request.Request(base + "api/runs?project=llm", headers={"authorization": f"Bearer {token}"})
+said = urllib.request.urlopen(asked).read().decode()
 print("api has it" if run.id in said else said)
 assert fanfold.open(run.id).facts["script"] == 'notebook'""",
     "fanfold.ui().url.partition('#')[0] == page.url.partition('#')[0]",
@@ -48,7 +51,7 @@ def test_a_real_notebook_shows_runs_charts_and_the_dashboard(runs_dir):
     assert 'aria-label="train/loss of &lt;img' in picture and "330 of 400 points, extremes kept" in picture
     assert "config </span>lr 0.1 · model.dim 64" in picture and "● running" in picture
 
-    address = re.search(r'<iframe src="(http://localhost:\d+/)#p=llm&amp;v=run&amp;r=(\w+)"', html(page))
+    address = re.search(r'<iframe src="(http://localhost:\d+/\?token=[\w-]+)#p=llm&amp;v=run&amp;r=(\w+)"', html(page))
     assert 'height="333"' in html(page) and text(page) == f"<fanfold ui {address[1]}#p=llm&v=run&r={address[2]}>"
     assert f'<iframe src="{address[1]}#p=llm&amp;v=run' in picture  # one server for all
     assert f'<iframe src="{address[1]}#p=llm' in html(live) and "<table>" in html(live)
@@ -86,13 +89,17 @@ sys.stdin.read()
 """
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     url, server = child.stdout.readline().strip(), int(child.stdout.readline())
-    assert re.fullmatch(r"http://localhost:\d+/#p=p&v=run&r=\w+", url)
-    home = urllib.request.urlopen(url.partition("#")[0], timeout=60)
+    base, token = re.fullmatch(r"(http://localhost:\d+/)\?token=([\w-]{24,})#p=p&v=run&r=\w+", url).groups()
+
+    def ask(path: str, **headers: str):
+        return urllib.request.urlopen(urllib.request.Request(base + path, headers=headers), timeout=60)
+
+    home = ask("", authorization=f"Bearer {token}")
     assert "frame-ancestors 'self' http://localhost:*" in home.headers["content-security-policy"]
-    assert [
-        row["name"]
-        for row in json.loads(urllib.request.urlopen(url.partition("#")[0] + "api/projects", timeout=60).read())["projects"]
-    ] == ["p"]
+    assert [row["name"] for row in json.load(ask("api/projects", authorization=f"Bearer {token}"))["projects"]] == ["p"]
+    for stranger in ({}, {"authorization": "Bearer guess"}, {"cookie": "fanfold=guess"}):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask("api/projects", **stranger)
     pipe = os.pidfd_open(server) if hasattr(os, "pidfd_open") else None
     child.send_signal(signal.SIGKILL)
     child.communicate()

@@ -493,7 +493,7 @@ def test_it_works_inside_another_app_and_under_a_path(tmp_path):
 def test_the_command_serves_and_tells_of_news_at_once(tmp_path):
     run = fanfold.init("llm", dir=tmp_path, system=False, quiet=True)
     run.log({"loss": 1.0}, step=0)
-    command = [sys.executable, "-m", "fanfold", "ui", "--dir", str(tmp_path), "--port", "0", "--json"]
+    command = [sys.executable, "-m", "fanfold", "ui", "--dir", str(tmp_path), "--port", "0", "--json", "--no-token"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         address = json.loads(server.stdout.readline())["address"]
@@ -522,7 +522,7 @@ def test_the_command_merges_long_journals_beside_itself(tmp_path):
     for step in range(600):  # above a megabyte
         run.log(values, step=step)
     run.finish()
-    command = [sys.executable, "-m", "fanfold", "ui", "--dir", str(tmp_path / "runs"), "--port", "0", "--json"]
+    command = [sys.executable, "-m", "fanfold", "ui", "--dir", str(tmp_path / "runs"), "--port", "0", "--json", "--no-token"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         address = json.loads(server.stdout.readline())["address"]

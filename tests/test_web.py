@@ -119,7 +119,17 @@ def address(place):
 
 
 def serve(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "fanfold", "ui", "--dir", str(folder), "--json", *(options or ("--port", "0", "--write"))]
+    command = [
+        sys.executable,
+        "-m",
+        "fanfold",
+        "ui",
+        "--dir",
+        str(folder),
+        "--json",
+        "--no-token",
+        *(options or ("--port", "0", "--write")),
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     return server, json.loads(server.stdout.readline())["address"]
 

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -176,6 +177,7 @@ def serve(root: str) -> None:
         import uvicorn
 
         from .server import app
+        from .server.connections import Connections
     except ImportError as error:
         raise missing_extra("starlette and uvicorn", "all", "the dashboard") from error
     from .store.merge import beside
@@ -183,10 +185,14 @@ def serve(root: str) -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()  # whoever reads the address may ask at once
-    served = app(root, embed=True)
-    server = uvicorn.Server(uvicorn.Config(served, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
+    token = secrets.token_urlsafe(24)  # other users of this machine can reach the port, too
+    served = app(root, embed=True, token=token)
+    config = uvicorn.Config(
+        served, http=Connections().protocol(), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
     threading.Thread(target=_watch, args=[server, served.state.notices], daemon=True).start()
-    print(json.dumps({"address": f"http://localhost:{listener.getsockname()[1]}/"}), flush=True)
+    print(json.dumps({"address": f"http://localhost:{listener.getsockname()[1]}/?token={token}"}), flush=True)
     with beside(find_directory(root)):
         server.run(sockets=[listener])
 

@@ -118,7 +118,7 @@ _ROWS = (
     Setting("strict", _boolean, False, "Raise instead of warning when a value cannot be logged."),
     Setting("system", _boolean, True, "Record CPU, memory, disk, network and GPU figures every 10 s."),
     Setting("tags", _names, (), "Comma-separated tags."),
-    Setting("token", str, None, "What `fanfold ui` asks for when it listens beyond this machine. "
+    Setting("token", str, None, "The token of `fanfold ui`. "
             "Default: made up at each start."),
     Setting("world_size", _whole, None, "How many processes the run has, where no launcher says it."),
 )  # fmt: skip

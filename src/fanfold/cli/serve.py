@@ -49,15 +49,17 @@ def run(args: argparse.Namespace) -> int:
 
     from ..fleet import logs
     from ..fleet.gateway import Limits, app
+    from ..server.connections import Connections
 
     place = places.place(args, power=args.durability == "power")
     tokens = _tokens(args, place.tokens)
+    entry = logins.logins(args, tokens)
     served = app(
         place.intake,
         store=place.store,
         views=place.views,
         audit=place.audit,
-        logins=logins.logins(args, tokens),
+        logins=entry,
         limits=Limits(args.memory << 20, args.rate * (1 << 20), 4 * args.rate * (1 << 20)),
         allow_delete=args.allow_delete,
     )
@@ -71,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = uvicorn.Config(
         served,
+        http=Connections(trusted=entry.proxies.trusts).protocol(),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -90,10 +93,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tokens(args: argparse.Namespace, tokens: TokenBook) -> TokenBook | None:
-    """Return the tokens that are asked for, or None: nobody is asked, on this machine only."""
-    if tokens.all() or args.tokens or logins.people_log_in(args):
+    """Return the tokens callers must bring; None where none was ever made and only this machine can ask."""
+    if tokens.used():
+        if not tokens.all() and not logins.people_log_in(args):
+            output.remark(
+                args, "No tokens are left, so nobody gets in. Make one: fanfold token create NAME --for PROJECT --scope write"
+            )
         return tokens
-    if args.host in LOOPBACK:
+    if args.tokens or logins.people_log_in(args):
+        return tokens
+    if args.host in LOOPBACK and not args.public_url:
         return None
     if is_address(places.address(args)):  # in a cluster the first token is made by a command inside a running gateway
         output.remark(
@@ -101,7 +110,8 @@ def _tokens(args: argparse.Namespace, tokens: TokenBook) -> TokenBook | None:
         )
         return tokens
     raise SettingError(
-        f"{args.host} can be reached from elsewhere, and there are no tokens. The gateway was not started: anybody could write. "
+        f"{args.public_url or args.host} can be reached from elsewhere, and there are no tokens. The gateway was not started: "
+        "anybody could write. "
         "Make one first: fanfold token create NAME --for PROJECT --scope write"
     )
 

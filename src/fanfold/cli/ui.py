@@ -1,7 +1,7 @@
 """Open the dashboard: every run, live, in the browser.
 
-It listens on this machine only and changes nothing, unless told otherwise. On any other address a token is needed: it
-is made up for the occasion (or taken from FANFOLD_TOKEN) and is part of the address that is printed.
+It listens on this machine only and changes nothing, unless told otherwise. The printed address carries a token, new at
+each start (or taken from FANFOLD_TOKEN), because other users of this machine can reach its ports, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXAMPLE = """examples:
   fanfold ui
   fanfold ui --dir /data/runs --port 8080
   fanfold ui --host 0.0.0.0          then open the address with its token from another machine
-  ssh -L 8642:localhost:8642 node    then `fanfold ui` there, and http://localhost:8642/ here"""
+  ssh -L 8642:localhost:8642 node    then `fanfold ui` there, and open the address it prints here"""
 
 PORT = 8642
 TRIES = 20
@@ -38,6 +38,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, metavar="N", help=f"the port (default: {PORT}, or the next that is free)")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: this machine only)")
     parser.add_argument("--open", action="store_true", help="open the browser")
+    parser.add_argument(
+        "--no-token", action="store_true", help="ask for no token: every user of this machine can then read the runs"
+    )
     parser.add_argument("--write", action="store_true", help="allow renaming, tags, notes, archiving and deleting")
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME",
                         help="also answer to this name, such as a proxy's (repeatable)")  # fmt: skip
@@ -48,10 +51,16 @@ def run(args: argparse.Namespace) -> int:
         import uvicorn
 
         from ..server import app
+        from ..server.connections import Connections
     except ImportError as error:
         raise missing_extra("starlette and uvicorn", "all", "the dashboard") from error
     local = args.host in LOOPBACK
-    token = None if local else resolve("token") or secrets.token_urlsafe(24)
+    if args.no_token and not local:
+        raise FanfoldError(
+            f"--no-token works on this machine only, and {args.host} can be reached from elsewhere. The dashboard was not "
+            "started: anybody could read the runs. Leave one of the two out."
+        )
+    token = None if args.no_token else resolve("token") or secrets.token_urlsafe(24)
     root = find_directory(args.dir)
     served = app(root, write=args.write, token=token, hosts=args.allow_host if local else None)
     listener = _listen(args.host, args.port)
@@ -63,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
             served.state.notices.close()  # open pages hold a stream each; without this the server would wait for them
             super().handle_exit(sig, frame)
 
-    server = Server(uvicorn.Config(served, log_level="warning", lifespan="off", timeout_graceful_shutdown=3))
+    server = Server(
+        uvicorn.Config(served, http=Connections().protocol(), log_level="warning", lifespan="off", timeout_graceful_shutdown=3)
+    )
     if args.open:
         threading.Timer(0.3, webbrowser.open, [addresses[0]]).start()
     with beside(root):

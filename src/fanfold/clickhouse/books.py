@@ -31,6 +31,9 @@ class TokenTable:
     def all(self) -> list[Token]:
         return list(self._read().values())
 
+    def used(self) -> bool:
+        return bool(int(self.database.ask("SELECT count() AS number FROM tokens")["number"][0]))
+
     def find(self, word: str) -> Token | None:
         return match(self._fresh(), word)
 

@@ -8,8 +8,10 @@ import json
 import random
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, TypeVar
 from urllib.parse import quote, urlencode
+
+import msgspec
 
 from .._version import __version__
 from ..errors import FanfoldError, SettingError, notices
@@ -21,6 +23,48 @@ TIMEOUT = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 MAX_ANSWER = 16 << 20
 SMALLEST = 32 << 10
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Stored(msgspec.Struct):
+    """What became of a piece: how much of its journal the gateway has (200, 409), or why it was refused."""
+
+    status: int
+    offset: Count | None = None
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status in (200, 409) and self.offset is None:
+            raise ValueError("a stored piece has an offset")
+
+
+class Appended(msgspec.Struct):
+    """The answer to pieces of journals."""
+
+    pieces: list[Stored]
+
+
+class Offset(msgspec.Struct):
+    """How much of a journal or blob the gateway has."""
+
+    offset: Count
+
+
+class Missing(msgspec.Struct):
+    """Which blobs the gateway lacks, and how much of each it has."""
+
+    missing: dict[str, Count]
+
+
+class Refusal(msgspec.Struct):
+    """Why nothing was done."""
+
+    error: str = ""
+
+
+Answer = TypeVar("Answer")
 
 
 class Unreachable(FanfoldError):
@@ -66,33 +110,32 @@ class Client:
                 f"{self.url} is not encrypted, and the token goes there in the clear. Runs are forwarded all the same. Use https://.",
             )
 
-    def append(self, project: str, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """Send pieces of journals; return what became of each: status, and offset or error."""
+    def append(self, project: str, pieces: Sequence[Piece]) -> list[Stored]:
+        """Send pieces of journals; return what became of each."""
         body, length = encode(pieces)
-        status, answer = self._ask("POST", APPEND, {"project": project}, body, {LENGTH: str(length)}, also=409)
-        results = answer.get("pieces")
-        if not isinstance(results, list) or len(results) != len(pieces):
-            raise Unreachable(f"{self.url} gives no answer a gateway gives (status {status})")
+        answer = self._ask(Appended, "POST", APPEND, {"project": project}, body, {LENGTH: str(length)}, also=409)[1]
+        if len(answer.pieces) != len(pieces):
+            raise Unreachable(f"{self.url} answers for {len(answer.pieces)} pieces of {len(pieces)}, as no gateway does")
         self.accepted += 1
-        return results
+        return answer.pieces
 
     def offset(self, project: str, run: str, journal: str) -> int:
         """Ask how much of a journal the gateway has."""
-        return int(self._ask("GET", OFFSET, {"project": project, "run": run, "journal": journal})[1]["offset"])
+        return self._ask(Offset, "GET", OFFSET, {"project": project, "run": run, "journal": journal})[1].offset
 
     def missing(self, project: str, run: str, names: Sequence[str]) -> dict[str, int]:
         """Ask which blobs the gateway lacks, and how much of each it has."""
         body = json.dumps(list(names)).encode()
-        return dict(self._ask("POST", MISSING, {"project": project, "run": run}, body)[1]["missing"])
+        return self._ask(Missing, "POST", MISSING, {"project": project, "run": run}, body)[1].missing
 
     def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
         """Send a piece of a blob; return how much the gateway has now, or raise Conflict."""
         query = {"project": project, "run": run, "name": name, "offset": str(offset), "total": str(total)}
-        status, answer = self._ask("POST", BLOB, query, data, also=409)
+        status, answer = self._ask(Offset, "POST", BLOB, query, data, also=409)
         if status == 409:
-            raise Conflict(int(answer["offset"]))
+            raise Conflict(answer.offset)
         self.accepted += 1
-        return int(answer["offset"])
+        return answer.offset
 
     def close(self) -> None:
         if self._connection is not None:
@@ -100,9 +143,9 @@ class Client:
             self._connection = None
 
     def _ask(
-        self, method: str, path: str, query: dict[str, str], body: bytes | None = None,
+        self, kind: type[Answer], method: str, path: str, query: dict[str, str], body: bytes | None = None,
         headers: dict[str, str] | None = None, *, also: int = 200,
-    ) -> tuple[int, dict[str, Any]]:  # fmt: skip
+    ) -> tuple[int, Answer]:  # fmt: skip
         given = {"user-agent": f"fanfold/{__version__}", **(headers or {})}
         if self._token:
             given["authorization"] = f"Bearer {self._token}"
@@ -118,7 +161,7 @@ class Client:
             self.close()
         if body:
             self.room = min(BATCH, self.room + self.room // 4)
-        return self._judged(response, data, also)
+        return response.status, self._judged(kind, response, data, also)
 
     def _exchange(
         self, method: str, target: str, body: bytes | None, headers: dict[str, str]
@@ -142,17 +185,18 @@ class Client:
             return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._trust)
         return http.client.HTTPConnection(host, port, timeout=self._timeout)
 
-    def _judged(self, response: http.client.HTTPResponse, data: bytes, also: int) -> tuple[int, dict[str, Any]]:
+    def _judged(self, kind: type[Answer], response: http.client.HTTPResponse, data: bytes, also: int) -> Answer:
+        """Return an answer of the kind a gateway gives; whatever else speaks at that address is no gateway, for now."""
+        expected = response.status in (200, also)
         try:
-            answer = json.loads(data)
-        except ValueError:
-            answer = None
-        if response.status in (200, also) and isinstance(answer, dict):
-            return response.status, answer
-        said = answer.get("error") if isinstance(answer, dict) else None
+            if expected:
+                return msgspec.json.decode(data, type=kind)
+            why = msgspec.json.decode(data, type=Refusal).error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            why = f"{error}, which no gateway says" if expected else ""
         after = response.getheader("retry-after") or ""
-        wait = float(after) if after.isascii() and after.isdecimal() else 0.0
-        raise Unreachable(f"{self.url} answers {response.status}: {said or response.reason}", after=wait, status=response.status)
+        wait = float(after) if after.isascii() and after.isdecimal() and len(after) < 10 else 0.0
+        raise Unreachable(f"{self.url} answers {response.status}: {why or response.reason}", after=wait, status=response.status)
 
 
 def _trust(ca: str | None) -> ssl.SSLContext:

@@ -165,15 +165,15 @@ class Forwarder:
         results = self.client.append(project, [piece for _, piece in batch])
         failed = None
         for (tail, piece), result in zip(batch, results, strict=True):
-            status, offset = result.get("status"), result.get("offset")
-            if status in (200, 409) and isinstance(offset, int) and (status == 200 or offset != piece.offset):
+            status, offset = result.status, result.offset
+            if status in (200, 409) and offset is not None and (status == 200 or offset != piece.offset):
                 tail.offset, tail.hold_until = offset, 0.0
             elif status == 410:
-                self._let_go(self.runs.get(tail.path.parent.parent), str(result.get("error")))
+                self._let_go(self.runs.get(tail.path.parent.parent), result.error)
             elif status in (400, 413, 422):
-                self._hold(tail, str(result.get("error")))
+                self._hold(tail, result.error)
             else:
-                failed = Unreachable(f"{self.client.url} answers {status}: {result.get('error')}")
+                failed = Unreachable(f"{self.client.url} answers {status}: {result.error}")
         if failed is not None:
             raise failed
 

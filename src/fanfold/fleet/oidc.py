@@ -106,7 +106,7 @@ class Oidc:
         tokens = self._exchange(answer.get("code", ""), self._sessions.derive("verifier", errand.state), redirect)
         claims = self._verified(tokens.get("id_token"), self._sessions.derive("nonce", errand.state))
         if self.user_claim not in claims or self.groups_claim not in claims:
-            claims = {**self._user_info(tokens, claims["sub"]), **claims}
+            claims = _joined(claims, self._user_info(tokens, claims["sub"]))
         return self._identity(claims)
 
     def _identity(self, claims: Mapping[str, Any]) -> Identity:
@@ -197,6 +197,16 @@ class Oidc:
         if not isinstance(found, dict):
             raise LoginFailed("The provider's answer cannot be read. Nobody was logged in. Ask whoever runs it.")
         return found
+
+
+def _joined(claims: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add what the provider says elsewhere to an ID token's claims; "verified" counts only for the address it was said of."""
+    joined = {**more, **claims}
+    if "email" in claims and claims["email"] != more.get("email"):
+        joined["email_verified"] = claims.get("email_verified")
+    elif "email" not in claims:
+        joined["email_verified"] = more.get("email_verified")
+    return joined
 
 
 def _challenge(verifier: str) -> str:

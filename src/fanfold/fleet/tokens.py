@@ -82,6 +82,9 @@ class TokenBook(Protocol):
     def all(self) -> list[Token]:
         """Return every token."""
 
+    def used(self) -> bool:
+        """Tell whether a token was ever made, though none may be left: from then on nobody gets in without one."""
+
     def create(
         self, name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None
     ) -> tuple[Token, str]:
@@ -102,6 +105,9 @@ class Tokens:
     def all(self) -> list[Token]:
         self._refresh()
         return list(self._known.values())
+
+    def used(self) -> bool:
+        return self.path.exists() or self.path.is_symlink()
 
     def find(self, word: str) -> Token | None:
         """Return whose token this is, or None."""

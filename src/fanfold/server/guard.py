@@ -1,7 +1,8 @@
 """Who may ask, and what an answer allows: hosts, origins, the token, and the headers every answer carries.
 
 Any web page can send requests to an address on this machine, and a name it owns can be made to point here. So a request
-must name a host we serve, a browser's request must come from our own page, and past this machine a token is needed.
+must name a host we serve, a browser's request must come from our own page, and whoever asks must bring the token: other
+users of this machine can reach its loopback addresses, too.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Guard:
         self.hosts = None if hosts is None else LOOPBACK | {name.lower() for name in hosts}
         self.extra = frozenset(name.lower() for name in (*(hosts or ()), *pages)) - LOOPBACK
         self.token = token
+        self.embed = embed
         self.policy = PAGE_POLICY.format(ancestors=LOCAL_PAGES if embed else "'self'")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,16 +68,18 @@ class Guard:
                 f"This dashboard does not answer to the name {host_of(host)[:100]!r}. Nothing was read. Open it by the address "
                 "`fanfold ui` printed, or start it with --allow-host NAME.",
             )
-        if not self._own_page(headers, host):
+        if not self._own_page(scope["method"], headers, host):
             return _refused(403, "The request came from another site. Nothing was read. Open the dashboard by its own address.")
         return self._token_answer(scope, headers)
 
-    def _own_page(self, headers: Headers, host: str) -> bool:
+    def _own_page(self, method: str, headers: Headers, host: str) -> bool:
+        """Tell whether a request comes from our own page or from no page; another site may only link to us."""
         origin = headers.get("origin")
         if origin is not None:
             place = urlsplit(origin).netloc
             return bool(place) and (place.lower() == host.lower() or host_of(place) in self.extra)
-        return headers.get("sec-fetch-site") not in ("cross-site", "same-site") or headers.get("sec-fetch-mode") == "navigate"
+        link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
+        return link or headers.get("sec-fetch-site") not in ("cross-site", "same-site")
 
     def _token_answer(self, scope: Scope, headers: Headers) -> Response | None:
         """Let a holder of the token pass; one who brings it in the address gets a cookie and a clean address."""
@@ -85,12 +89,22 @@ class Guard:
         if scope["method"] == "GET" and self._is_token(dict(query).get("token", "")):
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             answer = RedirectResponse("./" + (f"?{rest}" if rest else ""), 303)
-            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", secure=scope["scheme"] == "https")
+            answer.headers["set-cookie"] = f"{_cookie_name(headers)}={self.token}; HttpOnly; Path=/; {self._cookie_rules(scope)}"
             return answer
         kind, _, word = headers.get("authorization", "").partition(" ")
         if self._is_token(_cookie(headers)) or (kind.lower() == "bearer" and self._is_token(word)):
             return None
         return _refused(401, "A token is needed. Nothing was read. Open the whole address that `fanfold ui` printed.")
+
+    def _cookie_rules(self, scope: Scope) -> str:
+        """Say when a browser brings the cookie: with requests of our own page, in a notebook's frame as well.
+
+        A notebook at 127.0.0.1 is another site to a frame at localhost. A partitioned cookie works there, and in no frame of
+        any other page.
+        """
+        if self.embed:
+            return "SameSite=None; Secure; Partitioned"
+        return "SameSite=Strict" + ("; Secure" if scope["scheme"] == "https" else "")
 
     def _is_token(self, word: str) -> bool:
         return self.token is not None and hmac.compare_digest(word.encode(), self.token.encode())
@@ -109,9 +123,15 @@ class Guard:
         return dressed
 
 
+def _cookie_name(headers: Headers) -> str:
+    """Return the cookie's name: one for each port, since browsers send a host's cookies to all of its ports."""
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"{COOKIE}-{port}" if port.isascii() and port.isdecimal() else COOKIE
+
+
 def _cookie(headers: Headers) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        found = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(headers))
     except CookieError:
         return ""
     return found.value if found else ""

@@ -40,7 +40,8 @@ async def blob(request: Request) -> Response:
 async def html(request: Request) -> Response:
     """Serve a logged HTML page into its sandbox."""
     asked = request.query_params
-    place = int(asked.get("n", "0")) if asked.get("n", "0").isdecimal() else -1
+    number = asked.get("n", "0")
+    place = int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
     store = access_of(request).store
     point = await run_in_threadpool(
         data.media_point, store, asked.get("project", ""), asked.get("run", ""), asked.get("key", ""), place
