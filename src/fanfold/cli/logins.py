@@ -48,7 +48,6 @@ def logins(args: argparse.Namespace, tokens: TokenBook | None) -> Logins:
     from ..fleet.proxy import Proxies
     from ..fleet.sessions import Sessions
 
-    _check(args)
     sessions = Sessions(resolve("session_secret"), hours=args.session_hours)
     if tokens is not None and not sessions.shared:
         output.remark(args, "FANFOLD_SESSION_SECRET is not set: logins end with this process, and no other gateway knows them.")
@@ -73,7 +72,8 @@ def _oidc(args: argparse.Namespace, sessions: Sessions) -> Oidc | None:
     )
 
 
-def _check(args: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
+    """Raise for options that cannot work together."""
     place = urlsplit(args.public_url or "")
     if args.public_url and (place.scheme not in ("http", "https") or not place.hostname or place.query or place.username):
         raise SettingError(f"--public-url {args.public_url!r} is no address. The gateway was not started. Write https://name.")

@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from ..fleet.gateway import Limits, app
     from ..server.connections import Connections
 
+    logins.check(args)
     place = places.place(args, power=args.durability == "power")
     tokens = _tokens(args, place.tokens)
     entry = logins.logins(args, tokens)

@@ -101,6 +101,7 @@ class Info(Struct):
     summary: Data | UnsetType | None = UNSET
     fold: dict[str, str] | UnsetType | None = UNSET
     archived: bool | UnsetType | None = UNSET
+    views: dict[str, str | None] | UnsetType = UNSET  # saved views of a project by name; None: one that was dropped
 
     def given(self) -> Data:
         """Return the facts by name."""
