@@ -84,7 +84,7 @@ def thinned(pairs: list[tuple[float, float]], buckets: int, lo: float | None, hi
     """Thin (x, value) pairs in order, one point at a time."""
     inside = [(x, v) for x, v in pairs if (lo is None or x >= lo) and (hi is None or x <= hi)]
     if len(inside) <= buckets:
-        return [{"x": x, "x_last": x, "min": v, "max": v, "first": v, "last": v, "count": 1} for x, v in inside]
+        return [_raw(x, v) for x, v in inside]
     low, high = inside[0][0] if lo is None else lo, inside[-1][0] if hi is None else hi
     edges = [low + (high - low) * (i / buckets) for i in range(1, buckets)]
     groups: dict[int, list[tuple[float, float]]] = {}
@@ -94,8 +94,17 @@ def thinned(pairs: list[tuple[float, float]], buckets: int, lo: float | None, hi
 
 
 def _bucket(group: list[tuple[float, float]]) -> dict[str, Any]:
-    finite = [value for _, value in group if math.isfinite(value)] or [math.nan]
+    """Return the four points of a bucket, each with its own x: the first, the last, and the first of the lowest and highest."""
+    finite = [pair for pair in group if math.isfinite(pair[1])]
+    if not finite:
+        nothing = _raw(group[0][0], math.nan)
+        return {**nothing, "x_last": group[-1][0], "count": len(group)}
+    low, high = min(finite, key=lambda pair: pair[1]), max(finite, key=lambda pair: pair[1])
     return {
-        "x": group[0][0], "x_last": group[-1][0], "min": min(finite), "max": max(finite), "first": finite[0],
-        "last": finite[-1], "count": len(group),
+        "x": finite[0][0], "x_last": finite[-1][0], "x_min": low[0], "x_max": high[0], "min": low[1], "max": high[1],
+        "first": finite[0][1], "last": finite[-1][1], "count": len(group),
     }  # fmt: skip
+
+
+def _raw(x: float, v: float) -> dict[str, Any]:
+    return {"x": x, "x_last": x, "x_min": x, "x_max": x, "min": v, "max": v, "first": v, "last": v, "count": 1}

@@ -101,6 +101,7 @@ REQUESTS: dict[str, tuple[str, dict]] = {
     "/api/run": ("GET", ONE),
     "/api/columns": ("POST", {"project": "llm", "names": ["metric:loss"]}),
     "/api/series": ("POST", SERIES),
+    "/api/csv": ("POST", SERIES),
     "/api/parquet": ("POST", SERIES),
     "/api/alerts": ("GET", {"project": "llm"}),
     "/api/console": ("GET", ONE),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 
@@ -17,6 +20,7 @@ from nbclient import NotebookClient
 
 import fanfold
 from fanfold import notebook
+from test_web import browser, needs_browser  # noqa: F401 - fixtures
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 CELLS = (
@@ -47,14 +51,14 @@ def test_a_real_notebook_shows_runs_charts_and_the_dashboard(runs_dir):
     first, page, live, api, same, finished, stored, listed, none, stopped = ([*cell.outputs] for cell in book.cells)
 
     picture = html(first)
-    assert picture.count('<svg class="plot"') == 2 and picture.index("<iframe") < picture.index("as of now")
+    assert picture.count('<svg class="plot"') == 2 and picture.index("<iframe") < picture.index("as of ")
     assert 'aria-label="train/loss of &lt;img' in picture and "330 of 400 points, extremes kept" in picture
     assert "config </span>lr 0.1 · model.dim 64" in picture and "● running" in picture
 
     address = re.search(r'<iframe src="(http://localhost:\d+/\?token=[\w-]+)#p=llm&amp;v=run&amp;r=(\w+)"', html(page))
     assert 'height="333"' in html(page) and text(page) == f"<fanfold ui {address[1]}#p=llm&v=run&r={address[2]}>"
-    assert f'<iframe src="{address[1]}#p=llm&amp;v=run' in picture  # one server for all
-    assert f'<iframe src="{address[1]}#p=llm' in html(live) and "<table>" in html(live)
+    assert f'<iframe data-src="{address[1]}#p=llm&amp;v=run' in picture  # one server for all
+    assert f'<iframe data-src="{address[1]}#p=llm' in html(live) and "<table>" in html(live)
     assert api[0].text == "api has it\n" and text(same) == "True"
     assert "<iframe" not in html(finished) and "✓ finished" in html(finished) and "fanfold.ui" not in html(finished)
     assert '<svg class="plot"' in html(stored) and text(stored).startswith("<run <img src=x")
@@ -62,7 +66,55 @@ def test_a_real_notebook_shows_runs_charts_and_the_dashboard(runs_dir):
     assert "No runs." in html(none)
     assert text(stopped).endswith(", stopped>")
     for cell in (first, live, finished, stored, listed):
-        assert "<img" not in html(cell) and "<script" not in html(cell)
+        assert "<img" not in html(cell) and html(cell).count("<script") == (1 if cell in (first, live) else 0)
+
+
+REINIT = (
+    "import fanfold; one = fanfold.init('p', name='one', quiet=True, system=False); two = fanfold.init('p', quiet=True, system=False)",
+    "print(one.status, two.status)",
+    "three = fanfold.init('p', name='three', quiet=True, system=False); print(one.status, two.status, three.status)",
+    "four = fanfold.init('p', quiet=True, system=False, reinit='create_new'); print(three.status, four.status)",
+    "fanfold.init('p', id='five', quiet=True, system=False); print(three.status, four.status)",
+)
+
+
+def test_init_in_another_cell_finishes_the_run_that_was_open(runs_dir):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in REINIT])
+    NotebookClient(book, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(runs_dir.parent)}}).execute()
+    printed = ["".join(one.text for one in cell.outputs if one.get("name") == "stdout").split() for cell in book.cells]
+    said = ["".join(one.text for one in cell.outputs if one.get("name") == "stderr") for cell in book.cells]
+    assert printed[1] == ["running", "running"]  # two of one cell are meant
+    assert printed[2] == ["finished", "finished", "running"]
+    assert "run one was still running in this notebook and is finished now" in said[2]
+    assert printed[3] == ["running", "running"] and printed[4] == ["finished", "finished"]
+
+
+@needs_browser
+def test_a_notebook_saved_while_a_run_is_live_shows_its_picture_later(runs_dir, browser, tmp_path):  # noqa: F811
+    cells = CELLS[:1]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    client = NotebookClient(book, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(runs_dir.parent)}})
+    saved = tmp_path / "saved.html"
+    with client.setup_kernel():
+        client.execute_cell(book.cells[0], 0)
+        saved.write_text(html(book.cells[0].outputs))
+        page = browser.new_page()
+        page.goto(f"{notebooks(tmp_path)}/saved.html")
+        page.locator("iframe").wait_for(state="visible", timeout=30_000)
+        page.frame_locator("iframe").get_by_role("heading", name="fanfold").wait_for(timeout=30_000)
+        assert not page.locator("svg.plot").first.is_visible()
+    page.reload()  # the kernel is gone, and the dashboard with it
+    page.locator("svg.plot").first.wait_for(state="visible", timeout=30_000)
+    assert not page.locator("iframe").is_visible() and page.get_by_text("as of ").is_visible()
+    page.close()
+
+
+def notebooks(folder) -> str:
+    """Serve a folder as a notebook server would, from this machine; return its address."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://localhost:{server.server_port}"
 
 
 def output(outputs):

@@ -238,7 +238,7 @@ def test_text_stays_text(text):
 
 
 def buckets(x, y, **more):
-    found = {"x": np.array(x, float), "last": np.array(y, float), "min": None, "max": None, "low": None, "high": None, "low_rank": None,
+    found = {"x_last": np.array(x, float), "last": np.array(y, float), "min": None, "max": None, "low": None, "high": None, "low_rank": None,
              "high_rank": None, "marks": [], "marked": 0, "restarts": [], "raw": True, "total": len(x), "axis": "step"}  # fmt: skip
     return SimpleNamespace(**{**found, **more})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import http.client
 import io
 import json
@@ -22,7 +24,7 @@ from starlette.testclient import TestClient
 
 import fanfold
 from fanfold.errors import SettingError
-from fanfold.server import app, wire
+from fanfold.server import app, export, wire
 from fanfold.server.endpoints import ALL
 from fanfold.store import StoredRun, catalogue
 from fanfold.store.query import LocalStore
@@ -47,7 +49,7 @@ def decode(data: bytes) -> tuple[dict, list]:
     version, length = struct.unpack_from("<II", data)
     assert version == wire.VERSION
     head = json.loads(data[8 : 8 + length])
-    types = {"f8": np.float64, "f4": np.float32, "i4": np.int32}
+    types = {"f8": np.float64, "f4": np.float32, "i4": np.int32, "u2": np.uint16}
     for item in head["items"]:
         item["columns"] = {
             name: np.frombuffer(data, types[kind], count, 8 + length + at) for name, (kind, at, count) in item["columns"].items()
@@ -181,19 +183,84 @@ def test_what_a_chart_shows_comes_as_parquet(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         without = http.post("/api/parquet", json=asked)
     rows = table.to_pylist()
-    assert table.schema.metadata[b"axis"] == b"step" and none.schema == table.schema and none.num_rows == 0
-    assert rows[0] == {
-        "run": ids[0],
-        "name": "one",
-        "key": "loss",
-        "x": 0.0,
-        "value": 0.1,
-        "lowest": 0.1,
-        "highest": 1.0,
-        "points": 10,
-    }
-    assert [sum(row["points"] for row in rows if row["run"] == id) for id in ids] == [1000, 1000]
+    assert table.schema.metadata == none.schema.metadata == {b"axis": b"step", b"thinned": b"no"}
+    assert none.schema == table.schema and none.num_rows == 0
+    same = {"key": "loss", "points": 1}
+    assert rows == [
+        {"run": id, "name": name, "x": float(step), **dict.fromkeys(("value", "lowest", "highest"), 1 / (step + 1)), **same}
+        for id, name in zip(ids, ("one", "two"), strict=True)
+        for step in range(1000)
+    ]
     assert without.status_code == 400 and "pip install" in without.json()["error"] and "CSV works" in without.json()["error"]
+
+
+def test_a_chart_as_csv_has_every_point(tmp_path):
+    id = make(tmp_path, '=cmd|"x"', points=1000).id
+    with client(tmp_path) as http:
+        answer = http.post("/api/csv", json={"project": "llm", "runs": [id], "keys": ["loss"], "n": 100})
+        near = http.post("/api/csv", json={"project": "llm", "runs": [id], "keys": ["loss"], "n": 2, "lo": 10, "hi": 14})
+    head, *rows = csv.reader(answer.text.splitlines())
+    assert head == ["run", "step", "loss", "lowest", "highest", "points", "id"]
+    assert rows == [['\'=cmd|"x"', str(step), *[repr(1 / (step + 1))] * 3, "1", id] for step in range(1000)]
+    assert [row[1] for row in csv.reader(near.text.splitlines())][1:] == ["10", "11", "12", "13", "14"]
+
+
+def test_an_export_of_too_many_points_says_that_it_is_thinned_and_pairs_x_and_value(tmp_path, monkeypatch):
+    id = make(tmp_path, points=1000).id
+    monkeypatch.setattr(export, "MOST_POINTS", 999)
+    monkeypatch.setattr(export, "MOST_BUCKETS", 100)
+    asked = {"project": "llm", "runs": [id], "keys": ["loss"]}
+    with client(tmp_path) as http:
+        table = pyarrow.parquet.read_table(io.BytesIO(http.post("/api/parquet", json=asked).content))
+        lines = list(csv.DictReader(http.post("/api/csv", json=asked).text.splitlines()))
+    assert table.schema.metadata[b"thinned"] == b"yes"
+    found = [(float(row["step"]), float(row["loss"]), int(row["points"])) for row in lines]
+    assert found == [(row["x"], row["value"], row["points"]) for row in table.to_pylist()]
+    assert len(found) == 100 and sum(points for *_, points in found) == 1000
+    assert all(value == 1 / (x + 1) for x, value, _ in found)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("n", [7, 100, 330])
+def test_every_point_that_a_bucket_sends_was_logged(tmp_path, n, log):
+    values = np.random.default_rng(n).normal(size=5000)
+    run = fanfold.init("llm", dir=tmp_path, system=False, quiet=True)
+    for step, value in enumerate(values):
+        run.log({"v": float(value)}, step=step * 3)
+    run.finish()
+    (found,) = series(client(tmp_path), runs=[run.id], keys=["v"], n=n, log=log)
+    c = found["columns"]
+    for x, y in ((c["x"], c["first"]), (c["xLast"], c["y"]), (c["x"] + c["loAt"], c["lo"]), (c["x"] + c["hiAt"], c["hi"])):
+        assert (values[(x / 3).astype(int)].astype(np.float32) == y).all()
+    assert (c["x"][1:] > c["xLast"][:-1]).all() and len(c["x"]) <= n
+    if log:  # the beginning has most of the buckets, and step 0 has no place on the axis
+        assert c["x"][0] == 3 and (c["x"] < 1500).sum() > (c["x"] >= 1500).sum()
+
+
+def test_the_axis_that_define_metric_chose_is_the_default(tmp_path):
+    run = fanfold.init("llm", dir=tmp_path, system=False, quiet=True)
+    run.define_metric("val/*", x="epoch")
+    run.define_metric("lost", x="nothing")
+    for step in range(20):
+        run.log({"epoch": step / 10, "val/acc": step * 1.0, "loss": 1.0, "lost": 2.0}, step=step)
+    run.finish()
+    with client(tmp_path) as http:
+        found = series(http, runs=[run.id], keys=["val/acc", "loss", "lost"], x="auto")
+        assert [one["axis"] for one in found] == ["epoch", "step", "step"]
+        assert found[0]["columns"]["x"].tolist() == [step / 10 for step in range(20)]
+        (stepped,) = series(http, runs=[run.id], keys=["val/acc"], x="step")
+        assert stepped["axis"] == "step"
+
+
+def test_a_run_that_was_stopped_by_hand_is_not_counted_as_failed(tmp_path):
+    for name, error in (("by-hand", KeyboardInterrupt), ("broken", ValueError)):
+        with contextlib.suppress(error), fanfold.init("llm", dir=tmp_path, name=name, system=False, quiet=True) as run:
+            run.log({"loss": 1.0}, step=0)
+            raise error
+    with client(tmp_path) as http:
+        listed = http.get("/api/runs", params={"project": "llm"}).json()["runs"]
+        assert {run["name"]: run["failed"] for run in listed} == {"by-hand": False, "broken": True}
+        assert [alert["name"] for alert in http.get("/api/alerts", params={"project": "llm"}).json()] == ["broken"]
 
 
 def test_listing_projects_reads_no_run(tmp_path):

@@ -155,6 +155,7 @@ def test_runs_are_renamed_and_views_saved_from_the_page(place):
 
 # Points
 
+COLUMNS = ("x", "x_last", "x_min", "x_max", "min", "max", "first", "last", "count")
 VALUES = some.one_of(
     some.floats(width=32),
     some.integers(-(1 << 62), 1 << 62),
@@ -202,7 +203,7 @@ def test_any_history_reads_as_it_was_written(place, calls, buckets, lo, hi):
             continue
         thin = store.series(run, key, rank=rank, buckets=buckets, lo=lo, hi=hi)
         wanted = thinned(stepped, buckets, lo, hi)
-        for name in ("x", "x_last", "min", "max", "first", "last", "count"):
+        for name in COLUMNS:
             assert same(getattr(thin, name), [one[name] for one in wanted]), name
         assert thin.total == sum(one["count"] for one in wanted)
 
@@ -224,7 +225,7 @@ def test_folds_and_other_axes_are_the_same_in_both_stores(tmp_path, clickhouse):
     ]  # fmt: skip
     for how in asked:
         one, two = (store.series(store.run("p", "r"), "loss", **how) for store in stores)
-        for name in ("x", "x_last", "min", "max", "first", "last", "count", "low", "high", "low_rank", "high_rank"):
+        for name in (*COLUMNS, "low", "high", "low_rank", "high_rank"):
             left, right = getattr(one, name), getattr(two, name)
             assert (left is None) == (right is None)
             assert left is None or same(left, right), (how, name)

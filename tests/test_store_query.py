@@ -22,7 +22,7 @@ from fanfold.store import merge, segments
 from fanfold.store.query import LocalStore
 from store_data import NO_STEP, START, Call, thinned, visible, write_run
 
-COLUMNS = ("x", "x_last", "min", "max", "first", "last", "count")
+COLUMNS = ("x", "x_last", "x_min", "x_max", "min", "max", "first", "last", "count")
 numbers = st.one_of(
     st.floats(width=32),
     st.floats(-1e9, 1e9),

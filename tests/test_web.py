@@ -365,7 +365,7 @@ def test_a_chart_is_saved_as_picture_and_numbers(context, address):
         saved[kind] = Path(download.value.path()).read_bytes()
     assert saved["PNG"].startswith(b"\x89PNG") and len(saved["PNG"]) > 2000
     assert saved["SVG"].startswith(b"<svg") and b"one-point" in saved["SVG"]
-    assert saved["CSV"].decode() == "run,step,alone,lowest,highest\none-point,7,5,5,5\n"
+    assert saved["CSV"].decode().startswith("run,step,alone,lowest,highest,points,id\none-point,7,5,5,5,1,")
     assert saved["Parquet"].startswith(b"PAR1")
 
 

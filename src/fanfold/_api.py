@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ run: Run | None
 config: Any
 summary: Any
 _current: Any = None
+_cells: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # runs of a notebook, by the cell that opened them
 
 # Arguments of other libraries' init() that mean nothing here; a script that passes them goes on working.
 _FOREIGN = frozenset(
@@ -69,6 +72,9 @@ def init(
     root = find_directory(dir, writing=True)
     from ._run import options_for, start
 
+    cell = _cell()
+    if cell is not None and wandb_style.get("reinit") != "create_new":
+        _finish_earlier(cell)
     if isinstance(resume, bool):
         resume = "auto" if resume else "never"
     if isinstance(tags, str):
@@ -79,9 +85,30 @@ def init(
         quiet=quiet, trackers=trackers, tracker_kwargs=tracker_kwargs, fold=fold, relay=relay,
     )  # fmt: skip
     _current = start(options)
+    if cell is not None:
+        _cells[_current] = cell
     if _current.is_main_process:
         _say_unknown_variables()
     return _current  # type: ignore[no-any-return]
+
+
+def _cell() -> int | None:
+    """Return the number of the notebook cell that is being executed; None outside of a notebook's kernel."""
+    shell = sys.modules.get("IPython")
+    current = shell.get_ipython() if shell is not None else None
+    return None if getattr(current, "kernel", None) is None else int(getattr(current, "execution_count", 0))
+
+
+def _finish_earlier(cell: int) -> None:
+    """Finish the runs that other cells, or earlier executions of this one, left running, as wandb does in a notebook."""
+    for run, opened in list(_cells.items()):
+        if opened != cell and run.status == "running":
+            notices.once(
+                f"notebook:{run.id}",
+                f"run {run.name} was still running in this notebook and is finished now, because init() was called in a new cell "
+                'execution. Pass init(reinit="create_new") to keep several runs open.',
+            )
+            run.finish()
 
 
 def _say_foreign(given: Mapping[str, Any]) -> None:
@@ -91,7 +118,7 @@ def _say_foreign(given: Mapping[str, Any]) -> None:
 
         known = [name for name in inspect.signature(init).parameters if name != "wandb_style"]
         raise SettingError(f"init() does not know {', '.join(unknown)}. The run was not started.{suggestion(unknown[0], known)}")
-    for name in sorted(set(given) - {"mode"}):
+    for name in sorted(set(given) - {"mode"} - ({"reinit"} if given.get("reinit") == "create_new" else set())):
         notices.once(f"foreign:{name}", f"init({name}=…) has no meaning in fanfold and is ignored; the run starts without it.")
 
 

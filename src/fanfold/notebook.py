@@ -15,17 +15,31 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from .drawing import Markup, tag
+from .drawing.markup import join
+from .drawing.numbers import moment
 from .errors import FanfoldError, missing_extra, notices, outcome
 from .settings import find_directory
 
 HEIGHT = 640
 STOP_SECONDS = 5.0
+# Shows the frame once the page in it says that it is there: in a notebook that was saved and is opened later, no server
+# answers, and the picture stays.
+_SHOW = """(() => {
+  const box = document.getElementById('%s'), frame = box.querySelector('iframe');
+  addEventListener('message', (event) => {
+    if (event.source !== frame.contentWindow || event.data !== 'fanfold') return;
+    box.querySelector('.ff-live').style.display = 'block';
+    box.querySelector('.ff-still').style.display = 'none';
+  });
+  frame.src = frame.dataset.src;
+})();"""
 _servers: dict[Path, Server] = {}
 _lock = threading.Lock()
 
@@ -128,16 +142,30 @@ def _server(root: Path) -> Server:
         return found
 
 
+_FRAME = "border:1px solid #8884;border-radius:7px"
+
+
+def _link(url: str) -> Markup:
+    link = tag("a", url, href=url, target="_blank", rel="noreferrer noopener")
+    return tag("div", link, style="font:12px system-ui,sans-serif;margin-bottom:4px")
+
+
 def frame(url: str, height: int) -> Markup:
     """Return the page in a frame, with its address above for notebooks that show no frames."""
-    link = tag("a", url, href=url, target="_blank", rel="noreferrer noopener")
-    inside = tag("iframe", src=url, width="100%", height=max(120, int(height)), title="fanfold",
-                 style="border:1px solid #8884;border-radius:7px")  # fmt: skip
-    return tag("div", tag("div", link, style="font:12px system-ui,sans-serif;margin-bottom:4px"), inside)
+    inside = tag("iframe", src=url, width="100%", height=max(120, int(height)), title="fanfold", style=_FRAME)
+    return tag("div", _link(url), inside)
+
+
+def live_or_still(url: str, height: int, picture: object) -> Markup:
+    """Return the page in a frame that is shown while its server answers, and the picture that is shown otherwise."""
+    inside = tag("iframe", data_src=url, width="100%", height=max(120, int(height)), title="fanfold", style=_FRAME)
+    live = tag("div", _link(url), inside, class_="ff-live", style="display:none")
+    id = f"ff-{secrets.token_hex(8)}"
+    return tag("div", live, tag("div", picture, class_="ff-still"), tag("script", Markup(_SHOW % id)), id=id)
 
 
 def run_html(run: Any) -> str:
-    """Return a run of this process: live in a notebook while it runs, and the picture of now."""
+    """Return a run of this process: live in a notebook while it runs, with the picture of now for later."""
     from .store import open_run
     from .store.display import run_html as picture
     from .store.display import shown
@@ -145,10 +173,10 @@ def run_html(run: Any) -> str:
     return shown(picture(open_run(run.path)), [run])
 
 
-def live(runs: Sequence[Any]) -> Markup | None:
-    """Return a frame in which the runs of this notebook that are still running are seen live; None where that cannot be.
+def live(runs: Sequence[Any], picture: object) -> Markup | None:
+    """Return a frame in which runs that are still running are seen live, over their picture; None where that cannot be.
 
-    The dashboard is started for it. Without the packages it needs, the picture has to do.
+    The dashboard is started for it. Without the packages it needs, the picture alone is shown.
     """
     going = [run for run in runs if run.status == "running"]
     if not going or not in_notebook():
@@ -158,7 +186,8 @@ def live(runs: Sequence[Any]) -> Markup | None:
         notices.once("notebook", f"the run is shown as a picture, not live: {error}")
         return None
     place = fragment(going[0]) if len(runs) == 1 else f"#p={quote(going[0].project, safe='')}"
-    return frame(f"{server.address}{place}", HEIGHT)
+    now = tag("p", f"as of {moment(time.time())}", class_="dim", style="margin:0 0 4px")
+    return live_or_still(f"{server.address}{place}", HEIGHT, join([now, picture]))
 
 
 def in_notebook() -> bool:

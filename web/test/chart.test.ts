@@ -1,7 +1,8 @@
 // Charts: what they span, where they break, and how they are smoothed.
 import { describe, expect, it } from 'vitest';
 import { beside, draw, extent, stretches, type Line } from '../src/lib/chart';
-import { at, nearest, scales, ticks } from '../src/lib/scale';
+import { at, nearest } from '../src/lib/points';
+import { labelled, scales, ticks } from '../src/lib/scale';
 import { centred, exponential, smoothed } from '../src/lib/smooth';
 
 const line = (x: number[], y: number[], more: Partial<Line> = {}): Line => ({
@@ -66,7 +67,7 @@ describe('draw', () => {
     }) as unknown as CanvasRenderingContext2D;
     const view = { x0: 0, x1: 2, y0: 0, y1: 10, logX: false, logY: false };
     const frame = { w: 300, h: 200, dpr: 1 };
-    draw(context, frame, view, [line([0, 1, 2], [5, 5, 5], { lo: [1, 2, 3], hi: [9, 8, 7], raw: false })], { ground: '', ink: '', grid: '', band: false, xKind: 'number' });
+    draw(context, frame, view, [line([0, 1, 2], [5, 5, 5], { xLast: [0.9, 1.9, 2.9], first: [4, 6, 4], lo: [1, 2, 3], hi: [9, 8, 7], loAt: [0.1, 0.3, 0.5], hiAt: [0.2, 0.2, 0.2], raw: false })], { ground: '', ink: '', grid: '', band: false, xKind: 'number' });
     const { sy } = scales(frame, view);
     for (const value of [1, 2, 3, 7, 8, 9]) expect(visited).toContain(sy(value));
   });
@@ -79,6 +80,18 @@ describe('scales', () => {
       for (const v of [1, 17, 1000]) expect(s.ix(s.sx(v))).toBeCloseTo(v, 6);
       expect(s.iy(s.sy(0.5))).toBeCloseTo(0.5, 6);
     }
+  });
+  it('labels of neighbours differ, and say times in round units', () => {
+    const labels = (lo: number, hi: number, kind?: 'span' | 'time') => labelled(lo, hi, 5, false, kind).map((one) => one.label);
+    expect(labels(2_000_000, 2_000_040)).toEqual(['2M', '2.00001M', '2.00002M', '2.00003M', '2.00004M']);
+    expect(labels(0, 3_000_000)).toEqual(['0', '500k', '1M', '1.5M', '2M', '2.5M', '3M']);
+    expect(labels(1e-5, 1.2e-5)).toEqual(['1e-5', '1.05e-5', '1.1e-5', '1.15e-5', '1.2e-5']);
+    expect(labels(0, 1000, 'span')).toEqual(['0 min', '5 min', '10 min', '15 min']);
+    expect(labels(0, 45, 'span')).toEqual(['0 s', '10 s', '20 s', '30 s', '40 s']);
+    expect(labels(0, 30 * 3600, 'span')).toEqual(['0 h', '6 h', '12 h', '18 h', '24 h', '30 h']);
+    for (const [lo, hi] of [[0.1, 0.100004], [1e9, 1e9 + 3], [-5, 5], [0.999, 1.001]]) expect(new Set(labels(lo, hi)).size).toBe(labels(lo, hi).length);
+    const day = new Date(2026, 2, 1).getTime() / 1000;
+    expect(labels(day, day + 2 * 86_400, 'time')).toEqual(['1 Mar', '12:00', '2 Mar', '12:00', '3 Mar']);
   });
   it('ticks are round, inside, and few', () => {
     expect(ticks(0, 10, 5)).toEqual([0, 2, 4, 6, 8, 10]);
@@ -93,7 +106,11 @@ describe('scales', () => {
   });
   it('finds the point at and nearest to a place', () => {
     expect([at([0, 2, 4], 3), at([0, 2, 4], -1), at([], 3)]).toEqual([1, 0, 0]);
-    expect([nearest([0, 2, 4], 3.5), nearest([0, 2, 4], 2.5)]).toEqual([2, 1]);
+    const raw = { x: [0, 2, 4], y: [5, 6, 7] };
+    expect([nearest(raw, 3.5), nearest(raw, 2.5), nearest({ x: [], y: [] }, 1)]).toEqual([{ x: 4, y: 7, i: 2 }, { x: 2, y: 6, i: 1 }, undefined]);
+    const thin = { x: [0, 10], xLast: [9, 19], first: [1, 3], y: [2, 4], lo: [0, 3], hi: [8, 4] }; // of two buckets, their ends
+    expect([1, 6, 9.4, 9.6, 14, 15, 99].map((t) => nearest(thin, t)?.y)).toEqual([1, 2, 2, 3, 3, 4, 4]);
+    expect([1, 6, 9.4, 9.6, 14, 15, 99].map((t) => nearest(thin, t)?.x)).toEqual([0, 9, 9, 10, 10, 19, 19]);
   });
 });
 
@@ -101,6 +118,14 @@ describe('smoothing', () => {
   it('leaves a straight line straight, ends included', () => {
     const y = Array.from({ length: 100 }, (_, i) => i);
     centred(y, 0.8).forEach((v, i) => expect(v).toBeCloseTo(i, 9));
+  });
+  it('ends at the trend, not at the last value', () => {
+    const y = Array.from({ length: 200 }, (_, i) => i / 100 + (i % 2 ? 0.1 : -0.1));
+    y[0] = -5;
+    y[199] = 9;
+    const out = centred(y, 0.9);
+    expect(Math.abs(out[199] - 2)).toBeLessThan(1.2);
+    expect(Math.abs(out[0])).toBeLessThan(1.2);
   });
   it('does not lag, where the exponential one does', () => {
     const y = Array.from({ length: 200 }, (_, i) => (i < 100 ? 0 : 1));

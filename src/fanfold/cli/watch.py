@@ -10,7 +10,7 @@ from typing import Any
 
 from ..drawing.order import curve_order
 from ..errors import FanfoldError
-from ..store import StoredRun, axes
+from ..store import StoredRun
 from ..store.buckets import Buckets
 from ..store.display import series
 from ..store.query import Row, Store
@@ -111,9 +111,7 @@ class Watcher:
 
 def last_fold(run: StoredRun, found: Buckets) -> float:
     """Return the last mean over ranks, NaN included: a bucket of many points speaks of the finite ones alone."""
-    if not found.raw:
-        found = axes.thin(run, found.key, buckets=1, x="step", rank=None, fold="mean", lo=float(found.x_last[-1]), hi=None)
-    return float(found.last[-1])
+    return float(found.last[-1] if found.raw else run.series(found.key, fold="mean").values[-1])
 
 
 def _load(latest: dict[str, Any]) -> tuple[float | None, float | None]:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..journal.walker import NO_STEP
+from ..store.axes import axis_of
 from ..store.buckets import Buckets, Piece, bucket
 from ..store.points import holders
 from ..store.run import StoredRun
@@ -51,6 +52,7 @@ class Plan:
     high: float
     lo: float | None
     hi: float | None
+    log: bool = False
 
     @property
     def most(self) -> int:
@@ -66,12 +68,13 @@ class Plan:
 
 def thin_many(
     database: Database, wanted: Sequence[tuple[StoredRun, str]], *, buckets: int = 330, x: str = "step", rank: int | None = None,
-    fold: str | None = None, lo: float | None = None, hi: float | None = None,
+    fold: str | None = None, lo: float | None = None, hi: float | None = None, log: bool = False,
 ) -> list[Buckets | None]:  # fmt: skip
     """Return the buckets of the series that can be made in the database; None for the others."""
-    if x != "step" or fold is not None:
+    if fold is not None:
         return [None] * len(wanted)
-    plans = {i: plan for i, (run, key) in enumerate(wanted) if (plan := _plan(run, key, rank, lo, hi)) is not None}
+    stepped = [i for i, (run, key) in enumerate(wanted) if axis_of(run, key, x) == "step"]
+    plans = {i: plan for i in stepped if (plan := _plan(*wanted[i], rank, lo, hi, log)) is not None}
     count = max(buckets, 1)
     found: dict[int, Buckets] = {}
     for shift, some in _by_width(plans, count).items():
@@ -94,15 +97,17 @@ def _by_width(plans: dict[int, Plan], count: int) -> dict[int, dict[int, Plan]]:
     found: dict[int, dict[int, Plan]] = {}
     for i, plan in plans.items():
         cells = (plan.high - plan.low) / count / CELL
-        if plan.most > max(count, LONG) and plan.exact and cells >= FINE:
+        if plan.most > max(count, LONG) and plan.exact and cells >= FINE and not plan.log:
             found.setdefault(max(0, math.ceil(math.log2(cells))), {})[i] = plan
     return found
 
 
-def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: float | None) -> Plan | None:
+def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: float | None, log: bool) -> Plan | None:
     """Work out which journals' points count, as `store.points` does; None where the steps do not tell."""
     if not isinstance(run, FleetRun):
         return None
+    if log and (lo is None or lo <= 0):
+        lo = 1.0  # the least step that a logarithmic axis has a place for
     ranks = holders(run, key)
     if not ranks or (rank is not None and rank not in ranks):
         return None
@@ -124,7 +129,7 @@ def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: floa
     extents = [part.journal.extents[key] for part in parts]
     low = min(one.low for one in extents)
     high = max(min(one.high, part.limit - 1) for one, part in zip(extents, parts, strict=True))
-    return Plan(run, key, parts, restarts, low if lo is None else lo, high if hi is None else hi, lo, hi)
+    return Plan(run, key, parts, restarts, low if lo is None else lo, high if hi is None else hi, lo, hi, log)
 
 
 def _groups(plans: dict[int, Plan]) -> list[dict[int, Plan]]:
@@ -179,7 +184,10 @@ def _bounds(found: dict[str, NDArray[Any]], *names: str) -> dict[tuple[int, ...]
 
 
 def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[int, Buckets]:
-    """Return the buckets of series that have whole cells to the bucket. One that holds NaN or infinities is left out."""
+    """Return the buckets of series that have whole cells to the bucket. One that holds NaN or infinities is left out.
+
+    Cells keep their extremes without the step of each: where those are is known to the cell, not to the point.
+    """
     import numpy as np
 
     found = database.ask(_CELLS if shift <= FEW_CELLS else _GROUPED, shift=shift, **_sets(plans))
@@ -192,13 +200,22 @@ def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[
         rows = {name: column[where] for name, column in found.items()}
         starts = np.flatnonzero(np.append(True, np.diff(rows["c"]) != 0))
         count = np.add.reduceat(rows["n"].astype(np.int64), starts)
-        ends = np.append(starts[1:], len(rows["c"])) - 1
+        until = np.maximum.reduceat(rows["x_last"], starts)
+        ends = _last_of(rows["x_last"], until, starts)
         result[i] = Buckets(
-            plan.key, rows["x"][starts].astype(np.float64), np.maximum.reduceat(rows["x_last"], starts).astype(np.float64),
+            plan.key, rows["x"][starts].astype(np.float64), until.astype(np.float64),
             np.minimum.reduceat(rows["l"], starts), np.maximum.reduceat(rows["h"], starts), rows["f"][starts], rows["s"][ends],
             count, int(count.sum()), raw=False, restarts=_shown(plan),
         )  # fmt: skip
     return result
+
+
+def _last_of(values: NDArray[Any], wanted: NDArray[Any], starts: NDArray[Any]) -> NDArray[Any]:
+    """Return the last row of each bucket that holds the value wanted: journals may overlap within a cell."""
+    import numpy as np
+
+    spread = np.repeat(wanted, np.diff(np.append(starts, len(values))))
+    return np.maximum.reduceat(np.where(values == spread, np.arange(len(values)), -1), starts)
 
 
 # Points, brought here
@@ -226,7 +243,9 @@ def _here(database: Database, plans: dict[int, Plan], count: int) -> dict[int, B
         if (steps[1:] < steps[:-1]).any():
             order = np.argsort(steps, kind="stable")
             steps, values = steps[order], values[order]
-        result[i] = bucket(plan.key, [Piece(steps, values)], buckets=count, lo=plan.lo, hi=plan.hi, restarts=plan.restarts)
+        result[i] = bucket(
+            plan.key, [Piece(steps, values)], buckets=count, lo=plan.lo, hi=plan.hi, restarts=plan.restarts, log=plan.log
+        )
     return result
 
 
@@ -257,15 +276,18 @@ _WANTED = (
 _WHERE = "run IN {all_runs:Array(UInt64)} AND series IN {all_series:Array(UInt64)}"
 _PLACE = (
     "multiIf({x} < lo, toInt64(-1), {x} > hi, toInt64({{n:UInt32}}), "
-    "least(toInt64({{n:UInt32}}) - 1, toInt64(floor(({x} - low) * {{n:UInt32}} / span))))"
+    "least(toInt64({{n:UInt32}}) - 1, toInt64(floor(({place} - low) * {{n:UInt32}} / span))))"
 )
 _FROM_POINTS = (
-    "SELECT i, b, min(step) AS x, max(step) AS x_last, min(if(isFinite(value), value, inf)) AS l, "
+    "SELECT i, b, min(step) AS since, max(step) AS until, minIf(step, isFinite(value) OR out) AS x, "
+    "maxIf(step, isFinite(value) OR out) AS x_last, argMinIf(step, (value, step), isFinite(value)) AS x_low, "
+    "argMinIf(step, (-value, step), isFinite(value)) AS x_high, min(if(isFinite(value), value, inf)) AS l, "
     "max(if(isFinite(value), value, -inf)) AS h, argMinIf(value, (step, ord, pos), isFinite(value) OR out) AS f, "
     "argMaxIf(value, (step, ord, pos), isFinite(value) OR out) AS s, count() AS count, countIf(isFinite(value)) AS sound, "
     "minIf(step, isNaN(value)) AS nan_at, countIf(isNaN(value)) AS nans, minIf(step, value = inf) AS inf_at, "
     "countIf(value = inf) AS infs, minIf(step, value = -inf) AS neg_at, countIf(value = -inf) AS negs "
-    "FROM (SELECT i, ord, step, pos, value, " + _PLACE.format(x="step") + " AS b, b < 0 OR b >= {n:UInt32} AS out "
+    "FROM (SELECT i, ord, step, pos, value, " + _PLACE.format(x="step", place="{place}") + " AS b, "
+    "b < 0 OR b >= {n:UInt32} AS out "
     "FROM (SELECT run, series, journal, step, pos, value FROM points{final} WHERE " + _WHERE + ") AS p "
     "INNER JOIN (" + _WANTED + ") AS w ON p.run = w.run AND p.series = w.series AND p.journal = w.journal WHERE step < lim) "
     "GROUP BY i, b ORDER BY i, b"
@@ -283,11 +305,16 @@ def _asked(plans: dict[int, Plan]) -> dict[str, Any]:
         "limits": [part.limit for _, _, part, _ in rows],
         "los": [_whole(math.ceil, plan.lo, -FAR) for _, plan, _, _ in rows],
         "his": [_whole(math.floor, plan.hi, FAR) for _, plan, _, _ in rows],
-        "lows": [float(plan.low) for _, plan, _, _ in rows],
-        "spans": [max(float(plan.high) - float(plan.low), 1e-9) for _, plan, _, _ in rows],
+        "lows": [_along(plan, plan.low) for _, plan, _, _ in rows],
+        "spans": [max(_along(plan, plan.high) - _along(plan, plan.low), 1e-9) for _, plan, _, _ in rows],
         "all_runs": sorted({plan.run.number for plan in plans.values()}),
         "all_series": sorted({series_number(plan.key) for plan in plans.values()}),
     }
+
+
+def _along(plan: Plan, step: float) -> float:
+    """Return where a step is along the axis."""
+    return math.log(max(step, 1.0)) if plan.log else float(step)
 
 
 def _whole(rounded: Any, edge: float | None, default: int) -> int:
@@ -301,7 +328,9 @@ def _from_points(database: Database, plans: dict[int, Plan], count: int) -> dict
     import numpy as np
 
     twice = any(part.journal.twice for plan in plans.values() for part in plan.parts)
-    found = database.ask(_FROM_POINTS.replace("{final}", " FINAL" if twice else ""), n=count, **_asked(plans))
+    place = "log(step)" if any(plan.log for plan in plans.values()) else "step"
+    question = _FROM_POINTS.replace("{final}", " FINAL" if twice else "").replace("{place}", place)
+    found = database.ask(question, n=count, **_asked(plans))
     starts = np.searchsorted(found["i"], list(plans))
     stops = np.searchsorted(found["i"], list(plans), "right")
     return {
@@ -325,11 +354,12 @@ def _buckets(plan: Plan, rows: dict[str, NDArray[Any]], count: int) -> Buckets:
         for at in one[where][one[times] > 0].tolist()
     )
     marked = sum(int(one[name].sum()) for name in ("nans", "infs", "negs"))
-    x, x_last = one["x"].astype(np.float64), one["x_last"].astype(np.float64)
+    ends = (("x", "since"), ("x_last", "until"), ("x_low", "since"), ("x_high", "since"))
+    x, x_last, x_min, x_max = (np.where(none, one[end], one[name]).astype(np.float64) for name, end in ends)
     return Buckets(
         plan.key, x, x_last, low, high, first, last, one["count"].astype(np.int64), int(one["count"].sum()), raw=False,
         marks=marks, marked=marked, restarts=_shown(plan), axis="step",
-        before=_end(rows, before, "x_last", "s"), after=_end(rows, after, "x", "f"),
+        before=_end(rows, before, "x_last", "s"), after=_end(rows, after, "x", "f"), x_min=x_min, x_max=x_max,
     )  # fmt: skip
 
 

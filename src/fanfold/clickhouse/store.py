@@ -273,7 +273,7 @@ def _is_live(seen: int) -> bool:
 
 
 def _whole(how: Mapping[str, Any]) -> dict[str, Any]:
-    return {"buckets": 330, "x": "step", "rank": None, "fold": None, "lo": None, "hi": None, **how}
+    return {"buckets": 330, "x": "step", "rank": None, "fold": None, "lo": None, "hi": None, "log": False, **how}
 
 
 _stores: dict[Address, ClickHouseStore] = {}

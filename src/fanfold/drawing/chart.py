@@ -64,7 +64,7 @@ def line_of(name: str, place: int, found: Any, *, smooth: float = 0.0) -> Line:
     """Make a line of a store's buckets; `smooth` from 0 to 1 adds an average that does not lag."""
     thinned = not found.raw
     line = Line(
-        name, place, found.x, found.last, found.min if thinned else None, found.max if thinned else None,
+        name, place, found.x_last, found.last, found.min if thinned else None, found.max if thinned else None,
         found.low if found.low is not None else found.min if thinned else None,
         found.high if found.high is not None else found.max if thinned else None,
         found.marks, found.restarts, found.raw, found.total, found.marked, found.axis, found.low_rank, found.high_rank,
@@ -93,7 +93,7 @@ def stretches(x: Any, y: Any) -> list[tuple[int, int]]:
 
 
 def _smoothed(y: Any, parts: Sequence[tuple[int, int]], amount: float) -> Any:
-    """Average each stretch by a centred kernel: nothing lags, and nothing flows across a hole."""
+    """Fit a line around each place, weighted by a centred kernel: nothing lags or crosses a gap, and ends follow the trend."""
     import numpy as np
 
     out = np.full(len(y), np.nan)
@@ -101,11 +101,17 @@ def _smoothed(y: Any, parts: Sequence[tuple[int, int]], amount: float) -> Any:
     middle = math.ceil(reach * 2.5)
     kernel = np.exp(-0.5 * (np.arange(-middle, middle + 1) / reach) ** 2)
     for a, b in parts:
-        size = b - a
-        for i in range(size):
-            side = min(middle, i, size - 1 - i)  # the same reach on both sides, or the ends would bend
-            weights = kernel[middle - side : middle + side + 1]
-            out[a + i] = float(np.dot(y[a + i - side : a + i + side + 1], weights / weights.sum()))
+        for i in range(a, b):
+            first, last = max(a, i - middle), min(b, i + middle + 1)
+            away = np.arange(first, last) - i
+            weights = kernel[middle + first - i : middle + last - i]
+            total, lean, spread = weights.sum(), weights @ away, weights @ away**2
+            gap = np.asarray(y[first:last], np.float64) - y[i]
+            whole = total * spread - lean * lean
+            flat = whole <= 1e-9 * total * total  # a single point
+            out[i] = y[i] + (
+                weights @ gap / total if flat else (spread * (weights @ gap) - lean * (weights * away @ gap)) / whole
+            )
     return out
 
 

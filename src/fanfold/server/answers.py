@@ -42,6 +42,7 @@ class Listed(TypedDict):
     ranks: int
     attempts: int
     archived: bool
+    failed: bool
 
 
 class Runs(TypedDict):

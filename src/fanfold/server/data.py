@@ -28,7 +28,7 @@ BASICS = ("id", "name", "status", "created", "seen", "duration", "tags", "notes"
 
 
 class SeriesQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which series, over which x, in which range, in how many buckets."""
+    """Which series, over which x, in which range, in how many buckets; `log`: buckets for a logarithmic axis."""
 
     project: str
     runs: list[str]
@@ -39,6 +39,7 @@ class SeriesQuery(msgspec.Struct, forbid_unknown_fields=True):
     rank: int | None = None
     lo: float | None = None
     hi: float | None = None
+    log: bool = False
 
 
 class ColumnQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,7 +82,8 @@ def flat(config: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any
 def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
     """Return a project's runs, each with what the list shows, and which columns and keys there are."""
     rows = store.runs(project, filter, sort)
-    listed = [{**{name: row.get(name) for name in BASICS}, "archived": bool(row.get("archived"))} for row in rows]
+    listed = [{**{name: row.get(name) for name in BASICS}, "archived": bool(row.get("archived")), "failed": _failed(row)}
+              for row in rows]  # fmt: skip
     settings = dict.fromkeys(f"config:{path}" for row in rows for path, _ in flat(row["config"]))
     logged, figures = _keys(rows, "latest"), _keys(rows, "summary")
     seen = dict.fromkeys(key for row in rows for key in row.get("media") or ())
@@ -153,14 +155,14 @@ def series(store: Store, query: SeriesQuery) -> bytes:
     return wire.encode({"axis": query.x}, [_packed(id, one) for id, _, one in found_series(store, query)])
 
 
-def found_series(store: Store, query: SeriesQuery) -> list[tuple[str, StoredRun, Buckets]]:
+def found_series(store: Store, query: SeriesQuery, buckets: int | None = None) -> list[tuple[str, StoredRun, Buckets]]:
     """Return the series there are of those asked for, with their runs."""
     if len(query.runs) * len(query.keys) > MOST_SERIES:
         raise SettingError(f"that is more than {MOST_SERIES} series. None was read. Ask for fewer runs or keys at a time.")
     opened = _several(store, query.project, query.runs)
     asked = [(id, run, key) for key in query.keys for id, run in opened.items()]
-    found = store.series_many([(run, key) for _, run, key in asked], buckets=max(1, min(query.n, MOST_BUCKETS)), x=query.x,
-                              rank=query.rank, fold=query.fold, lo=query.lo, hi=query.hi)  # fmt: skip
+    found = store.series_many([(run, key) for _, run, key in asked], buckets=buckets or max(1, min(query.n, MOST_BUCKETS)),
+                              x=query.x, rank=query.rank, fold=query.fold, lo=query.lo, hi=query.hi, log=query.log)  # fmt: skip
     return [(id, run, one) for (id, run, _), one in zip(asked, found, strict=True) if one is not None]
 
 
@@ -183,12 +185,14 @@ def _packed(id: str, one: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             return column
         return np.concatenate([[end[place] for end in ends[0]], column, [end[place] for end in ends[1]]])
 
-    last = reached(one.last, 1)
+    last, x = reached(one.last, 1), reached(one.x, 0)
     if one.raw:
-        found = {"x": reached(one.x, 0), "y": wire.small(last, last)[0]}
+        found = {"x": x, "y": wire.small(last, last)[0]}
     else:
-        low, high, last = wire.small(reached(one.min, 1), reached(one.max, 1), last)
-        found = {"x": reached(one.x, 0), "y": last, "lo": low, "hi": high}
+        low, high, first, last = wire.small(reached(one.min, 1), reached(one.max, 1), reached(one.first, 1), last)
+        found = {"x": x, "xLast": reached(one.x_last, 0), "first": first, "y": last, "lo": low, "hi": high}
+        if one.x_min is not None:
+            found |= {"loAt": wire.offsets(reached(one.x_min, 0) - x), "hiAt": wire.offsets(reached(one.x_max, 0) - x)}
     if one.low is not None:
         edge = [np.full(len(end), -1) for end in ends]
         low, high = wire.small(reached(one.low, 1), reached(one.high, 1))
@@ -221,9 +225,15 @@ def alerts(store: Store, project: str) -> list[dict[str, Any]]:
     for row in rows:
         one = opened.get(row["id"])
         found += [{**alert, "run": row["id"], "name": row["name"]} for alert in (one.alerts if one else ())]
-        if row["status"] in ("failed", "killed", "lost"):
+        if _failed(row):
             found.append(_ending(row))
     return safe(sorted(found, key=lambda alert: -alert["t"])[:MOST_ALERTS])  # type: ignore[no-any-return]
+
+
+def _failed(row: Mapping[str, Any]) -> bool:
+    """Tell whether a run ended otherwise than it should have. One that somebody stopped with Ctrl-C did not."""
+    stopped = (row.get("error") or "").rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")
+    return row["status"] in ("failed", "killed", "lost") and not stopped
 
 
 def _ending(row: Mapping[str, Any]) -> dict[str, Any]:

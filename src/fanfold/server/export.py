@@ -1,32 +1,86 @@
-"""What a chart shows, as a Parquet file: one row a point or bucket, so that a notebook goes on where the page ends."""
+"""A chart's series as a file, CSV or Parquet: every point that was logged, one row each.
+
+Only where that would be more than `MOST_POINTS` rows are the series thinned, and the file says so: the column `points` is how
+many logged points a row stands for, and `value` is the last of them, logged at `x`.
+"""
 
 from __future__ import annotations
 
+import csv as csv_format
 import io
 from typing import TYPE_CHECKING, Any
 
 from ..errors import missing_extra
 from ..store.query import Store
-from .data import SeriesQuery, found_series
+from .data import MOST_BUCKETS, SeriesQuery, found_series
 
 if TYPE_CHECKING:
     from ..store.buckets import Buckets
     from ..store.run import StoredRun
 
+    Found = list[tuple[str, StoredRun, Buckets]]
+
+MOST_POINTS = 10_000_000  # rows in one file
+
+
+def every_point(store: Store, query: SeriesQuery) -> Found:
+    """Return the series asked for with all their points, or in fine buckets where those are too many for a file."""
+    total = sum(one.total for _, _, one in found_series(store, query, buckets=1))
+    return found_series(store, query, buckets=MOST_POINTS if total <= MOST_POINTS else MOST_BUCKETS)
+
+
+def csv(store: Store, query: SeriesQuery) -> bytes:
+    """Return run, x, value, lowest, highest, points and id; the columns of x and value have the names of axis and key."""
+    found = every_point(store, query)
+    axes = {one.axis for _, _, one in found}
+    out = io.StringIO()
+    write = csv_format.writer(out, lineterminator="\n").writerow
+    write(["run", _safe("/".join(sorted(axes)) or query.x), _safe(", ".join(query.keys)), "lowest", "highest", "points", "id"])
+    for id, run, one in found:
+        _write_rows(out, _cell(run.name), one, _cell(id))
+    return out.getvalue().encode("utf-8", "replace")
+
+
+def _write_rows(out: io.StringIO, name: str, one: Buckets, id: str) -> None:
+    lowest, highest = _band(one)
+    columns = [_numbers(column) for column in (one.x_last, one.last, lowest, highest, one.count)]
+    out.writelines(f"{name},{x},{value},{low},{high},{count},{id}\n" for x, value, low, high, count in zip(*columns, strict=True))
+
+
+def _numbers(column: Any) -> list[Any]:
+    """Return numbers as Python writes them; a whole column of whole ones without a fraction."""
+    import numpy as np
+
+    whole = column.dtype.kind == "f" and bool(np.all((column == np.floor(column)) & (np.abs(column) < 2.0**53)))
+    return list((column.astype(np.int64) if whole else column).tolist())
+
+
+def _cell(text: str) -> str:
+    out = io.StringIO()
+    csv_format.writer(out, lineterminator="").writerow([_safe(text)])
+    return out.getvalue()
+
+
+def _safe(text: str) -> str:
+    """Keep a spreadsheet from running a name as a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
+
 
 def parquet(store: Store, query: SeriesQuery) -> bytes:
-    """Return the series asked for: run, name, key, x, value, lowest, highest, points; the axis is in the file's metadata."""
+    """Return run, name, key, x, value, lowest, highest, points; the metadata has the axis, and whether points are missing."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise missing_extra("pyarrow", "arrow", "Saving as Parquet (CSV works without)") from error
+    found = every_point(store, query)
+    axis, thinned = "/".join(sorted({one.axis for _, _, one in found})) or query.x, not all(one.raw for _, _, one in found)
     schema = pa.schema(
         [("run", pa.string()), ("name", pa.string()), ("key", pa.string()), ("x", pa.float64()), ("value", pa.float64()),
          ("lowest", pa.float64()), ("highest", pa.float64()), ("points", pa.int64())],
-        metadata={"axis": query.x},
+        metadata={"axis": axis, "thinned": "yes" if thinned else "no"},
     )  # fmt: skip
-    tables = [_table(pa, schema, id, run, one) for id, run, one in found_series(store, query)]
+    tables = [_table(pa, schema, id, run, one) for id, run, one in found]
     out = io.BytesIO()
     pq.write_table(pa.concat_tables(tables) if tables else schema.empty_table(), out)
     return out.getvalue()
@@ -34,7 +88,10 @@ def parquet(store: Store, query: SeriesQuery) -> bytes:
 
 def _table(pa: Any, schema: Any, id: str, run: StoredRun, one: Buckets) -> Any:
     size = len(one.x)
-    lowest, highest = (one.min, one.max) if one.low is None else (one.low, one.high)  # of a fold: over its ranks
-    return pa.table(
-        [[id] * size, [run.name] * size, [one.key] * size, one.x, one.last, lowest, highest, one.count], schema=schema
-    )
+    names = [pa.repeat(text, size) for text in (id, run.name, one.key)]
+    return pa.table([*names, one.x_last, one.last, *_band(one), one.count], schema=schema)
+
+
+def _band(one: Buckets) -> tuple[Any, Any]:
+    """Return the lowest and highest value: over ranks where they are folded, else of the points a row stands for."""
+    return (one.min, one.max) if one.low is None else (one.low, one.high)

@@ -1,4 +1,7 @@
-"""A series over any axis: step, wall time, time since the start, or another key; of one rank or of all, folded."""
+"""A series over any axis: step, wall time, time since the start, or another key; of one rank or of all, folded.
+
+`auto` is the axis that `define_metric` chose for the key, and the step where it chose none.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PLAIN = ("step", "time", "relative")
+AUTO = "auto"
+
+
+def axis_of(run: StoredRun, key: str, x: str) -> str:
+    """Return the x that a key is drawn over: for `auto`, what `define_metric` chose if the run has it, else the step."""
+    if x != AUTO:
+        return x
+    chosen = run.metric(key).get("x") if run.metrics else None
+    known = isinstance(chosen, str) and chosen != key and (chosen in PLAIN or bool(holders(run, chosen)))
+    return str(chosen) if known else "step"
 
 
 def thin(
@@ -30,8 +43,10 @@ def thin(
     fold: str | None,
     lo: float | None,
     hi: float | None,
+    log: bool = False,
 ) -> Buckets:
     """Return a key's series in buckets of x; see LocalStore.series."""
+    x = axis_of(run, key, x)
     ranks = holders(run, key)
     if not ranks or (rank is not None and rank not in ranks):
         run.series(key, rank=rank)  # raises the error that names the keys there are
@@ -41,7 +56,7 @@ def thin(
         found = points(run, key, ranks[0] if rank is None else rank)
         axis, pieces, restarts = _over_key(run, found, x) if x not in PLAIN else _plain(run, found, x)
     zero = run.started if axis == "relative" else 0.0
-    return bucket(key, pieces, buckets=buckets, lo=lo, hi=hi, zero=zero, restarts=restarts, axis=axis)
+    return bucket(key, pieces, buckets=buckets, lo=lo, hi=hi, zero=zero, restarts=restarts, axis=axis, log=log)
 
 
 def _plain(run: StoredRun, found: Points, x: str) -> tuple[str, list[Piece], list[float]]:

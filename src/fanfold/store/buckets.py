@@ -1,10 +1,12 @@
-"""Exact thinning: a series as one bucket per pixel, each with its lowest, highest, first and last value.
+"""Exact thinning: a series as one bucket per pixel, each with its first, last, lowest and highest point.
 
-What a screen shows of the buckets is what it would show of all points: no extreme is lost, whatever the zoom.
+A chart of the buckets looks like a chart of all points, whatever the zoom, and each of the four is a point that was logged:
+its x and its value belong together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,18 +22,21 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 KINDS = ("nan", "inf", "-inf")
+LARGE = 128  # points in a bucket from which searching each bucket by itself is faster than one search over all
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """A series thinned to at most so many buckets, by equal widths of x; an empty bucket is left out.
+    """A series thinned to at most so many buckets of equal width in x (or in its logarithm); empty buckets are left out.
 
     `raw`: every point is there, one per bucket, and min = max = first = last = the value, NaN and infinities included.
-    Else min, max, first and last are those of the bucket's finite values (NaN where it has none), and `marks` names the
-    first NaN, inf and -inf of each bucket; `marked` counts them all. `before` and `after` are the neighbours just outside
-    of lo and hi, so that a line can be drawn to the edge. `restarts`: where later attempts set in. `axis` is the x in use: a
-    key without steps (system figures) asked for by step is given over `relative` time. A fold adds per bucket the lowest
-    and highest value of any rank, and which rank that was.
+    Otherwise first, last, min and max are those of the bucket's finite values (NaN where it has none), and `marks` names the
+    first NaN, inf and -inf of each bucket; `marked` counts them all. `x`, `x_last`, `x_min` and `x_max` are where those four
+    values were logged (the first of equal extremes; x and x_last are the bucket's ends where no value is finite). A store
+    that keeps extremes without their place leaves `x_min` and `x_max` out: they are between `x` and `x_last`. `before` and
+    `after` are the neighbours just outside of lo and hi, so that a line can be drawn to the edge. `restarts`: where later
+    attempts begin. `axis` is the x in use: a key without steps (system metrics) asked for by step is given over `relative`
+    time. A fold adds per bucket the lowest and highest value of any rank, and which rank that was.
     """
 
     key: str
@@ -54,6 +59,8 @@ class Buckets:
     high: Floats | None = None
     low_rank: Ints | None = None
     high_rank: Ints | None = None
+    x_min: Floats | None = None
+    x_max: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -81,19 +88,40 @@ def bucket(
     zero: float = 0.0,
     restarts: Sequence[float] = (),
     axis: str = "step",
+    log: bool = False,
 ) -> Buckets:
-    """Thin pieces that are in order, each and together. `zero` is taken off every x; lo, hi and restarts come without it."""
+    """Thin pieces that are in order, each and together. `zero` is taken off every x; lo, hi and restarts come without it.
+
+    log: buckets are of equal width in the logarithm of x, and points at x <= 0 are left out: a logarithmic axis has no place
+    for them.
+    """
     pieces = [piece for piece in pieces if len(piece.x)]
+    if log and (lo is None or lo <= 0):
+        lo = _least_positive(pieces, zero)
     inside, left, right = _cut(pieces, lo, hi, zero)
     total = sum(len(piece.x) for piece in inside)
-    ends = {"axis": axis, "before": _neighbour(left, -1, zero), "after": _neighbour(right, 0, zero)}
+    before = _neighbour(left, -1, zero)
+    if log and before is not None and before[0] <= 0:
+        before = None
+    ends = {"axis": axis, "before": before, "after": _neighbour(right, 0, zero)}
     shown = [x for x in restarts if (lo is None or x >= lo) and (hi is None or x <= hi)]
     if total <= max(buckets, 1):
         return _raw(key, inside, total, zero, shown, ends)
-    low = float(inside[0].x[0]) if lo is None else lo + zero
-    high = float(inside[-1].x[-1]) if hi is None else hi + zero
-    edges = _edges(low, high, max(buckets, 1))
+    low = float(inside[0].x[0]) - zero if lo is None else lo
+    high = float(inside[-1].x[-1]) - zero if hi is None else hi
+    edges = _edges(low, high, max(buckets, 1), zero, log)
     return _thinned(key, inside, edges, total, zero, shown, ends)
+
+
+def _least_positive(pieces: Sequence[Piece], zero: float) -> float:
+    """Return a bound just below the first x above zero, or infinity where there is none."""
+    import numpy as np
+
+    for piece in pieces:
+        place = _position(piece.x, zero, "right")
+        if place < len(piece.x):
+            return float(np.nextafter(float(piece.x[place]) - zero, 0.0))
+    return math.inf
 
 
 def _cut(
@@ -137,11 +165,13 @@ def _positions(x: Any, edges: Any, side: Any = "left") -> Ints:
 
 
 @lru_cache(maxsize=64)
-def _edges(low: float, high: float, buckets: int) -> Floats:
+def _edges(low: float, high: float, buckets: int, zero: float, log: bool) -> Floats:
     """Return the inner edges of buckets of equal width; runs of one project mostly share them."""
     import numpy as np
 
-    edges: Floats = low + (high - low) * (np.arange(1, buckets) / buckets)
+    part = np.arange(1, buckets) / buckets
+    low, high = (low, high) if log else (low + zero, high + zero)
+    edges: Floats = zero + low * (high / low) ** part if log else low + (high - low) * part
     edges.flags.writeable = False
     return edges
 
@@ -159,7 +189,8 @@ def _raw(key: str, pieces: Sequence[Piece], total: int, zero: float, restarts: l
         band = dict(zip(("low", "high", "low_rank", "high_rank"), (np.concatenate(c) for c in columns), strict=True))
     one = np.ones(total, np.int64)
     return Buckets(
-        key, x, x, values, values, values, values, one, total, True, marks, len(marks), restarts, **ends, **band
+        key, x, x, values, values, values, values, one, total, True, marks, len(marks), restarts, **ends, **band,
+        x_min=x, x_max=x,
     )  # fmt: skip
 
 
@@ -173,6 +204,8 @@ class _Part(NamedTuple):
     where: Ints
     x: Floats
     x_last: Floats
+    x_min: Floats
+    x_max: Floats
     min: Floats
     max: Floats
     first: Floats
@@ -193,7 +226,7 @@ def _thinned(
     band: dict[str, Any] = dict(zip(("low", "high", "low_rank", "high_rank"), whole.band or (), strict=False))
     return Buckets(
         key, whole.x - zero, whole.x_last - zero, whole.min, whole.max, whole.first, whole.last, whole.size,
-        total, False, marks, whole.marked, restarts, **ends, **band,
+        total, False, marks, whole.marked, restarts, **ends, **band, x_min=whole.x_min - zero, x_max=whole.x_max - zero,
     )  # fmt: skip
 
 
@@ -201,22 +234,20 @@ def _united(parts: Sequence[_Part]) -> _Part:
     """Bring what several pieces gave together; a bucket may have points of two of them."""
     import numpy as np
 
-    where, x, x_last, low, high, first, last, size = (np.concatenate([part[i] for part in parts]) for i in range(8))
+    where, x, x_last, x_min, x_max, low, high, first, last, size = (
+        np.concatenate([part[i] for part in parts]) for i in range(10)
+    )
     starts = np.flatnonzero(np.append(True, where[1:] != where[:-1]))
     stops = np.append(starts[1:], len(where)) - 1
+    begin, end = _chosen(first, starts, stops, last=False), _chosen(last, starts, stops, last=True)
+    low, x_min = extremes(low, x_min, starts, np.fmin)
+    high, x_max = extremes(high, x_max, starts, np.fmax)
     return _Part(
-        where[starts],
-        x[starts],
-        x_last[stops],
-        np.fmin.reduceat(low, starts),
-        np.fmax.reduceat(high, starts),
-        first[_chosen(first, starts, stops, last=False)],
-        last[_chosen(last, starts, stops, last=True)],
-        np.add.reduceat(size, starts),
+        where[starts], x[begin], x_last[end], x_min, x_max, low, high, first[begin], last[end], np.add.reduceat(size, starts),
         [mark for part in parts for mark in part.marks],
         sum(part.marked for part in parts),
         _bands(parts, starts),
-    )
+    )  # fmt: skip
 
 
 def _chosen(values: Floats, starts: Ints, stops: Ints, *, last: bool) -> Ints:
@@ -241,14 +272,14 @@ def _bands(parts: Sequence[_Part], starts: Ints) -> tuple[Floats, Floats, Ints, 
     return least[0], most[0], least[1], most[1]
 
 
-def extremes(values: Floats, ranks: Ints, starts: Ints, better: Any) -> tuple[Floats, Ints]:
-    """Return each bucket's extreme, and the rank that held it first."""
+def extremes(values: Floats, holders: NDArray[Any], starts: Ints, better: Any) -> tuple[Floats, Any]:
+    """Return each bucket's extreme, and what held it first: a rank, or an x."""
     import numpy as np
 
     best = better.reduceat(values, starts)
     spread = np.repeat(best, np.diff(np.append(starts, len(values))))
     holds = np.where((values == spread) | np.isnan(spread), np.arange(len(values)), len(values))
-    return best, ranks[np.minimum.reduceat(holds, starts)]
+    return best, holders[np.minimum.reduceat(holds, starts)]
 
 
 def _part(piece: Piece, edges: Floats) -> _Part:
@@ -259,37 +290,60 @@ def _part(piece: Piece, edges: Floats) -> _Part:
     where = np.flatnonzero(bounds[1:] > bounds[:-1])
     starts, stops = bounds[where], bounds[where + 1] - 1
     values = piece.values.view(np.uint8) if piece.values.dtype == np.bool_ else piece.values
-    low = np.minimum.reduceat(values, starts).astype(np.float64)
-    high = np.maximum.reduceat(values, starts).astype(np.float64)
-    first, last = values[starts].astype(np.float64), values[stops].astype(np.float64)
+    at = starts, stops, *_extremes_at(values, starts)
+    first, last, low, high = (values[places].astype(np.float64) for places in at)
     marks: list[tuple[int, float, str]] = []
     marked = 0
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):  # NaN and infinities come through min and max
-        low, high, first, last, marks, marked = _with_gaps(piece, where, starts, stops)
-    x, x_last = piece.x[starts].astype(np.float64), piece.x[stops].astype(np.float64)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):  # NaN and infinities are their buckets' extremes
+        at, (first, last, low, high), marks, marked = _with_gaps(piece, where, starts, stops)
+    x, x_last, x_min, x_max = (piece.x[places].astype(np.float64) for places in at)
     band = None
     if piece.band is not None:
         lows, highs, low_ranks, high_ranks = piece.band
         least, most = extremes(lows, low_ranks, starts, np.fmin), extremes(highs, high_ranks, starts, np.fmax)
         band = (least[0], most[0], least[1], most[1])
-    return _Part(where, x, x_last, low, high, first, last, stops - starts + 1, marks, marked, band)
+    return _Part(where, x, x_last, x_min, x_max, low, high, first, last, stops - starts + 1, marks, marked, band)
+
+
+def _extremes_at(values: NDArray[Any], starts: Ints) -> tuple[Ints, Ints]:
+    """Return where each bucket's lowest and highest value first occur; in a bucket with NaN, where its first NaN does."""
+    import numpy as np
+
+    if len(values) > LARGE * len(starts):
+        ends = [*starts[1:].tolist(), len(values)]
+        parts = [values[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
+        return starts + [part.argmin() for part in parts], starts + [part.argmax() for part in parts]
+    sizes = np.diff(np.append(starts, len(values)))
+    return _first_of(values, starts, sizes, np.minimum), _first_of(values, starts, sizes, np.maximum)
+
+
+def _first_of(values: NDArray[Any], starts: Ints, sizes: Ints, better: Any) -> Ints:
+    import numpy as np
+
+    spread = np.repeat(better.reduceat(values, starts), sizes)
+    same = (values == spread) | ((values != values) if values.dtype.kind == "f" else False)  # noqa: PLR0124 - true of NaN alone
+    places = np.flatnonzero(same)
+    return np.asarray(places[np.searchsorted(places, starts)], np.int64)
 
 
 def _with_gaps(piece: Piece, where: Ints, starts: Ints, stops: Ints) -> tuple[Any, ...]:
-    """Reduce values among which some are no numbers: those are passed over, and named."""
+    """Reduce values among which some are NaN or infinite: those are passed over, and named. Return places, then values."""
     import numpy as np
 
     values = np.asarray(piece.values, np.float64)
     finite = np.isfinite(values)
     place = np.arange(len(values))
     none = ~np.logical_or.reduceat(finite, starts)
-    low = np.minimum.reduceat(np.where(finite, values, np.inf), starts)
-    high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)
-    first = values[np.where(none, starts, np.minimum.reduceat(np.where(finite, place, len(values)), starts))]
-    last = values[np.where(none, stops, np.maximum.reduceat(np.where(finite, place, -1), starts))]
-    for column in (low, high, first, last):
+    at = (
+        np.where(none, starts, np.minimum.reduceat(np.where(finite, place, len(values)), starts)),
+        np.where(none, stops, np.maximum.reduceat(np.where(finite, place, -1), starts)),
+        _extremes_at(np.where(finite, values, np.inf), starts)[0],
+        _extremes_at(np.where(finite, values, -np.inf), starts)[1],
+    )
+    found = [values[places] for places in at]
+    for column in found:
         column[none] = np.nan
-    return low, high, first, last, _marks(piece.x, values, ~finite, where, starts), int((~finite).sum())
+    return at, found, _marks(piece.x, values, ~finite, where, starts), int((~finite).sum())
 
 
 def _marks(x: Any, values: Floats, odd: NDArray[np.bool_], where: Ints, starts: Ints) -> list[tuple[int, float, str]]:

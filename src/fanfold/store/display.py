@@ -46,12 +46,12 @@ class Runs(list["StoredRun"]):
 
 
 def shown(picture: object, runs: Sequence[Any]) -> str:
-    """Return runs as a notebook shows them: live while they run, the picture of now beneath; else the picture alone.
+    """Return runs as a notebook shows them: live while they run, else as a picture.
 
-    The frame is empty once its server is gone, as in a notebook that is sent to somebody: the picture stays.
+    A live one holds the picture of now, too. It is shown when the dashboard's server is gone, as in a notebook that was saved
+    and is opened later.
     """
-    frame = import_module(LIVE).live(runs)
-    return dressed(picture) if frame is None else dressed(frame, tag("details", tag("summary", "as of now"), picture))
+    return dressed(import_module(LIVE).live(runs, picture) or picture)
 
 
 def dressed(*parts: object) -> str:
@@ -60,7 +60,7 @@ def dressed(*parts: object) -> str:
     return str(join([tag("style", Markup(STYLE)), inside]))
 
 
-def series(run: StoredRun, key: str, *, buckets: int = 330, x: str = "step") -> Buckets | None:
+def series(run: StoredRun, key: str, *, buckets: int = 330, x: str = "auto") -> Buckets | None:
     """Return a key's series as it is drawn: the mean over ranks where several have it; None where there is nothing."""
     ranks = holders(run, key)
     if not ranks:
@@ -73,7 +73,7 @@ def series(run: StoredRun, key: str, *, buckets: int = 330, x: str = "step") -> 
     return found if len(found) else None
 
 
-def lines(runs: Iterable[StoredRun], key: str, *, buckets: int = 330, x: str = "step", smooth: float = 0.0) -> list[Line]:
+def lines(runs: Iterable[StoredRun], key: str, *, buckets: int = 330, x: str = "auto", smooth: float = 0.0) -> list[Line]:
     """Return a line per run that has the key, each in the colour of its run's place."""
     found = [(place, run, series(run, key, buckets=buckets, x=x)) for place, run in enumerate(runs)]
     return [line_of(run.name, place, one, smooth=smooth) for place, run, one in found if one is not None]
@@ -167,7 +167,7 @@ def _spark(run: StoredRun, key: str) -> Markup:
     found = series(run, key, buckets=SPARK_BUCKETS)
     if found is None or not np.isfinite(found.last).any():
         return Markup("")
-    x, y = found.x, found.last
+    x, y = found.x_last, found.last
     good = np.isfinite(y)
     x, y = x[good], y[good]
     with np.errstate(over="ignore", invalid="ignore"):

@@ -49,7 +49,7 @@ class Store(Protocol):
 
     def series(
         self, run: StoredRun, key: str, *, buckets: int = 330, x: str = "step", rank: int | None = None,
-        fold: str | None = None, lo: float | None = None, hi: float | None = None,
+        fold: str | None = None, lo: float | None = None, hi: float | None = None, log: bool = False,
     ) -> Buckets:  # fmt: skip
         """Return one key's series, thinned exactly."""
 
@@ -167,15 +167,17 @@ class LocalStore:
         fold: str | None = None,
         lo: float | None = None,
         hi: float | None = None,
+        log: bool = False,
     ) -> Buckets:
         """Return one key's series, thinned exactly.
 
-        x: step, time (seconds since 1970), relative (seconds since the run began), or any key that was logged: a point
-        then stands at that key's last value at or before the point's step. The whole is sorted by x, equal x by step.
-        rank: which one (default: the lowest that has the key). fold: all ranks as one (mean, min, max, sum, std, last).
+        x: step, time (seconds since 1970), relative (seconds since the run began), or any key that was logged: a point is
+        then placed at that key's last value at or before the point's step. `auto` is the x that `define_metric` chose, else
+        the step. The whole is sorted by x, equal x by step. rank: which one (default: the lowest that has the key). fold:
+        all ranks as one (mean, min, max, sum, std, last). log: buckets for a logarithmic axis.
         """
         with self._lock:
-            return axes.thin(run, key, buckets=buckets, x=x, rank=rank, fold=fold, lo=lo, hi=hi)
+            return axes.thin(run, key, buckets=buckets, x=x, rank=rank, fold=fold, lo=lo, hi=hi, log=log)
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
         """Return many series in one call, in the order asked; None where a run has nothing under the key."""

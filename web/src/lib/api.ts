@@ -5,12 +5,13 @@ import { decode, type Answer, type Column } from './wire';
 export interface Project { name: string; runs: number; last: number }
 export interface Run {
   id: string; name: string; status: string; created: number; seen: number; duration: number; tags: string[]; notes: string | null;
-  group: string | null; ranks: number; attempts: number; archived: boolean;
+  group: string | null; ranks: number; attempts: number; archived: boolean; failed: boolean;
 }
-export interface Runs { runs: Run[]; keys: string[]; media: string[]; columns: string[] }
+export interface Unreadable { path: string; reason: string }
+export interface Runs { runs: Run[]; keys: string[]; media: string[]; columns: string[]; unreadable?: Unreadable[] }
 export interface Series {
   run: string; key: string; total: number; raw: boolean; axis: string; marks: [number, string][]; marked: number; restarts: number[];
-  x: Column; y: Column; lo?: Column; hi?: Column; low?: Column; high?: Column; lowRank?: Column; highRank?: Column;
+  x: Column; y: Column; xLast?: Column; first?: Column; lo?: Column; hi?: Column; loAt?: Column; hiAt?: Column; low?: Column; high?: Column; lowRank?: Column; highRank?: Column;
   who?: string[]; // of a group: the runs that lowRank and highRank count
 }
 
@@ -20,9 +21,16 @@ export class Refused extends Error {
 
 export const session = { user: '' }; // who logged in, where people do
 
+/** Hears of every answer, and of every one that did not come or that the server could not give: those are asked again. */
+export const outages = { failed: () => {}, answered: () => {} };
+
 async function ask(path: string, init?: RequestInit): Promise<Response> {
-  const response = await fetch(path, init);
-  if (response.ok) return response;
+  const response = await fetch(path, init).catch((why: Error) => {
+    if (why.name !== 'AbortError') outages.failed();
+    throw why;
+  });
+  if (response.ok) { outages.answered(); return response; }
+  if (response.status >= 500) outages.failed();
   if (response.status === 401 && session.user) location.assign('login'); // the session is over
   const said = await response.text();
   let message = said.trim() || response.statusText;
@@ -54,7 +62,7 @@ export async function columns(path: string, body: unknown): Promise<Answer> {
   return decode(await response.arrayBuffer());
 }
 
-export interface Wanted { project: string; runs: string[]; n: number; x: string; fold: string | null; rank: number | null; lo: number | null; hi: number | null }
+export interface Wanted { project: string; runs: string[]; n: number; x: string; fold: string | null; rank: number | null; lo: number | null; hi: number | null; log: boolean }
 interface Waiting { key: string; resolve: (found: Series[]) => void; reject: (why: unknown) => void }
 
 const TOGETHER = 300; // series in one question: few questions, and the first chart need not wait for the last

@@ -1,18 +1,14 @@
 // Line charts of many runs, each with its own x. Drawing is a pure function of (context, frame, view, lines, look): no
 // element is touched, so the same code serves the page, a picture for export, or a worker.
-import { tick } from './format';
-import { PAD, scales, spanTick, ticks, timeTick, type Frame, type Scales, type View } from './scale';
+import { first, hiAt, loAt, several, xLast, type Buckets } from './points';
+import { PAD, labelled, scales, type Frame, type Kind, type Scales, type View } from './scale';
 
-export interface Line {
+export interface Line extends Buckets {
   run: string;
   colour: string;
   dash: number[];
   width: number;
   alpha: number;
-  x: ArrayLike<number>;
-  y: ArrayLike<number>; // what the line says at x: the value, or a bucket's last one
-  lo?: ArrayLike<number>; // a bucket's extremes: drawn, so that no peak is lost
-  hi?: ArrayLike<number>;
   low?: ArrayLike<number>; // the lowest and highest rank, for the band
   high?: ArrayLike<number>;
   smooth?: ArrayLike<number>;
@@ -21,7 +17,7 @@ export interface Line {
   marks: [number, string][];
   restarts: number[];
 }
-export interface Look { ground: string; ink: string; grid: string; band: boolean; xKind: 'number' | 'time' | 'span' }
+export interface Look { ground: string; ink: string; grid: string; band: boolean; xKind: Kind }
 type Context = CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D;
 
 const GAP = 8; // a step this many times the usual one is a hole in the data: dotted, not joined
@@ -37,11 +33,14 @@ export function extent(lines: Line[], logY: boolean, logX: boolean, zoom: [numbe
   };
   for (const l of lines) {
     for (let i = 0; i < l.x.length; i++) {
-      const x = l.x[i];
-      if (!(x >= from && x <= to) || (logX && x <= 0)) continue;
-      if (x < x0) x0 = x;
+      const x = l.x[i], end = xLast(l, i);
+      if (!(end >= from && x <= to) || (logX && end <= 0)) continue;
+      if (x < x0 && x >= from && !(logX && x <= 0)) x0 = x;
+      if (end < x0) x0 = end;
+      if (end > x1 && end <= to) x1 = end;
       if (x > x1) x1 = x;
       take(l.y[i]);
+      take(first(l, i));
       if (l.lo && l.hi) { take(l.lo[i]); take(l.hi[i]); }
       if (l.low && l.high) { take(l.low[i]); take(l.high[i]); }
     }
@@ -77,10 +76,10 @@ export function draw(g: Context, f: Frame, v: View, lines: Line[], look: Look): 
 }
 
 /** One line alone, stronger, on the canvas above: pointing at a run redraws nothing else. */
-export function drawFocus(g: Context, f: Frame, v: View, l: Line | undefined): void {
+export function drawFocus(g: Context, f: Frame, v: View | null, l: Line | undefined): void {
   g.setTransform(f.dpr, 0, 0, f.dpr, 0, 0);
   g.clearRect(0, 0, f.w, f.h);
-  if (!l) return;
+  if (!l || !v) return;
   const s = scales(f, v);
   clipped(g, f, s, () => line(g, { ...l, width: l.width + 1, alpha: 1 }, v, s));
 }
@@ -102,18 +101,17 @@ function axes(g: Context, f: Frame, v: View, s: Scales, look: Look) {
   g.beginPath();
   g.textAlign = 'right';
   g.textBaseline = 'middle';
-  for (const t of ticks(v.y0, v.y1, s.ph / 33, v.logY)) {
-    const y = Math.round(s.sy(t)) + 0.5;
+  for (const { at, label } of labelled(v.y0, v.y1, s.ph / 33, v.logY)) {
+    const y = Math.round(s.sy(at)) + 0.5;
     g.moveTo(PAD.l, y);
     g.lineTo(f.w - PAD.r, y);
-    g.fillText(tick(t), PAD.l - 7, y);
+    g.fillText(label, PAD.l - 7, y, PAD.l - 8); // a long one is narrowed
   }
   g.textAlign = 'center';
   g.textBaseline = 'top';
-  const name = (t: number) => (look.xKind === 'time' ? timeTick(t, v.x1 - v.x0) : look.xKind === 'span' ? spanTick(t, v.x1 - v.x0) : tick(t));
-  for (const t of ticks(v.x0, v.x1, s.pw / 76, v.logX)) {
-    const half = g.measureText(name(t)).width / 2;
-    g.fillText(name(t), Math.min(f.w - half - 1, s.sx(t)), PAD.t + s.ph + 6);
+  for (const { at, label } of labelled(v.x0, v.x1, s.pw / 76, v.logX, look.xKind)) {
+    const half = g.measureText(label).width / 2;
+    g.fillText(label, Math.min(f.w - half - 1, s.sx(at)), PAD.t + s.ph + 6);
   }
   g.stroke();
 }
@@ -199,32 +197,44 @@ function line(g: Context, l: Line, v: View, s: Scales) {
   g.lineWidth = l.width;
   g.globalAlpha = l.smooth ? (l.beneath ?? 0.28) * l.alpha : l.alpha;
   const parts = stretches(l, l.y);
-  for (const part of parts) stroke(g, l, l.y, part, v, s, true);
+  for (const part of parts) stroke(g, l, part, v, s);
   if (l.smooth) {
     g.globalAlpha = l.alpha;
-    for (const part of parts) stroke(g, l, l.smooth, part, v, s, false);
+    for (const part of parts) smoothStroke(g, l, l.smooth, part, v, s);
   }
   g.setLineDash([]);
   holes(g, l, parts, v, s);
   dots(g, l, parts, v, s);
 }
 
-function stroke(g: Context, l: Line, y: ArrayLike<number>, [a, b]: [number, number], v: View, s: Scales, extremes: boolean) {
+function smoothStroke(g: Context, l: Line, y: ArrayLike<number>, [a, b]: [number, number], v: View, s: Scales) {
+  g.beginPath();
+  for (let i = a; i < b; i++) g.lineTo(s.sx(xLast(l, i)), height(y[i], v, s));
+  g.stroke();
+}
+
+/** Where a value is drawn: below the frame where a logarithmic axis has no place for it. */
+const height = (y: number, v: View, s: Scales) => (v.logY && y <= 0 ? s.sy(v.y0) + 40 : s.sy(y));
+
+/** Through the first, lowest, highest and last point of each bucket, in the order they were logged. */
+function stroke(g: Context, l: Line, [a, b]: [number, number], v: View, s: Scales) {
   const { lo, hi } = l;
-  const safe = (n: number) => (v.logY && n <= 0 ? s.sy(v.y0) + 40 : s.sy(n));
   const tight = b - a > 1 && (s.sx(l.x[b - 1]) - s.sx(l.x[a])) / (b - a - 1) < 2;
-  let from = y[a];
+  let from = first(l, a);
   g.beginPath();
   for (let i = a; i < b; i++) {
     const px = s.sx(l.x[i]);
-    if (extremes && lo && hi && hi[i] > lo[i]) { // from where we are to the nearer extreme, to the other, and on to the last
+    if (!several(l, i) || !lo || !hi) { g.lineTo(px, height((from = l.y[i]), v, s)); continue; }
+    if (tight && i < b - 1) { // where buckets are pixels, first and last are on the stroke between the extremes
       const near = Math.abs(from - hi[i]) < Math.abs(from - lo[i]);
-      from = near ? lo[i] : hi[i];
-      g.lineTo(px, safe(near ? hi[i] : lo[i]));
-      g.lineTo(px, safe(from));
-      if (tight && i < b - 1) continue; // where buckets are pixels, the last lies on the stroke between the two
+      g.lineTo(px, height(near ? hi[i] : lo[i], v, s));
+      g.lineTo(px, height((from = near ? lo[i] : hi[i]), v, s));
+      continue;
     }
-    g.lineTo(px, safe((from = y[i])));
+    const low = [loAt(l, i) ?? l.x[i], lo[i]], high = [hiAt(l, i) ?? l.x[i], hi[i]];
+    g.lineTo(px, height(first(l, i), v, s));
+    for (const [x, y] of low[0] <= high[0] ? [low, high] : [high, low]) g.lineTo(s.sx(x), height(y, v, s));
+    g.lineTo(s.sx(xLast(l, i)), height((from = l.y[i]), v, s));
   }
   g.stroke();
 }
@@ -237,9 +247,9 @@ function holes(g: Context, l: Line, parts: [number, number][], v: View, s: Scale
   g.beginPath();
   for (let i = 1; i < parts.length; i++) {
     const a = parts[i - 1][1] - 1, b = parts[i][0];
-    if (v.logY && (l.y[a] <= 0 || l.y[b] <= 0)) continue;
-    g.moveTo(s.sx(l.x[a]), s.sy(l.y[a]));
-    g.lineTo(s.sx(l.x[b]), s.sy(l.y[b]));
+    if (v.logY && (l.y[a] <= 0 || first(l, b) <= 0)) continue;
+    g.moveTo(s.sx(xLast(l, a)), s.sy(l.y[a]));
+    g.lineTo(s.sx(l.x[b]), s.sy(first(l, b)));
   }
   g.stroke();
   g.setLineDash([]);
@@ -254,7 +264,7 @@ function dots(g: Context, l: Line, parts: [number, number][], v: View, s: Scales
     if (!all && b - a > 1) continue;
     for (let i = a; i < b; i++) {
       if (v.logY && l.y[i] <= 0) continue;
-      const px = s.sx(l.x[i]), py = s.sy(l.y[i]);
+      const px = s.sx(xLast(l, i)), py = s.sy(l.y[i]);
       g.moveTo(px + 2.2, py);
       g.arc(px, py, 2.2, 0, 7);
     }

@@ -3,6 +3,7 @@
 
 export const LIGHT = ['#1da5a5', '#f9651a', '#3f1af9', '#6d2603', '#b27de8', '#1f3051', '#be7855', '#650495'];
 export const DARK = ['#6afbfb', '#bd9e05', '#fb6afb', '#9cd590', '#af1af9', '#f9f91a', '#178270', '#636f2a'];
+export const COLOURS = 8;
 export const DASHES: number[][] = [[], [6, 3], [2, 2], [8, 2, 2, 2]];
 
 export const GROUNDS = {
@@ -11,5 +12,5 @@ export const GROUNDS = {
 };
 export type Ground = (typeof GROUNDS)['light'];
 
-export const colourAt = (ground: Ground, place: number) => ground.colours[place % 8];
-export const dashAt = (place: number) => DASHES[Math.floor(place / 8) % DASHES.length];
+export const colourAt = (ground: Ground, place: number) => ground.colours[place % COLOURS];
+export const dashAt = (place: number) => DASHES[Math.floor(place / COLOURS) % DASHES.length];

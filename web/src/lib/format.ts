@@ -11,13 +11,17 @@ export function number(value: unknown): string {
   return minus(String(Number(value.toPrecision(5))));
 }
 
-/** Short, for the ends of an axis. */
-export function tick(value: number): string {
+/** Short, for an axis: with the digits that tell it from a value so far apart. */
+export function tick(value: number, apart = Infinity): string {
   const size = Math.abs(value);
-  if (size >= 1e12 || (size > 0 && size < 1e-3)) return minus(value.toExponential(1).replace('e+', 'e').replace('.0e', 'e'));
-  for (const [limit, sign] of [[1e9, 'G'], [1e6, 'M'], [1e4, 'k']] as const)
-    if (size >= limit) return minus(Number((value / (limit === 1e4 ? 1e3 : limit)).toPrecision(4)) + sign);
-  return minus(String(Number(value.toPrecision(4))));
+  const digits = (unit: number) => Math.max(0, Math.min(12, Math.ceil(-Math.log10(apart / unit) - 1e-9)));
+  const short = (n: number, unit: number) => (Number.isFinite(apart) ? Number(n.toFixed(digits(unit))) : Number(n.toPrecision(4)));
+  if (size >= 1e12 || (size > 0 && size < 1e-3)) {
+    const unit = 10 ** Math.floor(Math.log10(size));
+    return minus(value.toExponential(Number.isFinite(apart) ? digits(unit) : 1).replace('e+', 'e').replace(/\.?0+e/, 'e'));
+  }
+  for (const [unit, sign] of [[1e9, 'G'], [1e6, 'M'], [1e3, 'k']] as const) if (size >= unit && size >= 1e4) return minus(short(value / unit, unit) + sign);
+  return minus(String(short(value, 1)));
 }
 
 export function text(value: unknown): string {

@@ -26,7 +26,7 @@ export function keyboard(help: () => void): () => void {
   const press = (event: KeyboardEvent) => {
     const target = event.target as HTMLElement;
     if (target.matches('input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]')) {
-      if (event.key === 'Escape') target.blur();
+      if (event.key === 'Escape') { event.preventDefault(); target.blur(); } // a browser would empty the field, and not say so
       return;
     }
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;

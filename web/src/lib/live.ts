@@ -2,16 +2,23 @@
 
 export interface Message { kind: 'online' | 'offline' | 'changed'; runs?: [string, string][] | null }
 
-/** Open the stream; the browser opens it anew by itself when it breaks. */
+/** Open the stream. A browser opens it again by itself when the connection breaks, but not after an answer that is an error, such as
+ * a proxy's while the server restarts: then we do. */
 export function listen(tell: (message: Message) => void): () => void {
-  const source = new EventSource('./api/live');
-  source.addEventListener('hello', () => tell({ kind: 'online' }));
-  source.addEventListener('changed', (event) => tell({ kind: 'changed', runs: JSON.parse((event as MessageEvent).data).runs }));
-  source.onerror = () => {
-    tell({ kind: 'offline' });
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => tell({ kind: 'offline' }), 0);
+  let source: EventSource, again: ReturnType<typeof setTimeout> | undefined, wait = 1000;
+  const open = () => {
+    source = new EventSource('./api/live');
+    source.addEventListener('hello', () => { wait = 1000; tell({ kind: 'online' }); });
+    source.addEventListener('changed', (event) => tell({ kind: 'changed', runs: JSON.parse((event as MessageEvent).data).runs }));
+    source.onerror = () => {
+      tell({ kind: 'offline' });
+      if (source.readyState !== EventSource.CLOSED) return;
+      again = setTimeout(open, wait);
+      wait = Math.min(30_000, wait * 2);
+    };
   };
-  return () => source.close();
+  open();
+  return () => { clearTimeout(again); source.close(); };
 }
 
 /** Hear notices while this tab is looked at. Coming back to it counts as "everything may have changed". */

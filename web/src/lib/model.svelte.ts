@@ -1,12 +1,13 @@
 // What the page knows of the runs: the project's list, which of them are shown, how each looks, and what is new.
 import { SvelteMap } from 'svelte/reactivity';
-import { columns as fetchColumns, get, type Project, type Run, type Runs, session } from './api';
-import { GROUNDS, colourAt, dashAt } from './colours';
+import { columns as fetchColumns, get, outages, type Project, type Run, type Runs, session, type Unreadable } from './api';
+import { COLOURS, DASHES, GROUNDS, colourAt, dashAt } from './colours';
 import { watch, type Message } from './live';
 import { view } from './view.svelte';
 
 export const MOST = 200; // lines in one chart; the list says when there are more runs
 export const FULL = 8; // up to so many runs all have their colour; of more, those highest in the list
+const SOON = 1000, LATE = 30_000; // ms until what failed is asked for again
 const LOSS_LIKE = /loss|perplexity|error/i;
 
 type Cells = (number | string | null)[];
@@ -18,6 +19,7 @@ class Model {
   keys = $state.raw<string[]>([]);
   media = $state.raw<string[]>([]);
   columns = $state.raw<string[]>([]);
+  unreadable = $state.raw<Unreadable[]>([]);
   passing = $state.raw<Set<string> | null>(null);
   cells = new SvelteMap<string, Map<string, number | string | null>>();
   loaded = $state(false);
@@ -29,7 +31,8 @@ class Model {
   news = $state.raw<{ n: number; runs: Set<string> | null }>({ n: 0, runs: new Set() });
   #pointed = $state('');
   #cursor = $state<number | null>(null);
-  lit = $state.raw<{ run: string; x: number | null }>({ run: '', x: null }); // the same two a moment later
+  cursorAxis = $state('step');
+  lit = $state.raw<{ run: string; x: number | null; axis: string }>({ run: '', x: null, axis: 'step' }); // the same a moment later
   #later: ReturnType<typeof setTimeout> | undefined;
   theme = $state<'auto' | 'light' | 'dark'>('auto');
   systemDark = $state(false);
@@ -39,29 +42,31 @@ class Model {
   byId = $derived(new Map(this.runs.map((run) => [run.id, run])));
   places = $derived(new Map([...this.runs].sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1)).map((run, i) => [run.id, i])));
   metric = $derived(view.metric && this.keys.includes(view.metric) ? view.metric : (orderKeys(this.keys, [])[0] ?? ''));
-  listed = $derived(this.#sorted(this.runs.filter((run) => (!this.passing || this.passing.has(run.id)) && (view.archived || !run.archived))));
+  listed = $derived(this.#sorted(this.runs.filter((run) => (!this.passing || this.passing.has(run.id)) && (view.archived || !run.archived) && (!view.failed || run.failed))));
   hidden = $derived(new Set(view.hidden));
   shown = $derived(this.listed.filter((run) => !this.hidden.has(run.id)));
   drawn = $derived(this.shown.slice(0, MOST));
   strong = $derived(new Set([...this.drawn.slice(0, FULL).map((run) => run.id), view.baseline]));
-  dashes = $derived(this.#dashes());
-  groups = $derived({ colour: this.#places(view.colour), dash: this.#places(view.dash) });
-  failed = $derived(this.runs.filter((run) => !run.archived && ['failed', 'killed', 'lost'].includes(run.status)).length);
+  slots = $derived(this.#slots());
+  #kept = new Map<string, number>();
+  groups = $derived({ colour: this.#places(view.colour, COLOURS), dash: this.#places(view.dash, DASHES.length) });
+  failed = $derived(this.runs.filter((run) => !run.archived && run.failed).length);
   running = $derived(this.runs.filter((run) => run.status === 'running').length);
 
   /** The run under the pointer, anywhere. */
   get pointed() { return this.#pointed; }
   set pointed(run: string) { this.#pointed = run; this.#light(); }
 
-  /** The x under the pointer, on all charts. */
+  /** The x under the pointer, on all charts over the same axis. */
   get cursor() { return this.#cursor; }
   set cursor(x: number | null) { this.#cursor = x; this.#light(); }
+  point(x: number, axis: string) { this.cursorAxis = axis; this.cursor = x; }
 
   /** Let the charts elsewhere follow ten times a second: twenty of them redraw a line and lay out a title for it. */
   #light() {
     this.#later ??= setTimeout(() => {
       this.#later = undefined;
-      this.lit = { run: this.#pointed, x: this.#cursor };
+      this.lit = { run: this.#pointed, x: this.#cursor, axis: this.cursorAxis };
     }, 100);
   }
 
@@ -78,22 +83,33 @@ class Model {
     return this.cells.get(name)?.get(run.id) ?? null;
   }
 
-  #places(field: string): Map<string, number> | null {
+  /** The values of a field, in order. Where there are more than looks to tell them apart, only those that shown runs have. */
+  #places(field: string, looks: number): Map<string, number> | null {
     if (!field) return null;
-    const names = [...new Set(this.runs.map((run) => String(this.value(run, field) ?? '–')))].sort((a, b) => a.localeCompare(b, 'en', { numeric: true }));
-    return new Map(names.map((name, i) => [name, i]));
+    const all = this.groupsBy(this.runs, field);
+    return new Map((all.length > looks ? this.groupsBy(this.shown, field) : all).map(([name], i) => [name, i]));
   }
 
-  /** Runs of one colour are told apart by dashes, the oldest is drawn whole. */
-  #dashes(): Map<string, number> {
-    const found = new Map<string, number>();
-    const used = new Map<number, number>();
-    for (const run of this.drawn.filter((one) => this.strong.has(one.id)).sort((a, b) => this.places.get(a.id)! - this.places.get(b.id)!)) {
-      const colour = this.places.get(run.id)! % 8;
-      found.set(run.id, used.get(colour) ?? 0);
-      used.set(colour, (used.get(colour) ?? 0) + 1);
+  /** Runs by the value of a field: numbers by size, texts as people sort them, runs without one last. */
+  groupsBy(runs: Run[], field: string): [string, Run[]][] {
+    const groups = Map.groupBy(runs, (run) => this.value(run, field));
+    return order([...groups], ([value]) => value, 1).map(([value, members]) => [value === null ? '–' : String(value), members]);
+  }
+
+  /** Which place in the palette each coloured run has. It keeps it while it is shown; no two share one until all are taken. */
+  #slots(): Map<string, number> {
+    const wanted = [...this.strong, ...view.compare, view.run].filter((id, i, all) => this.byId.has(id) && all.indexOf(id) === i);
+    wanted.sort((a, b) => this.places.get(a)! - this.places.get(b)!);
+    const found = new Map(wanted.filter((id) => (this.#kept.get(id) ?? COLOURS) < COLOURS).map((id) => [id, this.#kept.get(id)!]));
+    const used = new Set(found.values());
+    let next = 0;
+    for (const id of wanted) {
+      if (found.has(id)) continue;
+      while (used.has(next)) next++;
+      used.add(next);
+      found.set(id, next);
     }
-    return found;
+    return (this.#kept = found);
   }
 
   /** Runs by the values they are coloured and dashed by, in the order of the list. */
@@ -103,16 +119,16 @@ class Model {
     return Map.groupBy(ids.filter((id) => this.byId.has(id)), name);
   }
 
-  /** How a run is drawn, everywhere: colour and dash by its age in the project, or by the group it belongs to. */
+  /** How a run is drawn, everywhere: in a colour of its own, or in that of its group. */
   look(id: string, few = false): { colour: string; dash: number[]; strong: boolean } {
     const run = this.byId.get(id);
-    const place = this.places.get(id) ?? 0;
+    const place = this.slots.get(id) ?? this.places.get(id) ?? 0;
     const { colour, dash } = this.groups;
     const in_ = (groups: Map<string, number>, field: string) => groups.get(String(run ? (this.value(run, field) ?? '–') : '–')) ?? 0;
     const strong = few || !!colour || this.drawn.length <= FULL || this.strong.has(id);
     return {
       colour: !strong ? this.ground.faint : colour ? colourAt(this.ground, in_(colour, view.colour)) : colourAt(this.ground, place),
-      dash: dash ? dashAt(in_(dash, view.dash) * 8) : colour || !strong ? [] : dashAt(8 * (this.dashes.get(id) ?? 0)),
+      dash: dash ? dashAt(in_(dash, view.dash) * COLOURS) : colour || !strong || !this.slots.has(id) ? [] : dashAt(place),
       strong,
     };
   }
@@ -149,6 +165,7 @@ class Model {
       this.keys = answer.keys;
       this.media = answer.media;
       this.columns = answer.columns;
+      this.unreadable = answer.unreadable ?? [];
       this.error = '';
       const again = this.loaded;
       this.loaded = true;
@@ -201,7 +218,7 @@ class Model {
     let waiting = false;
     const hear = (message: Message) => {
       if (message.kind !== 'changed') {
-        const back = message.kind === 'online' && this.online === 'offline';
+        const back = message.kind === 'online' && (this.online === 'offline' || !!this.error);
         this.online = message.kind;
         if (back) hear({ kind: 'changed', runs: null });
         return;
@@ -215,7 +232,14 @@ class Model {
     };
     const stop = watch(hear);
     const slow = setInterval(() => { if (!document.hidden && this.running) void this.refresh(); }, 15_000);
-    return () => { stop(); clearInterval(slow); };
+    // What an outage kept from being read is read when it is over, whether or not the stream broke: charts and pages ask again.
+    let wait = SOON, again: ReturnType<typeof setTimeout> | undefined;
+    outages.failed = () => {
+      again ??= setTimeout(() => { again = undefined; hear({ kind: 'changed', runs: null }); }, wait);
+      wait = Math.min(LATE, wait * 2);
+    };
+    outages.answered = () => { if (!again) wait = SOON; };
+    return () => { stop(); clearInterval(slow); clearTimeout(again); };
   }
 }
 

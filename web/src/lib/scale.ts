@@ -12,12 +12,13 @@ export function ticks(lo: number, hi: number, count: number, log = false): numbe
     const found = decades(lo, hi, count);
     if (found.length > 1) return found;
   }
-  const rough = (hi - lo) / Math.max(1, count);
+  const step = nice((hi - lo) / Math.max(1, count));
+  return every(step, lo, hi).map((t) => Number(t.toPrecision(12)));
+}
+
+function nice(rough: number): number {
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * (rough < 1.5 * power ? 1 : rough < 3.5 * power ? 2 : rough < 7.5 * power ? 5 : 10);
-  const found: number[] = [];
-  for (let i = Math.ceil(lo / step - 1e-9); i * step <= hi + step * 1e-9 && found.length < 200; i++) found.push(Number((i * step).toPrecision(12)));
-  return found;
+  return power * (rough < 1.5 * power ? 1 : rough < 3.5 * power ? 2 : rough < 7.5 * power ? 5 : 10);
 }
 
 function decades(lo: number, hi: number, count: number): number[] {
@@ -33,20 +34,41 @@ function decades(lo: number, hi: number, count: number): number[] {
   return found;
 }
 
-/** Time of day, or date, by how much time the axis spans. */
-export function timeTick(seconds: number, span: number): string {
-  const at = new Date(seconds * 1000);
-  const two = (n: number) => String(n).padStart(2, '0');
-  if (span > 3 * 86_400) return `${at.getDate()} ${at.toLocaleString('en', { month: 'short' })}`;
-  if (span < 5) return `${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, '0')}`;
-  const clock = `${two(at.getHours())}:${two(at.getMinutes())}`;
-  return span < 300 ? `${clock}:${two(at.getSeconds())}` : clock;
+export type Kind = 'number' | 'time' | 'span';
+export interface Tick { at: number; label: string }
+
+/** Round positions with their labels. Labels of neighbours differ: they have as many digits as the distance between them needs. */
+export function labelled(lo: number, hi: number, count: number, log = false, kind: Kind = 'number'): Tick[] {
+  const clock = kind !== 'number' && !log && hi - lo > count;
+  const shift = kind === 'time' ? new Date(lo * 1000).getTimezoneOffset() * 60 : 0; // days begin at midnight here
+  const step = clock ? CLOCK.find((one) => one >= (hi - lo) / count) ?? DAY * nice((hi - lo) / count / DAY) : 0;
+  const found = clock ? every(step, lo - shift, hi - shift).map((t) => t + shift) : ticks(lo, hi, count, log);
+  const apart = step || Math.min(...found.slice(1).map((t, i) => t - found[i]), Infinity);
+  return found.map((at) => ({ at, label: kind === 'time' ? timeOfDay(at, apart) : kind === 'span' ? span(at, apart) : tick(at, apart) }));
 }
 
-export function spanTick(seconds: number, span: number): string {
-  if (span >= 2 * 86_400) return `${tick(seconds / 86_400)} d`;
-  if (span >= 2 * 3600) return `${tick(seconds / 3600)} h`;
-  return span >= 180 ? `${tick(seconds / 60)} min` : `${tick(seconds)} s`;
+const DAY = 86_400;
+const CLOCK = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY];
+
+function every(step: number, lo: number, hi: number): number[] {
+  const found: number[] = [];
+  for (let i = Math.ceil(lo / step - 1e-9); i * step <= hi + step * 1e-9 && found.length < 200; i++) found.push(i * step);
+  return found;
+}
+
+/** Time of day, or the date at midnight and where ticks are days apart. */
+function timeOfDay(seconds: number, apart: number): string {
+  const at = new Date(seconds * 1000);
+  const two = (n: number) => String(n).padStart(2, '0');
+  const clock = `${two(at.getHours())}:${two(at.getMinutes())}`;
+  if (apart < 1) return `${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, '0')}`;
+  if (apart < 60) return `${clock}:${two(at.getSeconds())}`;
+  return apart >= DAY || (clock === '00:00' && apart >= 3600) ? `${at.getDate()} ${at.toLocaleString('en', { month: 'short' })}` : clock;
+}
+
+function span(seconds: number, apart: number): string {
+  const [unit, word] = apart >= DAY ? [DAY, 'd'] : apart >= 3600 ? [3600, 'h'] : apart >= 60 ? [60, 'min'] : [1, 's'];
+  return `${tick(seconds / unit, apart / unit)} ${word}`;
 }
 
 export function scales(f: Frame, v: View) {
@@ -66,19 +88,3 @@ export function scales(f: Frame, v: View) {
   };
 }
 export type Scales = ReturnType<typeof scales>;
-
-/** Index of the last x ≤ t (0 when there is none). */
-export function at(x: ArrayLike<number>, t: number): number {
-  let a = 0, b = x.length - 1;
-  while (a < b) {
-    const m = (a + b + 1) >> 1;
-    if (x[m] <= t) a = m; else b = m - 1;
-  }
-  return Math.max(0, a);
-}
-
-/** Index of the x nearest to t. */
-export function nearest(x: ArrayLike<number>, t: number): number {
-  const i = at(x, t);
-  return i + 1 < x.length && x[i + 1] - t < t - x[i] ? i + 1 : i;
-}

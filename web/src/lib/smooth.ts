@@ -2,22 +2,28 @@
 
 type Numbers = ArrayLike<number>;
 
-/** Centred kernel: does not lag behind the line. `amount` 0..1 is its reach as a share of the points, up to a tenth. */
+/** Centred kernel: does not lag behind the line. `amount` 0..1 is its reach as a share of the points, up to a tenth.
+ *
+ * Each value is a straight line fitted to the points around it. Where those are the same on both sides that is their mean; at
+ * the ends, where one side is missing, the line follows the trend: a mean would bend, and a narrower one would end at the raw value. */
 export function centred(y: Numbers, amount: number): Float64Array {
   const reach = Math.max(1, (amount * amount * y.length) / 10);
   const width = Math.ceil(reach * 2.5);
   const kernel = Float64Array.from({ length: width + 1 }, (_, d) => Math.exp(-0.5 * (d / reach) ** 2));
   const out = new Float64Array(y.length);
   for (let i = 0; i < y.length; i++) {
-    let sum = 0, weight = 0;
-    const side = Math.min(width, i, y.length - 1 - i); // the same reach on both sides, or the ends would bend
-    for (let j = i - side; j <= i + side; j++) {
+    let weight = 0, lean = 0, spread = 0, sum = 0, slope = 0;
+    for (let j = Math.max(0, i - width); j <= Math.min(y.length - 1, i + width); j++) {
       if (!Number.isFinite(y[j])) continue;
-      const k = kernel[Math.abs(j - i)];
-      sum += y[j] * k;
+      const d = j - i, k = kernel[Math.abs(d)];
       weight += k;
+      lean += k * d;
+      spread += k * d * d;
+      sum += k * (y[j] - y[i]);
+      slope += k * d * (y[j] - y[i]);
     }
-    out[i] = weight && Number.isFinite(y[i]) ? sum / weight : NaN;
+    const whole = weight * spread - lean * lean;
+    out[i] = !Number.isFinite(y[i]) ? NaN : y[i] + (whole > 1e-9 * weight * weight ? (spread * sum - lean * slope) / whole : sum / weight);
   }
   return out;
 }

@@ -6,22 +6,22 @@ export type Page = (typeof PAGES)[number];
 export interface View {
   project: string; page: Page; run: string; filter: string; sort: string; metric: string; hidden: string[]; baseline: string;
   compare: string[]; pins: string[]; folded: string[]; search: string; x: string; ranks: string; smooth: number; ema: boolean;
-  logX: boolean; logY: boolean; band: boolean; zoom: [number, number] | null; colour: string; dash: string; split: string; each: boolean;
-  columns: string[]; differing: boolean; archived: boolean; key: string; step: number | null;
+  logX: boolean; logY: boolean; band: boolean; zoom: [number, number] | null; zoomAxis: string; colour: string; dash: string; split: string; each: boolean;
+  columns: string[]; differing: boolean; archived: boolean; failed: boolean; key: string; step: number | null;
   scatterX: string; scatterY: string; same: boolean; changes: boolean; opSort: string; opSearch: string; lineSearch: string; rank: string; tables: string[];
 }
 
 export const DEFAULTS: View = {
   project: '', page: 'charts', run: '', filter: '', sort: '', metric: '', hidden: [], baseline: '', compare: [], pins: [], folded: [],
-  search: '', x: 'step', ranks: '', smooth: 0, ema: false, logX: false, logY: false, band: false, zoom: null, colour: '', dash: '',
-  split: '', each: false, columns: [], differing: false, archived: false, key: '', step: null,
+  search: '', x: 'auto', ranks: '', smooth: 0, ema: false, logX: false, logY: false, band: false, zoom: null, zoomAxis: '', colour: '', dash: '',
+  split: '', each: false, columns: [], differing: false, archived: false, failed: false, key: '', step: null,
   scatterX: '', scatterY: '', same: false, changes: false, opSort: 'self_ns', opSearch: '', lineSearch: '', rank: '', tables: [],
 };
 
 const NAMES: Record<keyof View, string> = {
   project: 'p', page: 'v', run: 'r', filter: 'f', sort: 'o', metric: 'm', hidden: 'hide', baseline: 'base', compare: 'with', pins: 'pin',
-  folded: 'fold', search: 'q', x: 'x', ranks: 'ranks', smooth: 's', ema: 'ema', logX: 'logx', logY: 'log', band: 'band', zoom: 'zoom',
-  colour: 'colour', dash: 'dash', split: 'split', each: 'each', columns: 'cols', differing: 'diff', archived: 'archived', key: 'key', step: 'step',
+  folded: 'fold', search: 'q', x: 'x', ranks: 'ranks', smooth: 's', ema: 'ema', logX: 'logx', logY: 'log', band: 'band', zoom: 'zoom', zoomAxis: 'zoomx',
+  colour: 'colour', dash: 'dash', split: 'split', each: 'each', columns: 'cols', differing: 'diff', archived: 'archived', failed: 'failed', key: 'key', step: 'step',
   scatterX: 'sx', scatterY: 'sy', same: 'same', changes: 'changes', opSort: 'by', opSearch: 'op', lineSearch: 'line', rank: 'rank', tables: 'tables',
 };
 
@@ -44,9 +44,14 @@ function parse(name: keyof View, text: string): unknown {
     return ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1] ? ends : null;
   }
   if (name === 'step') return Number.isFinite(Number(text)) ? Number(text) : null;
-  if (Array.isArray(usual)) return text.split(',').filter(Boolean).map(decodeURIComponent);
+  if (Array.isArray(usual)) return text.split(',').filter(Boolean).map(plain);
   if (typeof usual === 'number') return Number.isFinite(Number(text)) ? Number(text) : usual;
   return typeof usual === 'boolean' ? text === '1' : text;
+}
+
+/** A name in a list, which is escaped; one that is escaped wrongly is taken as it is written. */
+function plain(text: string): string {
+  try { return decodeURIComponent(text); } catch { return text; }
 }
 
 export function write(view: View): string {
@@ -54,7 +59,7 @@ export function write(view: View): string {
   for (const [name, short] of Object.entries(NAMES)) {
     const value = view[name as keyof View];
     const usual = DEFAULTS[name as keyof View];
-    if (value === null || value === usual || (Array.isArray(value) && !value.length)) continue;
+    if (value === null || value === usual || (name === 'zoomAxis' && !view.zoom) || (Array.isArray(value) && !value.length)) continue;
     const shown = name === 'zoom' ? (value as number[]).map((n) => Number(n.toPrecision(8))).join('..')
       : Array.isArray(value) ? value.map((one) => encodeURIComponent(one)).join(',') : value === true ? '1' : String(value);
     parts.push(`${short}=${legible(shown)}`);

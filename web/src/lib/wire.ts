@@ -1,11 +1,11 @@
 // The binary answers of the server: a JSON header, then columns that typed arrays look at without a copy.
 
-export type Column = Float64Array | Float32Array | Int32Array;
+export type Column = Float64Array | Float32Array | Int32Array | Uint16Array;
 export interface Item { [fact: string]: unknown; columns: Record<string, Column> }
 export interface Answer { head: Record<string, unknown>; items: Item[] }
 
 export const VERSION = 1;
-const TYPES = { f8: Float64Array, f4: Float32Array, i4: Int32Array };
+const TYPES = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u2: Uint16Array };
 
 /** Read an answer; one that is cut short or of another version is an error that says so. */
 export function decode(buffer: ArrayBuffer): Answer {
