@@ -14,7 +14,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.figure
 import numpy as np
+import plotly.graph_objects
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,7 +153,62 @@ def test_pictures_that_are_large_damaged_or_of_another_kind_are_left_out_and_nam
     shown = "".join(pictures.pictures([stored], budget))
     assert (shown.count("<img"), budget.count) == (1, 1)
     assert [line.partition(":")[0] for line in budget.left_out] == ["large at step 3", "gone at step 3"]
-    assert "Left out" in shown
+    out = runs_dir.parent / "r.html"
+    report("run", "-o", str(out))
+    assert "Left out" in out.read_text()
+    assert "gone at step 3" in out.read_text()
+
+
+def test_every_kind_of_media_is_in_the_report_or_named_as_left_out(runs_dir, tmp_path):
+    rng, drawn = np.random.default_rng(0), matplotlib.figure.Figure((2, 2))
+    drawn.subplots().plot([1, 3, 2])
+    run = start("all")
+    run.log(
+        {
+            "images": [fanfold.Image(rng.random((8, 8, 3))) for _ in range(4)],
+            "many": [fanfold.Image(rng.random((8, 8, 3))) for _ in range(20)],
+            "figure": drawn,
+            "plotly": plotly.graph_objects.Figure(plotly.graph_objects.Bar(y=[1, 2])),
+            "table": fanfold.Table(columns=["first", HOSTILE], data=[[i, f"cell {i} {HOSTILE}"] for i in range(60)]),
+            "histogram": fanfold.Histogram(rng.normal(size=1000)),
+            "text": f"an epitaph {HOSTILE}",
+            "sound": fanfold.Audio(np.zeros(80, np.float32), sample_rate=8000),
+            "clip": fanfold.Video(rng.integers(0, 255, (3, 8, 8, 3), dtype=np.uint8), fps=4),
+            "web": fanfold.Html("<b>never shown</b>"),
+        },
+        step=7,
+    )
+    run.finish()
+    out = tmp_path / "r.html"
+    said = json.loads(report("all", "-o", str(out), "--json"))
+    counts = {name: said[name] for name in ("pictures", "tables", "histograms", "texts")}
+    assert counts == {"pictures": 4 + 16 + 1 + 1, "tables": 1, "histograms": 1, "texts": 1}
+    named = [line.partition(":")[0] for line in said["left_out"]]
+    assert named == ["sound", "web", "many at step 7", "plotly at step 7", "table at step 7"]
+    html = out.read_text()
+    assert html.count("<img") == 22
+    assert "cell 49 " in html and "cell 50 " not in html
+    assert "an epitaph &lt;img" in html and "1,000 values from" in html
+    assert HOSTILE not in html and "never shown" not in html
+    for line in said["left_out"]:
+        assert escape(line) in html
+
+
+def test_keys_are_drawn_over_what_define_metric_names(runs_dir, tmp_path):
+    run = start("over")
+    run.define_metric("val/*", x="epoch")
+    run.define_metric("odd", x="never logged")
+    for step in range(10):
+        run.log({"val/acc": step * 0.1, "epoch": step * 0.5, "loss": 1.0, "odd": 1.0}, step=step * 100)
+    run.finish()
+    out = tmp_path / "r.html"
+    assert sorted(json.loads(report("over", "-o", str(out), "--json"))["keys"]) == ["epoch", "loss", "odd", "val/acc"]
+    figures = {part.partition("</h3>")[0]: part for part in out.read_text().split("<h3>")[1:]}
+    assert "over epoch" in figures["val/acc"]
+    assert ">900<" not in figures["val/acc"]
+    assert "over epoch" not in figures["loss"] and "over" not in figures["odd"].partition("as a table")[0].partition("points")[2]
+    report("over", "-o", str(out), "--x", "step")
+    assert "over epoch" not in out.read_text()
 
 
 # Notes

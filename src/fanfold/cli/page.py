@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="draw these keys (patterns such as 'val/*'; default: the first two dozen)")  # fmt: skip
     parser.add_argument("--text", metavar="FILE", help="a note in Markdown that stands above the charts")
     parser.add_argument("--title", metavar="TEXT", help="the report's title")
-    parser.add_argument("--x", default="step", metavar="AXIS", help="step, time, relative, or a key (default: step)")
+    parser.add_argument("--x", metavar="AXIS", help="step, time, relative, or a key (default: as define_metric says, else step)")
     parser.add_argument("--smooth", type=float, default=0.0, metavar="N", help="from 0 to 1; the raw line stays beneath")
     parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
 
@@ -92,7 +92,8 @@ def _write(target: Path, text: str) -> None:
 
 def _say(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     print(facts["file"])
-    charts, pictures = plural(len(facts["keys"]), "chart"), plural(facts["pictures"], "picture")
-    output.remark(args, f"{plural(len(facts['runs']), 'run')}, {charts}, {pictures}, {size(facts['bytes'])}.")
+    parts = [plural(len(facts["runs"]), "run"), plural(len(facts["keys"]), "chart"), plural(facts["pictures"], "picture")]
+    parts += [plural(facts[f"{word}s"], word) for word in ("table", "histogram", "text") if facts[f"{word}s"]]
+    output.remark(args, f"{', '.join(parts)}, {size(facts['bytes'])}.")
     for line in facts["left_out"][:5]:
         output.remark(args, f"left out: {line}")

@@ -16,12 +16,14 @@ from ..drawing.numbers import moment, number
 from ..drawing.order import curve_order
 from ..store import StoredRun
 from ..store.display import flat, lasted, lines
-from . import markdown
+from . import markdown, values
 from .pictures import Budget, pictures
 
 CHARTS = 24
 BUCKETS = 560  # as many as the chart has pixels
 SUMMARY = 60
+AXES = ("step", "time", "relative")
+LEFT_OUT = 50  # lines about what is not in the report
 # No script, no font, no frame, and nothing from any address: pictures are in the file itself.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _LAYOUT = (
@@ -30,7 +32,7 @@ _LAYOUT = (
     "summary{cursor:pointer}.note{max-width:75ch}.note pre{overflow-x:auto;padding:10px;background:var(--ff-panel);"
     "border:1px solid var(--ff-line);border-radius:7px}"
     "blockquote{margin:8px 0;padding-left:12px;border-left:3px solid var(--ff-line)}"
-    "code,pre{font:12px ui-monospace,Menlo,Consolas,monospace}pre.bad{white-space:pre-wrap}"
+    "code,pre{font:12px ui-monospace,Menlo,Consolas,monospace}pre.bad,pre.text{white-space:pre-wrap;overflow-wrap:anywhere}"
     ".pictures{display:flex;flex-wrap:wrap;gap:12px}.pictures img{max-width:min(100%,320px);min-width:64px;height:auto;"
     "image-rendering:auto;display:block;background:var(--ff-panel)}@media print{details,figure,tr{break-inside:avoid}}"
 )
@@ -43,7 +45,7 @@ class Options:
     keys: Sequence[str] | None = None  # None: the first two dozen by what people look at
     title: str | None = None
     note: str = ""  # Markdown
-    x: str = "step"
+    x: str | None = None  # None: what define_metric says of a key, else its step
     smooth: float = 0.0
     log: bool = False
 
@@ -53,8 +55,12 @@ def page(runs: Sequence[StoredRun], options: Options) -> tuple[str, dict[str, An
     keys = chosen(runs) if options.keys is None else list(options.keys)
     title = options.title or _title(runs)
     shown = keys if options.keys is not None else keys[:CHARTS]
-    drawn_keys = {key: found for key in shown if (found := lines(runs, key, buckets=BUCKETS, x=options.x, smooth=options.smooth))}
+    drawn_keys = {key: found for key in shown if (found := _lines(runs, key, options))}
     budget = Budget()
+    budget.left_out += [
+        f"{key}: nothing to draw over {options.x or axis_of(runs, key)}" for key in shown if key not in drawn_keys
+    ]
+    values.others(runs, budget)
     body = tag(
         "main",
         tag("h1", title),
@@ -65,11 +71,37 @@ def page(runs: Sequence[StoredRun], options: Options) -> tuple[str, dict[str, An
         _summary(runs),
         _config(runs),
         _section("Pictures", *pictures(runs, budget)),
+        _section("Tables", *values.tables(runs, budget)),
+        _section("Histograms", *values.histograms(runs, budget)),
+        _section("Texts", *values.texts(runs, budget)),
+        _left_out(budget),
     )
     points = sum(line.total for some in drawn_keys.values() for line in some)
     facts = {"title": title, "runs": [run.id for run in runs], "keys": list(drawn_keys), "points": points,
-             "pictures": budget.count, "left_out": budget.left_out}  # fmt: skip
+             "pictures": budget.count, "tables": budget.shown["tables"], "histograms": budget.shown["histograms"],
+             "texts": budget.shown["texts"], "left_out": budget.left_out}  # fmt: skip
     return _document(title, body), facts
+
+
+def _lines(runs: Sequence[StoredRun], key: str, options: Options) -> list[Line]:
+    return lines(runs, key, buckets=BUCKETS, x=options.x or axis_of(runs, key), smooth=options.smooth)
+
+
+def axis_of(runs: Sequence[StoredRun], key: str) -> str:
+    """Return what a key is drawn over: what define_metric names, if all runs that have the key have that too, else the step."""
+    logged = [(run, set(run.keys())) for run in runs]
+    having = [(run, keys) for run, keys in logged if key in keys]
+    wanted = {str(run.metric(key).get("x") or "step") for run, _ in having}
+    axis = wanted.pop() if len(wanted) == 1 else "step"
+    return axis if axis in AXES or (axis != key and all(axis in keys for _, keys in having)) else "step"
+
+
+def _left_out(budget: Budget) -> Markup:
+    if not budget.left_out:
+        return Markup("")
+    items = [tag("li", line) for line in budget.left_out[:LEFT_OUT]]
+    more = [tag("li", f"and {len(budget.left_out) - LEFT_OUT} more")] if len(budget.left_out) > LEFT_OUT else []
+    return _section("Left out", tag("ul", *items, *more, class_="dim"))
 
 
 def _document(title: str, body: Markup) -> str:

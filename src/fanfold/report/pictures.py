@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,8 @@ from ..journal import blobs
 from ..store import StoredRun
 from ..store.run import MediaPoint
 
-ONE, ALL, KEYS, EACH = 2 << 20, 24 << 20, 24, 8  # bytes of one and of all; keys; pictures of one key, run and step
+PICTURES = ("image", "figure", "video")
+ONE, ALL, KEYS, EACH = 2 << 20, 24 << 20, 24, 16  # bytes of one and of all; keys; pictures of one key, run and step
 # kind by its first bytes: what a run says of a file is not believed
 _MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"BM", "image/bmp"))
 
@@ -25,6 +27,7 @@ class Budget:
     room: int = ALL
     count: int = 0
     left_out: list[str] = field(default_factory=list)
+    shown: Counter[str] = field(default_factory=Counter)  # tables, histograms, texts
 
     def take(self, point: MediaPoint) -> str | None:
         """Return a picture as an address that holds it, or None and remember why not."""
@@ -36,7 +39,11 @@ class Budget:
             return None
         kind = _kind(data)
         if kind is None or len(data) > min(ONE, self.room):
-            why = "its kind cannot be shown" if kind is None else f"{len(data) / 1e6:.1f} MB do not fit"
+            why = (
+                f"a {point.kind} of this kind cannot be shown in a report"
+                if kind is None
+                else f"{len(data) / 1e6:.1f} MB do not fit"
+            )
             self.left_out.append(f"{said}: {why}")
             return None
         self.room -= len(data)
@@ -51,23 +58,28 @@ def _kind(data: bytes) -> str | None:
 
 
 def pictures(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
-    """Yield, by key, each run's pictures of the last step that has any; and what was left out."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.keys("media")))
-    shown = 0
-    for key in keys:
-        figures = [one for run in runs for point in last(run, key) if (one := _figure(run, point, budget)) is not None]
-        if figures and shown < KEYS:
-            shown += 1
+    """Yield, by key, each run's pictures (images, drawn figures, GIFs) of the last step that has any."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.keys("media") if last(run, key)))
+    for key in keys[:KEYS]:
+        figures = [
+            one for run in runs for point in _some(last(run, key), budget) if (one := _figure(run, point, budget)) is not None
+        ]
+        if figures:
             yield tag("h3", key)
             yield tag("div", *figures, class_="pictures")
-    if budget.left_out:
-        yield tag("p", f"Left out: {'; '.join(budget.left_out[:20])}.", class_="dim")
+    budget.left_out += [f"{key}: a report shows pictures of {KEYS} keys" for key in keys[KEYS:]]
 
 
 def last(run: StoredRun, key: str) -> list[MediaPoint]:
     """Return the pictures under a key at the last step that has one."""
-    points = [point for point in run.media(key) if point.kind == "image"]
-    return [point for point in points if point.step == points[-1].step][:EACH] if points else []
+    points = [point for point in run.media(key) if point.kind in PICTURES]
+    return [point for point in points if point.step == points[-1].step] if points else []
+
+
+def _some(points: list[MediaPoint], budget: Budget) -> list[MediaPoint]:
+    if len(points) > EACH:
+        budget.left_out.append(f"{points[0].key} at step {points[0].step}: {len(points) - EACH} of {len(points)} pictures")
+    return points[:EACH]
 
 
 def _figure(run: StoredRun, point: MediaPoint, budget: Budget) -> Markup | None:
