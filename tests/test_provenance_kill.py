@@ -1,4 +1,4 @@
-"""A stamp that is killed at any moment leaves a file that loads, or one that the next stamp puts right; never one that is lost."""
+"""A stamp that is killed at any moment leaves a file that loads: the old one or the new one, and never a half of either."""
 
 from __future__ import annotations
 
@@ -9,44 +9,109 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fanfold
 from fanfold.errors import FanfoldError
-from fanfold.provenance import undo
-from fanfold.provenance.look import undo_note
+from fanfold.provenance import replace
 from stamped_models import training
 
 SMALL = {"a.bias": torch.arange(1200.0), "b.weight": torch.arange(50_000.0), "c.weight": torch.arange(1000, dtype=torch.int16)}
 LARGE = {"a.weight": torch.arange(50_000.0), "b.bias": torch.arange(1200.0)}
-WAYS = {"carried": SMALL, "carried, long on the disk": SMALL, "inserted": LARGE, "filled": SMALL}
+MANY = {f"layer{n}.weight": torch.full((4,), float(n)) for n in range(900)}  # a table of contents beyond 64 KiB
 
-# Forks a child for each call that changes something on the disk, kills it before that call or in the middle of it, and says how many there were.
+
+def save_onnx(weights: dict[str, torch.Tensor], path: Path) -> None:
+    values = [
+        helper.make_tensor(name, TensorProto.FLOAT, list(value.shape), value.float().tolist()) for name, value in weights.items()
+    ]
+    graph = helper.make_graph([], "g", [], [], initializer=values)
+    onnx.save(helper.make_model(graph), path)
+
+
+def same_safetensors(path: Path, weights: dict[str, torch.Tensor]) -> None:
+    loaded = load_file(path)
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+    with safe_open(path, "pt") as file:
+        assert all(torch.equal(file.get_tensor(name), weights[name]) for name in weights)
+
+
+def same_torch(path: Path, weights: dict[str, torch.Tensor]) -> None:
+    loaded = torch.load(path)
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def same_onnx(path: Path, weights: dict[str, torch.Tensor]) -> None:
+    found = {item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(path).graph.initializer}
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: value.float().tolist() for name, value in weights.items()
+    }
+
+
+Format = tuple[str, Callable[..., None], Callable[..., None]]
+SAFETENSORS: Format = ("m.safetensors", save_file, same_safetensors)
+TORCH: Format = ("m.pt", torch.save, same_torch)
+ONNX: Format = ("m.onnx", save_onnx, same_onnx)
+WAYS = {
+    "safetensors, small tensor first": (SAFETENSORS, SMALL), "safetensors, large tensor first": (SAFETENSORS, LARGE),
+    "safetensors, stamped before": (SAFETENSORS, SMALL), "torch.save": (TORCH, SMALL), "torch.save, stamped before": (TORCH, SMALL),
+    "torch.save, many tensors": (TORCH, MANY), "ONNX": (ONNX, SMALL), "ONNX, stamped before": (ONNX, SMALL),
+}  # fmt: skip
+
+# Forks a child for each call that changes something on the disk, kills it before that call or in the middle of it, and prints how many there were.
 KILLER = """
-    import os, shutil, signal, sys
+    import io, os, shutil, signal, sys
     from pathlib import Path
     import fanfold
+    from fanfold.provenance import replace
 
     def child(path, last, middle):
         calls = 0
-        def deadly(owner, name):
+        def die(when, half=lambda: None):
+            nonlocal calls
+            calls += 1
+            if calls == last:
+                if middle:
+                    half()
+                os.kill(os.getpid(), signal.SIGKILL)
+        def deadly(owner, name, half=None):
             plain = getattr(owner, name)
             def call(*given, **named):
-                nonlocal calls
-                calls += 1
-                if calls == last:
-                    if middle and name == "pwrite":
-                        plain(given[0], bytes(given[1])[: len(given[1]) // 2], given[2])
-                    os.kill(os.getpid(), signal.SIGKILL)
+                die(name, (lambda: half(plain, given)) if half else lambda: None)
                 return plain(*given, **named)
             setattr(owner, name, call)
-        for owner, name in ((os, "pwrite"), (os, "ftruncate"), (os, "fsync"), (Path, "replace"), (Path, "unlink")):
+        deadly(os, "pwrite", lambda plain, given: plain(given[0], bytes(given[1])[: len(given[1]) // 2], given[2]))
+        deadly(os, "copy_file_range", lambda plain, given: plain(given[0], given[1], 1000, *given[3:]))
+        for owner, name in ((os, "ftruncate"), (os, "fsync"), (Path, "replace"), (Path, "unlink")):
             deadly(owner, name)
-        fanfold.stamp(path, filler="x" * 1000, note="killed")
+        def watched(file):
+            def write(data):
+                die("write", lambda: (plain_write(bytes(data)[: len(data) // 2]), file.flush()))
+                return plain_write(data)
+            plain_write = file.write
+            class Watched:
+                def __getattr__(self, name):
+                    return write if name == "write" else getattr(file, name)
+                def __enter__(self):
+                    file.__enter__()
+                    return self
+                def __exit__(self, *args):
+                    return file.__exit__(*args)
+            return Watched()
+        plain_open, plain_fdopen = Path.open, os.fdopen
+        Path.open = lambda self, mode="r", *args, **named: watched(f) if "+" in mode and (f := plain_open(self, mode, *args, **named)) else plain_open(self, mode, *args, **named)
+        os.fdopen = lambda fd, mode="r", *args, **named: watched(plain_fdopen(fd, mode, *args, **named)) if "w" in mode else plain_fdopen(fd, mode, *args, **named)
+        fanfold.stamp(path, filler="x" * 9000, note="killed")
         os._exit(0)
 
     file, folder = Path(sys.argv[1]), Path(sys.argv[2])
@@ -72,50 +137,46 @@ def run(tmp_path):
         yield run
 
 
-def same(path, weights):
-    loaded = load_file(path)
-    assert loaded.keys() == weights.keys()
-    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
-    with safe_open(path, "pt") as file:
-        assert all(torch.equal(file.get_tensor(name), weights[name]) for name in weights)
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_a_kill_at_any_moment_loses_no_weight(way, tmp_path):
-    model = tmp_path / "m.safetensors"
-    save_file(WAYS[way], model)
-    if way == "filled":  # there is room of an earlier stamp
+def test_a_kill_at_any_moment_leaves_a_file_that_loads(way, tmp_path):
+    (name, save, same), weights = WAYS[way]
+    model = tmp_path / name
+    save(weights, model)
+    if "stamped before" in way:
         fanfold.stamp(model, filler="y" * 2000)
-    if way == "carried, long on the disk":  # each step waits for the one before
-        os.utime(model, (time.time() - 3600,) * 2)
     killer = [sys.executable, "-c", textwrap.dedent(KILLER), str(model), str(tmp_path / "killed")]
     done = subprocess.run(killer, capture_output=True, text=True, timeout=240, check=True)
     stages = [int(line) for line in done.stdout.split()]
-    assert min(stages) >= {"carried": 6, "carried, long on the disk": 11, "inserted": 8, "filled": 5}[way]
-    half = 0
+    assert min(stages) >= (1 if name == "m.pt" and weights is SMALL else 4), stages
+    torn = 0
     for place in (tmp_path / "killed").iterdir():
-        file = place / model.name
-        try:
-            same(file, WAYS[way])
-        except Exception:
-            half += 1
-            with pytest.raises(FanfoldError, match=r"a kill cut a stamp short.*fanfold\.stamp"):
-                fanfold.inspect(file)
+        file = place / name
+        same(file, weights)
+        torn += file.read_bytes() != model.read_bytes() or len(list(place.iterdir())) > 1
         fanfold.stamp(file, note="again")
         assert fanfold.inspect(file)["stamp"]["extra"]["note"] == "again"
-        same(file, WAYS[way])
-        assert not undo_note(file).exists()
-    assert half  # else the kills struck nothing that matters
+        same(file, weights)
+    assert torn  # otherwise the kills struck nothing that matters
 
 
-def test_small_tensors_in_front_make_way_and_nothing_else_moves(tmp_path, run):
+def test_an_archive_loads_wherever_the_write_behind_it_is_cut(tmp_path):
+    path = tmp_path / "m.pt"
+    torch.save(SMALL, path)
+    before = path.read_bytes()
+    fanfold.stamp(path, filler="x" * 40_000)
+    after = path.read_bytes()
+    assert after.startswith(before) and len(after) > len(before) + 40_000
+    for cut in range(len(before), len(after), 997):
+        path.write_bytes(after[:cut])
+        same_torch(path, SMALL)
+
+
+def test_what_a_killed_stamp_left_beside_the_file_is_no_model(tmp_path, run):
     model = tmp_path / "m.safetensors"
     save_file(SMALL, model)
-    size, inode = model.stat().st_size, model.stat().st_ino
+    (tmp_path / f".m.safetensors.{os.getpid()}.stamping").write_bytes(b"half")
     fanfold.stamp(model)
-    assert (model.stat().st_ino, model.stat().st_size) == (inode, size + SMALL["a.bias"].nbytes)
-    assert fanfold.inspect(model)["stamp"]["run"]["id"] == run.id
-    same(model, SMALL)
+    same_safetensors(model, SMALL)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["m.safetensors", "runs"]
 
 
@@ -134,66 +195,15 @@ def test_odd_layouts_load_as_before(weights, tmp_path, run):
     save_file(weights, model, metadata={"format": "pt", "mine": "kept"})
     for step in (1, 2):
         fanfold.stamp(model, step=step, filler="x" * 900 * step)
-        same(model, weights)
+        same_safetensors(model, weights)
         found = fanfold.inspect(model)
         assert (found["stamp"]["run"]["step"], found["facts"]["metadata"]["mine"]) == (step, "kept")
-
-
-def test_a_note_beside_a_file_that_was_saved_anew_is_only_taken_away(tmp_path, run):
-    model = tmp_path / "m.safetensors"
-    save_file(LARGE, model)
-    undo_note(model).write_bytes(b'{"size": 10, "start": 4}\nxxxx')
-    assert fanfold.inspect(model)["stamp"] is None  # it is whole, so it can be read
-    fanfold.stamp(model)
-    same(model, LARGE)
-    assert not undo_note(model).exists()
-
-
-def test_a_note_that_says_nothing_is_told_of(tmp_path, run):
-    model = tmp_path / "m.safetensors"
-    save_file(SMALL, model)
-    os.truncate(model, model.stat().st_size - 8)
-    undo_note(model).write_bytes(b"rubbish")
-    with pytest.raises(FanfoldError, match="cannot be put right"):
-        fanfold.stamp(model)
-    assert undo_note(model).exists()
-
-
-def half_inserted(model):
-    """Leave a file as a kill does right after the filesystem made room in front of it."""
-    save_file(LARGE, model)
-    code = """
-        import os, signal, sys, fanfold
-        from fanfold.provenance import safetensors
-        safetensors._put = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        fanfold.stamp(sys.argv[1])
-    """
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(model)], timeout=60).returncode == -signal.SIGKILL
-    assert model.read_bytes()[:4096] == bytes(4096)
-
-
-def test_what_a_kill_left_is_mended_on_another_filesystem_too(tmp_path, run, monkeypatch):
-    half_inserted(tmp_path / "m.safetensors")
-    monkeypatch.setattr(undo, "move", lambda *_: False)  # as after a copy to one that cannot take a block away
-    fanfold.stamp(tmp_path / "m.safetensors")
-    same(tmp_path / "m.safetensors", LARGE)
-    assert not undo_note(tmp_path / "m.safetensors").exists()
-
-
-def test_a_file_that_lost_its_end_as_well_is_not_called_mended(tmp_path, run):
-    model = tmp_path / "m.safetensors"
-    half_inserted(model)
-    os.truncate(model, 100_000)
-    before = model.read_bytes()
-    with pytest.raises(FanfoldError, match="has 100000 bytes, which no stamp leaves"):
-        fanfold.stamp(model)
-    assert (model.read_bytes(), undo_note(model).exists()) == (before, True)
 
 
 def test_a_child_forked_meanwhile_does_not_keep_the_lock(tmp_path, run, monkeypatch):
     model = tmp_path / "m.safetensors"
     save_file(SMALL, model)
-    copy, children = undo.copy, []
+    copy, children = replace.copy_rest, []
 
     def forking(*given):
         children.append(os.fork())
@@ -202,18 +212,18 @@ def test_a_child_forked_meanwhile_does_not_keep_the_lock(tmp_path, run, monkeypa
             os._exit(0)
         copy(*given)
 
-    monkeypatch.setattr(undo, "copy", forking)
+    monkeypatch.setattr("fanfold.provenance.safetensors.copy_rest", forking)
     fanfold.stamp(model)
     monkeypatch.undo()
-    monkeypatch.setattr("fanfold.provenance.anew.WAIT_SECONDS", 5.0)
+    monkeypatch.setattr("fanfold.provenance.replace.WAIT_SECONDS", 5.0)
     try:
         fanfold.stamp(model, note="again")
-        same(model, SMALL)
+        same_safetensors(model, SMALL)
         import fcntl
 
         with model.open("rb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            monkeypatch.setattr("fanfold.provenance.anew.WAIT_SECONDS", 0.1)
+            monkeypatch.setattr("fanfold.provenance.replace.WAIT_SECONDS", 0.1)
             with pytest.raises(FanfoldError, match="another process has been stamping it"):
                 fanfold.stamp(model)
     finally:
@@ -225,18 +235,37 @@ def test_ctrl_c_in_the_middle_leaves_the_file_as_it_was(tmp_path, run, monkeypat
     model = tmp_path / "m.safetensors"
     save_file(SMALL, model)
     before = model.read_bytes()
-    monkeypatch.setattr(undo, "copy", lambda *_: signal.default_int_handler(signal.SIGINT, None))
+    monkeypatch.setattr("fanfold.provenance.safetensors.copy_rest", lambda *_: signal.default_int_handler(signal.SIGINT, None))
     with pytest.raises(KeyboardInterrupt):
         fanfold.stamp(model)
-    monkeypatch.undo()
     assert model.read_bytes() == before
-    assert not undo_note(model).exists()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["m.safetensors", "runs"]
 
 
-@pytest.mark.parametrize("way", ["carried", "inserted"])
-def test_a_model_that_is_loaded_keeps_its_weights(way, tmp_path, run):
+def test_where_the_kernel_cannot_copy_the_file_is_stamped_all_the_same(tmp_path, run, monkeypatch):
+    model = tmp_path / "m.safetensors"
+    save_file(LARGE, model)
+    calls = []
+
+    def refuse(source: int, target: int, count: int, at: int) -> int:
+        calls.append(at)
+        if len(calls) > 1:
+            raise OSError("another filesystem")
+        return real(source, target, 1000, at)
+
+    real = os.copy_file_range
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    fanfold.stamp(model)
+    monkeypatch.undo()
+    assert len(calls) == 2
+    same_safetensors(model, LARGE)
+    assert fanfold.inspect(model)["stamp"]["run"]["id"] == run.id
+
+
+@pytest.mark.parametrize("weights", [SMALL, LARGE], ids=["small first", "large first"])
+def test_a_model_that_is_loaded_keeps_its_weights(weights, tmp_path, run):
     path = tmp_path / "m.safetensors"
-    save_file(WAYS[way], path)
+    save_file(weights, path)
     here = load_file(path)  # a view of the file, not a copy
     code = """
         import sys, torch
@@ -250,40 +279,11 @@ def test_a_model_that_is_loaded_keeps_its_weights(way, tmp_path, run):
     assert there.stdout.readline() == "loaded\n"
     for step in (1, 2):
         fanfold.stamp(path, step=step, filler="x" * 900 * step)
-    assert all(torch.equal(here[name], WAYS[way][name]) for name in here)
+    assert all(torch.equal(here[name], weights[name]) for name in here)
     seen, _ = there.communicate("\n", timeout=60)
-    assert seen.strip() == str({name: float(WAYS[way][name].float().sum()) for name in here})
-    same(path, WAYS[way])
+    assert seen.strip() == str({name: float(weights[name].float().sum()) for name in here})
+    same_safetensors(path, weights)
     assert fanfold.inspect(path)["stamp"]["run"]["step"] == 2
-    del here
-    inode = path.stat().st_ino
-    fanfold.stamp(path, filler="x" * 20_000)
-    assert path.stat().st_ino == inode  # nobody looks at it any more, so in place
-
-
-def test_who_opens_a_file_that_is_being_stamped_waits_for_it(tmp_path, run, monkeypatch):
-    path = tmp_path / "m.safetensors"
-    save_file(SMALL, path)
-    code = """
-        import sys
-        from safetensors.torch import load_file
-        print("ready", flush=True)
-        input()
-        print(len(load_file(sys.argv[1])))
-    """
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
-    assert child.stdout.readline() == "ready\n"
-    copy = undo.copy
-
-    def slow(*given):
-        print(file=child.stdin, flush=True)
-        time.sleep(1)
-        assert child.poll() is None
-        copy(*given)
-
-    monkeypatch.setattr(undo, "copy", slow)
-    fanfold.stamp(path)
-    assert child.communicate(timeout=60)[0] == "3\n"
 
 
 @pytest.mark.parametrize(
@@ -301,4 +301,3 @@ def test_a_header_that_lies_is_not_carried_out(offsets, tmp_path, run):
     except FanfoldError as error:
         assert "cannot be read" in str(error)
     assert model.read_bytes().endswith(bytes(range(250)) * 1600)
-    assert not undo_note(model).exists()

@@ -62,7 +62,6 @@ def _file(path: Path) -> dict[str, Any]:
         size = os.fstat(file.fileno()).st_size
         head = file.read(16)
         module = module_of(head, path, size)
-        _not_half(path)
         name, inside, facts = module.read(file, path) if module else (_without_room(head), None, {})
     stamp = None if inside is None else _ours(_parsed(inside, path), facts)
     if stamp is None and (beside := _ours(_read_sidecar(sidecar(path)), facts)) is not None:
@@ -101,28 +100,9 @@ def mark(path: Path) -> dict[str, Any]:
         return {"size": size, "ends": sha256(ends + file.read(ENDS)).hexdigest()}
 
 
-def _not_half(path: Path) -> None:
-    """Refuse a file that is in the middle of being stamped."""
-    target = path.resolve()
-    if not lies(undo_note(target)):
-        return
-    from . import safetensors  # here, since most files have no note
-
-    if not safetensors.whole(target):
-        raise FanfoldError(
-            f"{path} cannot be read: it is being stamped just now, or a kill cut a stamp short. Nothing was changed. "
-            "If no process is at it, call fanfold.stamp(path): that puts it right."
-        )
-
-
 def lies(path: Path) -> bool:
     """Tell whether a file lies there; beside a file whose name is as long as names may be, none does."""
     return os.path.isfile(path)  # noqa: PTH113 - pathlib raises where a name is too long
-
-
-def undo_note(path: Path) -> Path:
-    """Return where a note lies of how a file was, while it is stamped in place."""
-    return path.with_name(f"{path.name}.fanfold-undo")
 
 
 def module_of(head: bytes, path: Path, size: int) -> Any:

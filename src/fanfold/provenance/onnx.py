@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from .anew import anew
 from .record import MAX_BYTES, NAME
+from .replace import copy_rest, replacing
 from .zips import broken, unreadable
 
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _GRAPH, _OPSET, _METADATA = 1, 2, 3, 7, 8, 14
@@ -170,33 +170,18 @@ def _length(data: bytes) -> bytes:
     return bytes(out)
 
 
-def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
-    """Add the stamp behind the model, in the place of an earlier one: no key may be there twice."""
-    with path.open("rb") as buffered:
-        size = buffered.seek(0, os.SEEK_END)
-        old = _places(buffered, path)  # a damaged file is not made longer
-    start, end = old[0] if old else (size, size)
-    data = _filled(stamp, end - start)
-    if end < size or len(data) < end - start:
-        _rewrite(path, old, entry(stamp))
-        return
-    before = os.pread(file.fileno(), end - start, start)
-    if os.pwrite(file.fileno(), data, start) != len(data):
-        os.pwrite(file.fileno(), before, start)
-        file.truncate(size)
-        raise broken(path, "no space is left to stamp it")
-
-
-def _filled(stamp: bytes, length: int) -> bytes:
-    """Return the stamp's field, with spaces up to the length of the earlier one: cutting the file would be a second step.
-
-    No number of spaces may lead there, since the length of a length grows, too: then it has none.
-    """
-    data = entry(stamp)
-    if not 0 < length - len(data) < MAX_BYTES:
-        return data
-    filled = (entry(stamp.ljust(len(stamp) + length - len(data) - more)) for more in range(3))
-    return next((longer for longer in filled if len(longer) == length), data)
+def write(path: Path, stamp: bytes, file: BinaryIO) -> None:  # noqa: ARG001 - every format's interface
+    """Put the stamp behind the model in a copy without earlier stamps that takes the file's place: no key may be there twice."""
+    with path.open("rb") as source:
+        cuts = _places(source, path)  # a damaged file is not written on
+        source.seek(0)
+        with replacing(path) as target:
+            for start, end in cuts:
+                while chunk := source.read(min(1 << 20, start - source.tell())):
+                    target.write(chunk)
+                source.seek(end)
+            copy_rest(source, source.tell(), target)
+            target.write(entry(stamp))
 
 
 def _places(file: BinaryIO, path: Path) -> list[tuple[int, int]]:
@@ -206,13 +191,3 @@ def _places(file: BinaryIO, path: Path) -> list[tuple[int, int]]:
         for field in _fields(file, path)
         if field.kind == _BYTES and field.number == _METADATA and _is_stamp(_read(file, field, _MAX_VALUE))
     ]
-
-
-def _rewrite(path: Path, cuts: list[tuple[int, int]], added: bytes) -> None:
-    """Write the model anew without its earlier stamps, beside itself, then in its place."""
-    with path.open("rb") as source, anew(path) as target:
-        for start, end in [*cuts, (-1, -1)]:
-            while chunk := source.read(1 << 20 if start < 0 else min(1 << 20, start - source.tell())):
-                target.write(chunk)
-            source.seek(max(end, source.tell()))
-        target.write(added)

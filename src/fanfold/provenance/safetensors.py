@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,9 +12,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ..errors import FanfoldError
-from . import undo
-from .anew import anew, unshared
 from .record import NAME
+from .replace import copy_rest, replacing
 from .zips import broken
 
 MAX_HEADER = 100_000_000  # the format's own limit
@@ -23,9 +21,7 @@ MAX_PARAMETERS = 1 << 63
 MAX_QUOTES = 2_500_000  # a tensor has ten. Names take memory, some 200 bytes each, and none is without two quotes
 MAX_ENTRY = 64 << 10  # bytes of one tensor's: numbers of a shape take ten times their letters
 MAX_DTYPE, MAX_DTYPES = 64, 100  # letters of a name, and names; the format knows some twenty
-ROOM = 4096
-CARRY = 8_000_000  # of tensors carried to the end: the header is as much longer, and every loader reads past it
-WORD = 8
+BLOCK = 4096  # of a filesystem
 
 
 class _Tensor(msgspec.Struct):
@@ -105,16 +101,6 @@ def _header(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[st
     return entries, metadata
 
 
-def whole(path: Path) -> bool:
-    """Say whether the header can be read and tells of just the bytes that are there."""
-    try:
-        with path.open("rb") as file:
-            _checked(file, path)
-    except (OSError, FanfoldError):
-        return False
-    return True
-
-
 def _checked(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[str, str]]:
     """Return what the header says of a file that is whole."""
     entries, metadata = _header(file, path)
@@ -124,88 +110,21 @@ def _checked(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[s
 
 
 def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
-    """Put the stamp into the header: in the room it has, over tensors carried to the end, in a block put in front, or anew."""
-    fd = file.fileno()
-    undo.sweep(path)
-    entries, metadata = _checked(file, path)  # a damaged file is not written on
-    old, size = file.tell() - 8, os.fstat(fd).st_size
-    told = {**metadata, NAME: stamp.decode()}
-    head = msgspec.json.encode({"__metadata__": told, **entries})
-    with unshared(file) as ours:
-        if len(head) <= old:  # weights stay where they are, so others may look on
-            _fill(path, fd, head, old)
-            return
-        if ours and (_carried(path, fd, told, entries, 8 + old, len(head) - old) or _grown(path, fd, head, old, size)):
-            return
-    _rewrite(path, head, old)
+    """Put the stamp into the header of a copy that takes the file's place.
 
-
-def _fill(path: Path, fd: int, head: bytes, room: int) -> None:
-    with undo.noted(path, fd, undo.Note(size=os.fstat(fd).st_size, start=8 + room)):
-        _put(fd, head, room, lambda: None)
-
-
-def _put(fd: int, head: bytes, room: int, settle: Callable[[], None]) -> None:
-    """Write length and header, padded with spaces as the format allows; its first byte last, so that half of it is no header."""
-    undo.put(fd, room.to_bytes(8, "little") + b"\0", 0)
-    undo.put(fd, head.ljust(room)[1:], 9)
-    settle()
-    undo.put(fd, head[:1], 8)
-
-
-def _carried(path: Path, fd: int, metadata: dict[str, str], entries: dict[str, msgspec.Raw], start: int, needed: int) -> bool:
-    """Copy the first tensors behind the last one, and let the header have their place; False where they are large."""
-    size = os.fstat(fd).st_size
-    tensors = {name: msgspec.json.decode(entry) for name, entry in entries.items()}
-    cut = _cut(sorted(tuple(tensor["data_offsets"]) for tensor in tensors.values()), needed, size - start)
-    for tensor in tensors.values():
-        by = size - start - cut if tensor["data_offsets"][0] < cut else -cut
-        tensor["data_offsets"] = [at + by for at in tensor["data_offsets"]]
-    head = msgspec.json.encode({"__metadata__": metadata, **tensors})
-    if not cut or len(head) > start - 8 + cut or start + cut > MAX_HEADER:
-        return False
-    with undo.noted(path, fd, undo.Note(size=size, start=start, carried=cut)) as settle:
-        undo.copy(fd, start, size, cut)
-        settle()
-        _put(fd, head, start - 8 + cut, settle)
-    return True
-
-
-def _cut(spans: list[tuple[int, int]], needed: int, size: int) -> int:
-    """Return how many bytes of tensors make enough room when they go from the front to the end; 0 where no few do.
-
-    They stay aligned for every type: both the room and the bytes before their new place are whole words. Tensors with holes
-    between them, or one within another, are none that a loader takes: such a file is left as it lies.
+    The header comes first and tensors may have no gaps, so nothing can be changed in place without a moment in which no loader
+    reads the file. The header grows by whole blocks: where files can share blocks, the tensors are not copied.
     """
-    joined = all(one[1] == two[0] for one, two in pairwise([(0, 0), *spans, (size, size)]))
-    if size % WORD or not joined:
-        return 0
-    fits = (end for _, end in spans if needed <= end <= min(CARRY, size // 20) and end % WORD == 0)
-    return next(fits, 0)
-
-
-def _grown(path: Path, fd: int, head: bytes, old: int, size: int) -> bool:
-    """Let the filesystem make room in front of the tensors, and fill it; False where it cannot."""
-    more = -(-(len(head) - old) // ROOM) * ROOM
-    if old + more > MAX_HEADER:
-        return False
-    with undo.noted(path, fd, undo.Note(size=size, start=8 + old, inserted=more)) as settle:
-        if not undo.move(fd, more):
-            return False
-        _put(fd, head, old + more, settle)
-    return True
-
-
-def _rewrite(path: Path, head: bytes, old: int) -> None:
-    import shutil
-
-    room = -(-len(head) // 8) * 8
+    entries, metadata = _checked(file, path)  # a damaged file is not written on
+    start = file.tell()
+    head = msgspec.json.encode({"__metadata__": {**metadata, NAME: stamp.decode()}, **entries})
+    more = max(0, -(-(len(head) - (start - 8)) // BLOCK)) * BLOCK
+    room = start - 8 + more
     if room > MAX_HEADER:
         raise FanfoldError(
             f"{path} could not be stamped: its header is as long as the format allows. The file is as it was. "
-            "Give the stamp less to say, or save the model in parts."
+            "Put less into the stamp, or save the model in parts."
         )
-    with path.open("rb") as source, anew(path) as target:
+    with replacing(path) as target:
         target.write(room.to_bytes(8, "little") + head.ljust(room))
-        source.seek(8 + old)
-        shutil.copyfileobj(source, target, 1 << 24)
+        copy_rest(file, start, target)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FanfoldError, notices
-from .anew import alone
-from .look import lies, located, mark, model_files, module_of, sidecar, size_of, undo_note
+from .look import located, mark, model_files, module_of, sidecar, size_of
 from .record import encode, make
+from .replace import alone
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -44,8 +44,6 @@ def write(path: Path, data: bytes) -> None:
     """Write a stamp's bytes into a file, or beside it where its format has no room."""
     try:
         target = path.resolve()  # a link stays a link: what it points to is stamped
-        if lies(undo_note(target)):
-            _mend(target)
         if os.access(target, os.W_OK) or _module(target) is not None:
             with alone(target) as file:
                 if (module := _module(target)) is not None:
@@ -61,15 +59,6 @@ def write(path: Path, data: bytes) -> None:
         f"{path.name} is of a format that has no room for a stamp; it lies beside the file, in {sidecar(path).name}. "
         "Copy both together, or save as safetensors or with torch.save.",
     )
-
-
-def _mend(path: Path) -> None:
-    """Wait for whoever is stamping the file; put it right where that one was killed."""
-    from . import safetensors, undo  # here, since few files ever have a note
-
-    with alone(path):
-        if lies(undo_note(path)):
-            undo.mend(path, safetensors.whole)
 
 
 def _module(path: Path) -> Any:

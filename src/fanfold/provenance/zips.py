@@ -1,7 +1,8 @@
 """Zip archives, as torch.save, TorchScript, torch.export and AOTInductor write them; the stamp is a member of its own.
 
 Read by walking the central directory in bounded memory: an archive is untrusted input. Written behind the old end of the
-archive in one write, with a directory of its own: a kill before it leaves the model as it was. Many stamps take turns.
+archive in one write, with a directory of its own: a kill at any moment leaves an archive that loads. One with so many members
+that readers would miss the old end behind a torn write is written to a file that replaces it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import FanfoldError
 from .record import MAX_BYTES, NAME
+from .replace import copy_rest, replacing
 
 if TYPE_CHECKING:
     import zipfile
 
 MEMBER = f"extra/{NAME}"
 MAX_DIRECTORY, MAX_MEMBERS = 256 << 20, 1_000_000
+SAFE_TAIL = 60_000  # bytes of a torn write behind which every reader still finds the old end of an archive: they look 64 KiB back
 SLACK = 64 << 10  # bytes of earlier stamps that are let lie; in a large file, a hundredth of it
 _END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY = struct.Struct("<4s6H3I5H2I")
@@ -170,6 +173,11 @@ def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     if old - last > max(SLACK, end // 100) and _over_earlier(path, file, f"{root}/{MEMBER}", stamp, last, old):
         return
     data = _tail(path, file, f"{root}/{MEMBER}", stamp, end)
+    if len(data) > SAFE_TAIL:
+        with replacing(path) as target:
+            copy_rest(file, 0, target)
+            target.write(data)
+        return
     file.seek(end)
     if file.write(data) != len(data):  # a full disk: take the part back, and the model is as it was
         file.truncate(end)
@@ -195,12 +203,13 @@ def _over_earlier(path: Path, file: BinaryIO, name: str, stamp: bytes, last: int
 
     The present one stays whole until ours is on the disk. False where there is not enough room.
     """
-    from .undo import put
-
     data = _tail(path, file, name, stamp, last)
     if last + len(data) > old:
         return False
-    put(file.fileno(), data, last)
+    left, at = memoryview(data), last
+    while left:  # a full disk takes a part of it
+        count = os.pwrite(file.fileno(), left, at)
+        left, at = left[count:], at + count
     os.fsync(file.fileno())
     os.ftruncate(file.fileno(), last + len(data))
     return True

@@ -1,10 +1,12 @@
-"""Who may change a model file: one stamper at a time, in place where nobody looks at it, else anew beside itself."""
+"""Replace a model file: written beside the old one and renamed over it, by one process at a time.
+
+A kill at any moment leaves the old file or the new one, both whole; a model that was loaded from the old one keeps it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,8 @@ WAIT_SECONDS = 300.0
 
 
 @contextlib.contextmanager
-def anew(path: Path) -> Iterator[BinaryIO]:
-    """Yield the file that takes the place of `path` at the end; an error inside leaves `path` as it was, and nothing else."""
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that replaces `path` at the end; an error inside leaves `path` as it was, and nothing else."""
     import shutil
 
     aside = path.with_name(f".{path.name}.{os.getpid()}.stamping")
@@ -37,17 +39,35 @@ def anew(path: Path) -> Iterator[BinaryIO]:
         aside.unlink(missing_ok=True)
 
 
+def copy_rest(source: BinaryIO, at: int, target: BinaryIO) -> None:
+    """Append everything from a byte of `source` on, in the kernel where it can.
+
+    Filesystems that share blocks between files copy nothing, provided both places are equally far into a block.
+    """
+    import shutil
+
+    target.flush()
+    with contextlib.suppress(OSError, AttributeError):  # another system, or a filesystem that cannot
+        while count := os.copy_file_range(source.fileno(), target.fileno(), 1 << 30, at):
+            at += count
+        target.seek(0, os.SEEK_END)
+        return
+    source.seek(at)
+    target.seek(0, os.SEEK_END)
+    shutil.copyfileobj(source, target, 1 << 24)
+
+
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[BinaryIO]:
     """Yield the open file to one process at a time: every rank of a job may call stamp() on the one that rank 0 saved."""
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         with path.open("r+b", buffering=0) as file, _locked(file) as ours:
-            # Else another is at it, or it was written anew since we opened it.
+            # Otherwise another process is stamping it, or has replaced it since we opened it.
             if ours and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 yield file
                 return
-        time.sleep(0.01)  # with the file closed: see unshared()
+        time.sleep(0.01)
     raise FanfoldError(
         f"{path} could not be stamped: another process has been stamping it for {WAIT_SECONDS:.0f} s. The file was left alone. "
         "Look whether that one hangs, then stamp again."
@@ -71,36 +91,3 @@ def _locked(file: BinaryIO) -> Iterator[bool]:
         yield True
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
-
-
-@contextlib.contextmanager
-def unshared(file: BinaryIO) -> Iterator[bool]:
-    """Yield whether nobody else on this machine has the file open or mapped; whoever opens it now waits until the end.
-
-    A model loaded from a safetensors file is a view of that file: its weights are what stands there. So the weights' place may
-    only change where there is no such model.
-    """
-    held = _leased(file)
-    for _ in range(0 if held else 3):  # ranks that wait for their turn look in for a moment
-        time.sleep(0.01)
-        if held := _leased(file):
-            break
-    try:
-        yield held
-    finally:
-        if held:
-            import fcntl
-
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-
-
-def _leased(file: BinaryIO) -> bool:
-    try:
-        import fcntl
-
-        # Sent when another waits to open it. The usual signal, SIGIO, would end the process; this one is ignored.
-        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    except (ImportError, AttributeError, OSError):  # not Linux, not ours, or others have it
-        return False
-    return True
