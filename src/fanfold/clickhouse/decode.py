@@ -54,13 +54,22 @@ class Scanned:
     rows: dict[int, list[list[int]]] = field(default_factory=dict)
     others: list[Other] = field(default_factory=list)
     unnamed: int = 0  # rows whose shape is not known
+    points: int = 0
+    crowded: bool = False
     end: int = 0
 
 
+MOST_FRAMES = 1 << 17  # other than rows, in a piece, and runs of rows: a batch of a megabyte has fewer
+MOST_POINTS = 1 << 21
+
+
 def scan(data: bytes, base: int, seed: int, shapes: dict[int, Shape]) -> Scanned:
-    """Walk whole frames, checking each; shapes that are named on the way are added to `shapes`."""
+    """Walk whole frames, checking each; shapes that are named on the way are added to `shapes`.
+
+    It ends early where a piece makes more rows of tables than its bytes explain: one byte of a row can be a point.
+    """
     found = Scanned(data, base)
-    for span in spans(memoryview(data), 0, len(data), seed, header=not base):
+    for runs, span in enumerate(spans(memoryview(data), 0, len(data), seed, header=not base)):
         if span.kind == Kind.ROW:
             number = int.from_bytes(data[span.at + HEAD_SIZE : span.at + HEAD_SIZE + 4], "little")
             shape = shapes.get(number)
@@ -68,11 +77,15 @@ def scan(data: bytes, base: int, seed: int, shapes: dict[int, Shape]) -> Scanned
                 found.unnamed += span.number  # nobody can name them: every reader of the journal counts them as damage
             else:
                 found.rows.setdefault(number, []).append([span.at, span.number])
+                found.points += span.number * len(shape.keys)
         else:
             body = data[span.at + HEAD_SIZE : span.end]
             if span.kind == Kind.SHAPE:
                 learn(shapes, body)
             found.others.append(Other(span.kind, span.flags, base + span.at, body))
+        found.crowded = runs >= MOST_FRAMES or found.points > MOST_POINTS
+        if found.crowded:
+            break
         found.end = span.end
     return found
 

@@ -133,6 +133,8 @@ class ClickHouseIntake:
         shapes = dict(known.shapes)
         base = piece.offset + piece.gap
         scanned = scan(piece.data, base, fmt.seed_of(id), shapes)
+        if scanned.crowded:
+            raise Refused(413, f"the piece at {base} of {piece.journal} holds too many frames or points. Nothing was stored.")
         if scanned.end != len(piece.data):
             raise Refused(
                 422, f"the bytes at {base + scanned.end} are not whole, sound frames of {piece.journal}. Nothing was stored."

@@ -99,8 +99,8 @@ class Following:
 
     def _size(self, name: str) -> int | None:
         try:
-            path = blobs.path_of(self.path, name)
-            return path.stat().st_size if path.is_file() and not path.is_symlink() else None
+            with blobs.opened(self.path, name) as file:
+                return os.fstat(file.fileno()).st_size
         except (OSError, JournalError):
             return None
 
@@ -118,7 +118,7 @@ class Following:
             return self._give_up(name, error)
 
     def _send_from(self, client: Client, name: str, have: int, most: int) -> bool:
-        with blobs.path_of(self.path, name).open("rb") as file:
+        with blobs.opened(self.path, name) as file:
             total = os.fstat(file.fileno()).st_size
             end = min(total, have + most)
             while True:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..journal import Journal, packed
+from ..journal.files import open_regular
 from ..journal.format import HEAD_SIZE, MAGIC_BYTES, MAX_BODY, Kind, seed_of
 from ..journal.walker import MAX_FRAME, Finder, all_spans, spans
 
@@ -26,16 +27,23 @@ class Walked(NamedTuple):
 
 
 def walk(data: bytes, seed: int, *, first: bool = False) -> Walked:
-    """Check frames; `first`: the journal's header must be the first of them."""
+    """Check frames; `first`: the journal's header may be the first of them."""
     naming: list[tuple[int, int]] = []
     end = last = 0
-    if first and data[2:3] != bytes([Kind.HEADER]):
-        return Walked(0, 0, naming)
     for span in spans(memoryview(data), 0, len(data), seed, header=first):
         end, last = span.end, span.kind
         if last in _NAMING:
             naming.append((span.at + HEAD_SIZE, end))
     return Walked(end, last, naming)
+
+
+def sound_until(data: bytes, seed: int, *, first: bool) -> int:
+    """Return how far whole frames reach; `first`: the journal's header must be the first of them."""
+    end = 0
+    if not first or data[2:3] == bytes([Kind.HEADER]):
+        for span in spans(memoryview(data), 0, len(data), seed, header=first):
+            end = span.end
+    return end
 
 
 def length_at(head: bytes) -> int | None:
@@ -65,7 +73,7 @@ def whole_end(fd: int, path: Path, size: int, seed: int) -> int:
 
 def next_whole(path: Path, offset: int) -> int | None:
     """Return where the next whole frame behind damage begins; None if there is none yet."""
-    with packed.readable(path).open("rb") as file:
+    with open_regular(packed.readable(path)) as file:
         size = os.fstat(file.fileno()).st_size
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             found = Finder(data, view, size, seed_of(path.stem.rpartition("-")[2])).next(offset)

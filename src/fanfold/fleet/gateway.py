@@ -153,9 +153,9 @@ async def _append(gateway: Gateway, request: Request, project: str) -> Response:
     gateway.rates.check(project, f"project {project[:100]!r}")
     length = _whole_number(request.headers, LENGTH, MAX_RAW)
     size = _whole_number(request.headers, "content-length", MAX_RAW)
-    with gateway.budget.reserve(size + 2 * length):
+    with gateway.budget.reserve(size + 3 * length):  # the body, unpacked, its pieces, and one of them being checked
         pieces = await run_in_threadpool(decode, await _body(request, size), length)
-        gateway.rates.take(project, length)
+        gateway.rates.take(project, length + sum(max(0, piece.gap) for piece in pieces))
         gateway.metrics.add("received_bytes_total", size)
         results = await _store(gateway, project, pieces)
     code = 200 if all(one["status"] == 200 for one in results) else 409

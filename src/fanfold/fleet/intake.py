@@ -7,10 +7,12 @@ directory; whoever appends holds the file's lock, and anything torn by a kill is
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -23,17 +25,21 @@ from ..errors import FanfoldError, JournalError
 from ..journal import blobs, directory, packed
 from ..journal import format as fmt
 from ..journal.bodies import Header, NewerFormat, decode
+from ..journal.files import open_regular
 from ..journal.packing import restore
+from ..journal.walker import MAX_FRAME
 from ..store.delete import check_place
 from ..store.delete import delete as delete_run
 from ..store.run import StoredRun
-from .frames import walk, whole_end
+from .frames import sound_until, whole_end
 from .wire import MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
 
 REMEMBERED = 20_000
+GAP_FREE = 2 * MAX_FRAME  # two frames of the greatest length may be damaged in any journal
+GAP_RATIO = 4  # … and a journal be so many times as long as what was sent of it
 STALE_PART_SECONDS = 7 * 86400.0
 _ZEROS = bytes(1 << 20)
-_OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+_OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
 _PART = ".part-"
 DELETED = ".deleted"  # beside the projects: a small file for each run that was deleted here
 
@@ -142,7 +148,7 @@ class DirectoryIntake:
         there = packed.present(path)
         if there == path or there.is_symlink():
             return 0
-        with _readable(), packed.readable(there).open("rb") as file:
+        with _readable(), open_regular(packed.readable(there)) as file:
             return whole_end(file.fileno(), there, os.fstat(file.fileno()).st_size, seed)
 
     def _unpack_to_grow(self, path: Path, seed: int, piece: Piece) -> None:
@@ -158,6 +164,8 @@ class DirectoryIntake:
         if have != piece.offset:
             raise Conflict(have)
         place = have + piece.gap
+        if piece.gap:
+            _check_gap(fd, piece, place)
         _blank(fd, have, min(place, os.fstat(fd).st_size))
         _write(fd, piece.data, place)
         if self.power:
@@ -181,7 +189,7 @@ class DirectoryIntake:
     def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:
         folder = self._run(project, run)
         self._check_there(project, run)
-        return {name: _size(_part(folder, name)) for name in names if not _blob_path(folder, name).is_file()}
+        return {name: _size(_part(folder, name)) for name in names if not blobs.is_here(folder, name)}
 
     def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
         folder = self._run(project, run)
@@ -191,12 +199,12 @@ class DirectoryIntake:
         self._check_there(project, run)
         if total > self.max_blob:
             raise Refused(413, f"a blob of {total} bytes is over this gateway's limit of {self.max_blob}. It was not stored.")
-        if final.is_file():
+        if blobs.is_here(folder, name):
             return total
         self._make_room(part)
         with _locked(part, create=True) as fd:
             self._check_still_there(project, run, part)
-            if final.is_file():
+            if blobs.is_here(folder, name):
                 part.unlink(missing_ok=True)  # two came at once, and the other was first
                 return total
             have = os.fstat(fd).st_size
@@ -273,7 +281,7 @@ class DirectoryIntake:
 def _check_frames(project: str, piece: Piece, seed: int) -> None:
     """Refuse anything but whole, sound frames; a header must be about the very journal it came for."""
     first = piece.offset == 0 and piece.gap == 0
-    end = walk(piece.data, seed, first=first).end
+    end = sound_until(piece.data, seed, first=first)
     if not piece.data or end != len(piece.data):
         raise Refused(
             422,
@@ -282,6 +290,18 @@ def _check_frames(project: str, piece: Piece, seed: int) -> None:
     if first:
         length = int.from_bytes(piece.data[4:8], "little")
         check_header(project, piece, piece.data[fmt.HEAD_SIZE : fmt.HEAD_SIZE + length])
+
+
+def _check_gap(fd: int, piece: Piece, end: int) -> None:
+    """Refuse damage that is out of proportion to what was sent: a gap costs its sender nothing, and readers its length."""
+    found = os.fstat(fd)
+    sent = min(found.st_size, found.st_blocks * 512)  # holes take no blocks
+    if end > GAP_RATIO * sent + GAP_FREE:
+        raise Refused(
+            422,
+            f"{piece.gap} damaged bytes before {end} of {piece.journal} are too many for the {sent} bytes that came of it. "
+            "Nothing was stored. The journal is whole where it was written.",
+        )
 
 
 def check_header(project: str, piece: Piece, body: bytes) -> None:
@@ -313,6 +333,8 @@ def _locked(path: Path, *, create: bool = False) -> Iterator[int]:
     while True:
         fd = os.open(path, _OPEN | (os.O_CREAT if create else 0), 0o600)
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", str(path))
             fcntl.flock(fd, fcntl.LOCK_EX)
             if _is_at(fd, path):
                 yield fd

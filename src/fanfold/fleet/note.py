@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from ..journal.files import read_text
 from ..journal.packed import raw_size
 from ..process import digest
 
@@ -29,7 +30,7 @@ class Note:
 
     def _load(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            known = json.loads(self.path.read_text(encoding="utf-8"))
+            known = json.loads(read_text(self.path))
             self.offsets = {str(name): int(offset) for name, offset in known["offsets"].items()}
             self.over = {str(name): int(size) for name, size in known["over"].items()}
             self.whole = known["whole"] is True
@@ -67,7 +68,7 @@ def behind(run: Path, journal: Path) -> list[str]:
     found = []
     for path in sorted((run / FOLDER).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            note = Note(run, str(json.loads(path.read_text(encoding="utf-8"))["server"]))
+            note = Note(run, str(json.loads(read_text(path))["server"]))
             if not note.is_over(journal):
                 found.append(note.url)
     return found

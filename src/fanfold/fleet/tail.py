@@ -11,6 +11,7 @@ from ..errors import JournalError, notices
 from ..journal import Kind, packed
 from ..journal import format as fmt
 from ..journal.bodies import Header
+from ..journal.files import open_regular
 from ..journal.format import HEAD_SIZE
 from ..journal.liveness import LOST_SECONDS, is_locked
 from ..process import boot_id
@@ -58,7 +59,7 @@ class Tail:
         """Read whole frames from the offset on, about `limit` bytes, or one frame that is longer; None: nothing whole yet."""
         at = offset = self.offset or 0
         try:
-            with packed.readable(self.path).open("rb", buffering=0) as file:
+            with open_regular(packed.readable(self.path), buffering=0) as file:
                 read = self._read_at(file.fileno(), at, limit)
                 if read is None and self._is_young(file.fileno(), at):
                     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,6 +19,8 @@ BATCH = 1 << 20  # a request holds about this much, or one frame that is larger
 MAX_RAW = MAX_FRAME + BATCH + (1 << 16)
 MAX_PIECES = 4096
 MAX_GAP = 1 << 30
+MAX_RATIO = 64  # a body unpacks to at most so many times its size; what compresses better is sent as it is
+RATIO_FREE = 4 << 20  # … unless it unpacks to less than this
 MAX_NAME = 1000
 LENGTH = "x-fanfold-length"  # how long the body is once unpacked
 APPEND, OFFSET, MISSING, BLOB, RUNS, RUN = "/v1/append", "/v1/offset", "/v1/missing", "/v1/blob", "/v1/runs", "/v1/run"
@@ -62,27 +64,29 @@ class Piece(msgspec.Struct, array_like=True, frozen=True):
     data: bytes
 
 
-_decoder = msgspec.msgpack.Decoder(list[Piece])
+# Counted before any is made: a few bytes can promise millions of pieces.
+_decoder = msgspec.msgpack.Decoder(Annotated[list[Piece], msgspec.Meta(min_length=1, max_length=MAX_PIECES)])
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(pieces: Sequence[Piece]) -> tuple[bytes, int]:
     """Pack pieces; return the body, and how long it is unpacked."""
     raw = _encoder.encode(pieces)
-    return zlib.compress(raw, 1), len(raw)
+    body = zlib.compress(raw, 1)
+    return body if ratio_fits(len(body), len(raw)) else zlib.compress(raw, 0), len(raw)
+
+
+def ratio_fits(size: int, length: int) -> bool:
+    """Tell whether a body of `size` bytes may unpack to `length`: what it costs a gateway follows from what was sent."""
+    return length <= max(RATIO_FREE, MAX_RATIO * size)
 
 
 def decode(body: bytes, length: int) -> list[Piece]:
     """Unpack a body of exactly `length` bytes; anything else is refused before it takes memory."""
-    pieces = _parsed(unpack(body, length))
-    if not pieces or len(pieces) > MAX_PIECES:
-        raise Refused(400, f"a request holds 1 to {MAX_PIECES} pieces, this one {len(pieces)}. Nothing was stored.")
-    return pieces
-
-
-def _parsed(raw: bytes) -> list[Piece]:
+    if not ratio_fits(len(body), length):
+        raise Refused(413, f"{len(body)} bytes that unpack to {length} are compressed too well. Nothing was stored.")
     try:
-        return _decoder.decode(raw)
+        return _decoder.decode(unpack(body, length))  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body does not hold pieces of journals: {error}. Nothing was stored.") from error
 

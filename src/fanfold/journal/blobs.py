@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import JournalError
+from .files import open_inside
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -80,12 +83,31 @@ def present(run: Path, name: str) -> Path:
     return path
 
 
+def opened(run: Path, name: str) -> BinaryIO:
+    """Open a blob that is here: a regular file of the run, reached through no link."""
+    path = path_of(run, name)
+    try:
+        return open_inside(run, *path.parts[-3:])
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.ENXIO):
+            raise JournalError(f"{path} is a link or not a plain file, as blobs are. It was not read.") from error
+        raise
+
+
+def is_here(run: Path, name: str) -> bool:
+    """Tell whether a blob is in the run, as a plain file."""
+    try:
+        opened(run, name).close()
+    except (OSError, JournalError):
+        return False
+    return True
+
+
 def get(run: Path, name: str) -> bytes:
     """Read a blob, checking that it still is what its name says."""
     path = present(run, name)
-    if path.is_symlink():
-        raise JournalError(f"{path} is a link; blobs are plain files. It was not read.")
-    data = path.read_bytes()
+    with opened(run, name) as file:
+        data = file.read()
     if hashlib.sha256(data).hexdigest() != name:
         raise JournalError(f"{path} is damaged: its content does not match its name. Delete it, or restore it from a copy.")
     return data

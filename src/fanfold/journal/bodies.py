@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from ..errors import JournalError
 from . import format as fmt
@@ -89,24 +89,23 @@ class Beat(Struct, array_like=True):
 
 
 class Info(Struct):
-    """Facts about a run. Only those that are given count, None included."""
+    """Facts about a run, by name; only those that are given count, None included. Names nobody knows are kept, too."""
 
+    t: Int64
+    given: Data
+
+
+class _KnownFacts(Struct):
     t: Int64 = 0
-    name: str | UnsetType | None = UNSET
-    group: str | UnsetType | None = UNSET
-    tags: list[str] | UnsetType | None = UNSET
-    notes: str | UnsetType | None = UNSET
-    config: Data | UnsetType | None = UNSET
-    facts: Data | UnsetType | None = UNSET
-    summary: Data | UnsetType | None = UNSET
-    fold: dict[str, str] | UnsetType | None = UNSET
-    archived: bool | UnsetType | None = UNSET
-    views: dict[str, str | None] | UnsetType = UNSET  # saved views of a project by name; None: one that was dropped
-
-    def given(self) -> Data:
-        """Return the facts by name."""
-        found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "t"}
-        return {name: value for name, value in found.items() if value is not UNSET}
+    name: str | None = None
+    group: str | None = None
+    tags: list[str] | None = None
+    notes: str | None = None
+    config: Data | None = None
+    facts: Data | None = None
+    summary: Data | None = None
+    fold: dict[str, str] | None = None
+    archived: bool | None = None
 
 
 class Event(Struct):
@@ -222,7 +221,6 @@ _kinds: Final[Mapping[int, msgspec.msgpack.Decoder[Any]]] = {
     Kind.VALUES: _decoder(Values),
     Kind.LOST: _decoder(Lost),
     Kind.BEAT: _decoder(Beat),
-    Kind.INFO: _decoder(Info),
     Kind.EVENT: _decoder(Event),
     Kind.CONSOLE: _decoder(Console),
     Kind.END: _decoder(End),
@@ -238,9 +236,11 @@ _events: Final[Mapping[str, msgspec.msgpack.Decoder[Any]]] = {
 }
 _format = _decoder(_Format)
 _header = _decoder(Header)
+_known_facts = _decoder(_KnownFacts)
+_named: Final = msgspec.msgpack.Decoder(Data, ext_hook=_refuse)
 # Fields of free data: what a decoder checks of them is only that they have names.
 _free: Final[Mapping[type, tuple[str, ...]]] = {
-    Values: ("v", "k"), Info: ("config", "facts", "summary"), Artifact: ("metadata",), Ops: ("facts",), Usage: ("data",),
+    Values: ("v", "k"), Info: ("given",), Artifact: ("metadata",), Ops: ("facts",), Usage: ("data",),
 }  # fmt: skip
 
 
@@ -255,9 +255,9 @@ def decode(kind: int, body: bytes | memoryview) -> Body | None:
     if kind == Kind.HEADER:
         return _decode_header(body)
     decoder = _kinds.get(kind)
-    if decoder is None:
+    if decoder is None and kind != Kind.INFO:
         return None
-    found = _decoded(decoder, body)
+    found: Any = _decoded(decoder, body) if decoder is not None else _decode_info(body)
     if kind == Kind.EVENT and found.event in _events:
         found = _decoded(_events[found.event], body)
     if type(found) in _free:
@@ -282,10 +282,17 @@ def _decode_header(body: bytes | memoryview) -> Header:
     return _decoded(_header, body)  # type: ignore[no-any-return]
 
 
+def _decode_info(body: bytes | memoryview) -> Info:
+    t = _decoded(_known_facts, body).t
+    given = _decoded(_named, body)
+    given.pop("t", None)
+    return Info(t, given)
+
+
 def _check_free(body: Any) -> None:
     for name in _free[type(body)]:
         value = getattr(body, name)
-        if value is not None and value is not UNSET:
+        if value is not None:
             _check_plain(value, MAX_DEPTH)
     if type(body) is Values:
         for entry in body.v.values():

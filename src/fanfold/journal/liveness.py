@@ -11,6 +11,7 @@ from ..process import boot_id
 from ..settings import resolve
 from . import writer
 from .bodies import Header
+from .files import open_fd
 from .format import PACKED
 
 LOST_SECONDS = 60.0
@@ -21,7 +22,7 @@ def is_locked(path: Path) -> bool:
     if str(path) in writer.held:
         return True
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_fd(path)
     except OSError:
         return False
     try:

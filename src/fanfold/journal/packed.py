@@ -24,6 +24,7 @@ from ..settings import cache_directory
 from . import format as fmt
 from .blocks import BLOCK, unpack
 from .bodies import NewerFormat
+from .files import open_regular
 from .format import PACKED, SUFFIX
 
 MAGIC: Final = b"FFPACK"
@@ -126,7 +127,7 @@ class PackedJournal(io.RawIOBase):
 
 def open_packed(path: Path) -> PackedJournal:
     """Open a packed journal, or raise JournalError: it cannot be made out where its blocks stand."""
-    file = path.open("rb")
+    file = open_regular(path)
     try:
         head = _read_head(path, file)
         return PackedJournal(path, file, head, _read_table(path, file, head))
@@ -187,13 +188,13 @@ def present(path: Path) -> Path:
 
 def opened(path: Path) -> BinaryIO:
     """Open a journal to read its bytes, unpacking only the blocks that are asked for."""
-    return io.BufferedReader(open_packed(path)) if path.suffix == PACKED else path.open("rb")
+    return io.BufferedReader(open_packed(path)) if path.suffix == PACKED else open_regular(path)
 
 
 def raw_size(path: Path) -> int:
     """Return how many bytes a journal has, packed or not."""
     if path.suffix == PACKED:
-        with path.open("rb") as file, contextlib.suppress(JournalError):
+        with open_regular(path) as file, contextlib.suppress(JournalError):
             return _read_head(path, file).size
     return path.stat().st_size
 

@@ -17,6 +17,7 @@ from zlib import crc32
 from ..errors import JournalError
 from . import format as fmt
 from .blocks import BLOCK, Packer
+from .files import open_regular
 from .format import PACKED, SUFFIX
 from .packed import ENTRY, HEAD, HEAD_SIZE, MAGIC, VERSION, copy, open_packed, unreadable
 
@@ -50,7 +51,7 @@ def packing(path: Path) -> Generator[int, None, Packed | None]:
     """
     aside = path.with_name(f".{path.stem}{PACKED}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with path.open("rb") as raw:
+        with open_regular(path) as raw:
             before = os.fstat(raw.fileno())
             if before.st_size > SAMPLES * BLOCK and estimate(path) > GAIN * before.st_size:
                 return None
@@ -151,7 +152,7 @@ def _sync(folder: Path) -> None:
 
 def estimate(path: Path) -> int:
     """Return about how long a journal's packed file would be, from some blocks of it, evenly spread."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         packer = Packer(data, fmt.check_id(path.stem.rpartition("-")[2]))
         starts = range(0, len(data), max(BLOCK, len(data) // SAMPLES))
         raw = stored = 0

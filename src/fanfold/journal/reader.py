@@ -23,6 +23,7 @@ from ..errors import JournalError
 from . import bodies, packed, walker
 from . import format as fmt
 from .bodies import Header
+from .files import open_regular
 from .format import HEAD_SIZE, Kind, Layout, Shape
 from .walker import NO_STEP, Record, Row, RowReader, Walker
 
@@ -161,7 +162,7 @@ class Journal:
         if self._map is not None and self.path.suffix == fmt.PACKED:
             return self.size  # it does not grow
         self.path = packed.present(self.path)
-        with packed.readable(self.path).open("rb") as file:
+        with open_regular(packed.readable(self.path)) as file:
             size = os.fstat(file.fileno()).st_size
             if size < self.verified:
                 raise JournalError(f"{self.path} became shorter while it was read; a journal is never truncated. Open it again.")

@@ -25,6 +25,8 @@ _SHORTEST_ROW: Final = 12  # shape id and time
 _START: Final = struct.Struct("<QI")  # eight bytes of head, checksum
 _MOST_HEADS: Final = 4096  # remembered: a forged file may hold any number of them
 _CREDIT: Final = 1 << 20
+_LONG: Final = 1 << 12
+_LOOK: Final = 256  # what to look at a place costs, in bytes that could be checked instead
 
 
 class Span(NamedTuple):
@@ -62,19 +64,17 @@ def _head(first: int, seed: int, *, header: bool) -> _Head | None:
 
 def spans(
     view: memoryview, at: int, size: int, seed: int, *, header: bool = False, most: int = MOST_ROWS,
-    heads: dict[int, _Head] | None = None,
+    heads: dict[int, _Head] | None = None, finder: Finder | None = None,
 ) -> Iterator[Span]:  # fmt: skip
-    """Yield the sound frames from `at` on, up to the first bytes that are none. `header`: one may be the first of them."""
+    """Yield the sound frames from `at` on, up to the first bytes that are none. `header`: one may be the first of them.
+
+    `finder`: who goes on there, and counts what was checked in vain.
+    """
     heads = {} if heads is None else heads
     unpack = _START.unpack_from
-    if header and at + HEAD_SIZE <= size and view[at + 2] == Kind.HEADER:
-        first, crc = unpack(view, at)
-        known = _head(first, seed, header=True)
-        end = at + known.stride if known else 0
-        if known is None or end > size or crc32(view[at + HEAD_SIZE : end], known.crc) != crc:
-            return
-        yield Span(known.kind, known.flags, at, end, known.stride)
-        at = end
+    if header and (span := _header_span(view, at, size)) is not None:
+        yield span
+        at = span.end
     while at + HEAD_SIZE <= size:
         first, crc = unpack(view, at)
         known = heads.get(first)
@@ -85,12 +85,27 @@ def spans(
             if len(heads) < _MOST_HEADS:
                 heads[first] = known
         end = at + known.stride
-        if end > size or crc32(view[at + HEAD_SIZE : end], known.crc) != crc:
+        if end > size or (finder is not None and finder.doubts(at, known.stride)):
+            return
+        if crc32(view[at + HEAD_SIZE : end], known.crc) != crc:
+            if finder is not None:
+                finder.work += known.stride
             return
         if known.rows is not None and end + known.stride <= size and unpack(view, end)[0] == first:
             end += known.stride * _equal_rows(view, at, end, size, known, first, most)
         yield Span(known.kind, known.flags, at, end, known.stride)
         at = end
+
+
+def _header_span(view: memoryview, at: int, size: int) -> Span | None:
+    """Return the header of a journal, whose checksum alone does not start from the journal's id."""
+    if at + HEAD_SIZE > size:
+        return None
+    first, crc = _START.unpack_from(view, at)
+    known = _head(first, 0, header=True)
+    if known is None or at + known.stride > size or crc32(view[at + HEAD_SIZE : at + known.stride], known.crc) != crc:
+        return None
+    return Span(known.kind, known.flags, at, at + known.stride, known.stride)
 
 
 def _equal_rows(view: memoryview, at: int, end: int, size: int, known: _Head, first: int, most: int) -> int:
@@ -148,9 +163,13 @@ class Finder:
             if sound_end(self.view, at, self.size, self.seed):
                 return at
             length = int.from_bytes(self.view[at + 4 : at + 8], "little")
-            self.work += length if at + HEAD_SIZE + length <= self.size else 0
+            self.work += _LOOK + (length if at + HEAD_SIZE + length <= self.size else 0)
             at = self.data.find(MAGIC_BYTES, at + 1, self.size)
         return -1
+
+    def doubts(self, at: int, length: int) -> bool:
+        """Tell whether a long frame is known to be none without checking it in full."""
+        return length > _LONG and self.forged and self._next_by_blocks(at) != at
 
     def _next_by_blocks(self, at: int) -> int:
         from .checksums import Blocks
@@ -166,7 +185,7 @@ def all_spans(data: bytes, seed: int, *, header: bool = False) -> Iterator[Span]
     heads: dict[int, _Head] = {}
     finder = Finder(data, view, size, seed)
     while at >= 0:
-        for span in spans(view, at, size, seed, header=header, heads=heads):
+        for span in spans(view, at, size, seed, header=header, heads=heads, finder=finder):
             yield span
             at = span.end
         header = False
@@ -214,18 +233,19 @@ class Walker:
 
         Damage is passed over once a sound frame follows it. Before that it may be a frame that is still being written.
         """
-        finder: Finder | None = None
         with memoryview(data) as view:
+            finder = Finder(data, view, size - base, self.seed)
             while self.at < size:
                 header = self.at == 0
-                for span in spans(view, self.at - base, size - base, self.seed, header=header, most=most, heads=self._heads):
+                for span in spans(
+                    view, self.at - base, size - base, self.seed, header=header, most=most, heads=self._heads, finder=finder
+                ):
                     found = self._taken(view, base, span)
                     if found is not None:
                         yield found
                 where, start, worth = self._searched if self._searched[0] == self.at else (self.at, self.at + 1, 0)
                 if self.at >= size or size < worth:
                     return
-                finder = finder or Finder(data, view, size - base, self.seed)
                 place = finder.next(start - base)
                 if place < 0:  # frames that begin further back are whole, and none is sound
                     later = size + (size - self.at) // 4 if finder.forged else 0

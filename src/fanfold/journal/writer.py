@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from zlib import crc32
 
 from ..errors import JournalError, notices
-from .format import HEAD, MAGIC, SUFFIX, Kind, Layout, Shape, covered, frame, pack, seed_of
+from .format import HEAD, MAGIC, MAX_KEYS, SUFFIX, Kind, Layout, Shape, covered, frame, pack, seed_of
 
 if sys.platform != "win32":
     import fcntl
@@ -280,6 +280,8 @@ class Writer:
         beside: Iterable[tuple[Kind, Any]] = (),
     ) -> bool:
         """Write one row, its shape when that is new, and the frames `beside` it, all in one write(2)."""
+        if len(values) > MAX_KEYS:
+            return self._wide_row(values, types, beside, time_ns=time_ns, step=step, layout=layout, call=call, origin=origin)
         bodies = [(kind, pack(value)) for kind, value in beside]
         head: tuple[int, ...] = () if step is None else (step,)
         layout |= Layout.STEP_NONE if step is None else 0 if step in _I32 else Layout.STEP_WIDE
@@ -294,6 +296,15 @@ class Writer:
                 sheet.publish(packer, None if packer.shape.layout & Layout.STEP_WIDE else signature)
 
         return self._attempt(write, counted=not origin)
+
+    def _wide_row(self, values: Mapping[str, Any], types: str, beside: Iterable[tuple[Kind, Any]], **place: Any) -> bool:
+        """Write a call of more keys than a shape may have as several rows; the first one announces what comes late."""
+        items, written = list(values.items()), True
+        for start in range(0, len(items), MAX_KEYS):
+            some = dict(items[start : start + MAX_KEYS])
+            written = self.row(some, types[start : start + MAX_KEYS], beside=beside, **place) and written
+            beside, place["layout"], place["call"] = (), place["layout"] & ~(Layout.PENDING | Layout.LATE), ()
+        return written
 
     def rows(self, items: Sequence[tuple[Any, ...]], *, layout: int) -> bool:
         """Write many rows in one write(2): each (keys, types, time, step, call, values)."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import guard, notices
+from ..journal.files import open_regular
 from . import hooks, session
 
 REQUEST = "trace-request.json"
@@ -36,7 +37,7 @@ def request(folder: Path, steps: int, token: str) -> None:
 def asked(folder: Path) -> list[dict[str, Any]]:
     """Return the latest requests in a run, the oldest first. One file, since a thousand processes look for it each second."""
     try:
-        with (folder / REQUEST).open("rb") as file:
+        with open_regular(folder / REQUEST) as file:
             found = json.loads(file.read(4096))
     except (OSError, ValueError):
         return []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ..errors import notices
+from ..journal.files import open_regular
 from . import image
 
 ADDED = ("count", "total_ns", "self_ns", "own_ns", "device_count", "device_ns")
@@ -61,10 +60,8 @@ def read_file(path: Path) -> bytes | None:
     """Read a table file; None when it is gone, no plain file, or larger than a table can be."""
     largest = image.ROWS + image.MAX_ROWS * image.ROW_SIZE
     try:
-        # Not blocking: to open a pipe would wait for whoever writes into it.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
-        with os.fdopen(fd, "rb") as file:
-            return file.read(largest) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        with open_regular(path) as file:
+            return file.read(largest)
     except OSError:
         return None
 

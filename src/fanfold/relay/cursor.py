@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
+from ..journal.files import read_text
 from ..journal.writer import try_lock
 from ..mask import is_secret, mask
 from ..process import boot_id, digest
@@ -86,7 +87,7 @@ class Cursor:
     def reload(self) -> None:
         """Take over what the file says."""
         try:
-            known = json.loads(self.path.read_text(encoding="utf-8"))
+            known = json.loads(read_text(self.path))
         except (OSError, ValueError):
             return
         for name in FIELDS:

@@ -201,7 +201,7 @@ class Feed:
             if track.rank == 0 and track.main:
                 self.last_word = facts.status
             return
-        for name, value in facts.given().items():
+        for name, value in facts.given.items():
             if track.rank == 0 and facts.t >= self._told.get(name, 0):
                 self._told[name] = facts.t
                 self.info[name] = value

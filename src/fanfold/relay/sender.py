@@ -85,8 +85,8 @@ class Sender:
 
         def hand_over() -> None:
             path = blobs.path_of(self.run, blob)
-            if not path.is_file():
-                raise JournalError(f"{path} is missing")
+            if not blobs.is_here(self.run, blob):
+                raise JournalError(f"{path} is missing, or not a plain file of the run")
             self.tracker.artifact(path, name)
 
         self.attempt(name, hand_over)

@@ -27,6 +27,7 @@ from . import data
 
 MAX_TEXT = 20_000
 VIEWS = ".views"  # beside a project's runs, and hidden from every listing of them
+_MARK = "view "  # before the names of saved views among the facts of their run
 
 
 class Edit(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,19 +108,16 @@ class DirectoryViews:
 
     def all(self, project: str) -> dict[str, str]:
         folder = self._folder(project)
-        journals = StoredRun(folder).refresh().journals if (folder / "journal").is_dir() else []
-        found: dict[str, str | None] = {}
-        for journal in sorted(journals, key=lambda journal: journal.header.started):
-            for record in journal.records(Kind.INFO):
-                found.update(record.data.views or {})
-        return {name: text for name, text in sorted(found.items()) if text is not None}
+        found = StoredRun(folder).refresh().info if (folder / "journal").is_dir() else {}
+        named = {name.removeprefix(_MARK): text for name, text in sorted(found.items()) if name.startswith(_MARK)}
+        return {name: text for name, text in named.items() if isinstance(text, str)}
 
     def save(self, project: str, name: str, fragment: str | None) -> None:
         folder = self._folder(project)
         if not folder.parent.is_dir():
             raise RunError(f"there is no project {project!r}. Nothing was saved.")
         header = {"run": VIEWS, "project": project, "name": "saved views", "attempt": VIEWS}
-        _write(folder / "journal", header, {"views": {name: fragment}})
+        _write(folder / "journal", header, {_MARK + name: fragment})
 
     def _folder(self, project: str) -> Path:
         return self.root / directory.encode_name(project) / VIEWS

@@ -26,7 +26,7 @@ async def blob(request: Request) -> Response:
     asked = request.query_params
     run = await run_in_threadpool(data.open_run, access_of(request).store, asked.get("project", ""), asked.get("run", ""))
     path = await run_in_threadpool(blobs.present, run.path, asked.get("blob", ""))
-    if not path.is_file() or path.resolve().parent.parent != (run.path / "blobs").resolve() or path.is_symlink():
+    if not await run_in_threadpool(blobs.is_here, run.path, path.name):
         raise RunNotFound("there is no such blob in the run. Nothing was read. It may have been pruned, or not copied along.")
     kind = TYPES.get(asked.get("ext", "").lower())
     headers = {"content-security-policy": MEDIA_POLICY, "cache-control": FOREVER}

@@ -145,7 +145,7 @@ class StoredRun:
 
         for _, journal in sorted(((n, j) for n, attempt in enumerate(self.attempts) for j in attempt.journals), key=weight):
             for record in journal.records(Kind.INFO):
-                facts.update(record.data.given())
+                facts.update(record.data.given)
         return facts
 
     def _fact(self, name: str, default: Any = None) -> Any:

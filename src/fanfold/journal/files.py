@@ -1,0 +1,51 @@
+"""Open what lies in a run's directory: regular files only, and never through a link.
+
+A run directory may come from anybody. To open a pipe waits for whoever writes into it, a device may do anything, and a link
+leads out of the run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Final
+
+_FLAGS: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_FOLDER: Final = _FLAGS | getattr(os, "O_DIRECTORY", 0)
+
+
+def open_fd(path: str | Path, *, dir_fd: int | None = None) -> int:
+    """Open a regular file to read it, and return its descriptor; raise OSError for anything else."""
+    fd = os.open(path, _FLAGS, dir_fd=dir_fd)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def open_regular(path: str | Path, *, buffering: int = -1) -> BinaryIO:
+    """Open a regular file to read it; raise OSError for a link, a pipe, a socket or a device."""
+    return os.fdopen(open_fd(path), "rb", buffering)
+
+
+def open_inside(folder: Path, *names: str) -> BinaryIO:
+    """Open a regular file below a folder, none of whose parents below that folder is a link."""
+    if os.open not in os.supports_dir_fd:
+        return open_regular(folder.joinpath(*names))
+    fd = os.open(folder, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
+    try:
+        for name in names[:-1]:
+            below = os.open(name, _FOLDER, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        return os.fdopen(open_fd(names[-1], dir_fd=fd), "rb")
+    finally:
+        os.close(fd)
+
+
+def read_text(path: Path) -> str:
+    """Read a small text file."""
+    with open_regular(path) as file:
+        return file.read(1 << 24).decode("utf-8")
