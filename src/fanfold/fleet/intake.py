@@ -189,7 +189,7 @@ class DirectoryIntake:
     def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:
         folder = self._run(project, run)
         self._check_there(project, run)
-        return {name: _size(_part(folder, name)) for name in names if not blobs.is_here(folder, name)}
+        return {name: _size(_part(folder, name)) for name in names if not blobs.is_here(folder, _blob_path(folder, name).name)}
 
     def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
         folder = self._run(project, run)

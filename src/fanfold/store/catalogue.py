@@ -101,8 +101,12 @@ def signature(run: Path) -> str:
     """Return what a run's row depends on: the names and sizes of its journals, the same for one that is packed."""
     parts: set[str] = set()
     with contextlib.suppress(OSError), os.scandir(f"{run}/journal") as entries:
-        parts = {_part(entry) for entry in entries if entry.name.endswith((fmt.SUFFIX, fmt.PACKED))}
+        parts = {_part(entry) for entry in entries if _is_journal(entry)}
     return "\n".join(sorted(parts))
+
+
+def _is_journal(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith((fmt.SUFFIX, fmt.PACKED)) and entry.is_file(follow_symlinks=False)
 
 
 def _part(entry: os.DirEntry[str]) -> str:
@@ -247,7 +251,7 @@ def touched(run: Path) -> float:
     """Return when a run's journals were last written, in seconds; 0 where there are none."""
     try:
         with os.scandir(f"{run}/journal") as entries:
-            ours = (e for e in entries if e.name.endswith((fmt.SUFFIX, fmt.PACKED)))
+            ours = (entry for entry in entries if _is_journal(entry))
             return max((e.stat(follow_symlinks=False).st_mtime for e in ours), default=0.0)
     except OSError:
         return 0.0

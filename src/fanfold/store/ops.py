@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,7 +16,50 @@ from ..probes.workers import ADDED, merge, read_file
 MAX_UNPACKED = 32 << 20
 KEPT = 3  # snapshots of a process: should the newest be of no use, one before it may be
 _WHERE = ("rank", "node", "role")
-_decoder = msgspec.msgpack.Decoder(type=list[dict[str, Any]])
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | Annotated[float, msgspec.Meta(ge=0, le=1e300)]
+
+
+class _Row(msgspec.Struct):
+    """One row of a table that is not an image of native memory: anybody may have written it."""
+
+    op: str
+    scope: str
+    count: bodies.Count
+    total_ns: bodies.Count
+    self_ns: bodies.Count
+    max_ns: bodies.Count
+    overload: str = ""
+    thread: str = ""
+    label: str = ""
+    inputs: str = ""
+    all: bool | msgspec.UnsetType = msgspec.UNSET  # rows that do not say so are of the first version
+    own_ns: bodies.Count | msgspec.UnsetType = msgspec.UNSET
+    device_count: bodies.Count = 0
+    device_ns: bodies.Count = 0
+    hist: dict[Annotated[int, msgspec.Meta(ge=0, lt=image.BUCKETS)], bodies.Count] = {}
+
+
+class _Facts(msgspec.Struct):
+    """What is computed with, of the facts about such a table."""
+
+    id: str = ""
+    rank: bodies.Rank | None = None
+    node: str | None = None
+    pid: bodies.Int64 | None = None
+    worker: bool | bodies.Int64 | None = None
+    sampling: _Number = 0
+    every: _Number = 0
+    window: _Number = 0
+    observed: _Number = 0
+    steps: _Number = 0
+    now: _Number = 0
+    started: _Number = 0
+    seen_ns: _Number = 0
+    overflow: _Number = 0
+    capacity: _Number = 0
+
+
+_decoder = msgspec.msgpack.Decoder(type=list[_Row])
 
 
 def tables(run: Any) -> list[image.Table]:
@@ -54,10 +97,18 @@ def table_of(event: Mapping[str, Any]) -> image.Table | None:
     try:
         if isinstance(event.get("facts"), dict):
             rows = _decoder.decode(zlib.decompressobj().decompress(data, MAX_UNPACKED))
-            return image.Table(dict(event["facts"]), [{"own_ns": row.get("self_ns", 0), **row} for row in rows])
+            known = msgspec.to_builtins(msgspec.convert(event["facts"], _Facts))
+            return image.Table({**event["facts"], **known}, [_row(row) for row in rows])
         return image.parse(image.unpack(data))
     except (image.NotATable, msgspec.MsgspecError, zlib.error):
         return None  # written by another version, or by somebody else
+
+
+def _row(row: _Row) -> dict[str, Any]:
+    found = msgspec.structs.asdict(row)
+    if row.all is msgspec.UNSET:
+        del found["all"]
+    return {**found, "own_ns": row.self_ns if row.own_ns is msgspec.UNSET else row.own_ns}
 
 
 def _files(run: Any) -> Iterator[image.Table]:

@@ -1,0 +1,115 @@
+"""Run folders that hold pipes, sockets, devices and links: nothing waits for them, and nothing is read through them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import fanfold
+from fanfold.errors import JournalError
+from fanfold.fleet.following import Following
+from fanfold.fleet.intake import DirectoryIntake
+from fanfold.journal import blobs
+from fanfold.journal.files import open_inside, open_regular
+from fanfold.server import app
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> fanfold.Run:
+    run = fanfold.init("llm", dir=tmp_path / "runs", id="r1", system=False, quiet=True)
+    run.log({"loss": 1.0, "img": fanfold.Image(np.zeros((2, 2, 3), np.uint8))}, step=0)
+    run.finish()
+    return run
+
+
+def odd(place: Path, kind: str) -> None:
+    """Put something that is not a file where a file is expected."""
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            here = Path.cwd()
+            os.chdir(place.parent)  # the name of a socket may not be long
+            one.bind(place.name)
+            os.chdir(here)
+    elif kind == "device":
+        place.symlink_to("/dev/zero")
+    else:
+        target = place.parent.parent / "target"
+        target.write_bytes(b"secret")
+        place.symlink_to(target)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link"])
+def test_what_is_no_regular_file_is_never_waited_for_nor_read(run, kind, tmp_path):
+    journal = run.path / "journal"
+    for name in ("0-1111111111111111.ffj", "0-2222222222222222.ffz", "0-3333333333333333.ffj.alive"):
+        odd(journal / name, kind)
+    for folder, name in (("relay", "wandb-x.cursor"), ("forward", "x.json"), ("ops", "0-1.ops"), ("ops", "trace.json")):
+        (run.path / folder).mkdir(exist_ok=True)
+        odd(run.path / folder / name, kind)
+    blob = hashlib.sha256(kind.encode()).hexdigest()
+    (run.path / "blobs" / blob[:2]).mkdir(parents=True, exist_ok=True)
+    odd(run.path / "blobs" / blob[:2] / blob, kind)
+    for words in (["ls", "--json"], ["show", "r1", "--json"], ["ops", "r1", "--json"], ["prune", "--json", "--dry-run"]):
+        command = [sys.executable, "-m", "fanfold", *words, "--dir", str(tmp_path / "runs")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
+        assert "Traceback" not in done.stderr
+        if words[0] in ("ls", "show"):
+            assert done.returncode == 0, done.stderr
+            assert "r1" in json.dumps(json.loads(done.stdout))
+    assert fanfold.open(run.path).series("loss").values.tolist() == [1.0]
+    with pytest.raises((JournalError, OSError)):
+        blobs.get(run.path, blob)
+    client = TestClient(app(tmp_path / "runs"), base_url="http://127.0.0.1:8642")
+    asked = {"project": "llm", "run": "r1", "blob": blob}
+    assert client.get("/media", params=asked).status_code == 404
+    following = Following(run.path, "http://gateway")
+    assert following._size(blob) is None
+    assert DirectoryIntake(tmp_path / "runs").missing("llm", "r1", [blob]) == {blob: 0}
+
+
+@pytest.mark.parametrize("level", ["blobs", "first"])
+def test_a_blob_behind_a_linked_folder_is_not_read(run, level, tmp_path):
+    data = b"somebody's secret"
+    name = hashlib.sha256(data).hexdigest()
+    outside = tmp_path / "outside"
+    (outside / name[:2]).mkdir(parents=True)
+    (outside / name[:2] / name).write_bytes(data)
+    blobs_folder = run.path / "blobs"
+    if level == "blobs":
+        blobs_folder.rename(run.path / "old")
+        blobs_folder.symlink_to(outside)
+    else:
+        blobs_folder.joinpath(name[:2]).symlink_to(outside / name[:2])
+    with pytest.raises(JournalError, match="link"):
+        blobs.get(run.path, name)
+    client = TestClient(app(tmp_path / "runs"), base_url="http://127.0.0.1:8642")
+    assert client.get("/media", params={"project": "llm", "run": "r1", "blob": name}).status_code == 404
+    assert Following(run.path, "http://gateway")._size(name) is None
+
+
+def test_a_run_reached_through_a_link_above_it_still_has_its_blobs(run, tmp_path):
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "runs")
+    name = next((run.path / "blobs").glob("??/*")).name
+    assert blobs.get(tmp_path / "elsewhere" / "llm" / "r1", name) == blobs.get(run.path, name)
+
+
+def test_regular_files_are_opened_and_others_are_errors(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_bytes(b"x")
+    with open_regular(tmp_path / "a" / "file") as file:
+        assert file.read() == b"x"
+    with open_inside(tmp_path, "a", "file") as file:
+        assert file.read() == b"x"
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(tmp_path / "a")
