@@ -83,3 +83,21 @@ def clickhouse(clickhouse_server):
     database = real.Database([clickhouse_server], f"t{uuid.uuid4().hex[:12]}")
     yield database
     database.drop()
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    """Print what `make faults` counted; a whole run without a failure also writes it to docs/guarantees.md."""
+    import datetime
+    import platform
+
+    import fault_table
+
+    found = fault_table.lines()
+    if not found:
+        return
+    terminalreporter.write_sep("-", "faults")
+    for line in found:
+        terminalreporter.write_line(line)
+    if config.option.markexpr == "faults" and not config.option.keyword and config.args_source.name != "ARGS" and exitstatus == 0:
+        today = datetime.datetime.now(datetime.timezone.utc).date()
+        fault_table.write(f"{today}, Python {platform.python_version()}, {os.cpu_count()} cores")

@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 
 import fanfold
+import fault_table
 from fanfold.journal import Kind
 from fanfold.journal.directory import journal_files
 from fanfold.journal.spool import Spool, recover
@@ -108,7 +109,13 @@ def kill_while_logging(runs_dir: Path, tmp_path: Path, *, kills: int, durability
             (acknowledged,) = struct.unpack("<Q", shared[:])
         assert (code, acknowledged > 0) == (-signal.SIGKILL, True), err
         run = stored(runs_dir)
-        count = len(run.series("loss"))
+        steps = run.series("loss").steps
+        count = len(steps)
+        pace = "full speed" if pause == FULL_SPEED else "20 calls a second"
+        fault_table.record(
+            f"`kill -9` while logging at {pace}, durability {durability}",
+            points=acknowledged, lost=max(0, acknowledged - len(set(steps))), doubled=count - len(set(steps)),
+        )  # fmt: skip
         assert acknowledged <= count <= acknowledged + 1  # the one under way may have been written
         assert_series(run, "loss", count)
         assert np.array_equal(run.series("step").values, np.arange(count))
@@ -618,6 +625,9 @@ def test_threads_that_log_through_a_finish_are_kept_or_counted(runs_dir):
 @pytest.mark.timeout(600)
 def test_eight_threads_for_a_minute_lose_nothing(runs_dir):
     run = log_from_threads(runs_dir, threads=8, calls=1_600_000, values='{"loss": step / 2}', timeout=500)
+    steps = run.series("loss").steps
+    kept = len(np.unique(steps))
+    fault_table.record("eight threads log into one run", points=12_800_000, lost=12_800_000 - kept, doubled=len(steps) - kept)
     assert_series(run, "loss", 12_800_000)
 
 

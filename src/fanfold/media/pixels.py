@@ -90,8 +90,8 @@ def brightness(array: Array) -> tuple[Array, tuple[float, float] | None]:
     """Turn numbers into brightness, and return the range of those that had to be rescaled.
 
     uint8 stays. bool: 0 and 255. uint16: 0..65535 scaled down. Other integers: 0..255, clipped. Floats within 0..1: times 255.
-    Floats with a negative value, as normalisation leaves them, or with a highest value above 255: from the lowest to the highest,
-    as W&B does. So are those whose highest value is above 1 and below SMALL: a picture of 0..255 is rarely that dark, and a
+    Floats with a negative value, as normalisation leaves them, or with a highest value above 255: from the lowest to the highest.
+    So are those whose highest value is above 1 and below SMALL: a picture of 0..255 is rarely that dark, and a
     normalised one often that bright. Other floats: 0..255. NaN is black, infinities are the darkest and the brightest.
     """
     import numpy as np
