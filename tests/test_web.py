@@ -271,7 +271,7 @@ def test_zooming_asks_again_until_every_point_is_there(context, address):
         page.mouse.up()
     expect(figure).to_have_attribute("aria-label", re.compile(r"run, \d+ points"))
     expect(page).to_have_url(re.compile("zoom=1"))
-    page.get_by_role("button", name="zoom out").click()
+    page.get_by_role("button", name="Reset zoom").click()
     expect(figure).to_have_attribute("aria-label", re.compile("of 3,000 points"))
 
 
@@ -500,7 +500,7 @@ def test_the_table_sorts_chooses_and_compares(context, address):
     for name in ("run-02", "run-05"):
         grid.get_by_label(f"Choose {name}").check()
     page.get_by_role("button", name="compare", exact=True).click()
-    expect(page.get_by_role("group", name="Settings")).to_contain_text("model.dim")
+    expect(page.get_by_role("group", name="Config")).to_contain_text("model.dim")
     expect(page.locator("figure[data-key='train/loss']")).to_be_visible()
 
 

@@ -443,12 +443,12 @@ def test_table_columns_are_chosen_cut_to_what_differs_and_rows_are_grouped(conte
     usual = ["run", "status", "created", "duration", "tags", "depth", "lr", "optimizer", "loss", "accuracy"]
     expect(heads).to_have_count(len(usual))
     assert sorted(one.strip() for one in heads.all_inner_texts()) == sorted(usual)
-    page.get_by_label("only what differs").check()
+    page.get_by_label("Show differences only").check()
     expect(heads.filter(has_text="optimizer")).to_have_count(0)
     expect(heads.filter(has_text="status")).to_have_count(0)
     for name in ("depth", "lr", "loss", "accuracy"):
         expect(heads.filter(has_text=name)).to_have_count(1)
-    page.get_by_label("only what differs").uncheck()
+    page.get_by_label("Show differences only").uncheck()
     page.locator("summary", has_text="columns").click()
     page.get_by_label("Search columns").fill("config:")
     expect(page.locator("details li")).to_have_text(["depth", "lr", "optimizer"])

@@ -90,13 +90,13 @@ def test_compare_asks_once_for_a_run_with_news(context, tmp_path):  # noqa: F811
     live.log({"loss": 2.0}, step=0)
     with serving(context, tmp_path) as address:
         page = open_page(context, address, f"p=llm&v=compare&with={still},{live.id}")
-        expect(page.get_by_role("group", name="Figures")).to_contain_text("2")
+        expect(page.get_by_role("group", name="Metrics")).to_contain_text("2")
         expect(page.locator(".live")).to_contain_text("live")
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url) if "api/run?" in request.url else None)
         for step, loss in enumerate((7.5, 8.5, 9.5), 1):
             live.log({"loss": loss}, step=step)
-            expect(page.get_by_role("group", name="Figures")).to_contain_text(str(loss))
+            expect(page.get_by_role("group", name="Metrics")).to_contain_text(str(loss))
             expect(page.locator("aside")).to_contain_text(str(loss))  # the list is read a moment after the news
         assert 3 <= len(asked) <= 6  # a point may come with other news, such as a heartbeat
         assert all(live.id in url for url in asked)
@@ -157,10 +157,10 @@ def test_compare_keeps_what_is_shown_in_the_address(context, tmp_path):  # noqa:
         )
     with serving(context, tmp_path) as address:
         page = open_page(context, address, "p=llm&v=compare")
-        settings = page.get_by_role("group", name="Settings")
+        settings = page.get_by_role("group", name="Config")
         expect(settings).to_contain_text("lr")
         expect(settings).not_to_contain_text("seed")
-        page.get_by_label("also what is the same").check()
+        page.get_by_label("Show equal rows").check()
         page.get_by_label("Scatter x").select_option("config:dim")
         page.get_by_label("Scatter y").select_option("config:lr")
         expect(page).to_have_url(re.compile("sx=config:dim&sy=config:lr"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from test_web import browser, context, expect, inked, needs_browser, open_page, 
 STEPS, KEYS = 1_000_000, 10
 RUNS, WIDE = 1_500, 1_500
 NODES = 3_000
+DOTS = 10_000
+DOTTED = """canvas => { const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let ink = 0; for (let i = 3; i < data.length; i += 4) if (data[i]) ink++; return ink / (data.length / 4); }"""
 
 
 @pytest.fixture
@@ -60,6 +64,20 @@ def test_ten_million_points_are_drawn_with_every_extreme_in_a_small_answer(conte
         chart.hover()
         chart.get_by_label("Show loss0 as a table").click()
         assert chart.locator("tbody td").all_inner_texts()[2:] == ["\N{MINUS SIGN}7.25", "99.5", "1,000,000"]
+
+
+@needs_browser
+def test_ten_thousand_runs_are_ten_thousand_dots(context, place):  # noqa: F811
+    for run in range(DOTS):
+        write(place, "sweep", f"r{run:05d}", [{"loss": float(run % 100), "size": float(run // 100)}])
+    with serving(context, place) as address:
+        page = open_page(context, address, "p=sweep&v=compare&sx=metric:size&sy=metric:loss")
+        scatter = page.get_by_role("img", name=f"loss over size, {DOTS} runs")
+        scatter.scroll_into_view_if_needed()
+        page.wait_for_function(f"canvas => ({DOTTED})(canvas) > 0.3", arg=scatter.locator("canvas").element_handle())
+        box = scatter.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        expect(scatter.locator("text.name")).to_have_text(re.compile(r"r\d{5}: \d+, \d+"))
 
 
 @needs_browser

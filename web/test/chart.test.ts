@@ -85,6 +85,7 @@ describe('scales', () => {
     const labels = (lo: number, hi: number, kind?: 'span' | 'time') => labelled(lo, hi, 5, false, kind).map((one) => one.label);
     expect(labels(2_000_000, 2_000_040)).toEqual(['2M', '2.00001M', '2.00002M', '2.00003M', '2.00004M']);
     expect(labels(0, 3_000_000)).toEqual(['0', '500k', '1M', '1.5M', '2M', '2.5M', '3M']);
+    expect(labelled(6e-5, 0.2, 4.9, true).map((one) => one.label)).toEqual(['0.001', '0.1']); // and on a log axis
     expect(labels(1e-5, 1.2e-5)).toEqual(['1e-5', '1.05e-5', '1.1e-5', '1.15e-5', '1.2e-5']);
     expect(labels(0, 1000, 'span')).toEqual(['0 min', '5 min', '10 min', '15 min']);
     expect(labels(0, 45, 'span')).toEqual(['0 s', '10 s', '20 s', '30 s', '40 s']);

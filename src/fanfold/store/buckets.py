@@ -311,6 +311,7 @@ def _extremes_at(values: NDArray[Any], starts: Ints) -> tuple[Ints, Ints]:
 
     if len(values) > LARGE * len(starts):
         ends = [*starts[1:].tolist(), len(values)]
+        values = np.ascontiguousarray(values)  # in a journal, values are far apart: one pass brings them together
         parts = [values[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
         return starts + [part.argmin() for part in parts], starts + [part.argmax() for part in parts]
     sizes = np.diff(np.append(starts, len(values)))

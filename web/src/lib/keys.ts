@@ -4,7 +4,7 @@ import { PAGES, copied, link, view } from './view.svelte';
 
 export const HELP: [string, string][] = [
   ['/', 'filter runs'], ['j  k', 'move in the runs'], ['x', 'show or hide the run'], ['p', 'make it the baseline'], ['c', 'choose it for Compare'],
-  ['o', 'open it'], ['1 … 9', 'pages'], ['l', 'log y axis'], ['b', 'band'], ['[  ]', 'less or more smoothing'], ['0', 'zoom out'],
+  ['o', 'open it'], ['1 … 9', 'pages'], ['l', 'log y axis'], ['b', 'band'], ['[  ]', 'less or more smoothing'], ['0', 'reset zoom'],
   ['← →', 'move the crosshair in a focused chart'], ['+', 'zoom in there'], ['t', 'theme'], ['y', 'copy the address of this view'], ['?', 'this help'],
 ];
 

@@ -44,7 +44,7 @@ export function labelled(lo: number, hi: number, count: number, log = false, kin
   const step = clock ? CLOCK.find((one) => one >= (hi - lo) / count) ?? DAY * nice((hi - lo) / count / DAY) : 0;
   const found = clock ? every(step, lo - shift, hi - shift).map((t) => t + shift) : ticks(lo, hi, count, log);
   const apart = step || Math.min(...found.slice(1).map((t, i) => t - found[i]), Infinity);
-  return found.map((at) => ({ at, label: kind === 'time' ? timeOfDay(at, apart) : kind === 'span' ? span(at, apart) : tick(at, apart) }));
+  return found.map((at) => ({ at, label: kind === 'time' ? timeOfDay(at, apart) : kind === 'span' ? span(at, apart) : tick(at, Math.min(apart, Math.abs(at) || apart)) }));
 }
 
 const DAY = 86_400;
