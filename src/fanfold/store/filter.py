@@ -37,6 +37,9 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     ">=": lambda a, b: bool(a >= b),
 }
 _DEPTH = 100
+MOST_CHARACTERS = 4_000  # of a filter: what one costs for each run grows with its length
+MOST_CONDITIONS = 200
+_MOST_DIGITS = 400  # of a number that is kept as text
 
 
 class FilterError(SettingError):
@@ -80,8 +83,11 @@ class _Parser:
     """Recursive descent: or, and (also by juxtaposition), not, brackets, comparisons."""
 
     def __init__(self, text: str, names: list[str]) -> None:
+        if len(text) > MOST_CHARACTERS:
+            raise FilterError(text[:60], 61, f"it has {len(text)} characters, and at most {MOST_CHARACTERS} are allowed.")
         self.text = text
         self.names = names
+        self.conditions = 0
         self.tokens = _tokens(text)
         self.at = 0
         self.depth = 0
@@ -125,8 +131,11 @@ class _Parser:
         if token is None or token.is_word("and") or token.is_word("or") or (token.kind, token.text) == ("bracket", ")"):
             raise self.fail("a condition is missing here, such as lr<0.1.", token)
         self.depth += 1
+        self.conditions += 1
         if self.depth > _DEPTH:
             raise self.fail(f"brackets are nested more than {_DEPTH} deep.", token)
+        if self.conditions > MOST_CONDITIONS:
+            raise self.fail(f"there are more than {MOST_CONDITIONS} conditions.", token)
         try:
             return self.condition(self.take())
         finally:
@@ -189,7 +198,8 @@ class _Parser:
 
 def _tokens(text: str) -> list[_Token]:
     found, at = [], 0
-    while at < len(text.rstrip()):
+    end = len(text.rstrip())
+    while at < end:
         match = _TOKEN.match(text, at)
         if match is None:
             at += len(text[at:]) - len(text[at:].lstrip())
@@ -267,9 +277,38 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     if "*" not in pattern and "?" not in pattern:
         small = pattern.lower()
         return lambda text: small in text.lower()
-    parts = {"*": ".*", "?": "."}
-    whole = re.compile("".join(parts.get(c) or re.escape(c) for c in pattern.lower()), re.DOTALL)
-    return lambda text: whole.fullmatch(text.lower()) is not None
+    whole = glob(pattern.lower())
+    return lambda text: whole(text.lower())
+
+
+def glob(pattern: str) -> Callable[[str], bool]:
+    """Return a test whether a whole text matches a pattern with * and ?, in one step for each character of the text.
+
+    A regular expression would try every way to divide a text among the stars, which for thirty of them takes for ever.
+    Here bit i of `places` says whether the text so far can be what stands before the pattern's i-th character.
+    """
+    characters = [character for character in pattern if character != "*"]
+    stars = places = 0
+    for character in pattern:  # bit i of `stars`: a star stands before the i-th character, so that place can be kept
+        if character == "*":
+            stars |= 1 << places
+        else:
+            places += 1
+    anything = sum(1 << place for place, character in enumerate(characters) if character == "?")
+    fits = dict.fromkeys(characters, anything)
+    for place, character in enumerate(characters):
+        fits[character] |= 1 << place
+    end = 1 << len(characters)
+
+    def test(text: str) -> bool:
+        places = 1
+        for character in text:
+            places = ((places & fits.get(character, anything)) << 1) | (places & stars)
+            if not places:
+                return False
+        return bool(places & end)
+
+    return test
 
 
 def _comparison(name: str, op: str, text: str) -> Test:
@@ -320,12 +359,12 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
-_NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE)
 
 
 def number(text: str) -> float | None:
-    """Read a number as people write one; None if it is none."""
-    return float(text) if _NUMBER.fullmatch(text.strip()) else None
+    """Read a number as people write one; None for any other text."""
+    return float(text) if len(text) <= _MOST_DIGITS and _NUMBER.fullmatch(text.strip()) else None
 
 
 def length(text: str) -> float | None:
