@@ -49,6 +49,26 @@ def _header(project: str, id: str, attempt: int, rank: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def write_journal(folder: Path, number: int, *frames: tuple[int, object], started: int, **header: object) -> Path:
+    """Write one journal as a process of another node does, with frames that are not rows."""
+    id = f"{number:016x}"
+    whole = {"format": [fmt.MAJOR, fmt.MINOR], "journal": id, "run": folder.name, "project": folder.parent.name, "attempt": "a",
+             "role": "main", "rank": 0, "ordinal": 1, "node": "far", "boot": "another", "started": started, **header}  # fmt: skip
+    path = folder / "journal" / f"0-{id}{fmt.SUFFIX}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bodies = [fmt.frame(kind, fmt.pack(body), fmt.seed_of(id)) for kind, body in frames]
+    path.write_bytes(fmt.frame(fmt.Kind.HEADER, fmt.pack(whole), 0) + b"".join(bodies))
+    return path
+
+
+def beat(when: int) -> tuple[int, object]:
+    return fmt.Kind.BEAT, [when, 1, 0, 0]
+
+
+def end(when: int, status: str = "finished") -> tuple[int, object]:
+    return fmt.Kind.END, {"t": when, "status": status}
+
+
 class Point(NamedTuple):
     step: int
     time: float

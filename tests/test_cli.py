@@ -242,6 +242,29 @@ def test_ls_sorts_by_a_summary_and_puts_runs_without_it_last(runs_dir: Path, cap
     assert set(upward[3:]) == set(downward[3:]) == {"none", "nan"}
 
 
+@pytest.mark.parametrize(("key", "rule", "best"), [
+    ("val/acc", None, "high"), ("val/loss", None, "low"), ("sentiment", None, "high"), ("step_time", None, "low"),
+    ("val/acc", "min", "low"), ("odd_loss", "max", "high"),
+])  # fmt: skip
+def test_ls_sorts_a_metric_best_first(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str], key: str, rule: str | None, best: str
+) -> None:
+    for name, value in (("mid", 2.0), ("low", 1.0), ("high", 3.0)):
+        with fanfold.init("toy", name=name, system=False) as made:
+            if rule:
+                made.define_metric(key, summary=rule)
+            made.log({key: value})
+
+    def names(*words: str) -> list[str]:
+        return [row["name"] for row in answer(capsys, "ls", "--columns", "name", *words)]
+
+    expected = ["high", "mid", "low"] if best == "high" else ["low", "mid", "high"]
+    assert names("--sort", f"summary.{key}") == expected
+    assert names("--sort", f"summary.{key}", "--reverse") == expected[::-1]
+    assert names(f"--sort=-summary.{key}") == ["high", "mid", "low"]
+    assert names("--sort", f"+summary.{key}") == ["low", "mid", "high"]
+
+
 def test_ls_columns_reach_config_and_summary(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "ls", "--columns", "name,config.lr,summary.count").splitlines()
     assert shown[0].split() == ["name", "config.lr", "summary.count"]

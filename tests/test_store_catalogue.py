@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -14,7 +15,7 @@ import pytest
 
 import fanfold
 from fanfold.journal import format as fmt
-from fanfold.store import catalogue
+from fanfold.store import StoredRun, catalogue
 from fanfold.store.query import LocalStore
 from store_data import Call, write_run
 
@@ -27,14 +28,10 @@ def made(root, count=3, **options):
     return write_run(root, [Call(0, 0, i, 10**6, {"a": float(i)}) for i in range(count)], **options)
 
 
-def test_an_older_catalogue_is_brought_up_to_date(tmp_path):
-    folder = made(tmp_path)
+def test_a_catalogue_without_tables_gets_them(tmp_path):
+    made(tmp_path)
     database().parent.mkdir()
-    with sqlite3.connect(database()) as old:
-        old.execute("CREATE TABLE runs (path TEXT PRIMARY KEY, signature TEXT NOT NULL, row BLOB NOT NULL) WITHOUT ROWID")
-        old.execute(
-            "INSERT INTO runs VALUES (?, ?, ?)", (str(folder), catalogue.signature(folder), fmt.pack({"id": "from an old time"}))
-        )
+    sqlite3.connect(database()).close()
     (row,) = LocalStore(tmp_path).runs()
     assert (row["id"], row["latest"]) == ("r", {"a": 2.0})
     with sqlite3.connect(database()) as now:
@@ -118,11 +115,91 @@ def test_a_deleted_catalogue_comes_back_under_a_store_that_stays(tmp_path):
     assert LocalStore(tmp_path).runs(stats=["a"]) == first
 
 
-def test_more_runs_than_file_descriptors_can_be_open(tmp_path, monkeypatch):
+def test_the_longest_unused_runs_are_closed_when_many_journals_are_open(tmp_path, monkeypatch):
     for place in range(8):
         made(tmp_path, id=f"r{place}")
-    monkeypatch.setattr(catalogue, "_room_for_files", lambda: 3)
+    monkeypatch.setattr(catalogue, "MOST_OPEN", 3)
     store = LocalStore(tmp_path)
     runs = [store.run("p", f"r{place}") for place in range(8)]
     assert len(store._shelf.opened) == 3
     assert [store.series(run, "a").total for run in runs] == [3] * 8
+
+
+# Runs that cannot be read
+
+
+def newer_format(root: Path, id: str) -> Path:
+    """Write a run in a format of the future."""
+    folder = made(root, id=id)
+    (file,) = (folder / "journal").glob("*.ffj")
+    file.write_bytes(fmt.frame(fmt.Kind.HEADER, fmt.pack({"format": [fmt.MAJOR + 1, 0], "rank": 0}), 0))
+    return folder
+
+
+def said_by(*words: str, root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "fanfold", *words, "--dir", root], capture_output=True, text=True, timeout=120)
+
+
+def test_runs_that_cannot_be_read_are_named_with_the_reason(tmp_path, caplog):
+    made(tmp_path, id="good")
+    bad = newer_format(tmp_path, "bad")
+    rows = LocalStore(tmp_path).runs()
+    assert [row["id"] for row in rows] == ["good"]
+    ((path, reason),) = [(one["path"], one["reason"]) for one in rows.unreadable]
+    assert path == str(bad) and "Upgrade fanfold" in reason
+    listed = said_by("ls", "--json", root=tmp_path)
+    assert [row["id"] for row in json.loads(listed.stdout)] == ["good"]
+    assert listed.returncode == 1
+    assert "1 run could not be read" in listed.stderr and str(bad) in listed.stderr and "Upgrade fanfold" in listed.stderr
+    asked = said_by("query", "SELECT id FROM runs", root=tmp_path)
+    assert "good" in asked.stdout and "1 run could not be read" in asked.stderr and asked.returncode == 1
+    for _ in range(2):
+        found = fanfold.runs(dir=tmp_path)
+        assert [run.id for run in found] == ["good"]
+        assert found.unreadable == rows.unreadable
+    assert [record.message for record in caplog.records if "could not be read" in record.message] == [
+        catalogue.unreadable_text(rows.unreadable)
+    ]
+    shutil.rmtree(bad)
+    assert LocalStore(tmp_path).runs().unreadable == []
+
+
+FEW_FILES = """
+import os, sys
+from fanfold.store.query import LocalStore
+store = LocalStore(sys.argv[1])
+taken = []
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+for fd in taken[:int(sys.argv[2])]:
+    os.close(fd)
+rows = store.runs()
+print(len(rows), rows.unreadable)
+"""
+
+
+def test_a_process_without_descriptors_says_which_runs_it_could_not_read(tmp_path):
+    for number in range(3):
+        made(tmp_path, id=f"r{number}")
+    limit = ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash"]
+    child = [*limit, sys.executable, "-c", FEW_FILES, str(tmp_path)]
+    starved = subprocess.run([*child, "0"], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert starved.startswith("0 ") and "Too many open files" in starved
+    assert subprocess.run([*child, "20"], capture_output=True, text=True, timeout=120, check=True).stdout == "3 []\n"
+
+
+def test_one_run_that_breaks_its_reader_does_not_hide_the_others(tmp_path, monkeypatch):
+    made(tmp_path, id="good")
+    made(tmp_path, id="odd")
+    row = StoredRun.row
+
+    def breaks(run):
+        return row(run) if run.path.name == "good" else {}["nothing"]
+
+    monkeypatch.setattr(StoredRun, "row", breaks)
+    rows = catalogue.listed(tmp_path)
+    assert [run.id for run in rows] == ["good"]
+    assert [one["reason"] for one in rows.unreadable] == ["KeyError: 'nothing'"]

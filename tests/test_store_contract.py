@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,10 @@ import fanfold
 from clickhouse_tools import Fleet
 from fanfold.cli import main
 from fanfold.errors import RunNotFound
+from fanfold.journal import format as fmt
 from fanfold.server import edit
 from fanfold.store.query import LocalStore, Store
-from store_data import Call, thinned, visible, write_run
+from store_data import Call, beat, end, thinned, visible, write_journal, write_run
 
 
 class Place:
@@ -79,6 +81,28 @@ def test_runs_are_listed_filtered_and_sorted(place):
     assert store.runs("nothing") == []
     with pytest.raises(RunNotFound):
         store.run("p", "no-such-run")
+
+
+def test_times_come_from_the_frames_of_the_journals(place):
+    now = time.time_ns()
+    began, second = now - 10_000 * 10**9, 10**9
+    folder = place.root / "p" / "twice"
+    write_journal(folder, 1, beat(began + 100 * second), started=began, attempt="first")
+    console = (fmt.Kind.CONSOLE, {"t": began + 5040 * second, "stream": "stdout", "b": b"bye"})
+    write_journal(folder, 2, console, started=began + 5000 * second, attempt="second", ordinal=2)
+    ended = place.root / "p" / "ended"
+    write_journal(ended, 3, beat(began + 8 * second), end(began + 9 * second), started=began)
+    store = place.take_in()
+    for tags in (["x"], ["y"]):
+        edit.edit(store, edit.Edit("p", ["ended"], tags=tags))
+    place.take_in()
+    rows = {row["id"]: row for row in store.runs("p")}
+    assert (rows["ended"]["seen"], rows["ended"]["duration"]) == (pytest.approx(began / 1e9 + 9), pytest.approx(9))
+    run = store.run("p", "twice")
+    assert (run.seen, run.started) == (pytest.approx(began / 1e9 + 5040), pytest.approx(began / 1e9))
+    assert [attempt.seen for attempt in run.attempts] == [began + 100 * second, began + 5040 * second]
+    if rows["twice"]["status"] != "running":  # the database has just been told of it, and waits a minute
+        assert rows["twice"]["duration"] == run.duration == pytest.approx(140)
 
 
 def test_names_may_be_anything(place):

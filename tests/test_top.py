@@ -22,7 +22,7 @@ from fanfold.cli.screen import keys
 from fanfold.cli.top import age_text, rate_text
 from fanfold.cli.watch import Watcher, pace
 from fanfold.store.query import LocalStore
-from store_data import Call, write_run
+from store_data import START, Call, end, write_journal, write_run
 
 HOSTILE = "<img>\x1b[2J日本"
 TRAINING = """
@@ -148,14 +148,11 @@ def test_without_a_terminal_one_table_is_printed(runs_dir):
     assert (nothing.returncode, nothing.stdout) == (1, "") and "no runs to watch" in nothing.stderr
     ended("good")
     bad = ended("bad", status="failed")
-    write_run(runs_dir, [Call(0, 0, 0, 1, {"loss": 1.0})], id="old")
-    old = runs_dir / "p" / "old" / "journal"
-    for file in old.iterdir():
-        os.utime(file, (1, 1))
+    write_journal(runs_dir / "p" / "old", 1, end(START), started=START)
     table = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     assert [line.split()[2] for line in table[1:]] == ["bad", "good"]
     rows = json.loads(subprocess.run([*command, "--all", "--json"], capture_output=True, timeout=60, check=True).stdout)
-    assert [row["name"] for row in rows] == ["bad", "old", "good"]
+    assert [row["name"] for row in rows] == ["bad", "good", "old"]
     assert {name: rows[0][name] for name in ("id", "status", "step", "rate", "key", "value", "gpu")} == {
         "id": bad, "status": "failed", "step": 2, "rate": None, "key": "loss", "value": 1.0, "gpu": None}  # fmt: skip
     wrong = subprocess.run([*command, "--filter", "lr<<"], capture_output=True, text=True, timeout=60)

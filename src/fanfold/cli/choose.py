@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ..errors import FanfoldError, SettingError, suggestion
 from ..settings import find_directory
-from ..store import StoredRun, catalogue, runs
+from ..store import StoredRun, catalogue
 from ..store import open as open_stored
+from ..store.display import Runs
 from ..store.filter import FIELDS, Filter, same
 from .output import progress, remark
 from .text import STATUS, flat
@@ -40,13 +41,21 @@ def several(args: argparse.Namespace, words: Iterable[str]) -> list[StoredRun]:
     return list(found.values())
 
 
-def everything(args: argparse.Namespace) -> list[StoredRun]:
-    """Return all runs, newest first, with a bar while the catalogue is being made."""
+def everything(args: argparse.Namespace) -> Runs:
+    """Return all runs, newest first, with a bar while the catalogue is being made; report those that cannot be read."""
 
     def watch(folders: Iterable[Path], total: int) -> Iterable[Path]:
         return progress(args, folders, total, "Reading runs")
 
-    return runs(args.project, dir=args.dir, progress=watch)
+    found = catalogue.listed(find_directory(args.dir), args.project, progress=watch)
+    report_unreadable(args, found.unreadable)
+    return found
+
+
+def report_unreadable(args: argparse.Namespace, unreadable: list[dict[str, str]]) -> None:
+    """Report the runs that could not be read, if any, and why."""
+    if unreadable:
+        remark(args, catalogue.unreadable_text(unreadable, shown=10))
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:

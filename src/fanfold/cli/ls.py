@@ -6,7 +6,9 @@ On a terminal the newest 50 are shown; --limit changes that, and a pipe or --jso
 from __future__ import annotations
 
 import argparse
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +24,10 @@ EXAMPLE = """examples:
   fanfold ls --json | jq '.[0].id'"""
 
 SHOWN = 50
+# How the words in a metric's name end, or what they are, when low values are good.
+_LOW_ENDS = ("loss", "error", "perplexity", "ppl", "nll", "mse", "mae")
+_LOW = frozenset({"err", "wer", "cer", "fid", "time", "seconds", "latency"})
 DEFAULT = ("status", "name", "id", "project", "started", "duration", "ranks", "tags")
-
-
-def lasted(run: StoredRun) -> float:
-    """Return how many seconds a run has lasted, or lasted until its last sign of life."""
-    until = time.time() if run.status == "running" else run.seen
-    return max(0.0, until - run.started)
 
 
 _FIELDS: dict[str, Callable[[StoredRun], Any]] = {
@@ -38,7 +37,7 @@ _FIELDS: dict[str, Callable[[StoredRun], Any]] = {
     "status": lambda run: run.status,
     "started": lambda run: run.started,
     "seen": lambda run: run.seen,
-    "duration": lasted,
+    "duration": lambda run: run.duration,
     "ranks": lambda run: len(run.ranks),
     "tags": lambda run: run.tags,
     "group": lambda run: run.group,
@@ -51,17 +50,19 @@ _RIGHT = frozenset({"duration", "ranks"})
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     choose.add_filters(parser)
-    parser.add_argument("--sort", metavar="COLUMN", default="started", help="sort by a column, best or newest first")
-    parser.add_argument("--reverse", action="store_true", help="turn the order round")
+    parser.add_argument("--sort", metavar="COLUMN", default="started",
+                        help="sort by a column, best or newest first; -COLUMN: highest first, +COLUMN: lowest first")  # fmt: skip
+    parser.add_argument("--reverse", action="store_true", help="reverse the order")
     parser.add_argument("--limit", type=int, metavar="N", help="at most this many (0: all)")
     parser.add_argument("--columns", metavar="A,B,…", help=f"of: {', '.join(_FIELDS)}, config.KEY, summary.KEY")
 
 
 def run(args: argparse.Namespace) -> int:
     columns = [name.strip() for name in args.columns.split(",")] if args.columns else list(DEFAULT)
-    for name in (*columns, args.sort):
+    for name in (*columns, args.sort.lstrip("+-")):
         _check(name)
-    found = choose.matching(args, choose.everything(args))
+    everything = choose.everything(args)
+    found = choose.matching(args, everything)
     chosen = _sorted(found, args.sort, args.reverse)
     limit = args.limit if args.limit is not None else (SHOWN if output.is_terminal() and not args.json else 0)
     chosen = chosen[:limit] if limit > 0 else chosen
@@ -71,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
         output.print_json([_facts(one, columns if args.columns else None) for one in chosen])
     elif chosen:
         _print(args, columns, chosen, len(found))
-    if not found:
+    if not found and not everything.unreadable:
         choose.say_none(args)
-    return 0 if found else 1
+    return 0 if found and not everything.unreadable else 1
 
 
 def _says_something(name: str, chosen: list[StoredRun]) -> bool:
@@ -97,11 +98,11 @@ def value_of(run: StoredRun, name: str) -> Any:
     return flat(run.config).get(key) if kind == "config" else run.summary.get(key)
 
 
-def _sorted(found: list[StoredRun], name: str, reverse: bool) -> list[StoredRun]:
-    """Sort by a column. Moments newest first, the rest upward; runs without the value stand last either way."""
-    if name == "started":
-        return found[::-1] if reverse else found
-    down = (name == "seen") != reverse
+def _sorted(found: list[StoredRun], column: str, reverse: bool) -> list[StoredRun]:
+    """Sort by a column: as its sign says, else best or newest first; runs without the value come last either way."""
+    name = column.lstrip("+-")
+    highest = column.startswith("-") or (not column.startswith("+") and _is_better_high(found, name))
+    down = highest != reverse
     keyed = [(value_of(run, name), run) for run in found]
     have = [pair for pair in keyed if _sortable(pair[0])]
     numbers = [pair for pair in have if isinstance(pair[0], (int, float))]
@@ -109,6 +110,20 @@ def _sorted(found: list[StoredRun], name: str, reverse: bool) -> list[StoredRun]
     numbers.sort(key=lambda pair: pair[0], reverse=down)
     words.sort(key=lambda pair: str(pair[0]), reverse=down)
     return [run for _, run in (*numbers, *words)] + [run for value, run in keyed if not _sortable(value)]
+
+
+def _is_better_high(found: list[StoredRun], name: str) -> bool:
+    """Tell whether the highest values of a column come first: newest moments, and metrics that should be high.
+
+    define_metric(summary="min" or "max") says so of a metric; else losses, errors and times should be low, anything else high.
+    """
+    kind, _, key = name.partition(".")
+    if kind != "summary":
+        return name in ("started", "seen")
+    rules = Counter(rule for run in found if (rule := run.rules.get(key)) in ("min", "max"))
+    if rules:
+        return rules.most_common(1)[0][0] == "max"
+    return not any(word in _LOW or word.endswith(_LOW_ENDS) for word in re.findall("[a-z]+", key.lower()))
 
 
 def _sortable(value: Any) -> bool:

@@ -22,7 +22,7 @@ from ..errors import JournalError, SettingError
 from ..fleet.note import behind as not_at
 from ..journal import Journal, Kind, directory
 from ..journal.format import PACKED, SUFFIX
-from ..journal.liveness import LOST_SECONDS, is_locked, status_of
+from ..journal.liveness import LOST_SECONDS, is_locked
 from ..journal.packing import GAIN, Packed, estimate, packing
 from ..process import boot_id
 from ..relay.cursor import settled
@@ -72,7 +72,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     root, oldest = choose.folder(args, "prune"), time.time() - _age(args.older_than)
     found = Found()
-    folders = [folder for folder in directory.run_directories(root, args.project) if _silent_since(folder) <= oldest]
+    seen = {run.path: run.seen for run in catalogue.listed(root, args.project)}
+    folders = [folder for folder in directory.run_directories(root, args.project) if seen.get(folder, 0.0) <= oldest]
     for folder in output.progress(args, folders, len(folders), "Looking"):
         look(folder, found)
     found.leftovers += half_deleted(root, args.project)
@@ -134,15 +135,11 @@ def _age(text: str) -> float:
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def _silent_since(folder: Path) -> float:
-    return max((file.stat().st_mtime for file in directory.journal_files(folder)), default=0.0)
-
-
 # Journals. Each condition says why a journal has to stay, or None; one reason is enough.
 
 
 def being_written(journal: Journal) -> str | None:
-    return "is still being written" if status_of(journal.path, journal.header) != "killed" and not _ended(journal) else None
+    return "is still being written" if journal.status() != "killed" and not _ended(journal) else None
 
 
 def has_no_end(journal: Journal) -> str | None:
@@ -183,12 +180,12 @@ def not_forwarded(journal: Journal) -> str | None:
 
 def may_grow(journal: Journal) -> str | None:
     """Keep an ended journal that may be added to: exit handlers log after the end, and a spool has to be brought home."""
-    if journal.header.boot != boot_id():
-        age = time.time() - journal.touched
-        return "ended a moment ago, perhaps on another node" if age < LOST_SECONDS else None
     spool = journal.header.spool
     home = Path(spool) / journal.path.name if spool else journal.path
-    if is_locked(Path(f"{home}.alive")):
+    locked = is_locked(Path(f"{home}.alive")) if journal.header.boot == boot_id() else None
+    if locked is None:
+        return "ended a moment ago, perhaps on another node" if _silence(journal) < LOST_SECONDS else None
+    if locked:
         return "is still being written"
     return "is not brought home from its spool yet" if spool and home.exists() else None
 
@@ -241,17 +238,29 @@ def judge(file: Path) -> Judged:
     """Read one journal. It is let go again: a run may have more of them than a process may hold open."""
     if file.suffix == PACKED:
         return Judged(file, 0, "is packed already")
-    try:
-        journal = Journal(file)
-        journal.refresh()
-    except (OSError, JournalError):
+    journal = _read(file)
+    if journal is None:
         return Judged(file, 0, "cannot be read")
     if not journal.begun:  # perhaps a process that starts in this moment
-        return Judged(file, 0, "cannot be read", live=time.time() - journal.touched < LOST_SECONDS)
+        return Judged(file, 0, "cannot be read", live=time.time() - file.stat().st_mtime < LOST_SECONDS)
     why, empty = reason_to_keep(journal), not holds_data(journal)
     if not empty:
         why = next((reason for condition in PACK if (reason := condition(journal))), None)
     return Judged(file, journal.size, why, empty, bool(being_written(journal) or may_grow(journal)))
+
+
+def _read(file: Path) -> Journal | None:
+    try:
+        journal = Journal(file)
+        journal.refresh()
+    except (OSError, JournalError):
+        return None
+    return journal
+
+
+def _silence(journal: Journal) -> float:
+    """Return for how many seconds its process has given no sign of life."""
+    return time.time() - journal.seen / 1e9
 
 
 @dataclass(frozen=True)
@@ -278,9 +287,8 @@ def orphans(folder: Path) -> Iterator[Leftover]:
     for file in _files(folder / "journal"):
         if not file.path.name.endswith(f"{SUFFIX}.alive") or file.age < LOST_SECONDS or is_locked(file.path):
             continue
-        journal = file.path.with_name(file.path.name.removesuffix(".alive"))
-        header = directory.read_header(journal)
-        if header is None or status_of(journal, header) == "killed":
+        journal = _read(file.path.with_name(file.path.name.removesuffix(".alive")))
+        if journal is None or not journal.begun or journal.status() == "killed":
             yield Leftover(file.path, "the lock of a process that is gone", file.size)
 
 

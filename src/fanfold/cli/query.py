@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import SettingError
 from ..store import sql
-from . import output
+from . import choose, output
 from .text import clean, number, plural, short
 
 EXAMPLE = """examples:
@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     elif found.rows:
         output.table([clean(name) for name in found.columns], [[_cell(value) for value in row] for row in found.rows])
         output.remark(args, plural(len(found.rows), "row"))
-    return 0 if found.rows else 1
+    choose.report_unreadable(args, found.unreadable)
+    return 0 if found.rows and not found.unreadable else 1
 
 
 def _tables(args: argparse.Namespace) -> int:

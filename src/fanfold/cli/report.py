@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -47,7 +46,7 @@ def series_of(run: StoredRun, key: str, rank: int | None = None) -> Series:
 
 def seen(attempt: Any) -> float:
     """Return an attempt's last sign of life."""
-    return float(max((journal.touched for journal in attempt.journals), default=attempt.started / 1e9))
+    return float(attempt.seen / 1e9)
 
 
 class Report:
@@ -100,13 +99,11 @@ class Report:
     def head(self) -> None:
         run, status = self.run, self.run.status
         symbol, colour = STATUS.get(status, ("?", "white"))
-        until = time.time() if status == "running" else run.seen
         self.line()
         self.line((f"{symbol} ", colour), (clean(run.name), "bold"), "  ", (status, colour), ("  " + clean(run.id), "dim"))
         self.fact("project", clean(run.project))
-        self.fact(
-            "started", age(run.started), (", ran " if status != "running" else ", running for "), duration(until - run.started)
-        )
+        ran = ", running for " if status == "running" else ", ran "
+        self.fact("started", age(run.started), ran, duration(run.duration))
         if len(run.ranks) > 1:
             nodes = {journal.header.node for journal in run.journals}
             self.fact("ranks", f"{len(run.ranks)} on {plural(len(nodes), 'node')}")

@@ -45,6 +45,7 @@ def facts(run: StoredRun, keys: list[str] | None = None, rank: int | None = None
         "path": str(run.path),
         "started": run.started,
         "seen": run.seen,
+        "duration": run.duration,
         "now": time.time(),
         "ranks": run.ranks,
         "attempts": [attempt_facts(number, attempt) for number, attempt in enumerate(run.attempts, 1)],

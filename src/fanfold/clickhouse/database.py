@@ -32,6 +32,7 @@ _WRITING = {
 }
 _READING = {
     "distributed_product_mode": "local",  # tables are sharded by run, all alike: what belongs together lies on one server
+    "max_execution_time": 60,  # seconds; nobody waits for the answer any longer
     "prefer_column_name_to_alias": 1,
     "output_format_arrow_string_as_string": 0,
     "output_format_arrow_compression_method": "none",

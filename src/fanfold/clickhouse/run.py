@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,7 +56,7 @@ class FleetJournal(Journal):
         self.extents: dict[str, Extent] = {}
         self.bodies: dict[int, list[Record]] = {}  # by kind, in order
         self._known: set[tuple[int, int]] = set()
-        self.seen = 0.0
+        self.arrived = 0.0  # when its last bytes came, by the database's clock
         self.twice = False  # bytes were written more than once: points have to be told apart
 
     def take(self, kind: int, pos: int, body: bytes) -> None:
@@ -79,13 +81,13 @@ class FleetJournal(Journal):
     def refresh(self) -> bool:
         return False  # the run reads all of its journals at once
 
-    @property
-    def touched(self) -> float:
-        """Return when it ended; of one that goes on, when its last bytes came."""
-        return max(((record.data.t or 0) / 1e9 for record in self.records(Kind.END)), default=self.seen)
+    def look_at_times(self) -> None:
+        """Find the newest time that its frames tell; those of the frames that are not read here were asked for apart."""
+        last = [bodies.time_of(records[-1].data) for records in self.bodies.values() if records]
+        self.seen = max(self.seen, *last, *(one.time for one in self.extents.values()), 0)
 
     def status(self) -> str:
-        return "running" if time.time() - self.seen <= LOST_SECONDS else "lost"
+        return "running" if time.time() - self.arrived <= LOST_SECONDS else "lost"
 
     @property
     def tail(self) -> int:
@@ -143,6 +145,7 @@ class FleetRun(StoredRun):
         self.database = database
         self.number = run_number(project, id)
         self.names = (project, id)
+        self.lock = threading.RLock()  # one thread reads it at a time
         self.found: dict[int, FleetJournal] = {}
         self._columns: OrderedDict[tuple[str, int, int | None], dict[int, Columns]] = OrderedDict()
         self._size = 0
@@ -154,6 +157,8 @@ class FleetRun(StoredRun):
 
     def renewed(self) -> None:
         """Put journals in order again after some were read on."""
+        for journal in self.found.values():
+            journal.look_at_times()
         self._attempts = group([journal for journal in self.found.values() if journal.begun])
         self._row = None
         self._columns.clear()
@@ -253,16 +258,18 @@ def _take_ends(ends: dict[str, NDArray[Any]], by_number: dict[int, FleetRun]) ->
             one = run.found[int(journal)] = FleetJournal(run, int(journal), int(rank))
         if int(end) > one.verified:
             moved.setdefault(int(number), {})[int(journal)] = one.verified
-        one.verified, one.seen = int(end), int(seen) / 1e6
+        one.verified, one.arrived = int(end), int(seen) / 1e6
     return moved
 
 
 def _read_on(database: Database, runs: dict[int, FleetRun], moved: dict[int, dict[int, int]]) -> None:
     extents = database.later(_EXTENTS, runs=list(moved))
     twice = database.later(_TWICE, runs=list(moved))
+    signs = database.later(_SIGNS, runs=list(moved), lazy=[int(kind) for kind in LAZY])
     _read_frames(database, runs, moved)
     _take_extents(extents.result(), runs, moved)
     _take_twice(twice.result(), runs)
+    _take_signs(signs.result(), runs)
 
 
 def _read_frames(database: Database, runs: dict[int, FleetRun], moved: dict[int, dict[int, int]]) -> None:
@@ -326,6 +333,21 @@ def _take_twice(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun]) -> No
         one = runs[int(number)].found.get(int(journal))
         if one is not None:
             one.twice = bool(twice)
+
+
+# The last of the frames that are many and seldom asked for: they tell when a process was last alive.
+_SIGNS = (
+    "SELECT run, journal, kind, argMax(body, pos) AS body FROM frames WHERE run IN {runs:Array(UInt64)} "
+    "AND kind IN {lazy:Array(UInt8)} GROUP BY run, journal, kind"
+)
+
+
+def _take_signs(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun]) -> None:
+    for number, journal, kind, body in zip(*found.values(), strict=True):
+        one = runs[int(number)].found.get(int(journal))
+        if one is not None:
+            with contextlib.suppress(JournalError):
+                one.seen = max(one.seen, bodies.time_of(bodies.decode(int(kind), body)))
 
 
 def load(run: FleetRun, keys: Sequence[str], since: int = 0, until: int | None = None) -> dict[str, dict[int, Columns]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from ..journal import blobs, directory
 from ..journal.liveness import LOST_SECONDS
 from ..process import digest
 from ..settings import cache_directory
-from ..store import axes, catalogue
+from ..store import axes, catalogue, deadline
 from ..store.buckets import Buckets
 from ..store.filter import Filter, sort_rows
 from ..store.points import holders, points
-from ..store.query import Name, Row
+from ..store.query import Name, Row, Rows
 from ..store.run import StoredRun, not_found
 from . import schema
 from .address import Address, parse
@@ -35,13 +36,18 @@ FRESH_SECONDS = 0.2  # how long a look at the list of runs holds
 
 
 class ClickHouseStore:
-    """The runs in one database. Threads may share it; runs stay open, so that asking again is cheap."""
+    """The runs in one database. Runs stay open, so that asking again is cheap.
+
+    Threads may share it: they wait for each other only where both read the same run, list the same project, or ask what changed.
+    """
 
     def __init__(self, database: Database) -> None:
         schema.check(database)
         self.database = database
         self.root = cache_directory() / "fleet" / digest(database.address.shown)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of the runs that are open; never held while the database is asked
+        self._watching = threading.Lock()  # of what changed() knows
+        self._listings: dict[str | None, threading.Lock] = {}  # by project
         self._runs: dict[Name, FleetRun] = {}
         self._rows: dict[Name, tuple[int, dict[str, Any]]] = {}  # the sum of its journals' ends, and its row as of there
         self._seen: dict[Name, tuple[int, bool]] = {}
@@ -91,7 +97,7 @@ class ClickHouseStore:
         """Bring the rows of all runs up to date, and return whose they are."""
         there = self.names(project)
         for gone in [name for name in self._rows if name not in there and project in (None, name[0])]:
-            self._rows.pop(gone)
+            self._rows.pop(gone, None)
             self._runs.pop(gone, None)
         stale = [name for name, (_, ends) in there.items() if self._is_stale(name, ends)]
         some: list[Name] = []
@@ -109,29 +115,36 @@ class ClickHouseStore:
 
     def _renew(self, names: Sequence[Name]) -> None:
         """Make the rows of runs anew. Of a run that is over its row is all that is kept; one that goes on stays open."""
-        runs = [self._runs.get(name) or self._new(name) for name in names]
-        read(runs)
-        for name, run in zip(names, runs, strict=True):
-            kept, ends = self._rows.get(name), sum(run.ends)
-            if kept is None or kept[0] != ends:
-                more = {"latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))}
-                kept = (ends, {**run.row(), **more})
-            self._rows[name] = (ends, {**kept[1], "verdict": run.verdict, "seen": run.seen})
-            if run.status in catalogue.LIVE:
-                self._keep(name, run)
+        runs = {name: self._runs.get(name) or self._new(name) for name in names}
+        # A run that somebody reads at length is listed as it was before; one that was not listed yet is waited for.
+        with holding(runs.values(), skip=[run for name, run in runs.items() if name in self._rows]) as held:
+            read(held)
+            for name, run in runs.items():
+                if run in held:
+                    self._renew_row(name, run)
+
+    def _renew_row(self, name: Name, run: FleetRun) -> None:
+        kept, ends = self._rows.get(name), sum(run.ends)
+        if kept is None or kept[0] != ends:
+            more = {"latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))}
+            kept = (ends, {**run.row(), **more})
+        self._rows[name] = (ends, {**kept[1], "verdict": run.verdict, "seen": run.seen})
+        if run.status in catalogue.LIVE:
+            self._keep(name, run)
 
     def _keep(self, name: Name, run: FleetRun) -> None:
         """Hold a run open; the longest unused are let go when there are many."""
-        self._runs.pop(name, None)
-        self._runs[name] = run
-        for old in list(self._runs)[: max(0, len(self._runs) - MOST_OPEN)]:
-            del self._runs[old]
+        with self._lock:
+            self._runs.pop(name, None)
+            self._runs[name] = run
+            for old in list(self._runs)[: max(0, len(self._runs) - MOST_OPEN)]:
+                del self._runs[old]
 
     def listed(
         self, project: str | None = None, *, progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
     ) -> list[StoredRun]:
         """Return all runs, newest first, as the catalogue lists those of a directory."""
-        with self._lock:
+        with self._listings.setdefault(project, threading.Lock()):
             names = self._listing(project, progress)
             found = [StoredRun.from_row(directory.run_path(self.root, *name), self._rows[name][1]) for name in names]
         return sorted(found, key=lambda run: run.started, reverse=True)
@@ -144,23 +157,23 @@ class ClickHouseStore:
         limit: int | None = None,
         *,
         stats: Sequence[str] = (),
-    ) -> list[Row]:
+    ) -> Rows:
         """Return one row of facts per run, newest first unless `sort` names a column (`-loss`: highest first)."""
         wanted = Filter(filter)
-        with self._lock:
-            rows = [catalogue.as_row(run) for run in self.listed(project)]
-            rows = [row for row in rows if wanted.matches(row, stats=self.statistics)]
-            if sort:
-                rows = sort_rows(rows, sort, stats=self.statistics)
-            rows = rows if limit is None else rows[:limit]
-            for row in rows if stats else ():
-                row["stats"] = {key: self.statistics(row, key) for key in stats if key in row["latest"]}
-        return rows
+        rows = [catalogue.as_row(run) for run in self.listed(project)]
+        rows = [row for row in rows if wanted.matches(row, stats=self.statistics)]
+        if sort:
+            rows = sort_rows(rows, sort, stats=self.statistics)
+        rows = rows if limit is None else rows[:limit]
+        for row in rows if stats else ():
+            row["stats"] = {key: self.statistics(row, key) for key in stats if key in row["latest"]}
+        return Rows(rows)
 
     def statistics(self, row: Mapping[str, Any], key: str) -> dict[str, Any] | None:
         """Return min, max, mean, first, last and count of a run's key."""
-        with self._lock:
-            run = self.run(row["project"], row["id"])
+        deadline.check()
+        run = self.run(row["project"], row["id"])
+        with holding([run]):
             ranks = holders(run, key)
             return points(run, key, ranks[0]).statistics() if ranks else None
 
@@ -173,9 +186,10 @@ class ClickHouseStore:
 
     def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
         """Open many runs in one call, by id; those that are not there are left out."""
-        with self._lock:
-            runs = {id: self._runs.get((project, id)) or self._new((project, id)) for id in ids}
-            read(list(runs.values()))
+        deadline.check()
+        runs = {id: self._runs.get((project, id)) or self._new((project, id)) for id in ids}
+        with holding(runs.values()) as held:
+            read(held)
             gone = self._deleted([run.number for run in runs.values()])
             found: dict[str, StoredRun] = {}
             for id, run in runs.items():
@@ -217,7 +231,7 @@ class ClickHouseStore:
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         """Return a token, and the runs that are new, grew, ended or went away since the token given."""
-        with self._lock:
+        with self._watching:
             if time.monotonic() - self._looked > FRESH_SECONDS:
                 self._looked = time.monotonic()
                 now = {name: (ends, _is_live(seen)) for name, (seen, ends) in self.names().items()}
@@ -232,25 +246,43 @@ class ClickHouseStore:
 
     def series(self, run: StoredRun, key: str, **how: Any) -> Buckets:
         """Return one key's series, thinned exactly; as LocalStore.series."""
-        with self._lock:
+        with holding([run]):
             quick = thin_many(self.database, [(run, key)], **how)
             return quick[0] or axes.thin(run, key, **_whole(how))
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
         """Return many series in one call, in the order asked; None where a run has nothing under the key."""
-        with self._lock:
+        deadline.check()
+        with holding(run for run, _ in wanted):
             quick = thin_many(self.database, wanted, **how)
             return [one or self._or_none(run, key, how) for one, (run, key) in zip(quick, wanted, strict=True)]
 
     def _or_none(self, run: StoredRun, key: str, how: dict[str, Any]) -> Buckets | None:
         try:
             return axes.thin(run, key, **_whole(how)) if any(journal.count(key) for journal in run.journals) else None
+        except deadline.TookTooLong:
+            raise
         except FanfoldError:  # the rank or the x that was asked for is not there
             return None
 
     def _fetch(self, run: Path, name: str) -> None:
         for number in [one.number for one in list(self._runs.values()) if one.path == run]:
             fetch(self.database, number, run, name)
+
+
+@contextlib.contextmanager
+def holding(runs: Iterable[StoredRun], *, skip: Sequence[StoredRun] = ()) -> Iterator[list[FleetRun]]:
+    """Be the only thread that reads some runs; those to skip are left out where another thread is reading them."""
+    ours = {run.number: run for run in runs if isinstance(run, FleetRun)}
+    held: list[FleetRun] = []
+    try:
+        for _, run in sorted(ours.items()):  # in one order everywhere, so that no two threads wait for each other
+            if run.lock.acquire(blocking=run not in skip):
+                held.append(run)
+        yield held
+    finally:
+        for run in held:
+            run.lock.release()
 
 
 def pull(run: FleetRun) -> None:

@@ -45,7 +45,7 @@ def why_not(file: Path, run: Following, client: Client) -> str | None:
     except (OSError, JournalError) as error:
         return f"cannot be read: {error}"
     finished = any(record.data.status == "finished" for record in journal.records(Kind.END))
-    if not finished and time.time() - file.stat().st_mtime < UNFINISHED_SECONDS:
+    if not finished and time.time() - journal.seen / 1e9 < UNFINISHED_SECONDS:
         return "its run may be resumed"
     if journal.damaged or journal.tail:
         return "has damaged bytes, which the gateway does not have"

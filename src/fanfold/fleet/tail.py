@@ -107,15 +107,23 @@ class Tail:
     def _is_gone(self) -> bool:
         if self.path.suffix == fmt.PACKED:
             return True
-        if self.header is not None and self.header.boot == boot_id():
-            return self._has_left()
-        age = time.time() - self.path.stat().st_mtime  # a process of another node, on a shared filesystem
+        locked = self._is_locked() if self.header is not None and self.header.boot == boot_id() else None
+        if locked is not None:
+            return not locked and self._is_home()
+        age = time.time() - self.path.stat().st_mtime  # a process of another node, or a filesystem without locks
         return age > (LOST_SECONDS if self._last == Kind.END else FORGOTTEN_SECONDS)
 
-    def _has_left(self) -> bool:
-        """Tell whether a process of this node let go of its journal, and its spool (if any) is brought home."""
+    @property
+    def _origin(self) -> Path:
+        """Where its process writes it: in its spool, if it has one."""
         spool = self.header.spool if self.header else None
-        home = Path(spool) / self.path.name if spool else self.path
-        if is_locked(Path(f"{home}.alive")):
-            return False
-        return not spool or not home.exists() or home.stat().st_size <= self.size
+        return Path(spool) / self.path.name if spool else self.path
+
+    def _is_locked(self) -> bool | None:
+        """Tell whether a process of this node still writes the journal; None where the filesystem has no locks."""
+        return is_locked(Path(f"{self._origin}.alive"))
+
+    def _is_home(self) -> bool:
+        """Tell whether all of its spool (if any) was copied here."""
+        origin = self._origin
+        return origin == self.path or not origin.exists() or origin.stat().st_size <= self.size

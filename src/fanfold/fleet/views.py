@@ -8,7 +8,7 @@ from typing import Any
 from ..server.access import Forbidden
 from ..server.edit import Changes
 from ..store.buckets import Buckets
-from ..store.query import Name, Row, Store
+from ..store.query import Name, Row, Rows, Store
 from ..store.run import StoredRun
 
 
@@ -26,13 +26,13 @@ class ProjectsView:
     def runs(
         self, project: str | None = None, filter: str = "", sort: str = "", limit: int | None = None, *,
         stats: Sequence[str] = (),
-    ) -> list[Row]:  # fmt: skip
+    ) -> Rows:  # fmt: skip
         if project is not None:
             self._check(project)
             return self._store.runs(project, filter, sort, limit, stats=stats)
         rows = self._store.runs(None, filter, sort, None, stats=stats)
         seen = [row for row in rows if self._sees(row["project"])]
-        return seen if limit is None else seen[:limit]
+        return Rows(seen if limit is None else seen[:limit])  # a folder that cannot be read does not tell whose it is
 
     def run(self, project: str, id: str) -> StoredRun:
         self._check(project)

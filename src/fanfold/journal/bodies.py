@@ -330,6 +330,15 @@ def _check_entry(entry: Data) -> None:
         raise JournalError(f"a frame holds a medium that is none: {error}") from error
 
 
+def time_of(body: Body | None) -> int:
+    """Return the time that a body tells, in nanoseconds since 1970; 0 where it tells none."""
+    if isinstance(body, Header):
+        return max(0, body.started)
+    if isinstance(body, Beat):
+        return max(0, body.time)
+    return max(0, getattr(body, "t", None) or 0)
+
+
 def as_dict(body: Struct) -> Data:
     """Return a body's fields by name, as plain data."""
     found: Data = msgspec.to_builtins(body, builtin_types=(bytes,))

@@ -44,13 +44,20 @@ def run_path(root: Path, project: str, run_id: str) -> Path:
     return _path(f"{root}/{encode_name(project)}/{encode_name(run_id)}")
 
 
-def journal_files(run: Path) -> list[Path]:
-    """Return a run's journals, packed ones too; of one that is there twice, as its process wrote it. Links are not followed."""
+def journal_files(run: Path, *, strict: bool = False) -> list[Path]:
+    """Return a run's journals, packed ones too; of one that is there twice, as its process wrote it. Links are not followed.
+
+    A folder that cannot be read has none, unless `strict`: then it raises.
+    """
     try:
         with os.scandir(run / "journal") as entries:
             names = [entry.path for entry in entries
                      if entry.name.endswith((SUFFIX, PACKED)) and entry.is_file(follow_symlinks=False)]  # fmt: skip
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     except OSError:
+        if strict:
+            raise
         return []
     # Reversed, the packed one comes first and gives way.
     found = {name[: -len(SUFFIX)]: Path(name) for name in sorted(names, reverse=True)}
@@ -62,17 +69,24 @@ def run_directories(root: Path, project: str | None = None) -> Iterator[Path]:
     return (run for run in run_folders(root, project) if os.path.isdir(f"{run}/journal"))  # noqa: PTH112 - by the thousand
 
 
-def run_folders(root: Path, project: str | None = None) -> Iterator[Path]:
-    """Yield the directories that stand where runs do; whoever looks into each anyway need not ask whether it is one."""
-    projects = [root / encode_name(project)] if project is not None else _folders(root)
-    return (run for folder in projects for run in _folders(folder))
+def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, str] | None = None) -> Iterator[Path]:
+    """Yield the directories that stand where runs do; whoever looks into each anyway need not ask whether it is one.
+
+    `failed` is given the folders that cannot be read, and why.
+    """
+    projects = [root / encode_name(project)] if project is not None else _folders(root, failed)
+    return (run for folder in projects for run in _folders(folder, failed))
 
 
-def _folders(path: Path) -> list[Path]:
+def _folders(path: Path, failed: dict[Path, str] | None) -> list[Path]:
     try:
         with os.scandir(path) as entries:
             found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        if failed is not None:
+            failed[path] = str(error.strerror)
         return []
     return [_path(name) for name in sorted(found)]
 

@@ -51,7 +51,7 @@ def save(journal: Journal, cache: Path, known: int) -> None:
             "mark": journal.print_of(journal.verified),
             "damaged": journal.damaged,
             "frames": journal.frames,
-            "runs": [[shape_id, rows.runs] for shape_id, rows in journal.rows.items()],
+            "runs": [[shape_id, rows.runs] for shape_id, rows in list(journal.rows.items())],
         }
     )
     with contextlib.suppress(OSError):

@@ -1,4 +1,7 @@
-"""Is the process that writes a journal alive? Asked of the lock it holds, or of the file's growth."""
+"""Is the process that writes a journal alive? Its lock says so; where locks do not reach, its heartbeats do.
+
+The file's own dates are never asked: a copy, or `touch`, would bring the dead back to life.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ from .bodies import Header
 from .files import open_fd
 from .format import PACKED
 
-LOST_SECONDS = 60.0
+LOST_SECONDS = 60.0  # without a sign of life; heartbeats are written every 10
 
 
-def is_locked(path: Path) -> bool:
-    """Tell whether a process of this kernel holds the lock. Never opens a lock that this process holds itself."""
+def is_locked(path: Path) -> bool | None:
+    """Tell whether a process of this kernel holds the lock; None where the filesystem has no locks.
+
+    Never opens a lock that this process holds itself.
+    """
     if str(path) in writer.held:
         return True
     try:
@@ -26,24 +32,30 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return not writer.try_lock(fd, shared=True)
+        free = writer.try_lock(fd, shared=True)
+        return None if free is None else not free
     finally:
         os.close(fd)
 
 
-def status_of(path: Path, header: Header, *, now: float | None = None) -> str:
-    """Judge a journal without an END frame: running, killed, or lost (reversible)."""
+def status_of(path: Path, header: Header, *, seen: int, grown: float | None = None, now: float | None = None) -> str:
+    """Judge a journal without an END frame: running, killed, or lost (reversible).
+
+    `seen` is the newest time its frames tell (ns), `grown` when this reader last saw it grow (monotonic clock): either is a
+    sign of life, so a node whose clock is wrong is alive for whoever watches it.
+    """
     if path.suffix == PACKED:
         return "killed"  # nobody packs what may still be written
     if header.boot == boot_id():
         home = Path(header.spool) / path.name if header.spool else path
         lock = Path(f"{home}.alive")
         if header.spool or lock.exists():  # else a copy, such as a gateway's: it grows where nobody holds a lock
-            return "running" if is_locked(lock) else "killed"
-    try:
-        age = (time.time() if now is None else now) - path.stat().st_mtime
-    except OSError:
+            locked = is_locked(lock)
+            if locked is not None:
+                return "running" if locked else "killed"
+    if not path.exists():
         return "lost"
-    if age <= LOST_SECONDS:
+    silent = abs((time.time() if now is None else now) - seen / 1e9)
+    if silent <= LOST_SECONDS or (grown is not None and time.monotonic() - grown <= LOST_SECONDS):
         return "running"
     return "killed" if header.node == (resolve("node") or socket.gethostname()) else "lost"  # rebooted, or away

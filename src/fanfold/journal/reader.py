@@ -7,10 +7,10 @@ it is executed.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,14 +25,18 @@ from . import format as fmt
 from .bodies import Header
 from .files import open_regular
 from .format import HEAD_SIZE, Kind, Layout, Shape
+from .mapping import map_file
 from .walker import NO_STEP, Record, Row, RowReader, Walker
 
 if TYPE_CHECKING:
+    import mmap
+
     import numpy as np
     from numpy.typing import NDArray
 
 _ROW_HEAD = HEAD_SIZE + 12  # frame head, shape id, time
 _WINDOW = 1 << 16
+_LAST_FRAMES = 64  # among these the newest time is looked for
 _BLOCK = 1 << 13  # rows gathered at a time: a block of them stays in the processor's cache
 
 
@@ -105,9 +109,13 @@ class Journal:
         self.verified = 0
         self.damaged = 0
         self.size = 0
+        self.seen = 0  # the newest time its frames tell (ns since 1970): the last sign of life of its process
+        self.grown: float | None = None  # when this reader last saw it grow, by the monotonic clock
         self._map: mmap.mmap | None = None
         self._walker = Walker(self.id)
-        self._reading = threading.Lock()  # two readers of one process may share a journal
+        # Threads may share a journal: one reads on, while others look at what is behind `verified`.
+        self._reading = threading.Lock()
+        self._naming = threading.Lock()
 
     def refresh(self) -> bool:
         """Read what was added since the last time; tell whether there was anything."""
@@ -140,6 +148,7 @@ class Journal:
             for found in self._walker.read(self._map, size, most=most):
                 if isinstance(found, Record) and isinstance(found.data, Header):
                     self.header = found.data
+                self.seen = max(self.seen, found.time)
                 self.verified = self._walker.at
                 yield found
         except bodies.NewerFormat as error:
@@ -167,21 +176,17 @@ class Journal:
             if size < self.verified:
                 raise JournalError(f"{self.path} became shorter while it was read; a journal is never truncated. Open it again.")
             if size > self.size:
+                self.grown = time.monotonic() if self.size else None
                 # The old map is left to the garbage collector: arrays handed out earlier may still look into it.
-                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+                self._map = map_file(file.fileno(), size)
                 self.size = size
         return self.size
-
-    @property
-    def touched(self) -> float:
-        """Return when it last grew, in seconds since 1970."""
-        return packed.present(self.path).stat().st_mtime
 
     def status(self) -> str:
         """Judge a journal without an END frame: running, killed, or lost (reversible)."""
         from .liveness import status_of
 
-        return status_of(self.path, self.header)
+        return status_of(self.path, self.header, seen=self.seen, grown=self.grown)
 
     @property
     def tail(self) -> int:
@@ -205,10 +210,14 @@ class Journal:
     @property
     def by_key(self) -> dict[str, list[tuple[Rows, int]]]:
         """Where each key's values are: the rows, and its place in them."""
-        for rows in self._unnamed:
-            for index, key in enumerate(rows.shape.keys):
-                self._by_key.setdefault(key, []).append((rows, index))
-        self._unnamed.clear()
+        if self._unnamed:
+            with self._naming:
+                fresh, found = self._unnamed[:], dict(self._by_key)
+                for rows in fresh:
+                    for index, key in enumerate(rows.shape.keys):
+                        found[key] = [*found.get(key, ()), (rows, index)]
+                self._by_key = found  # another one each time: a thread may be going through the last
+                del self._unnamed[: len(fresh)]
         return self._by_key
 
     def print_of(self, end: int) -> int:
@@ -233,7 +242,17 @@ class Journal:
             self.rows[shape_id].runs = [[int(offset), int(count)] for offset, count in places]
         known.damaged = damaged
         self.frames, self.verified, self.damaged, self._walker = frames, verified, damaged, known
+        self.seen = max(self._times(), default=0)
         return True
+
+    def _times(self) -> Iterator[int]:
+        """Yield the times of the last row of each shape and of the last frames of other kinds, in nanoseconds."""
+        for rows in self.rows.values():
+            if rows.runs:
+                yield int(struct.unpack_from("<q", self._map, rows.last + HEAD_SIZE + 4)[0])  # type: ignore[arg-type]
+        last = {kind: (offset, length) for kind, offset, length in (self.frames[:1] + self.frames[-_LAST_FRAMES:])}
+        for kind, place in last.items():
+            yield bodies.time_of(self.body(kind, *place))
 
     # Reading
 
@@ -275,7 +294,7 @@ class Journal:
 
     def latest(self) -> dict[str, tuple[int, int, Any]]:
         """Return each key's last written point: step, time, value."""
-        written = [rows for rows in self.rows.values() if rows.runs]
+        written = [rows for rows in list(self.rows.values()) if rows.runs]
         found: dict[str, Any] = dict.fromkeys(key for rows in written for key in rows.shape.keys) if len(written) > 1 else {}
         for at, rows in sorted(((rows.last, rows) for rows in written), key=lambda place: place[0]):
             _, when, *rest = struct.unpack_from(rows.shape.codes, self._map, at + HEAD_SIZE)  # type: ignore[arg-type]
@@ -300,6 +319,7 @@ class Journal:
         """Gather one key's points that stand at or after byte `since` (and before `until`), in the order they were written."""
         import numpy as np
 
+        until = self.verified if until is None else until  # another thread may be reading on
         places = [(rows, index, runs) for rows, index in self.by_key.get(key, ()) if (runs := rows.since(since, until))]
         if not places:
             return Columns(np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.float64))

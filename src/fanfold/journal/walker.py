@@ -21,6 +21,7 @@ from .format import HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, Kind, Layout,
 MAX_FRAME: Final = HEAD_SIZE + MAX_BODY
 NO_STEP: Final = -(1 << 63)  # the step of a point that has none (probes)
 MOST_ROWS: Final = 1 << 16  # in one span
+_TIME: Final = struct.Struct("<q")
 _SHORTEST_ROW: Final = 12  # shape id and time
 _START: Final = struct.Struct("<QI")  # eight bytes of head, checksum
 _MOST_HEADS: Final = 4096  # remembered: a forged file may hold any number of them
@@ -205,6 +206,11 @@ class Rows(NamedTuple):
     def number(self) -> int:
         return (self.end - self.offset) // self.stride
 
+    @property
+    def time(self) -> int:
+        """The time of the last of them, in nanoseconds."""
+        return int(_TIME.unpack_from(self.view, len(self.view) - self.stride + HEAD_SIZE + 4)[0])
+
 
 class Record(NamedTuple):
     """A frame that is not a row; `data` is None for a kind nobody knows."""
@@ -213,6 +219,11 @@ class Record(NamedTuple):
     offset: int
     data: Any
     end: int = 0
+
+    @property
+    def time(self) -> int:
+        """The time it tells, in nanoseconds; 0 where it tells none."""
+        return bodies.time_of(self.data)
 
 
 class Walker:

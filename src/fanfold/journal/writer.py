@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import secrets
@@ -41,14 +42,14 @@ held: set[str] = set()
 _retired: deque[tuple[float, int]] = deque()
 
 
-def try_lock(fd: int, *, shared: bool = False) -> bool:
-    """Take a POSIX lock without waiting; tell whether it was to be had."""
+def try_lock(fd: int, *, shared: bool = False) -> bool | None:
+    """Take a POSIX lock without waiting: False if another process holds it, None if the filesystem has no locks."""
     if sys.platform == "win32":
-        return True  # no POSIX locks there; liveness is judged by growth alone
+        return None
     try:
         fcntl.lockf(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except OSError as error:
+        return False if error.errno in (errno.EAGAIN, errno.EACCES) else None
     return True
 
 
@@ -153,7 +154,7 @@ class Sheet:
         name = f"{self.path}.alive"
         self.alive = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         held.add(name)
-        try_lock(self.alive)  # a filesystem without locks leaves liveness to growth; that is no reason to stop
+        try_lock(self.alive)  # where the filesystem has no locks, readers go by heartbeats
 
     def write(self, data: bytes) -> None:
         """Hand `data` to the kernel in one call, or raise OSError."""

@@ -121,7 +121,7 @@ class Cursor:
         mine, tracker, kwargs = try_lock(fd), self.tracker, self.kwargs
         self.reload()  # under the lock: whoever had it may have moved on since we looked
         self.tracker, self.kwargs = tracker or self.tracker, kwargs or self.kwargs
-        if not mine or self._kept_from_afar():
+        if mine is False or self._kept_from_afar(locks=mine is not None):
             os.close(fd)
             _held.discard(self.path)
             raise self._owned()
@@ -138,13 +138,13 @@ class Cursor:
         who = f"process {self.owner['pid']} on {self.owner['node']}" if self.owner else "another relay"
         return Owned(f"{self.path.stem} is being delivered by {who}. Nothing was sent from here. Wait for it, or end it first.")
 
-    def _kept_from_afar(self) -> bool:
-        """Tell whether an owner on another node, which our lock may not reach, is still at work.
+    def _kept_from_afar(self, *, locks: bool) -> bool:
+        """Tell whether an owner that our lock may not reach (on another node, or without locks any) is still at work.
 
         Both ages are read from the filesystem, so the nodes' clocks need not agree.
         """
         owner = self.owner
-        if owner is None or owner.get("boot") == boot_id() or owner.get("node") == _node():
+        if owner is None or (locks and (owner.get("boot") == boot_id() or owner.get("node") == _node())):
             return False
         lock = self.path.with_suffix(".lock")
         os.utime(lock)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..journal import Journal, Kind, Record
-from ..journal.liveness import status_of
 from ..journal.spool import recover
 from ..journal.walker import RowReader
 from .folding import Folding
@@ -110,7 +109,7 @@ class Track:
         """Read on. Whether the writer is dead is asked first: what it wrote before it died is then surely read."""
         header = self.journal.header
         if self.started and not self.ended:
-            self.dead = status_of(self.journal.path, header) != "running"
+            self.dead = self.journal.status() != "running"
         if self.dead and header.spool and (Path(header.spool) / self.journal.path.name).exists():
             recover(Path(header.spool).parent)  # what it had not copied home yet
         self.size = self.journal.look()

@@ -45,13 +45,24 @@ class Listed(TypedDict):
     failed: bool
 
 
+class Unreadable(TypedDict):
+    """A run that could not be read: its folder, and why."""
+
+    path: str
+    reason: str
+
+
 class Runs(TypedDict):
-    """A project's runs, the keys that are numbers, those that are media or texts, and the columns of the table."""
+    """A project's runs, the keys that are numbers, those that are media or texts, and the columns of the table.
+
+    `unreadable` names the runs that should be among them and could not be read.
+    """
 
     runs: list[Listed]
     keys: list[str]
     media: list[str]
     columns: list[str]
+    unreadable: list[Unreadable]
 
 
 class Passing(TypedDict):

@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..errors import FanfoldError, RunNotFound, SettingError
+from ..store import deadline
 from ..store.query import Store, store_at
 from . import endpoints, media
 from .access import Access, Forbidden, access_of, notices
@@ -29,6 +30,8 @@ from .guard import Guard
 from .live import INTERVAL, Notices
 
 STATIC = Path(__file__).parent / "static"
+SECONDS = 60.0  # that one request may take
+MOST_BYTES = 4 << 20  # of one request
 THREADS = 16  # answers worked on at once: a page must not take every thread from whatever else the process does
 
 
@@ -102,14 +105,31 @@ def _asked(one: endpoints.Endpoint) -> Callable[[Request], Any]:
             if access.user:
                 raise Forbidden("you may only read here. Nothing was changed. Ask whoever runs this gateway.")
             raise SettingError("this dashboard only reads. Nothing was changed. Start it with `fanfold ui --write`.")
-        given = one.arguments(request.query_params, await request.body())
-        result = await to_thread.run_sync(partial(one.function, access.store, **given), limiter=request.app.state.threads)
+        given = one.arguments(request.query_params, await _body(request))
+        asked = partial(_answered, one.function, access.store, **given)
+        result = await to_thread.run_sync(asked, limiter=request.app.state.threads)
         if isinstance(result, bytes):
             return Response(result, media_type="application/octet-stream")
         extra = {"write": access.write, **({"user": access.user} if access.user else {})} if one.path == "api/projects" else {}
         return Response(msgspec.json.encode({**result, **extra} if extra else result), media_type="application/json")
 
     return answer
+
+
+async def _body(request: Request) -> bytes:
+    """Return what a request carries, up to a limit."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MOST_BYTES:
+            raise SettingError(f"the request is longer than {MOST_BYTES} bytes. Nothing was done. Ask for less at a time.")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _answered(function: Callable[..., Any], store: Store, **given: Any) -> Any:
+    with deadline.within(SECONDS):
+        return function(store, **given)
 
 
 async def _live(request: Request) -> Response:

@@ -20,6 +20,9 @@ from . import wire
 
 MOST_SERIES = 50_000  # in one answer; a page shows fewer
 MOST_BUCKETS = 20_000
+MOST_IN_ALL = 8_000_000  # buckets of all series in one answer; more series get fewer each
+MOST_RUNS = 20_000  # named in one request
+MOST_CELLS = 10_000_000  # of columns of the run table in one answer
 MOST_MEDIA = 400  # of one key and run; the newest
 MOST_ALERTS = 500
 MOST_ROWS = 1_000
@@ -92,6 +95,7 @@ def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
         "keys": [key for key, number in logged.items() if number],
         "media": [*seen, *(key for key, number in logged.items() if not number)],
         "columns": [*settings, *(f"metric:{key}" for key in {**logged, **figures})],
+        "unreadable": rows.unreadable,
     }
 
 
@@ -126,6 +130,8 @@ def columns(store: Store, query: ColumnQuery) -> bytes:
     import numpy as np
 
     rows = store.runs(query.project)
+    if len(query.names) * len(rows) > MOST_CELLS:
+        raise SettingError(f"that is more than {MOST_CELLS} cells. None was read. Ask for fewer columns at a time.")
     settings = [dict(flat(row["config"])) for row in rows] if any(name.startswith("config:") for name in query.names) else []
     items = []
     for name in query.names:
@@ -160,14 +166,18 @@ def found_series(store: Store, query: SeriesQuery, buckets: int | None = None) -
     if len(query.runs) * len(query.keys) > MOST_SERIES:
         raise SettingError(f"that is more than {MOST_SERIES} series. None was read. Ask for fewer runs or keys at a time.")
     opened = _several(store, query.project, query.runs)
+    room = MOST_IN_ALL // max(1, len(query.runs) * len(query.keys))
+    buckets = buckets or max(1, min(query.n, MOST_BUCKETS, room))
     asked = [(id, run, key) for key in query.keys for id, run in opened.items()]
-    found = store.series_many([(run, key) for _, run, key in asked], buckets=buckets or max(1, min(query.n, MOST_BUCKETS)),
-                              x=query.x, rank=query.rank, fold=query.fold, lo=query.lo, hi=query.hi, log=query.log)  # fmt: skip
+    found = store.series_many([(run, key) for _, run, key in asked], buckets=buckets, x=query.x, rank=query.rank,
+                              fold=query.fold, lo=query.lo, hi=query.hi, log=query.log)  # fmt: skip
     return [(id, run, one) for (id, run, _), one in zip(asked, found, strict=True) if one is not None]
 
 
 def _several(store: Store, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
-    """Open the runs there are of those asked for; a folder reached through a link is no run."""
+    """Open the runs there are of those asked for; a folder reached through a link is not a run."""
+    if len(ids) > MOST_RUNS:
+        raise SettingError(f"that is more than {MOST_RUNS} runs. None was read. Ask for fewer at a time.")
     found = store.several(project, ids)
     linked = {folder: folder.is_symlink() for folder in {run.path.parent for run in found.values()}}
     return {id: run for id, run in found.items() if not linked[run.path.parent] and not os.path.islink(run.path)}  # noqa: PTH114 - by the hundred

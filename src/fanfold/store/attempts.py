@@ -31,6 +31,11 @@ class Attempt:
         return min((journal.header.started for journal in self.mains or self.journals), default=0)
 
     @property
+    def seen(self) -> int:
+        """Return when one of its processes last gave a sign of life, in nanoseconds; an edit of the run is none."""
+        return max((journal.seen for journal in self.journals if journal.header.role != "editor"), default=self.started)
+
+    @property
     def order(self) -> tuple[int, int]:
         """Rank 0 numbered its attempt when it started; clocks only break ties."""
         numbers = [j.header.ordinal or 0 for j in self.mains if j.header.rank == 0]

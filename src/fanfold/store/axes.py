@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .. import fold as folding
+from ..errors import FanfoldError
 from ..journal.walker import NO_STEP
 from .buckets import Buckets, Piece, bucket
 from .points import Points, holders, joined, points
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 PLAIN = ("step", "time", "relative")
 AUTO = "auto"
+MOST_FOLDED = 100_000_000  # points of all ranks: each takes about 100 bytes while they are folded
 
 
 def axis_of(run: StoredRun, key: str, x: str) -> str:
@@ -125,6 +127,12 @@ def _folded(run: StoredRun, key: str, how: str, ranks: Iterable[int], x: str) ->
     import numpy as np
 
     gathered = [points(run, key, rank) for rank in ranks]
+    total = sum(map(len, gathered))
+    if total > MOST_FOLDED:
+        raise FanfoldError(
+            f"{key!r} has {total} points on {len(gathered)} ranks, and at most {MOST_FOLDED} are folded for a chart. "
+            "Nothing was read. Look at one rank instead."
+        )
     columns = [one.columns() for one in gathered]
     holder = np.concatenate([np.full(len(c[0]), one.rank, np.int64) for one, c in zip(gathered, columns, strict=True)])
     done = folding.fold(how, holder, *(np.concatenate([c[i] for c in columns]) for i in range(3)))

@@ -9,47 +9,46 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import JournalError, RunError, notices
+from ..errors import FanfoldError, RunError, notices, outcome
 from ..journal import directory, packed
 from ..journal import format as fmt
 from ..settings import cache_directory, find_directory
-from . import segments
+from . import deadline, segments
 from .attempts import UNFINISHED
 from .display import Runs
 from .filter import Filter
 from .points import holders, points
 from .run import StoredRun, not_found
 
-VERSION = 2  # of the file's name; a change that older readers cannot live with opens a new file
+VERSION = 3  # of the file's name; a change that older readers cannot live with opens a new file
 LIVE = frozenset({"running", "lost"})  # these two can change without a byte being written
 SETTLED_SECONDS = 60.0
+MOST_OPEN = 16_384  # journals at once: each is mapped, and Linux allows a process about 65,000 maps
 
 
 def _runs_table(connection: sqlite3.Connection) -> None:
     connection.execute(
-        "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, signature TEXT NOT NULL, row BLOB NOT NULL) WITHOUT ROWID"
-    )
-
-
-def _latest_values(connection: sqlite3.Connection) -> None:
-    connection.execute("DELETE FROM runs")  # rows without latest values are made again
-
-
-def _statistics_table(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "CREATE TABLE stats (path TEXT, key TEXT, signature TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (path, key)) "
+        "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, signature TEXT NOT NULL, row BLOB NOT NULL, seen REAL NOT NULL) "
         "WITHOUT ROWID"
     )
 
 
+def _statistics_table(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS stats (path TEXT, key TEXT, signature TEXT NOT NULL, row BLOB NOT NULL, "
+        "PRIMARY KEY (path, key)) WITHOUT ROWID"
+    )
+
+
 # In order, each run once per file. They only add, so that an older fanfold can share the file.
-MIGRATIONS = (_runs_table, _latest_values, _statistics_table)
+MIGRATIONS = (_runs_table, _statistics_table)
 
 
 def _migrate(connection: sqlite3.Connection) -> sqlite3.Connection:
@@ -100,7 +99,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 def signature(run: Path) -> str:
     """Return what a run's row depends on: the names and sizes of its journals, the same for one that is packed."""
     parts: set[str] = set()
-    with contextlib.suppress(OSError), os.scandir(f"{run}/journal") as entries:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(f"{run}/journal") as entries:
         parts = {_part(entry) for entry in entries if _is_journal(entry)}
     return "\n".join(sorted(parts))
 
@@ -135,7 +134,10 @@ mounted: dict[Path, Mounted] = {}
 
 @dataclass
 class Shelf:
-    """What a reader that stays keeps between two listings: rows with their signatures, and the runs it has open."""
+    """What a reader that stays keeps between two listings: rows with their signatures, and the runs it has open.
+
+    Threads may share it. A run is read by one thread at a time, and no lock is held while another run is.
+    """
 
     rows: dict[Path, tuple[str, StoredRun]] = field(default_factory=dict)
     opened: dict[Path, StoredRun] = field(default_factory=dict)
@@ -143,6 +145,12 @@ class Shelf:
     whole: dict[Path, int | None] = field(default_factory=dict)  # that date when an open run was last read on
     files: dict[Path, int] = field(default_factory=dict)  # how many each open run holds
     facts: dict[Path, tuple[StoredRun, dict[str, Any]]] = field(default_factory=dict)  # rows as pages know them, of listed runs
+    _locks: dict[Path, threading.RLock] = field(default_factory=dict)
+    _opening: threading.Lock = field(default_factory=threading.Lock)
+
+    def reading(self, folder: Path) -> threading.RLock:
+        """Return the lock of one run."""
+        return self._locks.setdefault(folder, threading.RLock())
 
     def row(self, run: StoredRun) -> dict[str, Any]:
         """Return a listed run's facts, to read only: of one that has ended they are made once."""
@@ -153,45 +161,51 @@ class Shelf:
 
     def unchanged(self, folder: Path, date: int) -> StoredRun | None:
         """Return a run that cannot have changed: it ended a while ago, and no journal came or went since."""
-        return self.rows[folder][1] if date and self.settled.get(folder) == date and folder in self.rows else None
+        kept = self.rows.get(folder)
+        return kept[1] if kept is not None and date and self.settled.get(folder) == date else None
 
     def settle(self, folder: Path, date: int, run: StoredRun) -> None:
         """Remember that nobody writes a run's journals any more; some exit handlers log after the end."""
-        if run.status not in LIVE and time.time() - run.seen > SETTLED_SECONDS:
+        if run.status not in LIVE and time.time() - touched(folder) > SETTLED_SECONDS:
             self.settled[folder] = date
 
     def run(self, folder: Path) -> StoredRun:
-        """Return an open run, read on to its end. The longest unused are closed when there are many files."""
-        date = self.settled.get(folder)  # as of before we read: what settles later is read once more
-        run = self.opened.pop(folder, None)
-        if run is None or date is None or self.whole.get(folder) != date or date_of(folder) != date:
-            run = (run or StoredRun(folder)).refresh()
-            self.files[folder] = len(run.journals)
-            self.whole[folder] = date
+        """Return a run as it is now. One that was returned before stays as it was then, for whoever still reads it."""
+        with self.reading(folder):
+            date = self.settled.get(folder)  # as of before we read: what settles later is read once more
+            run = self.opened.get(folder)
+            fresh = run is None or date is None or self.whole.get(folder) != date or date_of(folder) != date
+            if run is None or fresh:
+                run = StoredRun(folder).refresh() if run is None else run.reopened()
+                self.whole[folder] = date
+            self._keep(folder, run, count=fresh)
+            return run
+
+    def _keep(self, folder: Path, run: StoredRun, *, count: bool) -> None:
+        """Hold a run open as the one used last; the longest unused are closed when there are many journals."""
+        with self._opening:
+            self.opened.pop(folder, None)
             self.opened[folder] = run
-            if sum(self.files.values()) > _room_for_files():
+            if not count:
+                return
+            self.files[folder] = len(run.journals)
+            if sum(self.files.values()) > MOST_OPEN:
                 self._close_oldest()
-        self.opened[folder] = run
-        return run
 
     def _close_oldest(self) -> None:
-        self.files = {folder: self.files[folder] for folder in self.opened}
-        over = sum(self.files.values()) - _room_for_files()
+        self.files = {folder: self.files.get(folder, 0) for folder in self.opened}
+        over = sum(self.files.values()) - MOST_OPEN
         for folder in list(self.opened)[:-1]:
             if over <= 0:
                 return
             over -= self.files.pop(folder)
             del self.opened[folder]
 
-
-def _room_for_files() -> int:
-    """Return how many journals may be open at once: each holds a descriptor of the process."""
-    try:
-        import resource
-
-        return max(64, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 16384))
-    except (ImportError, OSError, ValueError):
-        return 256
+    def close(self, folder: Path) -> None:
+        """Let go of a run's journals; its row is kept."""
+        with self._opening:
+            self.opened.pop(folder, None)
+            self.files.pop(folder, None)
 
 
 def runs(
@@ -203,8 +217,13 @@ def runs(
 ) -> Runs:
     """Return the stored runs, newest first: of one project, or of all; `filter` keeps those it fits (see docs/query.md)."""
     wanted = Filter(filter)
-    found = listed(find_directory(dir), project, progress=progress)
-    return Runs(run for run in found if not filter or wanted.matches(as_row(run), stats=statistics))
+    root = find_directory(dir)
+    found = listed(root, project, progress=progress)
+    if found.unreadable:
+        notices.once(f"unreadable:{root}", unreadable_text(found.unreadable))
+    chosen = Runs(run for run in found if not filter or wanted.matches(as_row(run), stats=statistics))
+    chosen.unreadable = found.unreadable
+    return chosen
 
 
 def listed(
@@ -213,19 +232,58 @@ def listed(
     *,
     shelf: Shelf | None = None,
     progress: Callable[[Iterable[Path], int], Iterable[Path]] | None = None,
-) -> list[StoredRun]:
-    """Return all runs below a directory, newest first, from their rows as far as those hold."""
+) -> Runs:
+    """Return all runs below a directory, newest first, from their rows as far as those hold; `unreadable` names the others."""
     if root in mounted:
-        return mounted[root].listed(project, progress=progress)
-    dates = {folder: date for folder in directory.run_folders(root, project) if (date := date_of(folder))}
+        return Runs(mounted[root].listed(project, progress=progress))
+    failed: dict[Path, str] = {}
+    dates = {folder: date for folder in directory.run_folders(root, project, failed=failed) if (date := date_of(folder))}
     folders = list(dates)
     shelf = Shelf() if shelf is None else shelf
     with contextlib.closing(_connect()) as connection:
         if not all(folder in shelf.rows for folder in folders):
             shelf.rows.update({f: kept for f, kept in _known(connection, folders).items() if f not in shelf.rows})
-        found = [run for folder in (progress(folders, len(folders)) if progress else folders)
-                 if (run := _entry(connection, folder, dates[folder], shelf)) is not None]  # fmt: skip
-    return sorted(found, key=lambda run: run.started, reverse=True)
+        found = []
+        for folder in progress(folders, len(folders)) if progress else folders:
+            deadline.check()
+            run = _entry(connection, folder, dates[folder], shelf, failed)
+            found += [] if run is None else [run]
+    runs = Runs(sorted(found, key=lambda run: run.started, reverse=True))
+    runs.unreadable = [{"path": str(path), "reason": reason} for path, reason in sorted(failed.items())]
+    return runs
+
+
+def unreadable_text(unreadable: list[dict[str, str]], shown: int = 3) -> str:
+    """Return the sentences about runs that could not be read: how many, which, and why."""
+    lines = [f"  {one['path']}: {one['reason']}" for one in unreadable[:shown]]
+    more = [f"  and {len(unreadable) - shown} more"] if len(unreadable) > shown else []
+    count = f"{len(unreadable)} run{'' if len(unreadable) == 1 else 's'}"
+    return "\n".join([f"{count} could not be read, and no list or query includes them:", *lines, *more])
+
+
+def last_signs(root: Path, shelf: Shelf) -> Iterator[tuple[Path, float]]:
+    """Yield each run's folder and when it was last alive. Its row is not decoded: wide ones take long."""
+    with contextlib.closing(_connect()) as connection:
+        query = "SELECT path, signature, seen FROM runs WHERE path >= ? AND path < ?"
+        known = {path: (sign, seen) for path, sign, seen in connection.execute(query, (f"{root}/", f"{root}0"))}
+        for folder in directory.run_folders(root):
+            date = date_of(folder)
+            run = shelf.unchanged(folder, date)
+            sign, seen = known.get(str(folder), ("", 0.0))
+            if date and run is None and not (sign and _signature(folder) == sign):
+                deadline.check()
+                run = _entry(connection, folder, date, shelf, {})
+                sign = ""
+            if run is not None or sign:
+                yield folder, seen if run is None else run.seen
+
+
+def _signature(folder: Path) -> str:
+    """Return a run's signature, or nothing where it cannot be read."""
+    try:
+        return signature(folder)
+    except OSError:
+        return ""
 
 
 def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[Path, tuple[str, StoredRun]]:
@@ -240,15 +298,17 @@ def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[Path, tu
 
 
 def date_of(run: Path) -> int:
-    """Return when a journal last came or went, as a number to compare."""
+    """Return when a journal last came or went, as a number to compare: 0 where there are none, -1 where nobody may look."""
     try:
         return os.stat(f"{run}/journal").st_mtime_ns  # noqa: PTH116 - by the thousand
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
+    except OSError:
+        return -1
 
 
 def touched(run: Path) -> float:
-    """Return when a run's journals were last written, in seconds; 0 where there are none."""
+    """Return the newest date of a run's files, in seconds: a hint whether they change, not when the run was alive."""
     try:
         with os.scandir(f"{run}/journal") as entries:
             ours = (entry for entry in entries if _is_journal(entry))
@@ -257,11 +317,28 @@ def touched(run: Path) -> float:
         return 0.0
 
 
-def _entry(connection: sqlite3.Connection, folder: Path, date: int, shelf: Shelf) -> StoredRun | None:
-    """Return a run from its row while that holds; else read the run and renew the row."""
+def _entry(connection: sqlite3.Connection, folder: Path, date: int, shelf: Shelf, failed: dict[Path, str]) -> StoredRun | None:
+    """Return a run from its row while that holds; else read the run and renew the row. Why it cannot be read goes to `failed`."""
     settled = shelf.unchanged(folder, date)
     if settled is not None:
         return settled
+    with shelf.reading(folder):
+        run, error = outcome(lambda: _current(connection, folder, date, shelf))
+    if isinstance(error, deadline.TookTooLong):
+        raise error
+    if error is not None and not isinstance(error, FileNotFoundError):  # else deleted while we looked
+        failed[folder] = reason_of(error)
+    return run
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why something cannot be read."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error) if isinstance(error, FanfoldError) else f"{type(error).__name__}: {error}"
+
+
+def _current(connection: sqlite3.Connection, folder: Path, date: int, shelf: Shelf) -> StoredRun | None:
     now = signature(folder)
     if not now:
         return None
@@ -271,29 +348,21 @@ def _entry(connection: sqlite3.Connection, folder: Path, date: int, shelf: Shelf
         shelf.settle(folder, date, kept[1])
         return kept[1]
     row = _read(folder, shelf)
-    if row is None:
-        return None
     run = StoredRun.from_row(folder, _whole(row))
     if not same or kept is None or kept[1].verdict != row["verdict"]:
         with contextlib.suppress(sqlite3.Error):
-            query = "INSERT OR REPLACE INTO runs (path, signature, row) VALUES (?, ?, ?)"
-            connection.execute(query, (str(folder), now, fmt.pack(row)))
+            query = "INSERT OR REPLACE INTO runs (path, signature, row, seen) VALUES (?, ?, ?, ?)"
+            connection.execute(query, (str(folder), now, fmt.pack(row), row["seen"]))
     shelf.rows[folder] = (now, run)
     return run
 
 
-def _read(folder: Path, shelf: Shelf) -> dict[str, Any] | None:
-    try:
-        kept = folder in shelf.opened
-        run = shelf.run(folder)
-        if run.status not in LIVE and not kept:
-            del shelf.opened[folder]  # its row is all that is asked of it
-        return _slim({**run.row(), "latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))})
-    except JournalError as error:  # of a newer format, say: the others are still listed
-        notices.once(f"unreadable:{folder}", f"{folder} cannot be listed: {error}")
-        return None
-    except OSError:  # deleted while we looked
-        return None
+def _read(folder: Path, shelf: Shelf) -> dict[str, Any]:
+    kept = folder in shelf.opened
+    run = shelf.run(folder)
+    if run.status not in LIVE and not kept:
+        shelf.close(folder)  # its row is all that is asked of it
+    return _slim({**run.row(), "latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))})
 
 
 def _slim(row: dict[str, Any]) -> dict[str, Any]:
@@ -314,15 +383,13 @@ def _whole(row: dict[str, Any]) -> dict[str, Any]:
 def as_row(run: StoredRun) -> dict[str, Any]:
     """Return a listed run's facts as one row, as filters and pages know them."""
     row = run.row()
-    status = row["verdict"]["status"]
-    until = time.time() if status == "running" else row["seen"]
     same = ("id", "project", "name", "group", "notes", "tags", "config", "seen", "summary")
     return {
         **{name: row[name] for name in same},
-        "status": status,
+        "status": row["verdict"]["status"],
         "error": row["verdict"].get("error"),
         "created": row["started"],
-        "duration": max(0.0, until - row["started"]),
+        "duration": run.duration,
         "ranks": len(row["ranks"]),
         "attempts": len(row["attempts"]),
         "latest": row.get("latest") or {},

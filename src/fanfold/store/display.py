@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -26,7 +25,13 @@ LIVE = "fanfold.notebook"  # stands after the store, so it is asked by name, whe
 
 
 class Runs(list["StoredRun"]):
-    """Stored runs, in a list that shows itself as a table."""
+    """Stored runs, in a list that shows itself as a table. `unreadable` has the path and reason of each that is missing."""
+
+    unreadable: list[dict[str, str]]
+
+    def __init__(self, runs: Iterable[StoredRun] = ()) -> None:
+        super().__init__(runs)
+        self.unreadable = []
 
     @overload
     def __getitem__(self, place: SupportsIndex, /) -> StoredRun: ...
@@ -92,7 +97,7 @@ def flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 def lasted(run: StoredRun) -> str:
     """Say how long a run has lasted, or lasted until its last sign of life."""
-    return duration((time.time() if run.status == "running" else run.seen) - run.started)
+    return duration(run.duration)
 
 
 def run_html(run: StoredRun) -> Markup:

@@ -21,7 +21,6 @@ from ..errors import JournalError, notices
 from ..journal import Journal, Kind
 from ..journal import format as fmt
 from ..journal.index import open_indexed
-from ..journal.liveness import status_of
 from ..journal.packed import raw_size
 from ..settings import cache_directory
 from . import segments
@@ -111,7 +110,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def is_finished(journal: Journal) -> bool:
     """Tell whether a journal will hardly grow any more."""
-    return any(True for _ in journal.records(Kind.END)) or status_of(journal.path, journal.header) == "killed"
+    return any(True for _ in journal.records(Kind.END)) or journal.status() == "killed"
 
 
 def missing(done: int, verified: int, finished: bool) -> Iterator[tuple[int, int]]:

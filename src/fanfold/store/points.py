@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..journal import Journal
 from ..journal.walker import NO_STEP
+from . import deadline
 from .segments import place, stored
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class Points:
 
         count, total, low, high = 0, 0.0, float("nan"), float("nan")
         for chunk in self.chunks:
+            deadline.check()
             values = chunk.narrow.astype(np.float64, copy=False)
             numbers = values[~np.isnan(values)] if np.isnan(values.max()) else values
             if len(numbers):
@@ -147,6 +149,7 @@ def points(run: StoredRun, key: str, rank: int, *, raw: bool = False) -> Points:
     kept: list[Chunk] = []
     restarts: list[tuple[int, float]] = []
     kinds: set[np.dtype[Any]] = set()
+    deadline.check()
     for attempt in run.attempts:
         own = [c for j in attempt.journals if j.header.rank == rank and key in j.by_key for c in chunks(j, key)]
         if not own:

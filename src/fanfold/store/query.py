@@ -5,20 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import FanfoldError, RunNotFound
 from ..journal import directory
 from ..settings import find_directory
-from . import axes, catalogue
+from . import axes, catalogue, deadline
 from .buckets import Buckets
 from .filter import Filter, sort_rows
 from .run import StoredRun, not_found
 
 Row = dict[str, Any]
 Name = tuple[str, str]  # project, run id
+
+
+class Rows(list[Row]):
+    """Rows of runs. `unreadable` has the path and the reason of each run that should be among them and could not be read."""
+
+    def __init__(self, rows: Iterable[Row] = (), unreadable: Sequence[dict[str, str]] = ()) -> None:
+        super().__init__(rows)
+        self.unreadable = list(unreadable)
 
 
 class Store(Protocol):
@@ -35,7 +43,7 @@ class Store(Protocol):
         limit: int | None = None,
         *,
         stats: Sequence[str] = (),
-    ) -> list[Row]:
+    ) -> Rows:
         """Return one row of facts per run."""
 
     def run(self, project: str, id: str) -> StoredRun:
@@ -58,11 +66,14 @@ class Store(Protocol):
 
 
 class LocalStore:
-    """The runs below one directory. Safe to share between threads; journals stay open, so that asking again is cheap."""
+    """The runs below one directory. Journals stay open, so that asking again is cheap.
+
+    Threads may share it: they wait for each other only where both read the same run on, or both ask what changed.
+    """
 
     def __init__(self, dir: str | os.PathLike[str] | None = None) -> None:
         self.root = find_directory(dir)
-        self._lock = threading.RLock()
+        self._watching = threading.Lock()  # of what changed() knows
         self._shelf = catalogue.Shelf()
         self._seen: dict[Path, tuple[str, str]] = {}  # signature, and how it ended without a byte, as of the last changed()
         self._version: dict[Path, int] = {}
@@ -73,13 +84,11 @@ class LocalStore:
     def projects(self) -> list[Row]:
         """Return the projects, the one with the newest sign of life first: name, runs, last."""
         found: dict[str, Row] = {}
-        for folder in directory.run_directories(self.root):  # by their files alone: rows of wide runs take seconds to read
-            last = catalogue.touched(folder)
-            if last:
-                name = directory.decode_name(folder.parent.name)
-                one = found.setdefault(name, {"name": name, "runs": 0, "last": 0.0})
-                one["runs"] += 1
-                one["last"] = max(one["last"], last)
+        for folder, last in catalogue.last_signs(self.root, self._shelf):
+            name = directory.decode_name(folder.parent.name)
+            one = found.setdefault(name, {"name": name, "runs": 0, "last": 0.0})
+            one["runs"] += 1
+            one["last"] = max(one["last"], last)
         return sorted(found.values(), key=lambda one: one["last"], reverse=True)
 
     def runs(
@@ -90,22 +99,22 @@ class LocalStore:
         limit: int | None = None,
         *,
         stats: Sequence[str] = (),
-    ) -> list[Row]:
+    ) -> Rows:
         """Return one row of facts per run, newest first unless `sort` names a column (`-loss`: highest first).
 
         `filter` is the language of docs/query.md. `stats` names metrics whose min, max, mean, first, last and count each row
         is to hold under `stats`.
         """
         wanted = Filter(filter)
-        with self._lock:
-            rows = [self._shelf.row(run) for run in catalogue.listed(self.root, project, shelf=self._shelf)]
-            rows = [dict(row) for row in rows if not filter or wanted.matches(row, stats=self._statistics)]
-            if sort:
-                rows = sort_rows(rows, sort, stats=self._statistics)
-            rows = rows if limit is None else rows[:limit]
-            for row in rows if stats else ():
-                row["stats"] = {key: self._statistics(row, key) for key in stats if key in row["latest"]}
-        return rows
+        listed = catalogue.listed(self.root, project, shelf=self._shelf)
+        rows = [self._shelf.row(run) for run in listed]
+        rows = [dict(row) for row in rows if not filter or wanted.matches(row, stats=self._statistics)]
+        if sort:
+            rows = sort_rows(rows, sort, stats=self._statistics)
+        rows = rows if limit is None else rows[:limit]
+        for row in rows if stats else ():
+            row["stats"] = {key: self._statistics(row, key) for key in stats if key in row["latest"]}
+        return Rows(rows, listed.unreadable)
 
     def _statistics(self, row: Mapping[str, Any], key: str) -> dict[str, Any] | None:
         return catalogue.statistics(row, key, run=self._shelf.opened.get(Path(row["path"])))
@@ -113,11 +122,10 @@ class LocalStore:
     def run(self, project: str, id: str) -> StoredRun:
         """Open a run, or read on where it was opened before."""
         folder = directory.run_path(self.root, project, id)
-        with self._lock:
-            if not os.path.isdir(f"{folder}/journal"):  # noqa: PTH112 - by the hundred
-                self._shelf.opened.pop(folder, None)
-                raise not_found(f"{project}/{id}", self.root)
-            return self._shelf.run(folder)
+        if not os.path.isdir(f"{folder}/journal"):  # noqa: PTH112 - by the hundred
+            self._shelf.close(folder)
+            raise not_found(f"{project}/{id}", self.root)
+        return self._shelf.run(folder)
 
     def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
         """Open many runs in one call, by id; those that are not there are left out."""
@@ -132,7 +140,7 @@ class LocalStore:
 
         Finished runs cost one look at a folder's date, growing ones one at each file's size. A token of 0 gets every run.
         """
-        with self._lock:
+        with self._watching:
             now = {folder: self._sight(folder) for folder in directory.run_directories(self.root)}
             moved = [folder for folder in {**self._seen, **now} if self._seen.get(folder) != now.get(folder)]
             if moved:
@@ -146,7 +154,10 @@ class LocalStore:
         before = self._seen.get(folder)
         if before is not None and self._shelf.unchanged(folder, catalogue.date_of(folder)) is not None:
             return before
-        sign = catalogue.signature(folder)
+        try:
+            sign = catalogue.signature(folder)
+        except OSError as error:  # that it can be read again is news, too
+            return str(error), ""
         row, run = self._shelf.rows.get(folder), self._shelf.opened.get(folder)
         if row is not None and run is not None and row[0] == sign and row[1].status in catalogue.LIVE:
             now = run.status
@@ -176,8 +187,7 @@ class LocalStore:
         the step. The whole is sorted by x, equal x by step. rank: which one (default: the lowest that has the key). fold:
         all ranks as one (mean, min, max, sum, std, last). log: buckets for a logarithmic axis.
         """
-        with self._lock:
-            return axes.thin(run, key, buckets=buckets, x=x, rank=rank, fold=fold, lo=lo, hi=hi, log=log)
+        return axes.thin(run, key, buckets=buckets, x=x, rank=rank, fold=fold, lo=lo, hi=hi, log=log)
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
         """Return many series in one call, in the order asked; None where a run has nothing under the key."""
@@ -186,6 +196,8 @@ class LocalStore:
     def _or_none(self, run: StoredRun, key: str, how: dict[str, Any]) -> Buckets | None:
         try:
             return self.series(run, key, **how) if any(key in journal.by_key for journal in run.journals) else None
+        except deadline.TookTooLong:
+            raise
         except FanfoldError:  # the rank or the x that was asked for is not there
             return None
 

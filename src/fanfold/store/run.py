@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from ..journal.format import PACKED
 from ..journal.index import open_indexed
 from ..journal.walker import NO_STEP
 from ..settings import cache_directory
+from . import deadline
 from .attempts import Attempt, group
 from .points import holders, points, reduce
 
@@ -91,7 +93,7 @@ class StoredRun:
 
     def refresh(self) -> StoredRun:
         """Read what was written since the last time."""
-        journals = {file: self._read_on(file) for file in directory.journal_files(self.path)}
+        journals = {file: self._read_on(file) for file in directory.journal_files(self.path, strict=True)}
         self._journals = {file: journal for file, journal in journals.items() if journal is not None and journal.begun}
         self._attempts = group(list(self._journals.values()))
         self._row = None
@@ -99,7 +101,14 @@ class StoredRun:
             self.__dict__.pop(name, None)
         return self
 
+    def reopened(self) -> StoredRun:
+        """Return the run as it is now, reading on where this object left off; this one stays as it is."""
+        run = StoredRun(self.path)
+        run._journals = dict(self._journals)
+        return run.refresh()
+
     def _read_on(self, file: Path) -> Journal | None:
+        deadline.check()
         journal = self._journals.get(file)
         try:
             if journal is not None:
@@ -216,7 +225,17 @@ class StoredRun:
         """When it last gave a sign of life."""
         if self._row is not None:
             return float(self._row["seen"])
-        return max((journal.touched for journal in self.journals), default=self.started)
+        return max((attempt.seen / 1e9 for attempt in self.attempts), default=self.started)
+
+    @property
+    def duration(self) -> float:
+        """How many seconds it has run: each attempt from its start to its last sign of life, without the time in between."""
+        lives: list[tuple[int, int]] = [(attempt.started, attempt.seen) for attempt in self.attempts] if self._row is None else [
+            (begin, end) for *_, begin, end in self._row["attempts"]
+        ]  # fmt: skip
+        if lives and self.status == "running":
+            lives[-1] = (lives[-1][0], time.time_ns())
+        return sum(max(0, end - begin) for begin, end in lives) / 1e9
 
     @property
     def ranks(self) -> list[int]:
@@ -323,6 +342,14 @@ class StoredRun:
         if key in self.metrics:
             return self.metrics[key]
         return next((rule for name, rule in reversed(self.metrics.items()) if fnmatch.fnmatchcase(key, name)), {})
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """Which keys define_metric(summary=…) wants low ("min") or high ("max")."""
+        if self._row is not None:
+            return dict(self._row["rules"])
+        found = {key: str(self.metric(key).get("summary")) for key in self.summary} if self.metrics else {}
+        return {key: rule for key, rule in found.items() if rule in ("min", "max")}
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -444,7 +471,8 @@ class StoredRun:
             "seen": self.seen,
             "ranks": self.ranks,
             "summary": self.summary,
-            "attempts": [[attempt.key, attempt.verdict()["status"], attempt.started] for attempt in self.attempts],
+            "rules": self.rules,
+            "attempts": [[a.key, a.verdict()["status"], a.started, a.seen] for a in self.attempts],
         }
 
     # Data frames

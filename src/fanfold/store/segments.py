@@ -8,8 +8,8 @@ their steps and times. docs/store.md describes the file.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
+import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,9 +20,12 @@ from zlib import crc32
 from ..errors import JournalError, notices
 from ..journal import Journal
 from ..journal import format as fmt
+from ..journal.mapping import map_file
 from ..settings import cache_directory
 
 if TYPE_CHECKING:
+    import mmap
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -188,7 +191,7 @@ class Segment:
                 size = os.fstat(file.fileno()).st_size
                 if size < TAIL + len(MAGIC):
                     raise Damaged("it is too short")
-                view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+                view = map_file(file.fileno(), size)
         except OSError as error:
             raise Damaged(str(error)) from error
         return cls(path, start, end, _footer(view, size), view).ready()
@@ -260,6 +263,7 @@ class Chain:
     def __init__(self) -> None:
         self.segments: list[Segment] = []
         self.bad: set[str] = set()
+        self._lock = threading.Lock()
 
     @property
     def end(self) -> int:
@@ -269,14 +273,18 @@ class Chain:
         """Look for segments that were made since."""
         if journal.verified - self.end < WORTH_BYTES:
             return self
+        with self._lock:
+            self._extend(journal, cache)
+        return self
+
+    def _extend(self, journal: Journal, cache: Path) -> None:
         there = ranges(cache, journal.id)
         while fitting := [end for start, end in there if start == self.end < end <= journal.verified]:
             segment = self._open(journal, cache, max(fitting))
             if segment is None:
                 there.remove((self.end, max(fitting)))
             else:
-                self.segments.append(segment)
-        return self
+                self.segments = [*self.segments, segment]  # another list: a thread may be going through the last
 
     def _open(self, journal: Journal, cache: Path, end: int) -> Segment | None:
         path = path_of(cache, journal.id, self.end, end)
@@ -305,12 +313,12 @@ class Chain:
 
 
 _chains: weakref.WeakKeyDictionary[Journal, Chain] = weakref.WeakKeyDictionary()
+_looking = threading.Lock()
 
 
 def chain_of(journal: Journal, cache: Path | None = None) -> Chain:
-    chain = _chains.get(journal)
-    if chain is None:
-        chain = _chains[journal] = Chain()
+    with _looking:
+        chain = _chains.setdefault(journal, Chain())
     return chain.extend(journal, cache or cache_directory())
 
 
@@ -320,15 +328,17 @@ def stored(journal: Journal, key: str) -> tuple[list[Stored], int]:
         return [], 0
     chain = chain_of(journal)
     found: list[Stored] = []
+    end = 0
     for segment in chain.segments:
         try:
             chunk = segment.chunk(key)
         except Damaged as error:
             chain.refuse(segment.path, error)
             break
+        end = segment.end
         if chunk is not None:
             found.append(chunk)
-    return found, chain.end
+    return found, end
 
 
 def folder_of(cache: Path, journal_id: str) -> Path:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import FanfoldError, missing_extra
@@ -55,6 +55,7 @@ class Result:
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
+    unreadable: list[dict[str, str]] = field(default_factory=list)  # path and reason of each run that is missing from the tables
 
     def as_dicts(self) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
@@ -68,30 +69,34 @@ def query(text: str, *, dir: str | os.PathLike[str] | None = None, project: str 
     except ImportError as error:
         raise missing_extra("duckdb", "sql", "SQL") from error
     with tempfile.TemporaryDirectory(prefix="fanfold-sql-") as spill, contextlib.closing(duckdb.connect(":memory:")) as engine:
+        listing = Listing(dir, project)
         try:
             _check(engine, text)
-            for name, table in _tables(listed(dir, project), wanted(engine, text)).items():
+            for name, table in _tables(listing, wanted(engine, text)).items():
                 engine.register(name, table)
             _lock(engine, spill)
             found = engine.execute(text)
-            return Result([column[0] for column in found.description or ()], found.fetchall())
+            rows = found.fetchall()
+            return Result([column[0] for column in found.description or ()], rows, listing.unreadable)
         except duckdb.Error as error:
             raise _explained(error) from error
 
 
-def listed(dir: str | os.PathLike[str] | None, project: str | None) -> Callable[[], list[StoredRun]]:
-    """Return a function that lists the runs once, when the first table is read; the engine reads from several threads."""
-    found: list[StoredRun] | None = None
-    lock = threading.Lock()
+class Listing:
+    """Lists the runs once, when the first table is read; the engine reads from several threads."""
 
-    def get() -> list[StoredRun]:
-        nonlocal found
-        with lock:
-            if found is None:
-                found = catalogue.listed(find_directory(dir), project)
-            return found
+    def __init__(self, dir: str | os.PathLike[str] | None, project: str | None) -> None:
+        self.dir, self.project = dir, project
+        self.unreadable: list[dict[str, str]] = []
+        self._found: list[StoredRun] | None = None
+        self._lock = threading.Lock()
 
-    return get
+    def __call__(self) -> list[StoredRun]:
+        with self._lock:
+            if self._found is None:
+                self._found = found = catalogue.listed(find_directory(self.dir), self.project)
+                self.unreadable = found.unreadable
+            return self._found
 
 
 def _check(engine: Any, text: str) -> None:

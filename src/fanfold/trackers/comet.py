@@ -128,7 +128,7 @@ class CometMLTracker(Adapter):
         self._identity.directory.mkdir(parents=True, exist_ok=True)
         if self._lock < 0:
             self._lock = os.open(self._identity.directory / "open.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not try_lock(self._lock):
+        if try_lock(self._lock) is False:
             raise BlockingIOError("another process still closes this experiment")
 
     def _end_others(self, comet_ml: Any) -> None:
