@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import JournalError
 from . import format as fmt
 from .format import HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, Kind, Layout, Shape
+from .walker import Finder, spans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,6 @@ _COUNTS: Final = struct.Struct("<II")
 _LAYOUT: Final = struct.Struct("<QIII")
 _SPAN: Final = struct.Struct("<III")
 _OVERHEAD: Final = _COUNTS.size + 8  # of a block that is stored as it is: its counts and one piece
-_MOST_HEADS: Final = 4096  # a forged file may hold any number of them
 
 Span = tuple[int, int, int]  # offset in the frame, width, and how many numbers stand there side by side
 
@@ -55,7 +55,7 @@ class Packer:
         self.size = len(data)
         self.seed = fmt.seed_of(journal_id)
         self._shapes: dict[int, Shape] = {}
-        self._heads: dict[int, tuple[int, int] | None] = {}
+        self._heads: dict[int, Any] = {}
         self._plain_until = 0  # a long frame that is stored as it is may reach into the next block
 
     def block(self, at: int) -> tuple[int, bytes]:
@@ -66,13 +66,14 @@ class Packer:
         layouts: dict[tuple[int, int], _Rows] = {}
         view, here, start = memoryview(chunk), max(0, min(len(chunk), self._plain_until - at)), 0
         last = at + len(chunk) == self.size
+        finder = Finder(chunk, view, len(chunk), self.seed)
         while here < len(chunk):
-            rows, end = self._run(chunk, view, here, layouts)
+            rows, end = self._run(chunk, view, here, layouts, finder)
             if rows is None and not last and self._is_cut(chunk, here):
                 chunk = chunk[:here]
                 break
             if rows is None:
-                here = self._past(chunk, at, here)
+                here = self._past(chunk, at, here, finder)
                 continue
             if start < here:
                 pieces.append((0, here - start))
@@ -89,38 +90,23 @@ class Packer:
             content = _written([(0, len(chunk))], [], chunk)
         return at + len(chunk), zlib.compress(content, LEVEL)
 
-    def _run(self, chunk: bytes, view: memoryview, at: int, layouts: dict[tuple[int, int], _Rows]) -> tuple[_Rows | None, int]:
+    def _run(
+        self, chunk: bytes, view: memoryview, at: int, layouts: dict[tuple[int, int], _Rows], finder: Finder
+    ) -> tuple[_Rows | None, int]:
         """Find the sound rows of one layout that follow each other from `at` on, and where they end."""
         if len(chunk) - at < _FIXED:
             return None, at
         head, _, shape = _START.unpack_from(chunk, at)
-        known = self._heads.get(head) or self._learn_head(head)
-        if known is None:
+        if _stride(head) is None:
             return None, at
-        stride, covered = known
-        end, unpack, crc32 = at, _START.unpack_from, zlib.crc32
-        while end + stride <= len(chunk):
-            found, crc, of = unpack(chunk, end)
-            if found != head or of != shape or crc32(view[end + HEAD_SIZE : end + stride], covered) != crc:
-                break
-            end += stride
-        if end == at:
+        span = next(spans(view, at, len(chunk), self.seed, most=len(chunk), heads=self._heads, finder=finder), None)
+        if span is None:
             return None, at
         rows = layouts.get((head, shape))
         if rows is None:
-            spans = _spans(head >> 24 & 0xFF, stride, self._shapes.get(shape))
-            rows = layouts[head, shape] = _Rows(head, shape, stride, spans, len(layouts) + 1)
-        return rows, end
-
-    def _learn_head(self, head: int) -> tuple[int, int] | None:
-        """Return the length of such a frame and what its checksum starts from; None if it is no row, or an odd one."""
-        magic, kind, flags, length, _ = HEAD.unpack(head.to_bytes(8, "little") + bytes(4))
-        if magic != MAGIC or kind != Kind.ROW or not 12 <= length <= LONGEST_ROW - HEAD_SIZE:
-            return None
-        known = HEAD_SIZE + length, fmt.covered(kind, length, self.seed, flags)
-        if len(self._heads) < _MOST_HEADS:
-            self._heads[head] = known
-        return known
+            spaces = _spans(span.flags, span.stride, self._shapes.get(shape))
+            rows = layouts[head, shape] = _Rows(head, shape, span.stride, spaces, len(layouts) + 1)
+        return rows, span.end
 
     def _is_cut(self, chunk: bytes, at: int) -> bool:
         """Tell whether this is a row that the end of the block cuts: it is left to the next one."""
@@ -128,11 +114,11 @@ class Packer:
             return False
         if len(chunk) - at < _FIXED:
             return chunk.startswith(MAGIC_BYTES[: len(chunk) - at], at)
-        known = self._learn_head(int.from_bytes(chunk[at : at + 8], "little"))
-        return known is not None and at + known[0] > len(chunk)
+        stride = _stride(int.from_bytes(chunk[at : at + 8], "little"))
+        return stride is not None and at + stride > len(chunk)
 
-    def _past(self, chunk: bytes, base: int, at: int) -> int:
-        """Return where to go on behind what is stored as it is: behind a frame, or at the next place that looks like one."""
+    def _past(self, chunk: bytes, base: int, at: int, finder: Finder) -> int:
+        """Return where to go on behind what is stored as it is: behind a frame, or at the next sound one."""
         if len(chunk) - at >= HEAD_SIZE:
             magic, kind, _, length, _ = HEAD.unpack_from(chunk, at)
             odd = kind != Kind.ROW or length > LONGEST_ROW - HEAD_SIZE
@@ -142,7 +128,7 @@ class Packer:
                     self._learn_shape(base + at + HEAD_SIZE, end)
                 self._plain_until = end
                 return int(min(end - base, len(chunk)))
-        found: int = chunk.find(MAGIC_BYTES, at + 1)
+        found = finder.next(at + 1)
         return len(chunk) if found < 0 else found
 
     def _learn_shape(self, start: int, end: int) -> None:
@@ -151,6 +137,14 @@ class Packer:
         except JournalError:
             return  # damaged: its rows are packed all the same, a little less well
         self._shapes[shape.id] = shape
+
+
+def _stride(head: int) -> int | None:
+    """Return the length of a frame that begins so; None if it is no row, or an odd one."""
+    magic, kind, _, length, _ = HEAD.unpack(head.to_bytes(8, "little") + bytes(4))
+    if magic != MAGIC or kind != Kind.ROW or not 12 <= length <= LONGEST_ROW - HEAD_SIZE:
+        return None
+    return int(HEAD_SIZE + length)
 
 
 def _spans(flags: int, stride: int, shape: Shape | None) -> list[Span]:
