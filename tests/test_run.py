@@ -178,7 +178,24 @@ def test_a_misspelt_variable_is_said_once_by_the_main_process(runs_dir, caplog, 
         monkeypatch.setenv("FANFOLD_WORLD_SIZE", "2")
         start(runs_dir, id="two").finish()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "no setting is called FANFOLD_PROJEKT. The run goes on without it. Did you mean FANFOLD_PROJECT?"
+    assert said == "fanfold: no setting is called FANFOLD_PROJEKT. The run goes on without it. Did you mean FANFOLD_PROJECT?"
+
+
+def test_warnings_say_who_warns_where_logging_is_not_set_up(runs_dir):
+    code = """
+        import fanfold
+        from fanfold.callbacks.events import logger as callbacks
+        from fanfold.errors import logger
+        run = fanfold.init("p", entity="team")
+        run.log({"x": object()})
+        logger.warning("of %s", "a module")
+        callbacks.warning("fanfold: of a callback")
+        logger.info("not shown")
+    """
+    lines = python(code, runs_dir).stderr.splitlines()
+    assert len(lines) == 4 and [line.count("fanfold: ") for line in lines] == [1] * 4
+    assert all(line.startswith("fanfold: ") for line in lines)
+    assert lines[2:] == ["fanfold: of a module", "fanfold: of a callback"]
 
 
 def test_config_takes_what_people_have(runs_dir):

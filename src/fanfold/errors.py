@@ -23,8 +23,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-logger = logging.getLogger("fanfold")
 T = TypeVar("T")
+PREFIX = "fanfold: "
+
+
+def named(record: logging.LogRecord) -> bool:
+    """Begin a warning with the library's name: without a logging set-up, Python prints the message alone."""
+    if record.levelno >= logging.WARNING and not str(record.msg).startswith(PREFIX):
+        record.msg = PREFIX + str(record.msg)
+    return True
+
+
+logger = logging.getLogger("fanfold")
+logger.addFilter(named)
 
 
 class FanfoldError(Exception):
@@ -56,11 +67,11 @@ class MissingExtra(FanfoldError, ImportError):
 
 
 class Notices:
-    """Say each thing once, and count how often it happened."""
+    """Warn once per cause, and count how often each happened."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._lock = threading.RLock()  # re-entrant: a signal handler may have something to say, too
+        self._lock = threading.RLock()  # re-entrant: a signal handler may warn, too
 
     def once(self, cause: str, message: str) -> bool:
         """Log `message` at WARNING the first time `cause` is seen; count every time."""
@@ -77,9 +88,9 @@ notices = Notices()
 
 @contextlib.contextmanager
 def guard(what: str, *, strict: bool = False, said: Notices = notices) -> Iterator[None]:
-    """Keep training alive: any exception inside is said once, counted, and goes no further.
+    """Keep training alive: an exception inside is counted, warned about once, and goes no further.
 
-    Under `strict` it is raised. `what` completes the sentence "fanfold could not …".
+    Under `strict` it is raised. `what` completes the sentence "could not …".
     """
     try:
         yield
@@ -89,10 +100,10 @@ def guard(what: str, *, strict: bool = False, said: Notices = notices) -> Iterat
         detail = "".join(traceback.format_exception_only(type(error), error)).strip()
         said.once(
             f"{what}:{type(error).__name__}",
-            f"fanfold could not {what}: {detail}. Training goes on; what failed here is not recorded. "
+            f"could not {what}: {detail.rstrip('.')}. Training continues without it. "
             "Pass strict=True to fanfold.init to raise instead.",
         )
-        logger.debug("fanfold could not %s", what, exc_info=True)
+        logger.debug("could not %s", what, exc_info=True)
 
 
 def outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:

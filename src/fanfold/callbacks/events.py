@@ -6,11 +6,14 @@ import enum
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ..errors import named
+
 if TYPE_CHECKING:
     from .control import TrainerControl
     from .state import TrainerState
 
 logger = logging.getLogger("fanfold.callbacks")
+logger.addFilter(named)
 
 
 class Event(str, enum.Enum):

@@ -358,7 +358,7 @@ class Writer:
             if not self.closed:
                 notices.once(
                     f"journal:{self.directory}",
-                    f"fanfold could not write to {sheet.path}: {error}. Training goes on; a new journal is opened as soon as "
+                    f"could not write to {sheet.path}: {error}. Training goes on; a new journal is opened as soon as "
                     "it can be, and what is logged until then is dropped and counted. Free space or restore the directory.",
                 )
             return True
