@@ -144,7 +144,7 @@ def test_without_a_run_it_is_said_once_and_training_goes_on(caplog, monkeypatch)
     monkeypatch.setattr("fanfold._api._current", None)
     state, _, _ = train(model(), NormsCallback(every=1), ThroughputCallback(every=1), NonFiniteCallback())
     assert state.global_step == 4
-    assert sorted(message.split()[0] for message in caplog.messages) == ["NormsCallback", "ThroughputCallback"]
+    assert sorted(message.split()[1] for message in caplog.messages) == ["NormsCallback", "ThroughputCallback"]
 
 
 @pytest.mark.parametrize("kind", [NormsCallback, ThroughputCallback, NonFiniteCallback, StragglerCallback])

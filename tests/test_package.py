@@ -69,7 +69,7 @@ ORDER = [
     {"fleet"},
     {"clickhouse"},
     {"notebook"},
-    {"_join"},
+    {"_join", "_history"},
     {"_recorder"},
     {"_run", "_disabled"},
     {"_api"},
@@ -125,5 +125,5 @@ def test_only_the_guard_catches_everything():
             )
             bare = isinstance(node, ast.ExceptHandler) and node.type is None
             if (bare or names & {"Exception", "BaseException"}) and path.name != "errors.py":
-                broad.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
-    assert broad == []
+                broad.append(str(path.relative_to(SOURCE)))
+    assert broad == ["_recorder.py"]  # log()'s fast path, which does the call again on the slow one, under the guard

@@ -82,7 +82,7 @@ def test_a_step_of_another_type_is_understood(runs_dir, step):
     assert reopen(run).series("x").steps.tolist() == [7]
 
 
-@pytest.mark.parametrize(("step", "said"), [(1.5, "cut to 1"), ("soon", "no 64-bit integer"), (2**80, "no 64-bit integer")])
+@pytest.mark.parametrize(("step", "said"), [(1.5, "cut to 1"), ("soon", "not a 64-bit integer"), (2**80, "not a 64-bit integer")])
 def test_a_step_that_is_none_is_said_once_and_the_value_kept(runs_dir, caplog, step, said):
     run = start(runs_dir)
     with caplog.at_level(logging.WARNING, "fanfold"):
@@ -136,6 +136,62 @@ def test_verbs_without_a_run_say_what_to_do(monkeypatch):
     fanfold.finish()
 
 
+def test_the_package_can_be_explored_without_a_run(runs_dir):
+    code = """
+        import fanfold, pydoc
+        assert hasattr(fanfold, "config") and hasattr(fanfold, "summary") and fanfold.run is None
+        assert "log_api_usage_once" in pydoc.plain(pydoc.render_doc(fanfold))
+        from fanfold import *
+        for use in (lambda: config["lr"], lambda: config.lr, lambda: len(config), lambda: fanfold.summary.update(a=1)):
+            try:
+                use()
+            except fanfold.RunError as error:
+                assert "Call fanfold.init" in str(error)
+            else:
+                raise SystemExit("no error")
+        print(config)
+        init("p", config={"lr": 0.5})
+        assert config["lr"] == config.lr == fanfold.config.lr == 0.5
+        config["seed"] = 1
+        assert fanfold.config == {"lr": 0.5, "seed": 1}
+        print(config)
+    """
+    done = python(code, runs_dir)
+    assert done.stdout.splitlines() == ["<fanfold.config: there is no run yet>", "{'lr': 0.5, 'seed': 1}"], done.stderr
+
+
+@pytest.mark.parametrize("mode", ["off", "DISABLED", "onlin", "", False])
+def test_a_mode_that_is_not_known_is_refused_as_its_variable_is(runs_dir, monkeypatch, mode):
+    with pytest.raises(SettingError, match="one of on, disabled, online, offline"):
+        start(runs_dir, mode=mode)
+    monkeypatch.setenv("FANFOLD_MODE", str(mode))
+    with pytest.raises(SettingError, match="one of on, disabled, online, offline"):
+        start(runs_dir)
+    assert not runs_dir.exists()
+
+
+def test_a_mode_is_taken_from_argument_variable_and_file(runs_dir, monkeypatch):
+    assert [start(runs_dir, mode=word).status for word in ("on", "online", "offline", "disabled")] == ["running"] * 3 + [
+        "disabled"
+    ]
+    (runs_dir / "settings.toml").write_text('mode = "disabled"')
+    assert start(runs_dir).status == "disabled"
+    (runs_dir / "settings.toml").unlink()
+    monkeypatch.setenv("FANFOLD_MODE", "disabled")
+    assert start(runs_dir, mode="online").status == "disabled"
+
+
+def test_name_notes_and_group_are_stored_when_they_are_set(runs_dir):
+    run = start(runs_dir, name="first", notes="one")
+    run.name, run.notes, run.group = "second", "two", "sweep"
+    assert (run.name, run.notes, run.group) == ("second", "two", "sweep")
+    run.finish()
+    stored = reopen(run)
+    assert (stored.name, stored.notes, stored.group) == ("second", "two", "sweep")
+    shown = subprocess.run([sys.executable, "-m", "fanfold", "show", run.id], capture_output=True, text=True, timeout=60).stdout
+    assert "second" in shown and "two" in shown
+
+
 def test_log_after_finish_is_said_once(runs_dir, caplog):
     run = start(runs_dir)
     run.log({"x": 1.0})
@@ -178,7 +234,7 @@ def test_a_misspelt_variable_is_said_once_by_the_main_process(runs_dir, caplog, 
         monkeypatch.setenv("FANFOLD_WORLD_SIZE", "2")
         start(runs_dir, id="two").finish()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "fanfold: no setting is called FANFOLD_PROJEKT. The run goes on without it. Did you mean FANFOLD_PROJECT?"
+    assert said == "fanfold: no setting is called FANFOLD_PROJEKT. The run starts without it. Did you mean FANFOLD_PROJECT?"
 
 
 def test_warnings_say_who_warns_where_logging_is_not_set_up(runs_dir):
@@ -273,8 +329,6 @@ def test_summary_follows_the_rules(runs_dir):
     run.finish()
     summary = reopen(run).summary
     assert summary == {"loss": 1.0, "val/acc": 3.0, "plain": 2.0, "rate": 1.5, "note": "best so far"}
-    with pytest.raises(SettingError, match="Known: last, min"):
-        run.define_metric("loss", summary="median")
 
 
 def test_alerts_tags_group_and_artifacts_are_kept(runs_dir, tmp_path):
@@ -286,10 +340,6 @@ def test_alerts_tags_group_and_artifacts_are_kept(runs_dir, tmp_path):
     run.tags = ["a", "b"]
     run.alert("loss is NaN", "at step 3", level="error")
     run.artifact(folder, name="ckpt", epoch=1)
-    with pytest.raises(ValueError, match="info, warning, error"):
-        run.alert("x", level="loud")
-    with pytest.raises(FileNotFoundError, match="Nothing was stored"):
-        run.artifact(tmp_path / "missing")
     run.finish()
     stored = reopen(run)
     assert (stored.tags, stored.group, stored.notes) == (["a", "b"], "sweep", "first try")
@@ -298,6 +348,33 @@ def test_alerts_tags_group_and_artifacts_are_kept(runs_dir, tmp_path):
     assert [file["path"] for file in files] == ["model.bin", "sub/same.bin"]
     assert len({file["blob"] for file in files}) == 1
     assert stored.artifact_file(files[0]["blob"]).read_bytes() == b"weights"
+
+
+MISTAKES = [
+    (lambda run, _: run.alert("x", level="loud"), ValueError, "Known: info, warning, error"),
+    (lambda run, folder: run.artifact(folder / "missing"), FileNotFoundError, "does not exist. Nothing was stored"),
+    (lambda run, _: run.define_metric("loss", summary="median"), SettingError, "Known: last, min"),
+    (lambda run, _: run.config.update(3), TypeError, "config is a int"),
+    (lambda run, _: run.finish(status="done"), SettingError, "Known: finished, failed"),
+    (lambda run, _: setattr(run, "tags", 3), TypeError, "not iterable"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "error", "words"), MISTAKES)
+def test_a_mistake_is_one_warning_and_an_error_under_strict(runs_dir, tmp_path, caplog, mistake, error, words):
+    strict = start(runs_dir, strict=True)
+    with pytest.raises(error, match=words):
+        mistake(strict, tmp_path)
+    strict.finish()
+    run = start(runs_dir)
+    with caplog.at_level(logging.WARNING, "fanfold"):
+        mistake(run, tmp_path)
+        mistake(run, tmp_path)
+    run.log({"x": 1.0})
+    run.finish()
+    (said,) = [record.getMessage() for record in caplog.records if words in record.getMessage()]
+    assert said.startswith("fanfold: could not ") and "strict=True" in said
+    assert reopen(run).status == "finished"
 
 
 def test_a_resumed_run_is_one_run_whose_later_steps_win(runs_dir):

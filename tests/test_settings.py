@@ -27,7 +27,7 @@ def test_the_argument_wins_then_the_environment_then_the_file_then_the_default(m
         ("resume", "si", "one of never, allow, must, auto"),
         ("rank", "first", "a whole number"),
         ("hold", "long", "a number"),
-        ("mode", "off", "one of on, disabled"),
+        ("mode", "off", "one of on, disabled, online, offline"),
         ("ops", "{x", "a JSON object, true or false .*"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import RunError, SettingError, notices, suggestion
@@ -64,12 +64,13 @@ def init(
     """
     global _current  # noqa: PLW0603 - the current run is module state by design
     _say_foreign(wandb_style)
-    if resolve("mode") == "disabled" or wandb_style.get("mode") == "disabled":
-        from ._disabled import DisabledRun
-
-        _current = DisabledRun(project, name, config)
-        return _current  # type: ignore[no-any-return]
+    mode = wandb_style.get("mode")
+    modes = {resolve("mode"), resolve("mode", None if mode is None else str(mode))}
+    if "disabled" in modes:
+        return _disable(project, name, config)
     root = find_directory(dir, writing=True)
+    if resolve("mode", file=read_file(root)) == "disabled":
+        return _disable(project, name, config)
     from ._run import options_for, start
 
     cell = _cell()
@@ -111,6 +112,15 @@ def _finish_earlier(cell: int) -> None:
             run.finish()
 
 
+def _disable(project: str | None, name: str | None, config: Any) -> Run:
+    """Make a run that records nothing the current one."""
+    global _current  # noqa: PLW0603 - see init
+    from ._disabled import DisabledRun
+
+    _current = DisabledRun(project, name, config)
+    return _current  # type: ignore[no-any-return]
+
+
 def _say_foreign(given: Mapping[str, Any]) -> None:
     unknown = sorted(set(given) - _FOREIGN)
     if unknown:
@@ -124,8 +134,8 @@ def _say_foreign(given: Mapping[str, Any]) -> None:
 
 def _say_unknown_variables() -> None:
     for name, near in unknown_variables().items():
-        advice = f"Did you mean {near}?" if near else "docs/settings.md lists those there are."
-        notices.once(f"variable:{name}", f"no setting is called {name}. The run goes on without it. {advice}")
+        advice = f"Did you mean {near}?" if near else "docs/settings.md lists them all."
+        notices.once(f"variable:{name}", f"no setting is called {name}. The run starts without it. {advice}")
 
 
 def _needed() -> Any:
@@ -161,7 +171,7 @@ def artifact(path: str | os.PathLike[str], name: str | None = None, *, kind: str
 
 
 def define_metric(key: str, x: str | None = None, *, summary: str | None = None, step_metric: str | None = None) -> None:
-    """Say what a key is drawn over and comes down to; see Run.define_metric."""
+    """Set a key's x axis and its summary; see Run.define_metric."""
     _needed().define_metric(key, x, summary=summary, step_metric=step_metric)
 
 
@@ -186,14 +196,45 @@ def log_api_usage_once(key: str) -> None:
         run._hand_over_usage()  # noqa: SLF001 - ours
 
 
-_LIVE: dict[str, Callable[[], Any]] = {
-    "run": lambda: _current,
-    "config": lambda: _needed().config,
-    "summary": lambda: _needed().summary,
-}
+class Later(MutableMapping[str, Any]):
+    """Stands for the current run's config or summary while there is no run; to use it before init() is the error."""
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def _real(self) -> Any:
+        return getattr(_needed(), self._name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what help() and notebooks look for
+            raise AttributeError(name)
+        return getattr(self._real(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._real(), name, value)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._real()[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._real()[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._real()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._real())
+
+    def __len__(self) -> int:
+        return len(self._real())
+
+    def __repr__(self) -> str:
+        return f"<fanfold.{self._name}: there is no run yet>" if _current is None else repr(self._real())
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LIVE:
-        return _LIVE[name]()
+    if name == "run":
+        return _current
+    if name in ("config", "summary"):
+        return Later(name) if _current is None else getattr(_current, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

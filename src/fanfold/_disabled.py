@@ -14,7 +14,7 @@ class DisabledRun:
 
     id = "disabled"
     status = "disabled"
-    rank, world_size, attempt, group = 0, 1, 1, None
+    rank, world_size, attempt = 0, 1, 1
     path = Path("/nonexistent")
     is_main_process = True
 
@@ -24,6 +24,9 @@ class DisabledRun:
         self.config = Config(as_mapping(config), lambda _config: None)
         self.summary: dict[str, Any] = {}
         self.tags: tuple[str, ...] = ()
+        self.notes: str | None = None
+        self.group: str | None = None
+        self.trackers: list[str] = []
 
     def _nothing(self, *_args: Any, **_kwargs: Any) -> None:
         """Accept anything, do nothing."""

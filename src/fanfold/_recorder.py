@@ -6,6 +6,7 @@ nested dicts, media, values on a device, a broken disk) takes the slow path once
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import struct
@@ -19,17 +20,19 @@ from zlib import crc32
 from ._config import plain
 from .deferred import Call, Deferred
 from .encoder import Encoder
-from .errors import notices
+from .errors import describe, guard, notices, outcome, shown, type_name
 from .journal import Kind, Writer
 from .journal.format import Layout
 from .uncompiled import skip_frames, uncompiled
-from .values import Parts, code_of, split
+from .values import Parts, check_mapping, code_of, split
 
 time_ns = time.time_ns
 os_write = os.write
 MAX_STEP = (1 << 63) - 1
 MAX_TEXTS = 128
 MAX_PLANS = 256
+MAX_SUMMARY_TEXTS = 1 << 14
+RECORDING = "record a log() call"
 _PENDING, _LATE = int(Layout.PENDING), int(Layout.LATE)
 
 
@@ -60,6 +63,7 @@ class Recorder:
         self._given = self._counted = first_step - 1
         self._auto = itertools.count(first_step)
         self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._texts: dict[str, str] = {}  # the last one of each key
         self._lost = 0
         self._deferred = Deferred(self._landed, self._lose)
         self._encoder = Encoder(path, self._media_landed)
@@ -96,17 +100,19 @@ class Recorder:
                     self._given = step
             if log_kwargs is not None or commit is not None:
                 raise KeyError
-        except (KeyError, AttributeError, TypeError, ValueError, OverflowError, struct.error):
+            data = packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body
+        except Exception:  # noqa: BLE001 - whatever it was: the slow path does the call again, under the guard
             self._log_slowly(values, step, log_kwargs, commit)
             return
-        data = packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body
         try:
             done = os_write(sheet.fd, data)  # type: ignore[union-attr]
         except OSError as error:
-            done = -1
-            self._writer.fail(sheet, error)  # type: ignore[arg-type]
-        if done != len(data):
-            self._recover(sheet, done, values, step)
+            self._recover(sheet, error, values, step)
+            return
+        if done == len(data):
+            packer.last = body
+        else:
+            self._recover(sheet, OSError(errno.ENOSPC, "only a part of a frame was written (disk full?)"), values, step)
 
     def _next_step(self) -> int:
         """Count this call, going on from the highest step given. Threads that leave out the step get different numbers."""
@@ -121,9 +127,10 @@ class Recorder:
     def _high(self) -> int:
         return max(int(self._given), self._counted)
 
-    def _recover(self, sheet: Any, done: int, values: Mapping[str, Any], step: int) -> None:
-        if done >= 0:
-            self._writer.fail(sheet, OSError(f"only {done} bytes of a frame were written (disk full?)"))
+    def _recover(self, sheet: Any, error: OSError, values: Mapping[str, Any], step: int) -> None:
+        """Log the values of a row that the disk did not take again, in the next journal."""
+        with guard(RECORDING, strict=self.strict):
+            self._writer.fail(sheet, error)
         self._log_slowly(values, step, None, None)
 
     def _log_slowly(
@@ -133,26 +140,32 @@ class Recorder:
         log_kwargs: Mapping[str, Mapping[str, Any]] | None,
         commit: bool | None,
     ) -> None:
-        """Log anything: new shapes, nested dicts, texts, media, device values, a broken journal, a finished run."""
+        """Log anything: new shapes, nested dicts, texts, media, device values, a broken journal, a finished run.
+
+        Whatever goes wrong here, training continues. Only a call without a dict is an error in every run.
+        """
+        check_mapping(values)
+        with guard(RECORDING, strict=self.strict):
+            self._log_anything(values, step, log_kwargs, commit)
+
+    def _log_anything(self, values: Mapping[str, Any], step: Any, log_kwargs: Any, commit: bool | None) -> None:
         if self._writer.closed:
             notices.once(
                 f"finished:{self.id}",
-                f"log() was called after run {self.name} had finished; the values are dropped and counted. "
+                f"log() was called after run {self.name} had finished. The values are dropped and counted. "
                 "Log before finish(), or start another run with fanfold.init().",
             )
             return
         if commit is not None:
-            notices.once("commit", "log(commit=…) is wandb's; fanfold records every call at once. The values are recorded.")
+            notices.once("commit", "log(commit=…) is wandb's. fanfold records every call at once. The values are recorded.")
         skip_frames()  # torch may have been imported after init()
         now = time_ns()
         parts = split(values, strict=self.strict)
         number = self._step(step)
-        signature = (*values, *map(type, values.values())) if parts.direct else None
-        if parts.device and signature and not parts.texts and not parts.media and len(self._plans) < MAX_PLANS:
-            self._plans[signature] = Plan(parts)
-        self._write_parts(
-            Call(0, number, now), parts, signature if parts.plain else None, plain(log_kwargs) if log_kwargs else None
-        )
+        if parts.device and parts.direct and not parts.texts and not parts.media and len(self._plans) < MAX_PLANS:
+            self._plans[parts.signature] = Plan(parts)
+        signature = parts.signature if parts.plain else None
+        self._write_parts(Call(0, number, now), parts, signature, _kwargs(log_kwargs) if log_kwargs is not None else None)
 
     def _log_from_device(self, signature: tuple[Any, ...], values: Mapping[str, Any], step: Any) -> bool:
         """Take the short way for scalars on a device, as an earlier call had them; False if these are not alike."""
@@ -182,6 +195,7 @@ class Recorder:
             body = packer.pack(packer.id, call.time_ns, call.step, call.seq, 1, *numbers)
             data = packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body
             if os_write(sheet.fd, data) == len(data):
+                packer.last = body
                 return True
             self._writer.fail(sheet, OSError("only a part of a frame was written (disk full?)"))
         except struct.error:
@@ -194,17 +208,17 @@ class Recorder:
         """Return the step as an integer, whatever was given."""
         if step is None:
             return self._next_step()
-        try:
-            number = int(step)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            number = None
+        number, _ = outcome(lambda: int(step))
         if number is None or not -(1 << 63) <= number < 1 << 63:
-            notices.once(f"step:{type(step).__name__}", f"step={step!r} is no 64-bit integer; the call's number is used instead.")
+            notices.once(
+                f"step:{type_name(step)}",
+                f"step={shown(step)} is not a 64-bit integer. The number of the call is used instead. Pass a whole number.",
+            )
             return self._next_step()
-        if number != step:
+        if not outcome(lambda: bool(number == step or str(step) == str(number)))[0]:
             notices.once(
                 "step:fraction",
-                f"step={step!r} is no whole number and was cut to {number}. Log it as a value to keep it.",
+                f"step={shown(step)} is not a whole number and was cut to {number}. Log it as a value to keep it.",
             )
         self._given = max(self._given, number)
         return number
@@ -223,16 +237,21 @@ class Recorder:
             for start in range(0, len(texts) or 1, MAX_TEXTS):  # a frame has a limit, a call has not
                 some = dict(texts[start : start + MAX_TEXTS])
                 beside.append((Kind.VALUES, {"s": call.step, "t": call.time_ns, "v": some, "k": kwargs}))
+        written = True
         if parts.numbers or late:
             layout = _PENDING if late else 0
-            self._writer.row(parts.numbers, "".join(parts.types), time_ns=call.time_ns, step=call.step, layout=layout,
+            written = self._writer.row(parts.numbers, "".join(parts.types), time_ns=call.time_ns, step=call.step, layout=layout,
                              call=head, signature=signature, beside=beside)  # fmt: skip
         elif beside:
-            self._writer.append(*beside)
+            written = self._writer.append(*beside)
         for keys, what in launched:
             self._deferred.watch(call, keys, what)
+        if written and len(self._texts) < MAX_SUMMARY_TEXTS:
+            self._texts.update(parts.texts)
         if parts.media:
-            self._take_media(call, parts.media)
+            _, error = outcome(lambda: self._take_media(call, parts.media))
+            if error is not None:
+                self._lose(call, list(parts.media), describe(error))
 
     # What comes later: device values and media
 
@@ -251,7 +270,7 @@ class Recorder:
             f"{len(names)} device value(s) ({', '.join(names[:3])}) could not be recorded: {why}. Training goes on; "
             "the gap is marked in the journal, and every such value is counted.",
         )
-        self._writer.append((Kind.LOST, {"q": call.seq, "s": call.step, "t": call.time_ns, "keys": names, "why": why}))
+        self._writer.append((Kind.LOST, {"q": call.seq, "s": call.step, "t": call.time_ns, "keys": names, "why": why}), keep=True)
 
     def _take_media(self, call: Call, media: dict[str, Any]) -> None:
         """Encode media elsewhere; those still on a device are copied first, and encoded when their last part is there."""
@@ -281,7 +300,20 @@ class Recorder:
             self._deferred.watch(call, (), what, landing(part))
 
     def _media_landed(self, call: Call, entries: Mapping[str, Any]) -> None:
-        self._writer.append((Kind.VALUES, {"q": call.seq, "s": call.step, "t": call.time_ns, "v": dict(entries)}))
+        self._writer.append((Kind.VALUES, {"q": call.seq, "s": call.step, "t": call.time_ns, "v": dict(entries)}), keep=True)
+
+
+def _kwargs(given: Any) -> dict[str, Any] | None:
+    """Return what each tracker gets by name, as plain data."""
+    found = plain(given)
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        notices.once(
+            "log_kwargs",
+            "log(log_kwargs=…) takes a dict of dicts, one for each tracker. It is ignored; the values are recorded. "
+            'Write log_kwargs={"wandb": {...}}.',
+        )
+        return None
+    return found
 
 
 def host_array(value: Any) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,22 +14,32 @@ from typing import Any
 
 from . import lifecycle
 from ._config import Config, as_mapping, plain
+from ._history import History
 from ._join import Place, find_place, open_writer
 from ._recorder import Recorder
-from ._summary import Metric
-from .errors import RunError, guard, notices
+from ._summary import Metric, Tallies
+from .errors import RunError, SettingError, guard, notices, outcome, shown, verb
 from .journal import Kind, blobs
 from .keeper import Keeper
 from .mask import mask, mask_traceback
 from .settings import resolve
-from .values import clean_text
+from .values import clean_text, text_of
 
 time_ns = time.time_ns
 FACTS_SECONDS = 2.0
 
 
+MAX_TAGS = 10_000
+STATUSES = ("finished", "failed", "killed", "preempted")
+LEVELS = ("info", "warning", "error")
+
+
 class Run(Recorder):
-    """One experiment, seen from one of its processes. Made by fanfold.init()."""
+    """One experiment, seen from one of its processes. Made by fanfold.init().
+
+    A verb never raises into training, whatever it was given: what cannot be recorded is warned about once and counted.
+    Under strict=True the error is raised.
+    """
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         self.id = place.run_id
@@ -37,17 +47,25 @@ class Run(Recorder):
         self.rank = place.me.rank
         self.world_size = place.me.world_size
         self.attempt = place.ordinal
-        self.group: str | None = options["group"]
         self.quiet: bool = options["quiet"]
+        self._history = History(place.path, place.me.rank, place.attempt, resumed=place.resumed)
+        known = self._history.facts()  # a resumed run starts with what it was, and adds to it
+        place.name = options["name"] or known.get("name") or place.name
         super().__init__(open_writer(place, options), place.path, place.first_step, strict=options["strict"])
         self._place = place
-        self.name = str(place.name)
+        self._name = str(place.name)
+        self._group: str | None = options["group"] or known.get("group")
+        self._notes: str | None = options["notes"] or known.get("notes")
+        self._tags: tuple[str, ...] = tuple(options["tags"] or known.get("tags") or ())
         self._status = "running"
         self._worker = False
         self._finish_lock = threading.RLock()  # re-entrant: a signal handler may finish a run that is being finished
-        self.config = Config(as_mapping(options["config"]), self._config_changed)
-        self._tags: tuple[str, ...] = tuple(options["tags"])
-        self._summary: dict[str, Any] = {}
+        config = {**(known.get("config") or {}), **as_mapping(options["config"])}
+        self.config = Config(config, self._config_changed, strict=self.strict)
+        self._summary: dict[str, Any] = dict(known.get("summary") or {})
+        self._tallies = Tallies()
+        self._tallies.metrics = known.get("metrics") or {}
+        self._writer.counting = self._tallies.counting
         self._stoppers: list[Callable[[float], None]] = []
         self._attached: Any = None
         self._forwarding: Any = None
@@ -56,32 +74,74 @@ class Run(Recorder):
         self._keeper = Keeper([self._writer.rescue, self._writer.sync, *place.chores], self._beat)
 
     def _first_facts(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Say what is known at the start; a resumed run keeps what it is not told anew."""
-        facts: dict[str, Any] = {"group": self.group, "tags": list(self._tags), "notes": options["notes"]}
-        facts |= {"config": mask(plain(self.config)), "name": options["name"]}
+        """Return what is known at the start; a resumed run writes only what it was given."""
+        facts: dict[str, Any] = {"group": self._group, "tags": [text_of(tag) for tag in self._tags], "notes": self._notes}
+        facts |= {"config": mask(plain(self.config)), "name": self._name}
         if self._place.resumed:
-            return {name: fact for name, fact in facts.items() if fact}
-        return {**facts, "name": self.name}
+            return {name: fact for name, fact in facts.items() if options[name]}
+        return facts
 
     # Facts about the run
 
     def _info(self, facts: Mapping[str, Any]) -> None:
-        self._writer.append((Kind.INFO, {"t": time_ns(), **facts}))
+        self._append(Kind.INFO, {"t": time_ns(), **facts})
 
-    def _event(self, name: str, facts: Mapping[str, Any]) -> bool:
-        return self._writer.append((Kind.EVENT, {"t": time_ns(), "event": name, **facts}))
+    def _event(self, name: str, facts: Mapping[str, Any]) -> None:
+        self._append(Kind.EVENT, {"t": time_ns(), "event": name, **facts})
+
+    def _append(self, kind: Kind, facts: dict[str, Any]) -> None:
+        """Write facts; those that the disk does not take now are written when it does."""
+        if self._writer.closed:
+            notices.once(
+                f"ended:{self.id}",
+                f"run {self._name} was changed after it had finished. The change is not recorded. Make it before finish(), or "
+                "edit the run in the dashboard.",
+            )
+            return
+        self._writer.append((kind, facts), keep=True)
 
     def _config_changed(self, config: Config) -> None:
         self._info({"config": mask(plain(config))})
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @name.setter
+    @verb("set the run's name")
+    def name(self, name: str) -> None:
+        self._name = text_of(name)
+        self._info({"name": self._name})
+
+    @property
+    def notes(self) -> str | None:
+        return self._notes
+
+    @notes.setter
+    @verb("set the run's notes")
+    def notes(self, notes: str | None) -> None:
+        self._notes = None if notes is None else text_of(notes)
+        self._info({"notes": self._notes})
+
+    @property
+    def group(self) -> str | None:
+        return self._group
+
+    @group.setter
+    @verb("set the run's group")
+    def group(self, group: str | None) -> None:
+        self._group = None if group is None else text_of(group)
+        self._info({"group": self._group})
 
     @property
     def tags(self) -> tuple[str, ...]:
         return self._tags
 
     @tags.setter
+    @verb("set the run's tags")
     def tags(self, tags: Sequence[str]) -> None:
-        self._tags = tuple([tags] if isinstance(tags, str) else tags)
-        self._info({"tags": [clean_text(str(tag)) for tag in self._tags]})
+        self._tags = tuple(text_of(tag) for tag in ([tags] if isinstance(tags, str) else itertools.islice(tags, MAX_TAGS)))
+        self._info({"tags": list(self._tags)})
 
     @property
     def status(self) -> str:
@@ -89,8 +149,20 @@ class Run(Recorder):
 
     @property
     def summary(self) -> Summary:
-        """What each key comes down to, read from the journals; assign to it to add facts of your own."""
+        """What each key is summarised as, of what this process logged; assign to it to add facts of your own."""
         return Summary(self)
+
+    @verb("compute the summary", dict)
+    def _summarised(self) -> dict[str, Any]:
+        latest = {**self._history.latest, **self._writer.latest(), **self._texts}
+        return self._tallies.summarise(latest.items(), self._history.tally)
+
+    @verb("add to the summary", dict)
+    def _summarise(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        new: dict[str, Any] = plain(dict(*args, **kwargs))
+        self._summary.update(new)
+        self._info({"summary": dict(self._summary)})
+        return new
 
     @property
     def is_main_process(self) -> bool:
@@ -100,34 +172,43 @@ class Run(Recorder):
         """Return a function that does nothing on other ranks."""
         return function if self.is_main_process else lambda *_args, **_kwargs: None
 
+    @verb("define a metric")
     def define_metric(
         self, key: str, x: str | None = None, *, summary: str | None = None, step_metric: str | None = None
     ) -> None:
-        """Say what a key (or `val/*`) is drawn over, and what it comes down to: last, min, max, mean, sum, count, first, none."""
+        """Set a key's (or `val/*`'s) x axis, and its summary: last, min, max, mean, sum, count, first, none."""
         metric = Metric.check(key, x or step_metric, summary)
-        self._event("metric", {"key": metric.key, **metric.as_dict()})
+        pattern = text_of(metric.key)
+        self._event("metric", {"key": pattern, **metric.as_dict()})
+        before = {known for known in self._writer.latest() if self._tallies.needs(known)}
+        self._tallies.metrics = {**self._tallies.metrics, pattern: metric.as_dict()}
+        marks = self._writer.recount()
+        for known in self._writer.latest():
+            if known not in before and self._tallies.needs(known):
+                self._history.uncounted(known, marks)
 
+    @verb("record an alert")
     def alert(self, title: str, text: str = "", *, level: str = "warning") -> None:
         """Record something a person should see."""
-        if level not in ("info", "warning", "error"):
-            raise ValueError(f"alert(level={level!r}) is not known. Nothing was recorded. Known: info, warning, error.")
-        self._event(
-            "alert",
-            {"title": clean_text(str(title)), "text": clean_text(str(text)), "level": level, "s": int(self._high)},
-        )
+        if level not in LEVELS:
+            raise ValueError(f"alert(level={shown(level)}) is not known. Nothing was recorded. Known: {', '.join(LEVELS)}.")
+        self._event("alert", {"title": text_of(title), "text": text_of(text), "level": level, "s": int(self._high)})
 
+    @verb("store an artifact")
     def artifact(self, path: str | os.PathLike[str], name: str | None = None, *, kind: str = "file", **metadata: Any) -> None:
         """Keep a copy of a file, or of every file in a folder, with the run. The same content is stored once."""
         source = Path(path)
-        if not source.exists():
+        if not source.exists() or not os.fspath(path):  # an empty path would be the current directory
             raise FileNotFoundError(f"artifact({os.fspath(path)!r}) does not exist. Nothing was stored.")
+        if not source.is_file() and not source.is_dir():
+            raise ValueError(f"artifact({os.fspath(path)!r}) is neither a file nor a folder. Nothing was stored.")
         files = sorted(item for item in source.rglob("*") if item.is_file()) if source.is_dir() else [source]
         entries = []
         for item in files:
             blob, size = blobs.put_file(self.path, item)
             inner = item.relative_to(source).as_posix() if source.is_dir() else item.name
             entries.append({"path": clean_text(inner), "blob": blob, "size": size})
-        self._event("artifact", {"name": clean_text(name or source.name), "kind": kind, "files": entries,
+        self._event("artifact", {"name": text_of(name or source.name), "kind": text_of(kind), "files": entries,
                                  "metadata": mask(plain(metadata)), "s": int(self._high)})  # fmt: skip
 
     # Trackers
@@ -162,6 +243,7 @@ class Run(Recorder):
 
     # What the probes counted
 
+    @verb("read the operator profile", list)
     def ops(self) -> list[dict[str, Any]]:
         """Return the operator profile as of now, of all processes of the run; see StoredRun.ops."""
         from .probes import ops
@@ -175,15 +257,16 @@ class Run(Recorder):
         from .probes import api_usage
 
         for record in api_usage.take():
-            self._writer.append((Kind.EVENT, {"event": "usage", **record}))
+            self._writer.append((Kind.EVENT, {"event": "usage", **record}), keep=True)
 
     # The end
 
     def _beat(self) -> None:
         self._writer.append((Kind.BEAT, [time_ns(), time.monotonic_ns(), int(self._high), self._writer.dropped]))
 
+    @verb("flush the run", bool)
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until device values and media have landed and all is on the disk; tell whether it is, within `timeout`."""
+        """Wait until device values and media have landed and all is on the disk; return whether it is, within `timeout`."""
         deadline = time.monotonic() + (3600.0 if timeout is None else timeout)
         done = self._deferred.flush(max(0.0, deadline - time.monotonic()))
         done = self._encoder.flush(max(0.0, deadline - time.monotonic())) and done
@@ -193,25 +276,42 @@ class Run(Recorder):
                 chore()
         return done
 
+    @verb("finish the run")
     def finish(self, timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None) -> None:
         """End the run in this process. Returns within `timeout`, always."""
+        status = "failed" if outcome(lambda: bool(exit_code))[0] else self._known_status(status)
         with self._finish_lock:
             if self._status != "running":
                 return
-            self._status = status if not exit_code else "failed"
-        self._end(timeout, self._status, None, exit_code)
+            self._status = status
+        seconds, _ = outcome(lambda: float(timeout))
+        code, _ = outcome(lambda: None if exit_code is None else max(min(int(exit_code), 1 << 31), -(1 << 31)))
+        self._end(30.0 if seconds is None else seconds, self._status, None, code)
 
+    def _known_status(self, status: str) -> str:
+        known = "finished"
+        with guard("end the run with that status", strict=self.strict):
+            if status not in STATUSES:
+                raise SettingError(
+                    f"finish(status={shown(status)}) is not known, and the run counts as finished. Known: {', '.join(STATUSES)}."
+                )
+            known = status
+        return known  # noqa: RET504 - the guard may have caught the error
+
+    @verb("end the run")
     def _end(self, timeout: float, status: str, error: str | None, exit_code: int | None = None, *, close: bool = True) -> None:
         if self._worker:  # a forked child ends its own journal; the run is its parent's to end
             self._end_worker()
             return
         deadline = time.monotonic() + timeout
-        self._keeper.stop(min(1.0, timeout))
+        with guard("stop the keeper"):
+            self._keeper.stop(min(1.0, timeout))
         for stop in self._stoppers:
             with guard("stop a probe"):
                 stop(max(0.0, deadline - time.monotonic()))
-        self._deferred.close(max(0.0, deadline - time.monotonic()))
-        self._encoder.flush(max(0.0, deadline - time.monotonic()))
+        with guard("wait for device values and media"):
+            self._deferred.close(max(0.0, deadline - time.monotonic()))
+            self._encoder.flush(max(0.0, deadline - time.monotonic()))
         end = self._end_frame(status, error, exit_code)
         if close:
             self._encoder.close()
@@ -229,10 +329,12 @@ class Run(Recorder):
             left += self._forwarding.wait(self.path, self.rank, max(0.0, deadline - time.monotonic()))
         self._say_end(status, left)
 
-    def _end_frame(self, status: str, error: str | None, exit_code: int | None = None) -> dict[str, Any]:
-        return {"t": time_ns(), "status": status, "error": error and mask_traceback(error), "exit_code": exit_code,
-                "high": int(self._high), "lost": self._lost, "dropped": self._writer.dropped,
-                "said": dict(notices.counts)}  # fmt: skip
+    def _end_frame(self, status: str, why: str | None, exit_code: int | None = None) -> dict[str, Any]:
+        """Return the last frame; `why` is the error of a run that went wrong, or the reason one stopped early."""
+        name, why = "reason" if status == "finished" else "error", why and mask_traceback(why)
+        known = {"t": time_ns(), "status": status, name: why, "exit_code": exit_code}
+        counts = {"lost": self._lost, "dropped": self._writer.dropped, "said": dict(notices.counts)}
+        return {**known, "high": int(self._high), **counts}
 
     def _say_end(self, status: str, left: Sequence[str] = ()) -> None:
         for line in left:
@@ -265,6 +367,7 @@ class Run(Recorder):
         self._writer.after_fork_in_child(self._place.worker_header())
         self._deferred.after_fork_in_child()
         self._encoder.after_fork_in_child()
+        self._tallies.after_fork_in_child()
         self._keeper = Keeper([], lambda: None)
         self._stoppers = []
         util = sys.modules.get("multiprocessing.util")
@@ -288,8 +391,8 @@ class Run(Recorder):
         with self._finish_lock:
             if self._status != "running":
                 return
-            self._status = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._end(30.0, self._status, "".join(traceback.format_exception(kind, error, trace)), 1)
+            self._status, text = lifecycle.judge(error)
+        self._end(30.0, self._status, text, None if self._status == "finished" else 1)
 
     def __repr__(self) -> str:
         return f"<fanfold run {self.name} ({self.id}) of {self.project}: {self._status}, {self.path}>"
@@ -301,22 +404,21 @@ class Run(Recorder):
 
 
 class Summary(dict[str, Any]):
-    """A run's summary as of now: computed from the journals, plus what the user assigned."""
+    """A run's summary as of now: what its keys are summarised as, plus what the user assigned."""
 
     def __init__(self, run: Run) -> None:
-        from .store import open_run
-
         self._run = run
-        super().__init__({**open_run(run.path).summary, **run._summary})  # noqa: SLF001 - the other half of Run
+        super().__init__({**run._summarised(), **run._summary})  # noqa: SLF001 - the other half of Run
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self.update({key: value})
+        with guard("add to the summary", strict=self._run.strict):
+            self.update({key: value})
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        new = plain(dict(*args, **kwargs))
-        super().update(new)
-        self._run._summary.update(new)  # noqa: SLF001 - the other half of Run
-        self._run._info({"summary": dict(self._run._summary)})  # noqa: SLF001 - the other half of Run
+        super().update(self._run._summarise(*args, **kwargs))  # noqa: SLF001 - the other half of Run
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)  # a copy is no longer the run's
 
 
 def start(options: Mapping[str, Any]) -> Run:

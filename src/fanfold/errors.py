@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import logging
+import reprlib
 import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "fanfold: "
 
 
@@ -79,7 +82,7 @@ class Notices:
             self.counts[cause] += 1
             first = self.counts[cause] == 1
         if first:
-            logger.warning(message)
+            outcome(lambda: logger.warning(message))  # a handler or filter of the user's may raise
         return first
 
 
@@ -97,13 +100,32 @@ def guard(what: str, *, strict: bool = False, said: Notices = notices) -> Iterat
     except Exception as error:
         if strict:
             raise
-        detail = "".join(traceback.format_exception_only(type(error), error)).strip()
         said.once(
-            f"{what}:{type(error).__name__}",
-            f"could not {what}: {detail.rstrip('.')}. Training continues without it. "
+            f"{what}:{type_name(error)}",
+            f"could not {what}: {describe(error).rstrip('.')}. Training continues without it. "
             "Pass strict=True to fanfold.init to raise instead.",
         )
         logger.debug("could not %s", what, exc_info=True)
+
+
+def verb(what: str, default: Callable[[], Any] = lambda: None) -> Callable[[F], F]:
+    """Make a method of a run one that never raises into training, unless the run is strict; it returns `default()` then.
+
+    `what` completes the sentence "could not …".
+    """
+
+    def decorate(method: F) -> F:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            found, done = None, False
+            with guard(what, strict=self.strict):
+                found, done = method(self, *args, **kwargs), True
+            return found if done else default()
+
+        call.guarded = True  # type: ignore[attr-defined]
+        return cast(F, call)
+
+    return decorate
 
 
 def outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -112,6 +134,25 @@ def outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return action(), None
     except Exception as error:  # noqa: BLE001 - this module is where everything is caught
         return None, error
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one short text, whatever its own words do."""
+    text, _ = outcome(lambda: "".join(traceback.format_exception_only(type(error), error)).strip())
+    return (text or "an error that cannot be shown")[:500]
+
+
+def type_name(value: object) -> str:
+    """Return the full name of a value's type, whatever the type says of itself."""
+    name, _ = outcome(lambda: f"{type(value).__module__}.{type(value).__qualname__}"[:200])
+    return name or "an unknown type"
+
+
+def shown(value: object) -> str:
+    """Return a value's repr for a message: short, and never raising."""
+    text, _ = outcome(lambda: "".join((reprlib.repr(value),)))
+    text = text or f"<{type_name(value)}>"
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -29,6 +29,11 @@ SIGNALS = {
     "SIGXCPU": "preempted",
     "SIGHUP": "killed",
 }
+# Exceptions by which a tuner or a caller ends a trial on purpose: library and class. Nothing is imported to know them.
+STOPS = frozenset({
+    ("optuna", "TrialPruned"), ("ray", "TaskCancelledError"), ("lightgbm", "EarlyStopException"),
+    ("xgboost", "EarlyStopException"), ("fastai", "CancelFitException"), ("builtins", "GeneratorExit"),
+})  # fmt: skip
 STUCK_SECONDS = 2.0
 
 
@@ -46,6 +51,15 @@ _previous: dict[int, Any] = {}
 _exit_code = 0
 _real_exit: Callable[..., Any] | None = None
 _wakeup: tuple[int, int] | None = None
+
+
+def judge(error: BaseException) -> tuple[str, str]:
+    """Return the status of a run that this exception ended, and the text that explains it."""
+    if isinstance(error, KeyboardInterrupt):
+        return "killed", "KeyboardInterrupt"
+    if any((str(kind.__module__).partition(".")[0], kind.__name__) in STOPS for kind in type(error).__mro__):
+        return "finished", "stopped early by " + "".join(traceback.format_exception_only(type(error), error)).strip()
+    return "failed", "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
 def enter(run: Ending) -> None:
@@ -164,14 +178,12 @@ def _restore() -> None:
 
 def _at_exit() -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if isinstance(error, KeyboardInterrupt):
-        status, text = "killed", "KeyboardInterrupt"
-    elif error is not None:
-        status, text = "failed", "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    status: str = "finished"
+    text: str | None = None
+    if error is not None:
+        status, text = judge(error)
     elif _exit_code:
         status, text = "failed", f"the process left by sys.exit({_exit_code})"
-    else:
-        status, text = "finished", None
     for run in list(_open.values()):
         with guard("close a run at exit"):
             run.end_at_exit(status, text, 1 if error is not None else _exit_code)

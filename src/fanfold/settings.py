@@ -93,7 +93,8 @@ _ROWS = (
     Setting("group", str, None, "A name that several runs share, such as a sweep."),
     Setting("hold", _number, None, "How many seconds a step waits for device values, media and slow ranks before it goes to "
             "trackers. Default: 10, or 90 on a network filesystem."),
-    Setting("mode", _choice("on", "disabled"), "on", "disabled: every call works and nothing is recorded."),
+    Setting("mode", _choice("on", "disabled", "online", "offline"), "on", "disabled: every call works and nothing is recorded. "
+            "online and offline are wandb's words for on."),
     Setting("name", str, None, "The run's name. Default: two words and a number derived from its id."),
     Setting("node", str, None, "This node's name. Default: the host name."),
     Setting("notes", str, None, "A sentence about the run."),

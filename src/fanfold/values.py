@@ -1,4 +1,7 @@
-"""What may be logged, and how a call is taken apart: numbers, texts, media, and numbers still on a device.
+"""What may be logged, and how a call is split: numbers, texts, media, and numbers still on a device.
+
+A value may do anything when it is looked at (raise, contain itself, lie about its type). Each is looked at by itself, so
+that a bad one costs only itself: it is refused, and the other values of the call are recorded.
 
 Nothing heavy is imported: a numpy, torch or JAX value is known by its type's module, and those libraries are in the
 process already when one arrives.
@@ -6,20 +9,26 @@ process already when one arrives.
 
 from __future__ import annotations
 
+import itertools
 import numbers
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from .errors import ValueRefused, notices
+from .errors import ValueRefused, describe, notices, outcome, type_name
 
 LONG_TEXT = 1 << 16
+MAX_DEPTH = 64  # levels of nested mappings
+MAX_VALUES = 1 << 19  # of one call
 _I64 = range(-(1 << 63), 1 << 63)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_short = reprlib.Repr().repr
 _codes: dict[type, str | None] = {float: "d", int: "q", bool: "?"}
 
 
 def code_of(kind: type) -> str | None:
-    """Return how a number of this type is packed: d (f64), q (i64), ? (bool); None if it is no plain number."""
+    """Return how a number of this type is packed: d (f64), q (i64), ? (bool); None if it is not a plain number."""
     if kind not in _codes:
         _codes[kind] = _find_code(kind)
     return _codes[kind]
@@ -47,7 +56,8 @@ class Parts:
     media: dict[str, Any] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
     plain: bool = True  # numbers under their own keys and nothing else: the fast path can take the next such call
-    direct: bool = True  # every value stands under its own key as it came: nothing nested, renamed or refused
+    direct: bool = True  # every value is under its own key as it came: nothing nested, renamed or refused
+    signature: tuple[Any, ...] = ()  # the keys and the types of the values, as the fast path looks them up
 
     def add_number(self, key: str, value: Any, code: str) -> None:
         if code == "q":
@@ -56,7 +66,7 @@ class Parts:
                 self.plain = False
                 notices.once(
                     f"int64:{key}",
-                    f"{key!r} is an integer beyond 64 bits; it is logged as a float, which may round it.",
+                    f"{key!r} is an integer beyond 64 bits. It is logged as a float, which may round it.",
                 )
                 code, value = "d", _float(value)
         elif code == "d":
@@ -94,59 +104,123 @@ def clean_text(text: str) -> str:
     return text
 
 
-def flatten(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, leaf) of nested mappings, keys joined by `/`."""
-    for key, value in values.items():
-        name = prefix + (key if type(key) is str else str(key))
-        if isinstance(value, Mapping):
-            yield from flatten(value, name + "/")
+def text_of(value: Any) -> str:
+    """Return str(value) as a plain str that UTF-8 can hold; the name of its type where that fails."""
+    # A container that holds itself over and over has no end as a text.
+    text, error = outcome(lambda: clean_text("".join((_short(value) if isinstance(value, _CONTAINERS) else str(value),))))
+    return f"<{type_name(value)}>" if error or text is None else text
+
+
+class Leaf(NamedTuple):
+    """One value of a call; `refused` says why it cannot be logged."""
+
+    key: str
+    value: Any
+    direct: bool = False
+    refused: str = ""
+
+
+def leaves(items: list[tuple[Any, Any]]) -> Iterator[Leaf]:
+    """Yield the values of a call, those of nested mappings under keys joined by `/`."""
+    left = MAX_VALUES
+    stack: list[tuple[str, Iterator[tuple[Any, Any]], Any]] = [("", iter(items), None)]
+    while stack and left:
+        prefix, rest, _ = stack[-1]
+        key, value = next(rest, (stack, None))
+        if key is stack:  # the end of this mapping
+            stack.pop()
+            continue
+        left -= 1
+        name = key if type(key) is str else text_of(key)
+        nested, _ = outcome(lambda value=value: isinstance(value, Mapping))  # type: ignore[misc]
+        if not nested:
+            yield Leaf(prefix + name, value, direct=not prefix and name is key)
+        elif any(value is mapping for _, _, mapping in stack):
+            yield Leaf(prefix + name, value, refused="it contains itself")
+        elif len(stack) > MAX_DEPTH:
+            yield Leaf(prefix + name, value, refused=f"it is nested more than {MAX_DEPTH} levels deep")
         else:
-            yield name, value
+            inner, error = outcome(lambda value=value: items_of(value))  # type: ignore[misc]
+            if error is not None or inner is None:
+                yield Leaf(prefix + name, value, refused=f"reading it raised {describe(error) if error else 'nothing'}")
+            else:
+                stack.append((prefix + name + "/", iter(inner), value))
+    if stack:
+        yield Leaf(stack[-1][0] + "…", None, refused=f"one call holds at most {MAX_VALUES:,} values")
+
+
+def flatten(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of nested mappings, keys joined by `/`."""
+    return ((leaf.key, leaf.value) for leaf in leaves(items_of(values)))
+
+
+def check_mapping(values: Any) -> None:
+    """Raise the one error that log() keeps under every setting: it was not given a dict."""
+    if not outcome(lambda: isinstance(values, Mapping))[0]:
+        raise TypeError(
+            f"log() takes a dict of values, not {type_name(values).removeprefix('builtins.')}. Nothing was logged. "
+            "Write run.log({'name': value})."
+        ) from None
+
+
+def items_of(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return a mapping's items at one moment: another thread may be changing it, and it may have no end."""
+    for _ in range(3):
+        found, error = outcome(lambda: list(itertools.islice(values.items(), MAX_VALUES)))
+        if not isinstance(error, RuntimeError):  # it changed size while it was read
+            break
+    if error is not None or found is None:
+        raise error or TypeError("a mapping without items")
+    return [(key, value) for key, value in found]
 
 
 def split(values: Mapping[Any, Any], *, strict: bool = False) -> Parts:
-    """Take a call apart. A value of an unknown kind is said once per (key, type), or raised under `strict`."""
-    if not isinstance(values, Mapping):
-        raise TypeError(
-            f"log() takes a dict of values, not {type(values).__name__}. Nothing was logged. Write run.log({{'name': value}})."
-        )
-    parts = Parts()
-    for name, value in flatten(values):
+    """Split a call. A value that cannot be logged is warned about once per (key, type), or raised under `strict`."""
+    check_mapping(values)
+    items = items_of(values)
+    parts = Parts(signature=(*(key for key, _ in items), *(type(value) for _, value in items)))
+    for name, value, direct, refused in leaves(items):
         key = clean_text(name)
-        code = code_of(type(value))
-        parts.direct = parts.direct and values.get(key) is value
-        if not parts.direct:
+        parts.direct = parts.direct and direct and key is name
+        if not parts.direct or key in parts.numbers:
             parts.drop_earlier(key)
-        if code is not None:
-            parts.add_number(key, value, code)
-        else:
-            parts.plain = False
-            _sort(parts, key, value, strict)
-    parts.plain = parts.plain and parts.direct
+        kind = type(value)
+        if kind is float or kind is int:
+            parts.add_number(key, value, "d" if kind is float else "q")
+            continue
+        why: str | None = refused
+        if not why:
+            why, error = outcome(lambda key=key, value=value: _sort(parts, key, value))  # type: ignore[misc]
+            why = f"looking at it raised {describe(error)}" if error is not None else why
+        if why:
+            parts.plain = parts.direct = False
+            _refuse(key, value, why, strict)
+    parts.plain = parts.plain and parts.direct and len(items) == len(parts.numbers)
     return parts
 
 
-def _sort(parts: Parts, key: str, value: Any, strict: bool) -> None:
+def _sort(parts: Parts, key: str, value: Any) -> str:
+    """Put a value where it belongs; return why it cannot be logged, if it cannot."""
+    code = code_of(type(value))
+    if code is not None:
+        parts.add_number(key, value, code)
+        return ""
+    parts.plain = False
     if isinstance(value, str):
         _sort_text(parts, key, value)
-        return
-    family = type(value).__module__.partition(".")[0]
-    why = ""
+        return ""
+    family = str(type(value).__module__).partition(".")[0]
     if family == "torch" and hasattr(value, "device"):
-        why = _sort_tensor(parts, key, value)
-    elif family in ("jax", "jaxlib") and hasattr(value, "aval"):
-        why = _sort_jax(parts, key, value)
-    elif family in ("numpy", "cupy") and getattr(value, "size", 0) == 1:
-        why = _sort_item(parts, key, value.item())
-    else:
-        why = _sort_media(parts, key, value)
-    if why:
-        parts.direct = False
-        _refuse(key, value, why, strict)
+        return _sort_tensor(parts, key, value)
+    if family in ("jax", "jaxlib") and hasattr(value, "aval"):
+        return _sort_jax(parts, key, value)
+    if family in ("numpy", "cupy") and getattr(value, "size", 0) == 1:
+        return _sort_item(parts, key, value.item())
+    return _sort_media(parts, key, value)
 
 
 def _sort_text(parts: Parts, key: str, value: str) -> None:
-    text = clean_text(value)
+    text = clean_text("".join((value,)))
     if len(text) > LONG_TEXT:
         from .media import Text
 
@@ -158,7 +232,7 @@ def _sort_text(parts: Parts, key: str, value: str) -> None:
 def _sort_item(parts: Parts, key: str, item: Any) -> str:
     code = code_of(type(item))
     if code is None:
-        return "it is no real number"
+        return "it is not a real number"
     parts.add_number(key, item, code)
     return ""
 
@@ -173,7 +247,7 @@ def _sort_tensor(parts: Parts, key: str, value: Any) -> str:
     if value.numel() != 1:
         return _sort_media(parts, key, value)
     if value.is_complex():
-        return "it is no real number"
+        return "it is not a real number"
     if value.device.type != "cpu":
         parts.device[key] = value
         return ""
@@ -202,13 +276,13 @@ def _sort_media(parts: Parts, key: str, value: Any) -> str:
     except (TypeError, ValueError) as error:
         return str(error)
     if found is None:
-        return "it is no number, text or media, and nothing known converts it"
+        return "it is not a number, text or media, and nothing known converts it"
     parts.media[key] = found
     return ""
 
 
 def _refuse(key: str, value: Any, why: str, strict: bool) -> None:
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    kind = type_name(value)
     message = (
         f"{key!r} of type {kind} was not logged: {why}. The other values of the call were. "
         "Log a number, a string, or wrap it: fanfold.Image, Histogram, Table, Html, Text, …"

@@ -85,6 +85,6 @@ def attempt_facts(number: int, attempt: Any) -> dict[str, Any]:
 def cause(verdict: dict[str, Any]) -> dict[str, Any]:
     """Return which rank's end explains a status, and how it ended; times in seconds, as everywhere in JSON."""
     ended = verdict.get("time")
-    return {name: verdict.get(name) for name in ("rank", "signal", "exit_code", "error")} | {
+    return {name: verdict.get(name) for name in ("rank", "signal", "exit_code", "error", "reason")} | {
         "time": ended / 1e9 if ended else None
     }

@@ -184,6 +184,7 @@ class End(Struct):
     status: str
     t: Int64 | None = None
     error: str | None = None
+    reason: str | None = None  # why a run that finished did so early
     exit_code: Int64 | None = None
     signal: str | None = None
     high: Int64 | None = None

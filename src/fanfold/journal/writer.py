@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
@@ -28,6 +28,9 @@ if sys.platform != "win32":
     import fcntl
 
 MAX_SHAPES = 16_384
+MAX_LATEST = 1 << 17  # keys whose last value is kept in memory
+MAX_HELD = 1_024  # frames kept in memory while nothing can be written
+MAX_HELD_BYTES = 16 << 20
 RETRY_SECONDS = 1.0
 SETTLE_SECONDS = 0.02
 _I32 = range(-(1 << 31), 1 << 31)
@@ -110,21 +113,47 @@ def _sync_directories(path: Path) -> None:
 
 
 class Packer:
-    """A shape ready to write: `head + crc32(body, crc) + body` is a frame, `body = pack(id, time, step, *values)`."""
+    """A shape ready to write: `head + crc32(body, crc) + body` is a frame, `body = pack(id, time, step, *values)`.
 
-    __slots__ = ("crc", "head", "id", "pack", "shape")
+    `last` is the body of the last row that was written: a run's summary needs no file. A Counter also counts each of them.
+    """
+
+    __slots__ = ("crc", "head", "id", "last", "pack", "shape", "unpack")
+    last: bytes | None
 
     def __init__(self, shape: Shape, seed: int) -> None:
         layout = struct.Struct(shape.codes)
         self.shape = shape
         self.id = shape.id
+        self.last = None
         self.pack: Callable[..., bytes] = layout.pack
+        self.unpack: Callable[[bytes], tuple[Any, ...]] = layout.unpack
         self.head = HEAD.pack(MAGIC, Kind.ROW, shape.layout, layout.size, 0)[:8]
         self.crc = covered(Kind.ROW, layout.size, seed, shape.layout)
 
 
-class WriteFailed(OSError):
-    """A write that happened only in part: the sheet is finished."""
+class Counter(Packer):
+    """A packer whose rows are counted when they have been written, for keys that a summary rule needs all values of."""
+
+    __slots__ = ("_count", "_last")
+
+    def __init__(self, shape: Shape, seed: int, count: Callable[[bytes], None]) -> None:
+        self._count = count
+        super().__init__(shape, seed)
+
+    @property
+    def last(self) -> bytes | None:
+        return self._last
+
+    @last.setter
+    def last(self, body: bytes | None) -> None:
+        self._last = body
+        if body is not None:
+            self._count(body)
+
+
+Counting = Callable[[Shape], "Callable[[bytes], None] | None"]
+Latest = dict[str, tuple[int, Any]]  # by key: when it was logged, and the value
 
 
 class Sheet:
@@ -136,6 +165,7 @@ class Sheet:
         self.seed = seed_of(self.id)
         self.shapes: dict[tuple[Any, ...], Packer] = {}
         self._others: dict[tuple[Any, ...], Packer] = {}
+        self._past: Latest = {}
         self._ids = itertools.count()
         self.alive = -1
         # With O_DSYNC a write returns when the disk has it: no second call that could fail after the first succeeded.
@@ -143,7 +173,8 @@ class Sheet:
         self.fd = os.open(path, flags, 0o600)
         try:
             self._lock_alive()
-            self.write(frame(Kind.HEADER, pack(dict(header)), 0))
+            if not self.write(frame(Kind.HEADER, pack(dict(header)), 0)):
+                raise OSError(errno.ENOSPC, "the journal's header could not be written whole (disk full?)")
             if power:
                 _sync_directories(path.parent)
         except OSError:
@@ -156,23 +187,41 @@ class Sheet:
         held.add(name)
         try_lock(self.alive)  # where the filesystem has no locks, readers go by heartbeats
 
-    def write(self, data: bytes) -> None:
-        """Hand `data` to the kernel in one call, or raise OSError."""
+    def write(self, *pieces: bytes) -> int:
+        """Hand frames to the kernel in one call; return how many of them are whole in the file, or raise OSError."""
+        data = b"".join(pieces)
         done = os.write(self.fd, data)
-        if done != len(data):
-            raise WriteFailed(f"only {done} of {len(data)} bytes were written (disk full?)")
+        if done == len(data):
+            return len(pieces)
+        return sum(1 for end in itertools.accumulate(map(len, pieces)) if end <= done)
 
-    def packer(self, keys: Sequence[str], types: str, layout: int, origin: str) -> tuple[Packer, bytes]:
+    def packer(self, keys: Sequence[str], types: str, layout: int, origin: str, counting: Counting) -> tuple[Packer, bytes]:
         """Return the packer for a shape, and the shape frame to send along when it is new."""
         key = (layout, origin, types, *keys)
         found = self._others.get(key)
         if found:
             return found, b""
         if len(self._others) >= MAX_SHAPES:  # bounded memory: an old shape is simply declared again
-            self._others.clear()
-            self.shapes.clear()
+            self.forget_shapes()
         shape = Shape(next(self._ids), int(layout), types, tuple(keys), origin)
-        return Packer(shape, self.seed), frame(Kind.SHAPE, shape.body(), self.seed)
+        count = counting(shape)
+        packer = Packer(shape, self.seed) if count is None else Counter(shape, self.seed, count)
+        return packer, frame(Kind.SHAPE, shape.body(), self.seed)
+
+    def forget_shapes(self) -> None:
+        """Make every shape new again; the last value of each key stays known."""
+        self._past = self.latest()
+        self._others.clear()
+        self.shapes.clear()
+
+    def latest(self) -> Latest:
+        """Return each key's last value in this sheet, by the clock."""
+        found = dict(self._past)
+        rows = [(packer, packer.unpack(packer.last)) for packer in list(self._others.values()) if packer.last is not None]
+        for packer, row in sorted(rows, key=lambda pair: pair[1][1]):
+            keys = packer.shape.keys
+            merge(found, dict(zip(keys, ((row[1], value) for value in row[len(row) - len(keys) :]), strict=True)))
+        return found
 
     def publish(self, packer: Packer, signature: tuple[Any, ...] | None) -> None:
         """Make a shape known, once its frame is on its way: from now on rows may use it."""
@@ -226,6 +275,14 @@ class Sheet:
         self.alive = self.fd = -1
 
 
+def merge(found: Latest, new: Latest) -> None:
+    """Take over what is newer, as far as there is room: a key that is new with every call must not fill the memory."""
+    for key, point in new.items():
+        old = found.get(key)
+        if (old is None and len(found) < MAX_LATEST) or (old is not None and old[0] <= point[0]):
+            found[key] = point
+
+
 class Writer:
     """Write one process's journals: one after the other, each opened because the one before could not go on."""
 
@@ -240,6 +297,11 @@ class Writer:
         self._synced: tuple[str, int] = ("", 0)
         self._last: str | None = None
         self._orphans: list[Orphan] = []
+        self._paths: list[Path] = []
+        self._held: list[tuple[Kind, Any]] = []
+        self._held_at, self._held_pause = 0.0, RETRY_SECONDS
+        self._past: Latest = {}
+        self.counting: Counting = lambda _shape: None
         self.sheet: Sheet | None = self._open()
 
     # The steps below are ordered as a journal lives: open, write, fail over, sync, close.
@@ -257,15 +319,21 @@ class Writer:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         sheet = Sheet(self.directory / f"{header['rank']}-{journal_id}{SUFFIX}", header, power=self.power)
         self._last = sheet.id
+        self._paths.append(sheet.path)
         return sheet
 
-    def append(self, *frames: tuple[Kind, Any]) -> bool:
-        """Write msgpack frames in one call; False when they had to be dropped (values are counted then)."""
+    def append(self, *frames: tuple[Kind, Any], keep: bool = False) -> bool:
+        """Write msgpack frames in one call. False: they could not be written; values are counted then.
+
+        With `keep` such frames wait in memory and are written when the disk takes them again.
+        """
         bodies = [(kind, pack(value)) for kind, value in frames]
-        return self._attempt(
-            lambda sheet: sheet.write(b"".join(frame(kind, body, sheet.seed) for kind, body in bodies)),
-            counted=any(kind == Kind.VALUES for kind, _ in frames),
-        )
+
+        def build(sheet: Sheet, done: int) -> tuple[list[bytes], list[Any]]:
+            return [frame(kind, body, sheet.seed) for kind, body in bodies[done:]], []
+
+        done = self._attempt(build, len(bodies))
+        return self._rest(frames[done:], counted=not done, keep=keep)
 
     def row(
         self,
@@ -278,7 +346,7 @@ class Writer:
         call: tuple[int, ...] = (),
         origin: str = "",
         signature: tuple[Any, ...] | None = None,
-        beside: Iterable[tuple[Kind, Any]] = (),
+        beside: Sequence[tuple[Kind, Any]] = (),
     ) -> bool:
         """Write one row, its shape when that is new, and the frames `beside` it, all in one write(2)."""
         if len(values) > MAX_KEYS:
@@ -287,18 +355,22 @@ class Writer:
         head: tuple[int, ...] = () if step is None else (step,)
         layout |= Layout.STEP_NONE if step is None else 0 if step in _I32 else Layout.STEP_WIDE
 
-        def write(sheet: Sheet) -> None:
-            packer, declaration = sheet.packer(tuple(values), types, layout, origin)
+        def build(sheet: Sheet, done: int) -> tuple[list[bytes], list[Any]]:
+            extras = [frame(kind, extra, sheet.seed) for kind, extra in bodies[max(0, done - 1) :]]
+            if done:
+                return extras, []
+            packer, declaration = sheet.packer(tuple(values), types, layout, origin, self.counting)
             body = packer.pack(packer.id, time_ns, *head, *call, *values.values())
-            parts = [declaration, frame(Kind.ROW, body, sheet.seed, packer.shape.layout)]
-            parts += [frame(kind, extra, sheet.seed) for kind, extra in bodies]
-            sheet.write(b"".join(parts))
-            if declaration or signature:
-                sheet.publish(packer, None if packer.shape.layout & Layout.STEP_WIDE else signature)
+            row = declaration + frame(Kind.ROW, body, sheet.seed, packer.shape.layout)
+            known = None if packer.shape.layout & Layout.STEP_WIDE else signature
+            return [row, *extras], [(packer, body, known if declaration or known else False)]
 
-        return self._attempt(write, counted=not origin)
+        done = self._attempt(build, 1 + len(bodies))
+        if not done and (origin or not (values or beside)):  # a probe's, or a call that its late parts stand for
+            return False
+        return self._rest([(Kind.ROW, None), *beside][done:], counted=not done)
 
-    def _wide_row(self, values: Mapping[str, Any], types: str, beside: Iterable[tuple[Kind, Any]], **place: Any) -> bool:
+    def _wide_row(self, values: Mapping[str, Any], types: str, beside: Sequence[tuple[Kind, Any]], **place: Any) -> bool:
         """Write a call of more keys than a shape may have as several rows; the first one announces what comes late."""
         items, written = list(values.items()), True
         for start in range(0, len(items), MAX_KEYS):
@@ -310,58 +382,144 @@ class Writer:
     def rows(self, items: Sequence[tuple[Any, ...]], *, layout: int) -> bool:
         """Write many rows in one write(2): each (keys, types, time, step, call, values)."""
 
-        def write(sheet: Sheet) -> None:
-            parts, fresh = [], []
-            for keys, types, time_ns, step, call, values in items:
-                packer, declaration = sheet.packer(keys, types, layout if step in _I32 else layout | Layout.STEP_WIDE, "")
-                if declaration:
-                    parts.append(declaration)
-                    fresh.append(packer)
+        def build(sheet: Sheet, done: int) -> tuple[list[bytes], list[Any]]:
+            pieces, written = [], []
+            new: dict[tuple[Any, ...], tuple[Packer, bytes]] = {}
+            for keys, types, time_ns, step, call, values in items[done:]:
+                wide = layout if step in _I32 else layout | Layout.STEP_WIDE
+                key = (types, wide, *keys)
+                packer, declaration = new.get(key) or sheet.packer(keys, types, wide, "", self.counting)
+                new[key] = packer, b""
                 body = packer.pack(packer.id, time_ns, step, *call, *values)
-                parts.append(packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body)
-            sheet.write(b"".join(parts))
-            for packer in fresh:
-                sheet.publish(packer, None)
+                pieces.append(declaration + packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body)
+                written.append((packer, body, None if declaration else False))
+            return pieces, written
 
-        return self._attempt(write, counted=True)
+        done = self._attempt(build, len(items))
+        with self._lock:
+            self.dropped += len(items) - done
+        return done == len(items)
 
-    def _attempt(self, write: Callable[[Sheet], None], *, counted: bool) -> bool:
-        """Run `write` on the open sheet, then once more on a fresh one; else drop it, and count it if a user logged it."""
-        failures = 0
-        while failures < 2:
+    def _attempt(self, build: Callable[[Sheet, int], tuple[list[bytes], list[Any]]], count: int) -> int:
+        """Write `count` frames on the open sheet; those it did not take whole, once more on a fresh one. Return how many went.
+
+        `build` makes the frames for a sheet, less the first ones that an earlier sheet has; and for each row its packer,
+        its body, and the signature to publish the packer under (False: it is known already).
+        """
+        failures = done = 0
+        while failures < 2 and done < count:
             sheet = self.sheet or self._reopen()
             if sheet is None:
                 break
             try:
-                write(sheet)
+                pieces, rows = build(sheet, done)
+                whole = sheet.write(*pieces)
             except OSError as error:
                 failures += self.fail(sheet, error)
+                continue
             except JournalError as error:
-                notices.once("frame", f"a log() call is too large for the journal: {error}. It is dropped; training goes on.")
+                notices.once("frame", f"a log() call is too large for the journal: {error}. It is dropped. Training continues.")
                 break
-            else:
-                return True
+            for packer, body, signature in rows[:whole]:
+                if signature is not False:
+                    sheet.publish(packer, signature)
+                packer.last = body
+            done += whole
+            if whole < len(pieces):
+                failures += self.fail(sheet, OSError(errno.ENOSPC, "only a part of a frame was written (disk full?)"))
         if failures > 1:  # a fresh file fails as well: do not make one with every call
             self._retry_at = time.monotonic() + RETRY_SECONDS
-        if counted:
-            with self._lock:
+        return done
+
+    def _rest(self, frames: Sequence[tuple[Kind, Any]], *, counted: bool, keep: bool = False) -> bool:
+        """See to frames that could not be written: what is kept waits in memory, what a user logged is counted.
+
+        The rest of a call of which something was written waits as well: a call is either recorded or dropped.
+        """
+        if not frames:
+            return True
+        values = any(kind in (Kind.ROW, Kind.VALUES) for kind, _ in frames)
+        with self._lock:
+            if (keep or (values and not counted)) and not self.closed:
+                for kind, value in frames:
+                    self._hold(kind, value)
+            elif values:
                 self.dropped += 1
         return False
+
+    def _hold(self, kind: Kind, value: Any) -> None:
+        """Keep a frame in memory until it can be written. Facts and definitions replace older ones of the same name."""
+        if kind == Kind.INFO:
+            for i, (other, facts) in enumerate(self._held):
+                if other == Kind.INFO:
+                    self._held[i] = (kind, {**facts, **value})
+                    return
+        elif kind == Kind.EVENT and value.get("event") == "metric":
+            self._held = [
+                (k, v) for k, v in self._held if k != kind or (v.get("event"), v.get("key")) != ("metric", value["key"])
+            ]
+        self._held.append((kind, value))
+        while len(self._held) > MAX_HELD or sum(len(pack(held)) for held in self._held[:-1]) > MAX_HELD_BYTES:
+            oldest = next((i for i, (k, _) in enumerate(self._held) if k != Kind.INFO), 0)
+            del self._held[oldest]
+            notices.once(
+                "held",
+                f"more than {MAX_HELD:,} alerts and definitions wait for space on the disk. The oldest are lost. Free space.",
+            )
+
+    def _write_held(self, sheet: Sheet) -> bool:
+        """Write what waits in memory; False: the disk did not take it, and this sheet is spoilt. Then it waits longer."""
+        if time.monotonic() < self._held_at:
+            return True
+        try:
+            while self._held:
+                some = self._held[:64]
+                whole = sheet.write(*(frame(kind, pack(value), sheet.seed) for kind, value in some))
+                del self._held[:whole]
+                if whole < len(some):
+                    self._held.append(self._held.pop(0))  # one that is too large does not keep the others waiting
+                    raise OSError(errno.ENOSPC, "only a part of a frame was written (disk full?)")
+        except OSError:
+            self._held_pause = min(2 * self._held_pause, 3600.0)
+            self._held_at = time.monotonic() + self._held_pause
+            return False
+        self._held_pause = RETRY_SECONDS
+        return True
+
+    def latest(self) -> dict[str, Any]:
+        """Return the last value of each key that this process has logged, without a look at any file."""
+        with self._lock:
+            found, sheet = dict(self._past), self.sheet
+            if sheet is not None:
+                merge(found, sheet.latest())
+        return {key: value for key, (_, value) in found.items()}
+
+    def recount(self) -> dict[Path, int]:
+        """Declare every shape again, since `counting` has changed; return how far each journal was written without it."""
+        with self._lock:
+            if self.sheet is not None:
+                self.sheet.forget_shapes()
+            return {path: path.stat().st_size for path in self._paths if path.exists()}
 
     def fail(self, sheet: Sheet, error: BaseException) -> bool:
         """Give up a sheet after a failed write; the next write opens its successor. False: another thread was first."""
         with self._lock:
             if self.sheet is not sheet:
                 return False
-            self.sheet = None
-            sheet.close(ended=False)
+            self._let_go(sheet)
             if not self.closed:
                 notices.once(
                     f"journal:{self.directory}",
-                    f"could not write to {sheet.path}: {error}. Training goes on; a new journal is opened as soon as "
-                    "it can be, and what is logged until then is dropped and counted. Free space or restore the directory.",
+                    f"could not write to {sheet.path}: {error}. Training continues. A new journal is opened as soon as "
+                    "possible; values logged until then are dropped and counted. Free space or restore the directory.",
                 )
             return True
+
+    def _let_go(self, sheet: Sheet) -> None:
+        """Stop writing to a sheet; what is needed of it stays known."""
+        merge(self._past, sheet.latest())
+        self.sheet = None
+        sheet.close(ended=False)
 
     def _reopen(self) -> Sheet | None:
         with self._lock:
@@ -370,14 +528,21 @@ class Writer:
             if time.monotonic() < self._retry_at:
                 return None
             try:
-                self.sheet = self._open()
+                sheet = self._open()
+                if not self._write_held(sheet):  # too large for the space there is: numbers may still fit
+                    sheet.close(ended=False)
+                    sheet = self._open()
             except OSError:
                 self._retry_at = time.monotonic() + RETRY_SECONDS
-            return self.sheet
+                return None
+            self.sheet = sheet
+            return sheet
 
     def sync(self) -> None:
         """Ask the disk to keep what was written since the last time. Never called on the training thread by default."""
         self.rescue()
+        if self._held:
+            self._flush_held()
         sheet = self.sheet
         if sheet is None:
             return
@@ -388,6 +553,14 @@ class Writer:
                 self._synced = (sheet.id, size)
         except OSError as error:
             self.fail(sheet, error)
+
+    def _flush_held(self) -> None:
+        with self._lock:
+            sheet = self.sheet
+            if sheet is None:
+                self._reopen()
+            elif not self._write_held(sheet):
+                self.fail(sheet, OSError(errno.ENOSPC, "the disk is full"))
 
     def rescue(self) -> None:
         """Notice that the open file was deleted from under us: go on in a new one, and bring the old one back.
@@ -408,8 +581,7 @@ class Writer:
                 return
             with contextlib.suppress(OSError):
                 self._orphans.append(Orphan(sheet))
-            self.sheet = None
-            sheet.close(ended=False)
+            self._let_go(sheet)
             self._reopen()
         notices.once(
             f"removed:{self.directory}",
@@ -421,12 +593,17 @@ class Writer:
     def close(self, end: Mapping[str, Any] | None) -> None:
         """Write the last word (if any), and let go."""
         self.rescue()
+        self._retry_at = self._held_at = 0.0  # the last chance
+        if self._held:
+            self._flush_held()
+            self._retry_at = 0.0
         if end is not None:
             self.append((Kind.END, {**end, "dropped": self.dropped}))
         with self._lock:
             self.closed = True
             sheet, self.sheet = self.sheet, None
             if sheet is not None:
+                merge(self._past, sheet.latest())
                 with contextlib.suppress(OSError):
                     sheet.sync()
                 sheet.close(ended=end is not None)
@@ -442,5 +619,7 @@ class Writer:
         for orphan in self._orphans:
             orphan.drop()
         self._orphans = []
+        self._held = []
         if sheet is not None:
+            merge(self._past, sheet.latest())
             sheet.abandon_in_child()

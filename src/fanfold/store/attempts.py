@@ -69,7 +69,7 @@ def _end_of(chain: Sequence[Journal]) -> dict[str, Any]:
         for record in reversed(list(journal.records(Kind.END))):
             end: End = record.data
             status = end.status if end.status in ORDER else "finished"
-            return {"status": status, "rank": rank, "time": end.t, "error": end.error,
+            return {"status": status, "rank": rank, "time": end.t, "error": end.error, "reason": end.reason,
                     "signal": end.signal, "exit_code": end.exit_code}  # fmt: skip
     last = chain[-1]
     return {
@@ -77,6 +77,7 @@ def _end_of(chain: Sequence[Journal]) -> dict[str, Any]:
         "rank": rank,
         "time": None,
         "error": None,
+        "reason": None,
         "signal": None,
         "exit_code": None,
     }

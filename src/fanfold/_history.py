@@ -1,0 +1,78 @@
+"""What a run was before this process wrote to it: its facts when it is resumed, and the values that its summary counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ._summary import NO_STEP, Tally
+from .errors import guard, outcome
+from .journal import Journal
+
+
+class History:
+    """Everything that is asked of the past of a run; a directory that cannot be read is a past without anything in it."""
+
+    def __init__(self, path: Path, rank: int, attempt: str, *, resumed: bool) -> None:
+        self._run: Any = None
+        if resumed:
+            from .store.earlier import Earlier
+
+            self._run = Earlier(path, rank, attempt)
+        self._own: dict[str, dict[Path, int]] = {}  # by key: how far our own journals were not counted
+        self._known: dict[tuple[str, int | None], Tally] = {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return config, name, tags and so on, as they were last."""
+        if self._run is None:
+            return {}
+        found: dict[str, Any] = {}
+        with guard("read what earlier attempts of the run left"):
+            found = {**self._run.info, "metrics": {key: dict(rule) for key, rule in self._run.metrics.items()}}
+        return found  # noqa: RET504 - the guard may have caught an error
+
+    @cached_property
+    def latest(self) -> dict[str, Any]:
+        """Return the last value of each key."""
+        if self._run is None:
+            return {}
+        return outcome(lambda: dict(self._run.latest))[0] or {}
+
+    def uncounted(self, key: str, marks: Mapping[Path, int]) -> None:
+        """Remember that a key's values up to these places of our journals were written before its rule was known."""
+        self._own.setdefault(key, dict(marks))
+
+    def tally(self, key: str, own: Tally) -> Tally:
+        """Return the tally of what was logged under a key before it was counted; read from the journals once."""
+        late = self._late(key)
+        began = late.began if late.count else own.began if own.count else None
+        found = self._known.get((key, began))
+        if found is None:
+            found, _ = outcome(lambda: self._earlier(key, began))
+            found = self._known[key, began] = found or Tally()
+        return found.plus(late)
+
+    def _late(self, key: str) -> Tally:
+        if key not in self._own:
+            return Tally()
+        found = self._known.get((key, NO_STEP))
+        if found is None:
+            found = Tally()
+            for path, end in self._own[key].items():
+                with guard("read the values that were logged before define_metric()"):
+                    journal = Journal(path)
+                    journal.refresh()
+                    column = journal.column(key, until=end)
+                    found = found.plus(Tally.of(column.steps, column.values))
+            self._known[key, NO_STEP] = found
+        return found
+
+    def _earlier(self, key: str, began: int | None) -> Tally:
+        """Return the tally of earlier attempts; what this one logged again, from step `began` on, does not count."""
+        if self._run is None:
+            return Tally()
+        series = self._run.series(key)
+        keep = slice(None) if began is None or began == NO_STEP else series.steps < began
+        return Tally.of(series.steps[keep], series.values[keep])

@@ -1,0 +1,25 @@
+"""A run as its earlier attempts left it, for the process that resumes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..journal import Journal
+from ..journal.directory import journal_files
+from .run import StoredRun
+
+
+class Earlier(StoredRun):
+    """The journals that earlier attempts of a rank and of rank 0 left: a job of a thousand ranks does not read them all."""
+
+    def __init__(self, path: Path, rank: int, attempt: str) -> None:
+        super().__init__(path)
+        self._rank, self._attempt = rank, attempt
+        self._files = {file for file in journal_files(path) if file.name.partition("-")[0] in (str(rank), "0")}
+
+    def _read_on(self, file: Path) -> Journal | None:
+        journal = super()._read_on(file) if file in self._files else None
+        # What this rank wrote before is an earlier attempt even where no launcher tells the two apart.
+        if journal is None or (journal.header.attempt == self._attempt and journal.header.rank != self._rank):
+            return None
+        return journal

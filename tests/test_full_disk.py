@@ -1,0 +1,160 @@
+"""A disk that is full, for a while or for good: nothing is written twice, everything is counted, facts are written later."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import fanfold
+
+needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting needs root")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A filesystem of one megabyte."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def script(code, folder, **options):
+    env = {**os.environ, "FANFOLD_DIR": str(folder), "FANFOLD_SYSTEM": "0", "FANFOLD_QUIET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300, env=env, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_calls_with_numbers_and_text_are_there_once_under_a_file_size_limit(runs_dir):
+    code = """
+        import fanfold, resource
+        run = fanfold.init("p", id="limited")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_001, 100_001))
+        for step in range(20_000):
+            run.log({"loss": 0.5 * step, "note": f"step {step}"}, step=step)
+        run.finish()
+        print(run._writer.dropped)
+    """
+    done = script(code, runs_dir)
+    stored = fanfold.open("limited", dir=runs_dir)
+    assert len(stored.journals) > 10  # the limit was met again and again
+    assert stored.series("loss").steps.tolist() == list(range(20_000))
+    assert [point.text for point in stored.texts("note")] == [f"step {step}" for step in range(20_000)]
+    assert (done.stdout.split(), stored.dropped) == (["0"], 0)
+
+
+def test_numbers_alone_are_there_once_under_a_file_size_limit(runs_dir):
+    code = """
+        import fanfold, resource
+        run = fanfold.init("p", id="limited")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_001, 50_001))
+        for step in range(20_000):
+            run.log({"loss": 0.5 * step, "n": step}, step=step)
+        run.finish()
+    """
+    script(code, runs_dir)
+    stored = fanfold.open("limited", dir=runs_dir)
+    assert stored.series("n").values.tolist() == list(range(20_000)) and stored.dropped == 0
+
+
+@needs_root
+def test_on_a_full_disk_a_call_is_either_recorded_or_counted(small_disk):
+    code = """
+        import fanfold, os
+        run = fanfold.init("p", id="full")
+        for step in range(20_000):
+            run.log({"loss": 0.5 * step, "note": f"step {step}"}, step=step)
+        assert run._writer.dropped
+        os.truncate(os.environ["FANFOLD_DIR"] + "/ballast", 0)
+        run.finish()
+    """
+    (small_disk / "ballast").write_bytes(bytes(300_000))
+    script(code, small_disk)
+    stored = fanfold.open("full", dir=small_disk)
+    steps = stored.series("loss").steps.tolist()
+    texts = [point.step for point in stored.texts("note")]
+    assert len(steps) == len(set(steps)) and steps == texts
+    assert 0 < len(steps) < 20_000
+    assert len(steps) + stored.dropped == 20_000
+    assert stored.status == "finished"
+
+
+@needs_root
+def test_facts_written_while_the_disk_is_full_are_written_when_there_is_space(small_disk):
+    code = """
+        import fanfold, os, time
+        run = fanfold.init("p", id="later", config={"lr": 1})
+        ballast = os.environ["FANFOLD_DIR"] + "/ballast"
+        with open(ballast, "wb", buffering=0) as file:
+            try:
+                while True: file.write(bytes(4096))
+            except OSError: pass
+        while not run._writer.dropped: run.log({"x": 1.0}, step=0)
+        run.config["lr"] = 2
+        run.config["seed"] = 7
+        run.tags = ["a"]; run.tags = ["b"]
+        run.name = "renamed"; run.notes = "why"
+        run.summary["best"] = 0.25
+        run.define_metric("x", summary="min"); run.define_metric("x", summary="max")
+        for n in range(5): run.alert(f"alert {n}")
+        run.artifact(ballast)  # no room for a copy: one warning
+        os.unlink(ballast)
+        run.log({"y": 5.0}, step=1)
+        until = time.monotonic() + 30
+        while run._writer._held and time.monotonic() < until: time.sleep(0.05)
+        os.kill(os.getpid(), 9)
+    """
+    env = {**os.environ, "FANFOLD_DIR": str(small_disk), "FANFOLD_SYSTEM": "0", "FANFOLD_QUIET": "1"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == -9, done.stderr
+    assert "could not store an artifact" in done.stderr and "No space left" in done.stderr
+    stored = fanfold.open("later", dir=small_disk)
+    assert stored.config == {"lr": 2, "seed": 7}
+    assert (stored.tags, stored.name, stored.notes, stored.assigned) == (["b"], "renamed", "why", {"best": 0.25})
+    assert stored.metrics["x"]["summary"] == "max" and len(stored.metrics) == 1
+    assert [alert["title"] for alert in stored.alerts] == [f"alert {n}" for n in range(5)]
+
+
+def test_a_fact_that_can_never_be_written_does_not_stop_the_numbers(runs_dir):
+    code = """
+        import fanfold, resource, time
+        run = fanfold.init("p", id="large")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        run.config["huge"] = "x" * 200_000
+        run.alert("kept")
+        for step in range(60):
+            run.log({"x": 1.0 * step}, step=step)
+            time.sleep(0.05)
+        run.finish()
+    """
+    script(code, runs_dir)
+    stored = fanfold.open("large", dir=runs_dir)
+    assert stored.status == "finished" and len(stored.series("x")) > 20
+    assert len(stored.series("x")) + stored.dropped == 60
+    assert [alert["title"] for alert in stored.alerts] == ["kept"]
+    assert len(stored.journals) < 12  # it is not tried with every call
+
+
+def test_a_thousand_alerts_wait_and_no_more(tmp_path, caplog):
+    from fanfold.journal import Kind, Writer
+
+    writer = Writer(tmp_path / "journal", {"format": [1, 0], "rank": 0, "role": "main"})
+    shutil.rmtree(tmp_path / "journal")
+    (tmp_path / "journal").write_text("in the way")
+    writer.fail(writer.sheet, OSError("gone"))
+    for n in range(3000):
+        writer.append((Kind.EVENT, {"event": "alert", "n": n}), keep=True)
+        writer.append((Kind.INFO, {"t": n, "name": str(n)}), keep=True)
+    assert len(writer._held) == 1024
+    assert "The oldest are lost" in caplog.text
+    os.unlink(tmp_path / "journal")
+    writer._retry_at = 0.0
+    assert writer.append((Kind.EVENT, {"event": "alert", "n": 3000}), keep=True)
+    assert not writer._held
