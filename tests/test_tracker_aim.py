@@ -17,7 +17,7 @@ from fanfold.trackers.base import flat_config
 
 class TestAim(TrackerContract):
     name = "aim"
-    holds = ALL - {"repeat"}
+    holds = ALL - {"repeat", "metric"}
 
     @staticmethod
     def read(folder: Path) -> Seen:
@@ -30,6 +30,9 @@ class TestAim(TrackerContract):
         run = runs[0]
         seen = Seen(scalars={}, runs=len(runs), tags=list(run.tags), artifacts=list(run.artifacts))
         seen.status = run.get("fanfold", {}).get("status")
+        seen.summary = run.get("summary")
+        records = run.get_log_records()
+        seen.alerts = [record.message for record in records.values.values_list()] if records else []
         seen.config = flat_config(run.get("hparams", {}))
         for metric in run.metrics():
             steps, (values, _, _) = metric.data.numpy()

@@ -14,7 +14,7 @@ from tracker_lives import three_lives
 
 class TestClearML(TrackerContract):
     name = "clearml"
-    holds = ALL
+    holds = ALL - {"metric", "alert"}
 
     def environment(self, folder: Path) -> dict[str, str]:
         return {"CLEARML_OFFLINE_MODE": "1"}
@@ -182,12 +182,20 @@ def _about(task: dict) -> Seen:
         config={name: found["value"] for name, found in parameters.get("config", {}).items()},
         artifacts=[found["key"] for found in task.get("execution", {}).get("artifacts") or []],
         tags=sorted(task.get("tags") or []),
+        summary={
+            name.removeprefix("summary."): found["value"]
+            for name, found in parameters["properties"].items()
+            if name.startswith("summary.")
+        },
         status=parameters["properties"]["fanfold_status"]["value"],
     )
 
 
 def _take(seen: Seen, archive: zipfile.ZipFile, event: dict) -> None:
     title, series = event["metric"], event["variant"].partition(" [")[0]
+    if title == "Summary":  # a single value
+        seen.summary[series] = event["value"]
+        return
     key = title if title == series else f"{series}/{title}"
     if event["type"] == "training_stats_scalar":
         seen.scalars.setdefault(key, []).append((event["iter"], event["value"]))

@@ -15,14 +15,14 @@ from tracker_lives import three_lives
 
 class TestComet(TrackerContract):
     name = "comet_ml"
-    holds = ALL
+    holds = ALL - {"metric"}
 
     def environment(self, folder: Path) -> dict[str, str]:
         return {"COMET_START_ONLINE": "0", "COMET_LOGGING_CONSOLE": "error"}
 
     @staticmethod
     def read(folder: Path) -> Seen:
-        seen, keys, tags = Seen(config={}, artifacts=[]), set(), set()
+        seen, keys, tags = Seen(config={}, artifacts=[], summary={}, alerts=[]), set(), set()
         for path in sorted((folder / "runs").rglob("trackers/comet_ml/*.zip"), key=lambda path: path.stat().st_mtime):
             with zipfile.ZipFile(path) as archive:
                 about = json.loads(archive.read("experiment.json"))
@@ -130,13 +130,17 @@ def _take(seen: Seen, archive: zipfile.ZipFile, message: dict) -> None:
         seen.config[found["paramName"]] = found["paramValue"]
     elif message["type"] == "log_other" and payload["key"] == "fanfold_status":
         seen.status = payload["value"]
+    elif message["type"] == "log_other":
+        seen.summary[payload["key"]] = payload["value"]
     elif message["type"] == "file_upload":
         _take_file(seen, archive, payload)
 
 
 def _take_file(seen: Seen, archive: zipfile.ZipFile, payload: dict) -> None:
     key = payload["metadata"].get("key")
-    if payload["upload_type"] == "text-sample":
+    if "alert" in payload["metadata"]:
+        seen.alerts.append(archive.read(payload["file_path"]).decode())
+    elif payload["upload_type"] == "text-sample":
         seen.texts.setdefault(key, []).append(archive.read(payload["file_path"]).decode())
     elif key is None:
         seen.artifacts.append(payload["additional_params"]["fileName"])

@@ -12,7 +12,7 @@ OFFLINE = {"DVC_NO_ANALYTICS": "1", "DVC_STUDIO_OFFLINE": "true"}
 
 class TestDVCLive(TrackerContract):
     name = "dvclive"
-    holds = ALL - {"audio", "plotly", "html", "tags", "status"}
+    holds = ALL - {"audio", "plotly", "html", "tags", "status", "metric", "alert"}
 
     def environment(self, folder: Path) -> dict[str, str]:
         return OFFLINE
@@ -32,6 +32,7 @@ class TestDVCLive(TrackerContract):
         live = lives[0]
         seen = Seen(runs=len(lives), artifacts=[path.name for path in (live / "artifacts").glob("**/*")])
         seen.config = load_yaml(live / "params.yaml") if (live / "params.yaml").exists() else None
+        seen.summary = json.loads((live / "metrics.json").read_text())
         for name, rows in tables(live).items():
             if any(number(value) is None for _, value in rows):
                 seen.texts[name] = [value for _, value in rows]

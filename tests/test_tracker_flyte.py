@@ -37,6 +37,8 @@ def parse(page: str) -> Seen:
     """Read a page of the tracker back."""
     run = facts(page, "run")
     seen = Seen(config=facts(page, "config"), status=run.get("status"), tags=run["tags"].split(", ") if "tags" in run else None)
+    seen.summary = facts(page, "summary")
+    seen.alerts = [f"{when} {text}" for when, text in facts(page, "alerts").items()]
     table = top_level(page[page.index("<table class='history'>") :], "table")[0]
     rows = top_level(table, "tr")
     keys = [unescape(key) for key in top_level(rows[0], "th")][1:]
@@ -54,7 +56,7 @@ def parse(page: str) -> Seen:
 
 class TestFlyte(TrackerContract):
     name = "flyte"
-    holds = ALL - {"artifact"}
+    holds = ALL - {"artifact", "metric"}
 
     @staticmethod
     def read(folder: Path) -> Seen:

@@ -45,7 +45,7 @@ READERS = {"scalar": scalar, "media": media, "save": save, "finish": finish}
 
 class TestSwanLab(TrackerContract):
     name = "swanlab"
-    holds = ALL - {"repeat", "tags"}
+    holds = ALL - {"repeat", "tags", "metric", "alert"}
 
     def environment(self, folder: Path) -> dict[str, str]:
         return {"SWANLAB_MODE": "offline", "SWANLAB_SAVE_DIR": str(folder / "swan")}
@@ -64,6 +64,7 @@ class TestSwanLab(TrackerContract):
                     READERS[kind](seen, getattr(record, kind), file.parent)
             for written in file.parent.rglob("config.yaml"):
                 seen.config = {key: entry["value"] for key, entry in yaml.safe_load(written.read_text()).items()}
+            seen.summary = seen.config.get("summary", seen.summary)
         seen.runs = len(ids)
         return seen
 

@@ -16,7 +16,7 @@ META = ("step", "timestamp", "run", "run_id", "project")
 
 class TestTrackio(TrackerContract):
     name = "trackio"
-    holds = ALL
+    holds = ALL - {"metric"}
 
     def environment(self, folder: Path) -> dict[str, str]:
         return {"TRACKIO_DIR": str(folder / "trackio"), "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
@@ -46,6 +46,8 @@ class TestTrackio(TrackerContract):
                     seen.scalars.setdefault(key, []).append((row["step"], value))
         config = SQLiteStorage.get_run_config("contract", name, run_id=run_id) or {}
         seen.config = flat_config({key: value for key, value in config.items() if not key.startswith("_")})
+        seen.summary = config.get("summary")
+        seen.alerts = [f"{found['title']}: {found['text']}" for found in SQLiteStorage.get_alerts("contract", run_id=run_id)]
         seen.tags, seen.status = config.get("tags"), config.get("status")
         seen.artifacts = [found["name"] for found in SQLiteStorage.list_artifacts("contract")]
         return seen

@@ -40,6 +40,24 @@ def history(log: WandbLog) -> list[dict]:
     return rows
 
 
+def facts(logs: list[WandbLog]) -> tuple[dict, dict, list]:
+    """Return summary, metric definitions and alerts."""
+    summary, metrics, alerts = {}, {}, []
+    for log in logs:
+        for record in WandbLog(log.path).records():
+            kind = record.WhichOneof("record_type")
+            if kind == "summary":
+                for item in record.summary.update:
+                    put(summary, item)
+            elif kind == "metric":
+                rules = [name for name in ("min", "max", "mean", "last", "first", "none") if getattr(record.metric.summary, name)]
+                found = {"x": record.metric.step_metric, "summary": rules[0] if rules else None}
+                metrics[record.metric.glob_name or record.metric.name] = found
+            elif kind == "alert":
+                alerts.append(f"{record.alert.level} {record.alert.title}: {record.alert.text}")
+    return summary, metrics, alerts
+
+
 def description(logs: list[WandbLog]) -> tuple[dict, list, list, int | None]:
     config, tags, artifacts, code = {}, [], [], None
     for log in logs:
@@ -81,6 +99,7 @@ class TestWandb(TrackerContract):
                     seen.scalars.setdefault(key, []).append((row[STEP], value))
         config, seen.tags, seen.artifacts, code = description(logs)
         seen.config = flat_config({key: value for key, value in config.items() if key != "_wandb"})
+        seen.summary, seen.metrics, seen.alerts = facts(logs)
         seen.status = {number: name for name, number in EXIT_CODES.items()}.get(code)
         return seen
 

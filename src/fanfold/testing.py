@@ -33,6 +33,9 @@ class Seen:
     media: dict[str, int] = field(default_factory=dict)  # key → how many
     artifacts: list[str] | None = None
     tags: list[str] | None = None
+    summary: dict[str, Any] | None = None  # what was assigned to run.summary
+    metrics: dict[str, dict[str, Any]] | None = None  # what was defined: key → {"x": …, "summary": …}
+    alerts: list[str] | None = None  # title and text, as stored
     status: str | None = None
     runs: int = 1
 
@@ -63,6 +66,9 @@ CAPABILITIES = {
     "html": "HTML",
     "artifact": "files",
     "tags": "tags",
+    "summary": "values assigned to `run.summary`",
+    "metric": "`define_metric`",
+    "alert": "alerts",
     "status": "final status",
     "resume": "going on in the same remote run",
 }
@@ -80,6 +86,10 @@ _EVERYTHING = """
     import matplotlib.figure, numpy as np, plotly.graph_objects, torch
     run.config.update({config})
     run.tags = {tags}
+    run.define_metric("val/*", x="n", summary="max")
+    run.summary["best"] = 0.25
+    run.summary["verdict"] = "good"
+    run.alert("Loss is high", "look at it", level="error")
     for i in range(200):
         run.log({{"loss": 1 / (i + 1), "val/acc": i * 0.1, "n": i, "ok": i % 2 == 0}}, step=i * 3)
     for i in range(10):
@@ -325,6 +335,24 @@ class TrackerContract:
         if "artifact" in self.holds and self.reads:
             assert seen.artifacts is not None
             assert any("model" in name for name in seen.artifacts)
+
+    def test_summary_metric_definitions_and_alerts_arrive_or_are_warned_about(self, tmp_path: Path) -> None:
+        life = self.everything(tmp_path)
+        seen, log = life.seen, next((life.folder / "runs" / "contract" / "contract-1" / "relay").glob("*.log")).read_text()
+        for capability, words in (("summary", "a run summary"), ("metric", "definitions of metrics"), ("alert", "alerts")):
+            warned = log.count(f"{self.name} has no place for {words}")
+            assert warned == (capability not in self.holds) or not self.reads, f"{words}: warned {warned} times"
+        if "summary" in self.holds and self.reads:
+            assert seen.summary is not None
+            assert (float(seen.summary["best"]), seen.summary["verdict"]) == (0.25, "good")
+        if "metric" in self.holds and self.reads:
+            assert seen.metrics is not None
+            assert seen.metrics["val/*"] == {"x": "n", "summary": "max"}
+        if "alert" in self.holds and self.reads:
+            assert seen.alerts is not None
+            assert len(seen.alerts) == 1
+            assert "Loss is high" in seen.alerts[0]
+            assert "look at it" in seen.alerts[0]
 
     def test_syncing_adds_nothing_and_a_second_attempt_goes_on_in_the_same_remote_run_and_fails(self, tmp_path: Path) -> None:
         folder = self.everything(tmp_path).folder

@@ -28,7 +28,7 @@ OWNER_SECONDS = 10.0
 TAKEOVER_SECONDS = 60.0
 FIELDS = (
     "tracker", "kwargs", "remote", "closed", "delivered", "refused", "error", "partial", "described", "counts",
-    "folds", "through",
+    "folds", "through", "told",
 )  # fmt: skip
 _held: set[Path] = set()  # POSIX locks do not stand between threads of one process; this does
 
@@ -66,6 +66,7 @@ class Cursor:
     partial: int = 0
     folds: dict[str, list[int]] = field(default_factory=dict)
     described: str | None = None
+    told: dict[str, str] = field(default_factory=dict)  # digests of the summary and the metric definitions it has
     error: str | None = None
     through: list[str] = field(default_factory=list)  # rank 0's journals that have ended and are delivered whole
     tracker: str = ""

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import JournalError, notices
-from ..journal import Record
-from ..journal.bodies import Artifact, Beat, End, Info, Lost, Values
+from ..journal import Record, bodies
+from ..journal.bodies import Artifact, Beat, End, Info, Lost, Metric, Values
 from ..journal.directory import journal_files
 from ..journal.walker import Row
 from ..store.attempts import group
-from ..trackers.base import Point
+from ..trackers.base import Alert, Point
 from .folding import Folding, Step
 from .track import SENT, Call, Frame, Life, Track
 
@@ -68,7 +68,8 @@ class Feed:
         self.clock = clock
         self.tracks: dict[str, Track] = {}
         self.info: dict[str, Any] = {}
-        self.artifacts: deque[tuple[Artifact, Frame]] = deque()
+        self.metrics: dict[str, Metric] = {}  # what define_metric() said, by key
+        self.events: deque[tuple[Artifact | Alert, Frame]] = deque()
         self.queue: deque[Call] = deque()
         self._marks = dict(marks or {})
         self._partial = {key: set(steps) for key, steps in (partial or {}).items()}
@@ -123,10 +124,10 @@ class Feed:
                 self._arrange()
 
     def _recall(self, track: Track) -> None:
-        """Take up what stands before the mark and is no point: facts of the run, and the last word."""
+        """Read the facts of the run that are before the mark: what describes it, its metrics, and how it ended."""
         try:
             for record in track.start() or ():
-                self._take_facts(track, record.data)
+                self._take(track, record)
         except JournalError as error:
             self._cannot_read(track.journal.path, error)
 
@@ -189,11 +190,21 @@ class Feed:
                 self._take_record(track, record)
             case Info() | End():
                 self._take_facts(track, record.data)
+            case Metric() if track.rank == 0:
+                self._take_metric(record.data)
             case Artifact() if track.rank == 0:
                 track.frames.append(Frame(record.offset, record.end))
-                self.artifacts.append((record.data, track.frames[-1]))
+                self.events.append((record.data, track.frames[-1]))
+            case bodies.Alert() if track.rank == 0:
+                track.frames.append(Frame(record.offset, record.end))
+                self.events.append((_alert(record.data, f"{track.journal.id}-{record.offset}"), track.frames[-1]))
             case Beat():
                 track.high = max(track.high, record.data.high)
+
+    def _take_metric(self, metric: Metric) -> None:
+        if metric.t >= self._told.get(f"metric:{metric.key}", 0):
+            self._told[f"metric:{metric.key}"] = metric.t
+            self.metrics[metric.key] = metric
 
     def _take_facts(self, track: Track, facts: Info | End) -> None:
         if isinstance(facts, End):
@@ -320,7 +331,7 @@ class Feed:
     def finished(self) -> bool:
         """Tell whether every process is gone and everything was handed out."""
         known = [track for track in self.tracks.values() if track.started and track.journal.header.role in ("main", "worker")]
-        if not any(track.main for track in known) or self.queue or self.artifacts:
+        if not any(track.main for track in known) or self.queue or self.events:
             return False
         held = any(life.folding.steps or life.folding.ready for life in self._lives)
         return not held and all(track.through() for track in known) and self._others_gone()
@@ -328,7 +339,7 @@ class Feed:
     def rank_zero_through(self) -> bool:
         """Tell whether rank 0 is gone and everything was handed out; other ranks may go on, unless they are folded."""
         mine = [track for track in self.tracks.values() if track.rank == 0 and track.main]
-        return bool(mine) and not (self.fold or self.queue or self.artifacts) and all(track.through() for track in mine)
+        return bool(mine) and not (self.fold or self.queue or self.events) and all(track.through() for track in mine)
 
     def through(self) -> list[str]:
         """Return rank 0's journals that have ended and whose every frame is settled; call after marks()."""
@@ -355,3 +366,9 @@ class Feed:
     @property
     def late(self) -> int:
         return sum(life.folding.late for life in self._lives)
+
+
+def _alert(event: bodies.Alert, number: str) -> Alert:
+    level = event.level if event.level in ("info", "error") else "warning"
+    step = event.s if event.s is not None and event.s >= 0 else None
+    return Alert(event.title, event.text, level, step, event.t / 1e9, number)

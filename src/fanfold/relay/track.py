@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..journal import Journal, Kind, Record
+from ..journal import Journal, Record
+from ..journal.bodies import End, Info, Metric
 from ..journal.spool import recover
 from ..journal.walker import RowReader
 from .folding import Folding
@@ -81,11 +82,11 @@ class Track:
                 offset += stride
 
     def start(self) -> list[Record] | None:
-        """Read what stands before the mark and is no point: shapes, facts and ends. None: the journal has not begun."""
+        """Read the shapes, facts, metric definitions and ends before the mark. None: the journal has not begun."""
         self.journal.seek(0)
         found = []
         for one in self.journal.stream():
-            if one.offset < self.mark and isinstance(one, Record) and one.kind in (Kind.INFO, Kind.END):
+            if one.offset < self.mark and isinstance(one, Record) and isinstance(one.data, (Info, End, Metric)):
                 found.append(one)
             if one.end >= self.mark:
                 self.started = True

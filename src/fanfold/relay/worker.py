@@ -7,13 +7,15 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import logger, notices, outcome
+from ..journal.bodies import Artifact
 from ..journal.directory import decode_name
 from ..process import digest
-from ..trackers.base import Adapter, Identity
+from ..trackers.base import Adapter, Alert, Identity
 from .cursor import Cursor
 from .custom import Custom
 from .deadline import within
@@ -54,6 +56,7 @@ class Worker:
         self.closed = False
         self.sender = Sender(run, self.tracker, cursor)
         self._described = cursor.described
+        self._told = dict(cursor.told)
         self._quiet_since: float | None = None
         self._settled_at = self._well_at = self._hurried_at = clock()
         self._started = False
@@ -70,7 +73,7 @@ class Worker:
         self.sender.out = self.feed.poll()
         _, error = outcome(self.open if limit is None else lambda: within(limit, self.open))
         self.started_elsewhere = error is None
-        self._described = None  # a live object here knows nothing of what another one was told
+        self._described, self._told = None, {}  # a live object here knows nothing of what another one was told
         return error
 
     def serve(self, *, follow: bool) -> None:
@@ -156,8 +159,9 @@ class Worker:
         if not self._started:
             return False
         self._describe()
-        moved = bool(sender.out or self.feed.artifacts)
-        self._send_artifacts()
+        self._tell()
+        moved = bool(sender.out or self.feed.events)
+        self._send_events()
         while sender.out and not self.stop.is_set():
             sender.send()
             if self.clock() - self._settled_at > SETTLE_SECONDS:
@@ -168,9 +172,10 @@ class Worker:
 
     def _has_news(self) -> bool:
         """Tell whether the destination is to hear of anything: one that was served and closed is left alone."""
-        if self.sender.out or self.feed.artifacts:
+        if self.sender.out or self.feed.events:
             return True
-        return bool(self.feed.info) and (self.cursor.closed is None or self._words()[0] != self._described)
+        said = self._words()[0] == self._described and not self._untold()
+        return bool(self.feed.info) and (self.cursor.closed is None or not said)
 
     def _start(self) -> None:
         if not self.started_elsewhere:
@@ -213,14 +218,40 @@ class Worker:
         self.sender.attempt("name, tags and notes", lambda: self.tracker.describe(**words))
         self._described = known
 
-    def _send_artifacts(self) -> None:
-        while self.feed.artifacts and not self.stop.is_set():
-            event, frame = self.feed.artifacts[0]
-            for file in event.files:
-                name = f"{event.name}/{file.path}" if len(event.files) > 1 else event.name
-                self.sender.send_file(name, file.blob)
-            self.feed.artifacts.popleft()
+    def _untold(self) -> dict[str, tuple[str, Any]]:
+        """Return the summary and the metric definitions, each with its digest, where they are new or have changed."""
+        facts = {
+            "summary": self.feed.info.get("summary"),
+            "metrics": {key: [metric.x, metric.summary] for key, metric in self.feed.metrics.items()},
+        }
+        found = {name: (digest(json.dumps(value, sort_keys=True, default=str)), value) for name, value in facts.items() if value}
+        return {name: both for name, both in found.items() if both[0] != self._told.get(name)}
+
+    def _tell(self) -> None:
+        """Hand over the summary and the metric definitions when they are new or have changed."""
+        for name, (known, value) in self._untold().items():
+            if name == "summary":
+                self.sender.attempt("the summary", partial(self.tracker.set_summary, value))
+            else:
+                for key, (x, rule) in value.items():
+                    define = partial(self.tracker.define_metric, key, x=x, summary=rule)
+                    self.sender.attempt(f"the definition of {key}", define)
+            self._told[name] = known
+
+    def _send_events(self) -> None:
+        while self.feed.events and not self.stop.is_set():
+            event, frame = self.feed.events[0]
+            if isinstance(event, Alert):
+                self.sender.attempt("an alert", partial(self.tracker.alert, event))
+            else:
+                self._send_files(event)
+            self.feed.events.popleft()
             self.sender.sent.append(frame)
+
+    def _send_files(self, event: Artifact) -> None:
+        for file in event.files:
+            name = f"{event.name}/{file.path}" if len(event.files) > 1 else event.name
+            self.sender.send_file(name, file.blob)
 
     def _settle(self) -> None:
         if self._started:
@@ -234,7 +265,8 @@ class Worker:
         cursor.counts, cursor.delivered, cursor.partial = dict(sender.counts), sender.delivered, sender.partials
         sender.partial = {key: steps & awaited[key] for key, steps in sender.partial.items() if key in awaited}
         cursor.folds = {key: sorted(steps) for key, steps in sender.partial.items() if steps}
-        cursor.described, cursor.error, cursor.through = self._described, None, self.feed.through()
+        cursor.described, cursor.told = self._described, dict(self._told)
+        cursor.error, cursor.through = None, self.feed.through()
         cursor.save()
         self._settled_at = self.clock()
 
@@ -248,6 +280,7 @@ class Worker:
         if not self._started and self.cursor.closed != status:
             self._start()
             self._describe()
+            self._tell()
         self._settle()
         if self._started:  # else it was delivered and closed before, and nothing is new
             self.sender.attempt("the end of the run", lambda: self.tracker.close(status))

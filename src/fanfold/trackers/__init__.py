@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from ..errors import logger
-from .base import Adapter, GeneralTracker, Point, Refusal, Refused, on_main_process
+from .base import Adapter, Alert, GeneralTracker, Point, Refusal, Refused, on_main_process
 from .registry import (
     LOGGER_TYPE_TO_CLASS,
     TABLE,
@@ -25,6 +25,7 @@ __all__ = [
     "LOGGER_TYPE_TO_CLASS",
     "Adapter",
     "AimTracker",
+    "Alert",
     "AzureMLTracker",
     "ClearMLTracker",
     "CometMLTracker",

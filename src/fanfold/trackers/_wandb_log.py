@@ -28,6 +28,8 @@ class WandbLog:
         self.rows = 0
         self.artifacts = 0
         self.configs = 0
+        self.alerts = 0
+        self.summary: set[str] = set()
         self.exit: int | None = None
         self.last_step = -1
         self.keys: Counter[str] = Counter()
@@ -45,6 +47,10 @@ class WandbLog:
                 self.artifacts += 1
             elif kind == "config":
                 self.configs += 1
+            elif kind == "alert":
+                self.alerts += 1
+            elif kind == "summary":
+                self.summary.update(key_of(item) for item in record.summary.update)
             elif kind == "exit":
                 self.exit = record.exit.exit_code
         return self

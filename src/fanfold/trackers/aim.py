@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import os
 import shutil
 import struct
@@ -18,7 +19,7 @@ from typing import Any, ClassVar
 
 from ..errors import FanfoldError, notices
 from ..media import Media
-from .base import Adapter, Identity, Point, Refused, clean_config, on_main_process
+from .base import Adapter, Alert, Identity, Point, Refused, clean_config, on_main_process
 from .tools import mapped, markdown
 
 BUILD_SECONDS = 60.0  # a repository without a version that has not changed for so long was left by a kill
@@ -103,6 +104,21 @@ class AimTracker(Adapter):
         self._tags = set(tags)
         if group is not None:
             self._note(group=group)
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        """Keep the summary as `run["summary"]`, where queries can ask for it."""
+        self.writer["summary"] = mapped(clean_config(values), _storable, key=lambda name: name or EMPTY)
+
+    def alert(self, alert: Alert) -> None:
+        """Add an alert to the run's log records, which Aim's notifier watches; sent again, it is the same record."""
+        from aim.sdk.logging import LogRecord
+
+        level = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}[alert.level]
+        text = f"{alert.title}: {alert.text}" if alert.text else alert.title
+        record = LogRecord(text, level, timestamp=alert.time, logger_info=("fanfold", 0), step=alert.step)
+        tracker = self.writer._tracker  # noqa: SLF001 - as Run.log_warning() does, which would stamp the time of delivery
+        tracker._track(record, alert.time, "__log_records", int(alert.time * 1000))  # noqa: SLF001
+        self.writer._checkins.check_in(flag_name="new_logs", block=alert.level == "error")  # noqa: SLF001
 
     def _note(self, **facts: Any) -> None:
         """Keep what Aim has no field for where its queries can ask: `run.fanfold.status == "failed"`."""

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,6 +70,9 @@ class AzureMLTracker(Adapter):
         found = {key: _tag(key, value) for key, value in words.items() if value} | dict.fromkeys(tags, "")
         if found:
             self.run.set_tags(found)
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        self.run.set_tags({f"summary.{key}": _tag(f"summary.{key}", value) for key, value in flat_config(values).items()})
 
     def add(self, key: str, value: Any, point: Point) -> None:
         for i, item in enumerate(value if isinstance(value, list) else [value]):

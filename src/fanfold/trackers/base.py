@@ -94,6 +94,17 @@ class Point(NamedTuple):
     kwargs: Mapping[str, Any] = {}
 
 
+class Alert(NamedTuple):
+    """Something a person should see. `id` is the same whenever the same alert is sent again."""
+
+    title: str
+    text: str
+    level: str  # info, warning or error
+    step: int | None
+    time: float
+    id: str
+
+
 class Identity(NamedTuple):
     """Who the run is, for trackers that can take an id, a name or a directory from it."""
 
@@ -252,6 +263,21 @@ class Adapter(GeneralTracker):
         """Keep a file. Systems without artifacts say so once."""
         self._cannot("keep files", name, path)
 
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        """Keep what was assigned to `run.summary`: all of it, whenever some of it has changed."""
+        del values
+        self._lacks("a run summary", "the values assigned to run.summary are")
+
+    def define_metric(self, key: str, *, x: str | None, summary: str | None) -> None:
+        """Set the x axis of a key (or of `val/*`), and its summary statistic. Defining it again replaces the definition."""
+        del key, x, summary
+        self._lacks("definitions of metrics", "define_metric() calls are")
+
+    def alert(self, alert: Alert) -> None:
+        """Show an alert. One that was sent right before a kill is sent again, with the same id."""
+        del alert
+        self._lacks("alerts", "they are")
+
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         """Take over name, tags, notes and group as far as the system has them. Called after start()."""
 
@@ -270,6 +296,13 @@ class Adapter(GeneralTracker):
                 f"{self.name} does not take {key!r}: {why}. It is left out there and the other values are recorded. "
                 "Later cases are counted.",
             )
+
+    def _lacks(self, what: str, kept: str) -> None:
+        """Warn once that this system has no place for something."""
+        notices.once(
+            f"{self.name}:lacks:{what}",
+            f"{self.name} has no place for {what}; {kept} kept in the journal only. See `fanfold show` or `fanfold ui`.",
+        )
 
     def _cannot(self, what: str, key: str, value: Any) -> None:
         """Say once what this system cannot hold."""

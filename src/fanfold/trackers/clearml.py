@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,6 +67,7 @@ class ClearMLTracker(Adapter):
         self._tried = False
         self._sent = 0  # events made since start, with those there were
         self._read = _Read()
+        self._summary: dict[str, Any] = {}
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -246,6 +247,21 @@ class ClearMLTracker(Adapter):
             file = named(path, Path(folder), Path(name).name)  # the name it has on the server, where the blob's is a hash
             if not self.task.upload_artifact(name, artifact_object=file, wait_on_upload=True):
                 raise ConnectionError(f"ClearML did not take the file {name!r}")
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        """Report numbers as single values, and anything else as user properties."""
+        logger = self.task.get_logger()
+        for key, value in flat_config(values).items():
+            if self._summary.get(key, self) == value:
+                continue
+            if isinstance(value, (bool, int, float)):
+                if not math.isfinite(value):
+                    self._allow(logger, value)
+                logger.report_single_value(name=key, value=float(value))
+                self._sent += 1
+            else:
+                self.task.set_user_properties(**{f"summary.{key}": value if isinstance(value, str) else json.dumps(value)})
+            self._summary[key] = value
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         if name and "task_name" not in self.init_kwargs and not os.environ.get("CLEARML_TASK"):

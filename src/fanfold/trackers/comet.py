@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import os
 import tempfile
 import time
@@ -21,7 +22,7 @@ from ..errors import notices
 from ..journal.writer import try_lock
 from ..process import digest
 from . import _comet_archives as archives
-from .base import Adapter, Identity, Point, clean_config, on_main_process
+from .base import Adapter, Alert, Identity, Point, clean_config, flat_config, on_main_process
 from .tools import content_of
 
 SETTLE_SECONDS = 60.0
@@ -157,8 +158,6 @@ class CometMLTracker(Adapter):
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the configuration as parameters, and whole as `config.json` where Comet would cut a value."""
-        import json
-
         config = clean_config(values)
         self.writer.log_parameters(config)
         if any(len(str(value)) > MAX_VALUE for value in config.values()):
@@ -196,6 +195,21 @@ class CometMLTracker(Adapter):
 
     def artifact(self, path: Path, name: str) -> None:
         self.writer.log_asset(str(path), file_name=name)
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        """Keep the summary as "other" values, which Comet's tables show beside metrics."""
+        for key, value in flat_config(values).items():
+            plain = value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+            self.writer.log_other(_name(key), plain)
+
+    def alert(self, alert: Alert) -> None:
+        """Keep an alert as a text, and send it as a notification where Comet is online."""
+        facts = {"alert": alert.level, "title": alert.title, "id": alert.id}
+        self.writer.log_text(f"{alert.title}\n{alert.text}".strip(), step=alert.step, metadata=facts)
+        if not self._offline:
+            self.writer.send_notification(
+                alert.title, status=alert.level, additional_data={"text": alert.text, "step": alert.step}
+            )
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         if name:

@@ -9,7 +9,7 @@ import csv
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -95,6 +95,9 @@ class DagsHubTracker(Adapter):
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         self._way.describe(name=name, tags=tags, notes=notes, group=group)
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        self._way.set_summary(values)
 
     def artifact(self, path: Path, name: str) -> None:
         self._way.artifact(path, name)

@@ -13,12 +13,12 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import FanfoldError, notices
-from .base import Adapter, Identity, Point, Refused, clean_config, on_main_process
+from .base import Adapter, Identity, Point, Refused, clean_config, flat_config, on_main_process
 from .tools import replace
 
 MARKER = ".fanfold.json"  # which run a folder belongs to, and what was in it before
@@ -197,6 +197,12 @@ class DVCLiveTracker(Adapter):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         super().log(values, step, **kwargs)
         self.live.next_step()
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        """Keep the summary in `live.summary`, which becomes metrics.json."""
+        for key, value in flat_config(values).items():
+            _summarise(self.live.summary, key.split("/"), value)
+        self.settle()
 
     def settle(self) -> None:
         """Write metrics.json. The tables need nothing, each row is written as it is logged."""

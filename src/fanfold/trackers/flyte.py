@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import notices
-from .base import Adapter, Identity, Point, Refusal, flat_config, on_main_process, prepared
+from .base import Adapter, Alert, Identity, Point, Refusal, flat_config, on_main_process, prepared
 from .tools import replace
 
 ROWS = 10_000
@@ -88,6 +88,14 @@ class FlyteTracker(Adapter):
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         words = {"name": name, "group": group, "tags": ", ".join(tags), "notes": notes}
         self._facts["Run"] = {**self._facts.get("Run", {}), **{key: value for key, value in words.items() if value}}
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        self._facts["Summary"] = flat_config(values)
+
+    def alert(self, alert: Alert) -> None:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(alert.time))
+        at = "" if alert.step is None else f", step {alert.step}"
+        self._facts.setdefault("Alerts", {})[f"{alert.level}, {when}{at}"] = f"{alert.title}: {alert.text}".removesuffix(": ")
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         cells, refused = prepared(points, lambda _point, _key, value: _cell(value))

@@ -341,6 +341,18 @@ class MLflowTracker(Adapter):
             text = f"{len(text)} characters: see the artifact {path}"
         self._client.set_tag(self.active_run.info.run_id, key, text)
 
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        """Keep numbers as metrics `summary/<key>`, which MLflow's tables sort by, and anything else as tags."""
+        have = self._client.get_run(self.active_run.info.run_id).data.metrics
+        for key, value in flat_config(values).items():
+            name = self._name(f"summary/{key}")
+            if isinstance(value, (int, float)) and self._holds(f"summary/{key}", value, 0):
+                if repr(have.get(name)) != repr(float(value)):
+                    self._client.log_metric(self.active_run.info.run_id, name, float(value), step=0)
+            elif not isinstance(value, (int, float)):
+                self._tag(f"fanfold.summary/{legal(key)}", value if isinstance(value, str) else json.dumps(value))
+        self._say_words()
+
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         if name and not self._named:
             self._client.update_run(self.active_run.info.run_id, name=name)

@@ -11,7 +11,7 @@ import math
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -105,8 +105,15 @@ class NeptuneTracker(Adapter):
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep each value below `parameters`; types a field cannot have become text."""
+        self._assign("parameters", values)
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        """Keep each value below `summary`."""
+        self._assign("summary", values)
+
+    def _assign(self, folder: str, values: Mapping[str, Any]) -> None:
         for key, value in flat_config(values).items():
-            path, kept = self._path(f"parameters/{key}", "parameter"), _parameter(value)
+            path, kept = self._path(f"{folder}/{key}", "parameter"), _parameter(value)
             if self._parameters.setdefault(path, type(kept)) is not type(kept):
                 self.run.pop(path)  # a field keeps its first type
                 self._parameters[path] = type(kept)

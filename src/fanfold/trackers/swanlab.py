@@ -101,6 +101,10 @@ class SwanLabTracker(Adapter):
         if any(words.values()):
             self.run.config.update({f"fanfold.{key}": value for key, value in words.items() if value})
 
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        """Keep the summary in the config: SwanLab has none."""
+        self.run.config.update({"summary": mapped(clean_config(values), _config)})
+
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         fresh: set[tuple[str, int]] = set()
         ready, refused = prepared(points, lambda point, key, value: self._checked(key, value, point.step, fresh))

@@ -14,13 +14,13 @@ import os
 import sqlite3
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..media import Media
-from .base import Adapter, Identity, Point, Refusal, Refused, clean, clean_config, on_main_process, prepared
+from .base import Adapter, Alert, Identity, Point, Refusal, Refused, clean, clean_config, on_main_process, prepared
 from .tools import file_of, mapped, plain_name, until
 
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
@@ -121,8 +121,27 @@ class TrackioTracker(Adapter):
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         """Keep tags and notes in the configuration, where the dashboard shows them; the name was given at the start."""
         del name, group
-        self._words = {key: value for key, value in (("tags", list(tags)), ("notes", notes)) if value}
+        self._words |= {key: value for key, value in (("tags", list(tags)), ("notes", notes)) if value}
         self._update_config()
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        """Keep the summary in the configuration: trackio has none."""
+        self._words["summary"] = mapped(clean_config(values), _small)
+        self._update_config()
+
+    def alert(self, alert: Alert) -> None:
+        """Write an alert with the time of the call; one with an id that is there already is left out."""
+        from trackio import AlertLevel
+        from trackio.sqlite_storage import SQLiteStorage
+
+        level = {"info": AlertLevel.INFO, "warning": AlertLevel.WARN, "error": AlertLevel.ERROR}[alert.level]
+        if self.database is None:
+            self.run.alert(alert.title, alert.text or None, level=level, step=alert.step)
+            return
+        SQLiteStorage.bulk_alert(
+            project=self.run.project, run=self.run.name, run_id=self.run.id, titles=[alert.title], texts=[alert.text or None],
+            levels=[level.value], steps=[alert.step], timestamps=[_time(alert.time)], alert_ids=[alert.id],
+        )  # fmt: skip
 
     def _update_config(self) -> None:
         changed = {**self._words, **self._config}

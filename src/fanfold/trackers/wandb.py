@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 from ..errors import notices
 from ..media import Media
 from ._wandb_log import WandbLog, logs_of
-from .base import Adapter, Identity, Point, Refusal, Refused, clean_config, on_main_process, prepared
+from .base import Adapter, Alert, Identity, Point, Refusal, Refused, clean_config, on_main_process, prepared
 from .tools import file_of, mapped, plain_name, until
 
 STEP = "fanfold/step"
@@ -28,6 +28,7 @@ HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")
 SETTLE_SECONDS = 60.0
 QUIET_SECONDS = 2.0  # wandb's own process outlives a killed one by 1.3 s, and may write until then
 MAX_BINS = 512
+LONGEST_TITLE = 64  # of an alert
 # The relay's own machine facts, console and code are not the run's; the log is flushed often so that settle() is quick.
 SETTINGS: dict[str, Any] = {
     "x_transaction_log_flush_interval": 0.2, "x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True,
@@ -52,6 +53,8 @@ class WandBTracker(Adapter):
         self._rows = 0  # committed since start(), which the log must show
         self._artifacts = 0
         self._configs = 0
+        self._alerts = 0
+        self._summary: set[str] = set()
         self._last = -1  # wandb's own step of the last row
         self._open: tuple[int | None, set[str]] | None = None  # our step and the keys of the row still open
         self._stamp: dict[str, Any] = {}
@@ -99,7 +102,7 @@ class WandBTracker(Adapter):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._await_silence(Path(folder) / "wandb")
         self.run = wandb.init(project=self.run_name, **self.init_kwargs)
-        self._rows, self._artifacts, self._configs, self._open = 0, 0, 0, None
+        self._rows, self._artifacts, self._configs, self._alerts, self._open = 0, 0, 0, 0, None
         self._log = WandbLog(Path(self.run.settings.sync_file)) if self._keeps_log() else None
         if self._adopted:
             folders = Path(self.run.settings.sync_dir).parent
@@ -187,7 +190,8 @@ class WandBTracker(Adapter):
         log = self._log
         if log is None:
             return
-        until(lambda: log.refresh().configs >= self._configs, 2.0)  # it is written with the rest, and said again if not
+        # Written with the rest, and said again if not.
+        until(lambda: log.refresh().configs >= self._configs and self._summary <= log.summary, 2.0)
         if not until(lambda: self._arrived(log), SETTLE_SECONDS):
             raise TimeoutError(
                 f"wandb's log {log.path} has {log.rows} of {self._rows} rows after {SETTLE_SECONDS:g} s. Nothing is lost; "
@@ -196,7 +200,7 @@ class WandBTracker(Adapter):
 
     def _arrived(self, log: WandbLog) -> bool:
         log.refresh()
-        return log.rows >= self._rows and log.artifacts >= self._artifacts
+        return log.rows >= self._rows and log.artifacts >= self._artifacts and log.alerts >= self._alerts
 
     def counts(self) -> dict[str, int] | None:
         """Count the rows of each key in the logs of this run, of every attempt: each has a folder of its own.
@@ -210,6 +214,27 @@ class WandBTracker(Adapter):
             for key, count in log.refresh().keys.items():
                 found[key] = found.get(key, 0) + count
         return {key: count for key, count in found.items() if key not in OWN_KEYS}
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        changed = mapped(clean_config(values), _no_nan)
+        self.run.summary.update(changed)
+        self._summary |= changed.keys()
+
+    def define_metric(self, key: str, *, x: str | None, summary: str | None) -> None:
+        """Define a metric in wandb. Without step_sync, which would add rows of the x metric that nobody logged."""
+        if "*" in key[:-1]:
+            self._cannot("define metrics by a pattern with `*` before its end", key, key)
+            return
+        if summary in ("sum", "count"):
+            self._cannot(f"summarise by {summary}", key, summary)
+            summary = None
+        self.run.define_metric(key, step_metric=x or STEP, step_sync=False, summary=summary, overwrite=True)
+
+    def alert(self, alert: Alert) -> None:
+        level = {"info": "INFO", "warning": "WARN", "error": "ERROR"}[alert.level]
+        at = "" if alert.step is None else f" (step {alert.step})"
+        self.run.alert(title=alert.title[:LONGEST_TITLE], text=f"{alert.text}{at}".strip() or alert.title, level=level)
+        self._alerts += 1
 
     def artifact(self, path: Path, name: str) -> None:
         import wandb
