@@ -26,7 +26,7 @@ from clickhouse_tools import Fleet
 from fanfold.journal import Writer
 from fanfold.journal import format as fmt
 from store_data import START, Call, write_run
-from test_web import browser, context, expect, inked, needs_browser, open_page, painted, serve, serving, start
+from test_web import SLOW, browser, context, expect, inked, needs_browser, open_page, painted, serve, serving, start
 
 SHORT, LONG, RANKS = 500, 3_000_000, 3
 LEFT, RIGHT = 48, 10  # where a chart's axes begin and end, from its edges
@@ -95,7 +95,7 @@ def number(text: str) -> float:
 def exported(page, figure, kind: str) -> bytes:
     figure.hover()
     figure.get_by_role("button", name="Save loss").click()
-    with page.expect_download() as download:
+    with page.expect_download(timeout=4 * SLOW) as download:  # nothing here is about speed
         figure.get_by_role("button", name=kind, exact=True).click()
     return Path(download.value.path()).read_bytes()
 
