@@ -170,7 +170,7 @@ def delivered(run: Path) -> list[Any]:
     points = [(item.point.step, item.point.time, dict(item.point.values), dict(item.point.kwargs)) for item in feed.poll()]
     assert not feed.behind()
     assert feed.last_word == "finished"
-    return [points, feed.info, [msgspec.to_builtins(event) for event, _ in feed.artifacts]]
+    return [points, feed.info, [msgspec.to_builtins(event) for event, _ in feed.events]]
 
 
 def forwarded(file: Path, store: Path) -> None:
@@ -292,3 +292,18 @@ def test_unknown_kinds_events_and_fields_are_no_damage(tmp_path, capsys, expecte
     assert journal.damaged == 0
     assert differences(answers(tmp_path, capsys), answers(expected.parents[3], capsys)) == []
     assert fits(Kind.LOST, {"q": 9, "s": 3, "t": 5, "new": 1})
+
+
+def test_names_of_any_type_that_a_user_gives_are_written_as_texts(tmp_path):
+    run = fanfold.init(
+        "llm", dir=tmp_path, id="r", config={"lr": 1}, tags=[1, 2.5], notes=5, group=7, name=3, system=False, quiet=True
+    )
+    run.log({"a": "text", "loss": 1.0}, step=2, log_kwargs={"wandb": "x", 1: {"b": b"c"}})
+    (tmp_path / "file").write_text("x")
+    run.artifact(tmp_path / "file", kind=5)
+    run.alert(1, 2)
+    run.finish()
+    stored = fanfold.open("r", dir=tmp_path)
+    assert stored.damaged == 0
+    assert (stored.config, stored.tags, stored.notes, stored.group, stored.name) == ({"lr": 1}, ["1", "2.5"], "5", "7", "3")
+    assert [one["kind"] for one in stored.artifacts] == ["5"]

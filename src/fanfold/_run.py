@@ -599,4 +599,6 @@ def options_for(project: str | None, *, file: Mapping[str, Any], **given: Any) -
     options["id"] = resolve("run_id", given.get("id"), file=file)
     options |= {name: given.get(name) for name in ("config", "trackers", "tracker_kwargs", "fold", "relay")}
     options["root"], options["file"] = given["root"], file
+    for name in ("name", "group", "notes", "project", "id"):  # frames hold texts there, whatever was given
+        options[name] = None if options[name] is None else str(options[name])
     return options

@@ -82,7 +82,7 @@ def note(run: Any, path: Path, step: Any) -> None:
     event = getattr(run, "_event", None)
     if event is not None:
         name = os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")  # a name on a disk is bytes, and may be no text
-        listed = event("saved", {"path": name, "size": size_of(path), "s": step})
+        listed = event("saved", {"path": name, "size": size_of(path), "s": int(step) if isinstance(step, (int, float)) else None})
         if not listed and run.status != "running":
             notices.once(
                 f"stamped late:{run.id}",
