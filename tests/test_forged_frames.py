@@ -170,7 +170,8 @@ def delivered(run: Path) -> list[Any]:
     points = [(item.point.step, item.point.time, dict(item.point.values), dict(item.point.kwargs)) for item in feed.poll()]
     assert not feed.behind()
     assert feed.last_word == "finished"
-    return [points, feed.info, [msgspec.to_builtins(event) for event, _ in feed.events]]
+    events = [event[:-1] if isinstance(event, tuple) else msgspec.to_builtins(event) for event, _ in feed.events]
+    return [points, feed.info, events]  # an alert ends with its place in the journal
 
 
 def forwarded(file: Path, store: Path) -> None:
