@@ -971,6 +971,187 @@ def test_tensors_reach_mlflow_and_trackio_which_accelerate_leaves_out(tmp_path):
     assert [(step, json.loads(metrics)["loss"]) for step, metrics in rows] == [(i, i / 2) for i in range(5)]
 
 
+# What the libraries themselves offer, as with Accelerate's own class
+
+
+def test_the_current_run_of_every_library_is_ours(tmp_path, runs_dir):
+    """`wandb.run`, `mlflow.log_metric`, `trackio.log` and their like are what users call beside the tracker."""
+    done = child(
+        """
+        import json, logging
+        logging.disable()
+        from fanfold.frameworks.accelerate import Accelerator
+        names = ["wandb", "mlflow", "trackio", "swanlab", "comet_ml", "clearml"]
+        accelerator = Accelerator(cpu=True, log_with=names)
+        accelerator.init_trackers("proj", config={"lr": 0.1})
+        import clearml, comet_ml, mlflow, swanlab, trackio, wandb
+        object_of = {name: accelerator.get_tracker(name, unwrap=True) for name in names}
+        current = {
+            "wandb": wandb.run is object_of["wandb"], "mlflow": mlflow.active_run().info.run_id == object_of["mlflow"].info.run_id,
+            "swanlab": swanlab.get_run() is object_of["swanlab"], "clearml": clearml.Task.current_task() is object_of["clearml"],
+            "comet_ml": comet_ml.get_running_experiment() is object_of["comet_ml"], "config": wandb.config["lr"] == 0.1,
+        }
+        accelerator.log({"loss": 1.0}, step=0)
+        mlflow.log_metric("mine", 2.0, step=0)
+        trackio.log({"mine": 2.0}, step=0)
+        wandb.log({"mine": 2.0}, step=0)
+        accelerator.end_training()
+        client = mlflow.MlflowClient()
+        runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
+        left = [wandb.run, mlflow.active_run(), trackio.context_vars.current_run.get()]
+        print(json.dumps([current, [(run.info.status, run.data.metrics) for run in runs], left]))
+        """,
+        tmp_path,
+        **offline(tmp_path),
+    )
+    current, mlflow_runs, left = json.loads(done.stdout.splitlines()[-1])
+    assert current == dict.fromkeys(current, True)
+    assert mlflow_runs == [["FINISHED", {"loss": 1.0, "mine": 2.0}]]  # and no stray run beside it
+    assert left == [None] * 3
+    (database,) = (tmp_path / "trackio").glob("proj*.db")
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute("select metrics from metrics").fetchall()
+    connection.close()
+    assert sorted(json.loads(metrics)["mine" if "mine" in metrics else "loss"] for (metrics,) in rows) == [1.0, 2.0]
+    assert wandb_steps(tmp_path) == {"loss": [0], "mine": [0]}
+
+
+def offline(folder):
+    """Return settings that keep every library on this disk."""
+    (folder / "clearml.conf").write_text("sdk { development { report_use_subprocess: false } }\n")
+    return {
+        "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/m.db",
+        "MLFLOW_DISABLE_TELEMETRY": "true", "TRACKIO_DIR": str(folder / "trackio"), "SWANLAB_MODE": "offline",
+        "SWANLAB_TERMINAL_PROXY_TYPE": "none", "COMET_START_ONLINE": "0", "COMET_DISABLE_AUTO_LOGGING": "1",
+        "COMET_AUTO_LOG_CO2": "false", "CLEARML_OFFLINE_MODE": "1", "CLEARML_CONFIG_FILE": str(folder / "clearml.conf"),
+        "HOME": str(folder), "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+
+
+def wandb_steps(folder):
+    """Return the steps under which wandb has each key, in the order of its rows."""
+    from fanfold.trackers._wandb_log import WandbLog, put
+
+    found = {}
+    for path in sorted(Path(folder).rglob("run-*.wandb")):
+        for record in WandbLog(path).records():
+            if record.WhichOneof("record_type") == "history":
+                row = {}
+                for item in record.history.item:
+                    put(row, item)
+                for key in row.keys() - {"_step", "_runtime", "_timestamp", "fanfold/step"}:
+                    found.setdefault(key.partition("/")[0], []).append(row["fanfold/step"])
+    return found
+
+
+def test_calls_to_wandb_itself_share_the_steps_of_the_log(tmp_path, runs_dir):
+    """wandb drops a row whose step is below the last one; the relay runs behind, and both must be kept."""
+    child(
+        """
+        import numpy as np, wandb
+        from fanfold.frameworks.accelerate import Accelerator
+        accelerator = Accelerator(cpu=True, log_with="wandb")
+        accelerator.init_trackers("proj")
+        tracker = accelerator.get_tracker("wandb")
+        for step in range(9):
+            accelerator.log({"loss": float(step)}, step=step)
+            tracker.log_images({"image": [np.zeros((4, 4, 3), dtype=np.uint8)]}, step=step)
+            tracker.log({"mine": float(step)}, step=step)
+            tracker.log_table("table", columns=["a"], data=[[step]], step=step)
+            wandb.log({"global": float(step)}, step=step)
+            accelerator.get_tracker("wandb", unwrap=True).log({"run": float(step)})
+        accelerator.log({"late": 1.0}, step=2)
+        tracker.log({"later": 1.0}, step=1)
+        accelerator.end_training()
+        """,
+        tmp_path,
+        **offline(tmp_path),
+    )
+    every = {key: list(range(9)) for key in ("loss", "image", "mine", "table", "global", "run")}
+    assert wandb_steps(tmp_path) == {**every, "late": [2], "later": [1]}
+
+
+def test_a_direct_call_sees_the_order_of_the_program(tmp_path, runs_dir):
+    """A method of a built-in tracker is called when everything logged before it has been handed over."""
+    accelerator = Accelerator(cpu=True, log_with="dvclive")
+    accelerator.init_trackers("proj", init_kwargs={"dvclive": {"dir": str(tmp_path / "dvc")}})
+    for step in range(20):
+        accelerator.log({"loss": float(step)}, step=step)
+        accelerator.get_tracker("dvclive").log({"mine": float(step)}, step=step)
+        table = (tmp_path / "dvc" / "plots" / "metrics" / "loss.tsv").read_text().splitlines()
+        assert len(table) == step + 2  # its head, and every point so far
+    accelerator.end_training()
+
+
+def test_arguments_for_a_tracker_object_reach_it_before_log_returns(tmp_path):
+    accelerator = Accelerator(cpu=True, log_with=tracker_class()(tmp_path / "x"))
+    accelerator.init_trackers("proj")
+    accelerator.log({"loss": 1.0}, step=0, log_kwargs={"lines": {"commit": True}})
+    assert lines(tmp_path / "x")[-1] == ["log", 0, {"loss": 1.0}, {"commit": True}]
+    accelerator.end_training()
+
+
+def test_accelerates_own_mlflow_tracker_works_from_both_threads(tmp_path, monkeypatch):
+    """Its methods rely on MLflow's active run, which belongs to a thread; the relay's calls and the user's meet in one run."""
+    done = child(
+        """
+        import json, mlflow
+        from accelerate.tracking import MLflowTracker
+        from fanfold.frameworks.accelerate import Accelerator
+        tracker = MLflowTracker(experiment_name="exp")
+        accelerator = Accelerator(cpu=True, log_with=tracker)
+        accelerator.init_trackers("exp")
+        accelerator.log({"ours": 1.0}, step=3)
+        tracker.log({"mine": 2.0}, step=4)
+        active = mlflow.active_run().info.run_id == tracker.active_run.info.run_id
+        accelerator.end_training()
+        client = mlflow.MlflowClient()
+        runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
+        print(json.dumps([active, mlflow.active_run(), [(run.info.status, run.data.metrics) for run in runs]]))
+        """,
+        tmp_path,
+        **offline(tmp_path),
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [True, None, [["FINISHED", {"ours": 1.0, "mine": 2.0}]]]
+
+
+def test_tensorboard_files_are_where_accelerate_has_them_and_runs_do_not_mix(tmp_path):
+    for value in (1.0, 2.0):
+        accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path / "out")
+        accelerator.init_trackers("proj")
+        accelerator.log({"loss": value}, step=0)
+        assert accelerator.get_tracker("tensorboard").counts() == {}  # of this run; the other's are not counted
+        accelerator.end_training()
+    files = sorted((tmp_path / "out" / "proj").glob("events.out.*"))
+    assert len(files) == 2 and [file.is_file() for file in files] == [True, True]
+    assert sorted(value for _, value in scalars(tmp_path / "out" / "proj")["loss"]) == [1.0, 2.0]
+
+
+def test_clearml_has_the_names_that_accelerate_gives(tmp_path, runs_dir):
+    done = child(
+        """
+        import json, logging
+        logging.disable()
+        from clearml.config import get_offline_dir
+        from fanfold.frameworks.accelerate import Accelerator
+        accelerator = Accelerator(cpu=True, log_with="clearml")
+        accelerator.init_trackers("proj", config={"lr": 0.1, "name": "x"})
+        accelerator.log({"eval_loss": 1.0, "loss": 2.0}, step=3)
+        accelerator.log({"best": 4.0})
+        folder = get_offline_dir(task_id=accelerator.get_tracker("clearml", unwrap=True).id)
+        accelerator.end_training()
+        events = [event for line in open(f"{folder}/metrics.jsonl") for event in json.loads(line)]
+        task = json.load(open(f"{folder}/task.json"))
+        print(json.dumps([sorted((e["metric"], e["variant"], e["value"]) for e in events), list(task["configuration"])]))
+        """,
+        tmp_path,
+        **offline(tmp_path),
+    )
+    events, sections = json.loads(done.stdout.splitlines()[-1])
+    assert events == [["Summary", "best", 4.0], ["loss", "eval", 1.0], ["loss", "train", 2.0]]
+    assert sections == ["General"]
+
+
 # How a run ends, and goes on
 
 

@@ -97,6 +97,10 @@ def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     return found
 
 
+def at_work(cursor: Cursor) -> bool:
+    return cursor.owner is not None and Path(f"/proc/{cursor.owner['pid']}").exists()
+
+
 def tensorboard(run: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -196,13 +200,66 @@ def test_a_relay_killed_at_any_moment_loses_and_repeats_nothing(play, seed):
     until(lambda: path.exists() and path.read_bytes().count(b"\n") >= wanted)
     os.kill(play.cursor("readable").owner["pid"], signal.SIGKILL)
     _, err = training.communicate(timeout=60)
-    assert "fanfold sync r --to relay_trackers:Readable" in err
-    code, done, err = play.sync("r", "--to", "relay_trackers:Readable")
+    until(lambda: not at_work(play.cursor("readable")))  # the relay that was started in its place, if training still went on
+    code, _, err = play.sync("r", "--to", "relay_trackers:Readable")
     assert code == 0, err
-    assert done[0]["outcome"] == "delivered"
     assert sorted(play.points(path)) == sorted([("a", i, i) for i in range(1500)] + [("b", i, -i) for i in range(1500)])
     assert play.sync("r", "--to", "relay_trackers:Readable")[1][0]["outcome"] == "nothing new"
     assert len(play.points(path)) == 3000
+
+
+def test_a_relay_killed_during_the_run_is_started_again_with_one_warning(play):
+    path = play.folder / "points"
+    training = play.start(["readable"], """
+        for i in range(200):
+            run.log({"x": i}, step=i)
+        print("logged", flush=True)
+        sys.stdin.readline()
+        for i in range(200, 400):
+            run.log({"x": i}, step=i)
+        run.finish()
+    """, tracker_kwargs={"readable": {"path": str(path)}})  # fmt: skip
+    training.stdout.readline()
+    for deaths in (1, 2):
+        owner = until(lambda: play.cursor("readable").owner)
+        os.kill(owner["pid"], signal.SIGKILL)
+        until(lambda deaths=deaths: play.cursor("readable").restarts == deaths)
+        assert not Path(f"/proc/{owner['pid']}").exists()  # and no zombie is left
+    _, err = training.communicate("\n", timeout=60)
+    assert training.returncode == 0
+    assert play.points(path) == [("x", i, i) for i in range(400)]
+    assert (play.folder / "points.status").read_text() == "finished"
+    assert err.count("the relay to readable was killed by SIGKILL during the run. It was started again") == 1
+    assert "fanfold: the relay to readable died during the run and was started again 2 times." in err
+    shown = subprocess.run(
+        [sys.executable, "-m", "fanfold", "show", "r"], env=play.env, capture_output=True, text=True, timeout=60
+    )
+    assert "the relay to readable died and was started again 2 times" in shown.stdout
+
+
+def test_a_relay_that_keeps_dying_is_given_up_and_the_rest_is_for_sync(play, tmp_path):
+    path, broken = play.folder / "points", tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import os, sys\nif 'fanfold.relay' in sys.orig_argv:\n    open(os.environ['BORN'], 'a').write('x')\n    os._exit(9)\n"
+    )
+    births = tmp_path / "births"
+    env = {"BORN": str(births), "PYTHONPATH": f"{broken}{os.pathsep}{play.env['PYTHONPATH']}"}
+    code, _, err = play.play(["readable"], """
+        from fanfold.relay import process
+        process.RESTART_SECONDS = 0.0
+        run.log({"x": 1}, step=0)
+        deadline = time.monotonic() + 60
+        while not run._attached.relays[0]._gave_up and time.monotonic() < deadline:
+            time.sleep(0.1)
+        run.finish(timeout=2)
+    """, env, tracker_kwargs={"readable": {"path": str(path)}})  # fmt: skip
+    assert code == 0, err
+    assert births.read_text() == "x" * 6
+    assert "It died 5 times in a row and is not started again" in err
+    code, done, err = play.sync("r", "--to", "relay_trackers:Readable")
+    assert (code, done[0]["outcome"]) == (0, "delivered"), err
+    assert play.points(path) == [("x", 0, 1)]
 
 
 def test_the_relay_outlives_a_killed_training_delivers_all_and_says_killed(play):

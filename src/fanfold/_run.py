@@ -226,6 +226,9 @@ class Run(Recorder):
             self._info({"fold": fold})
         attached.start()
         self._attached = attached
+        self._keeper.chores.append(attached.look_after)
+        if attached.here:
+            lifecycle.end_before_libraries()
 
     @property
     def trackers(self) -> list[str]:
@@ -325,6 +328,7 @@ class Run(Recorder):
         left = (
             self._attached.wait(max(0.0, deadline - time.monotonic())) if self._attached is not None and not self._worker else []
         )
+        left += self._attached.restarted() if self._attached is not None and not self._worker else []
         if self._forwarding is not None:
             left += self._forwarding.wait(self.path, self.rank, max(0.0, deadline - time.monotonic()))
         self._say_end(status, left)
@@ -357,7 +361,13 @@ class Run(Recorder):
         """End an unfinished run at interpreter exit. The journal stays open: other exit handlers may still log."""
         if self._status == "running":
             self._status = status
-            self._end(10.0, status, error, exit_code, close=False)
+            here = self._attached is not None and self._attached.here  # a relay in this process does not outlive it
+            self._end(30.0 if here else 10.0, status, error, exit_code, close=False)
+
+    def deliver_here(self, timeout: float) -> None:
+        """Wait for the trackers served from this process, which is about to die; those in processes of their own live on."""
+        if self._attached is not None and not self._worker:
+            self._attached.wait_here(timeout)
 
     def after_fork_in_child(self) -> None:
         """Become a worker of the same rank: own journal on first use, no threads, no end of the parent's run."""

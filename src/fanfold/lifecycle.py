@@ -1,7 +1,10 @@
 """How a process ends, told to its open runs: exceptions, exit codes, signals, forks. Installed at the first init only.
 
-Exit codes do not change: a signal handler stands only where the default stood, writes one frame, puts the default back
-and raises the signal again. Everything is put back when the last run has finished.
+Exit codes do not change: a signal handler stands only where the default stood, writes one frame, gives trackers served from
+this process a moment, puts the default back and raises the signal again. Everything is put back when the last run has finished.
+
+At exit, order matters: the tracker libraries in this process have exit handlers of their own, which would close their runs
+before the last points are there, and as a success. `end_before_libraries` has our runs end before any of them.
 """
 
 from __future__ import annotations
@@ -35,12 +38,14 @@ STOPS = frozenset({
     ("xgboost", "EarlyStopException"), ("fastai", "CancelFitException"), ("builtins", "GeneratorExit"),
 })  # fmt: skip
 STUCK_SECONDS = 2.0
+SIGNAL_SECONDS = 8.0  # for trackers served from this process; `docker stop` kills after 10
 
 
 class Ending(Protocol):
     """What a run lets this module do to it."""
 
     def end_by_signal(self, status: str, name: str) -> None: ...
+    def deliver_here(self, timeout: float) -> None: ...
     def end_at_exit(self, status: str, error: str | None, exit_code: int) -> None: ...
     def after_fork_in_child(self) -> None: ...
 
@@ -51,6 +56,7 @@ _previous: dict[int, Any] = {}
 _exit_code = 0
 _real_exit: Callable[..., Any] | None = None
 _wakeup: tuple[int, int] | None = None
+_ending = False  # a signal is being handled
 
 
 def judge(error: BaseException) -> tuple[str, str]:
@@ -87,6 +93,36 @@ def _install_once() -> None:
     _wrap_exit()
 
 
+def end_before_libraries() -> None:
+    """Have open runs end before every exit handler that is registered so far. Call it when tracker libraries have started here.
+
+    Python runs `threading`'s own exit functions, last registered first, before those of `atexit`. One of them closes all thread
+    pools, which libraries need to deliver: importing it now has it run after ours.
+    """
+    import concurrent.futures.thread  # noqa: F401 - see above
+
+    register = getattr(threading, "_register_atexit", None)  # private, and in every Python since 3.9
+    if register is not None:
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down already
+            register(_before_libraries)
+
+
+def _before_libraries() -> None:
+    """End open runs now, or first of all exit handlers where threads of the user's are still at work: Python waits for them."""
+    atexit.unregister(_end_open_runs)
+    atexit.register(_end_open_runs)
+    if not _threads_at_work():
+        _end_open_runs()
+
+
+def _threads_at_work() -> bool:
+    """Return whether the interpreter is about to wait for a thread. Those of thread pools only wait for work."""
+    from concurrent.futures import thread as pools
+
+    idle = {threading.main_thread(), threading.current_thread(), *getattr(pools, "_threads_queues", ())}
+    return any(not one.daemon and one not in idle for one in threading.enumerate())
+
+
 def _wrap_exit() -> None:
     """Remember the code given to sys.exit: at exit nothing else tells a failure from a success."""
     global _real_exit  # noqa: PLW0603 - see _install_once
@@ -112,12 +148,26 @@ def _install_signals() -> None:
 
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
-    name = signal.Signals(number).name
-    for run in list(_open.values()):
-        with guard("record a signal"):
-            run.end_by_signal(SIGNALS[name], name)
+    if _ending:
+        return  # launchers send it twice, and the first one is being dealt with
+    _end_by_signal(number)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def _end_by_signal(number: int) -> None:
+    global _ending  # noqa: PLW0603 - see _install_once
+    _ending = True
+    name = signal.Signals(number).name
+    deadline = time.monotonic() + SIGNAL_SECONDS
+    runs = list(_open.values())
+    for run in runs:
+        with guard("record a signal"):
+            run.end_by_signal(SIGNALS[name], name)
+    for run in runs:
+        with guard("deliver what is left after a signal"):
+            run.deliver_here(max(0.0, deadline - time.monotonic()))
+    _ending = False
 
 
 def _watch_for_stuck_main_thread() -> None:
@@ -150,8 +200,10 @@ def _await_signal(read: int) -> None:
             time.sleep(STUCK_SECONDS)
             if signal.getsignal(number) is not _on_signal:
                 continue  # the user took the signal over
-            for run in list(_open.values()):
-                run.end_by_signal(SIGNALS[signal.Signals(number).name], signal.Signals(number).name)
+            if _ending:
+                time.sleep(SIGNAL_SECONDS)  # the handler is at it; after that, nothing holds the process
+            else:
+                _end_by_signal(number)
             ctypes.CDLL(None).signal(number, 0)  # signal.signal() is for the main thread alone
             os.kill(os.getpid(), number)
 
@@ -177,7 +229,20 @@ def _restore() -> None:
 
 
 def _at_exit() -> None:
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    _end_open_runs()
+    if isinstance(_last_error(), KeyboardInterrupt):
+        # Python leaves by SIGINT when the last text it ran was interrupted, and an exec() anywhere (a dataclass made in
+        # a thread will do) makes it forget that: the exit code would be 1. This reminds it.
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
+
+
+def _last_error() -> Any:
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def _end_open_runs() -> None:
+    error = _last_error()
     status: str = "finished"
     text: str | None = None
     if error is not None:
@@ -187,15 +252,11 @@ def _at_exit() -> None:
     for run in list(_open.values()):
         with guard("close a run at exit"):
             run.end_at_exit(status, text, 1 if error is not None else _exit_code)
-    if isinstance(error, KeyboardInterrupt):
-        # Python leaves by SIGINT when the last text it ran was interrupted, and an exec() anywhere (a dataclass made in
-        # a thread will do) makes it forget that: the exit code would be 1. This reminds it.
-        with contextlib.suppress(KeyboardInterrupt):
-            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
 
 
 def _after_fork() -> None:
-    global _wakeup  # noqa: PLW0603 - see _install_once
+    global _wakeup, _ending  # noqa: PLW0603 - see _install_once
+    _ending = False
     after_fork_in_child()
     # A child gets the defaults back: without the watching thread, our handler would keep one stuck in C code alive.
     for number, before in _previous.items():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..drawing.order import curve_order
+from ..relay.cursor import cursors
 from ..store import Series, StoredRun
 from ..store.catalogue import mounted
 from . import chart, output
@@ -290,6 +291,10 @@ class Report:
         if lost:
             why = Counter(str(one.get("why")) for one in lost).most_common(1)[0][0]
             self.fact("lost", (f"{plural(len(lost), 'device value')} never arrived: {short(why, 80)}", "yellow"))
+        for cursor in cursors(run.path):
+            if cursor.restarts:
+                again = f"the relay to {clean(cursor.tracker)} died and was started again {plural(cursor.restarts, 'time')}"
+                self.fact("relay", (again, "yellow"))
 
 
 _MEANING = {

@@ -20,7 +20,7 @@ from ..errors import RunError, SettingError, logger, missing_extra, notices
 from ..relay.attach import MODES, Silent, ThreadRelay, handle, silent_twin
 from ..settings import DIRECTORY_NAME, TABLE
 from ..trackers import native
-from ..trackers.base import GeneralTracker, is_tracker, on_main_process
+from ..trackers.base import NO_STEP, GeneralTracker, is_tracker, on_main_process
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, filter_trackers
 
 try:
@@ -100,6 +100,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
         log_with = given.arguments.pop("log_with", None)
         self.run = None
         self._relay = relay
+        self._stepless: list[str] = []  # trackers for which a value without a step is something else
         super().__init__(*given.args[1:], **given.kwargs)
         self._own, wanted = _take_own(log_with)
         self.log_with = _filtered(wanted, self.logging_dir)
@@ -128,6 +129,10 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
             project_name, config=config, trackers=self.log_with, tracker_kwargs=self._tracker_kwargs(given), **options
         )
         self.trackers = [relay.tracker if hasattr(relay, "tracker") else relay for relay in self._relays()]
+        self._stepless = [str(item) for item in self.log_with if str(item) == "clearml"]
+        for relay in self._relays():
+            if isinstance(relay, ThreadRelay) and relay.builtin:
+                relay.catch_up()  # the configuration is where the user's code looks for it: `wandb.config`
 
     def _again(self, project_name: str, config: dict[str, Any] | None) -> None:
         if config:
@@ -153,7 +158,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
             folder = {}
             if LOGGER_TYPE_TO_CLASS[name].requires_logging_directory and self.logging_dir is not None:
                 folder = {"logging_dir": str(Path(self.logging_dir).absolute())}
-            kwargs[name] = {**folder, **given.get(name, {})}
+            layout = {"layout": "accelerate"} if "accelerate" in getattr(LOGGER_TYPE_TO_CLASS[name], "layouts", ()) else {}
+            kwargs[name] = {**folder, **layout, **given.get(name, {})}
         return kwargs
 
     def _attached(self) -> Any:
@@ -168,8 +174,19 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
 
         An object of a tracker's own library (`wandb.Image`) goes to that tracker as it is; the journal has a note of it.
         """
-        if self.run is not None:
-            self.run.log(self._noted(values), step, log_kwargs=log_kwargs)
+        if self.run is None:
+            return
+        self.run.log(self._noted(values), step, log_kwargs=self._with_steps(step, log_kwargs))
+        for relay in self._relays() if log_kwargs else ():
+            if isinstance(relay, ThreadRelay) and not relay.builtin and relay.name in (log_kwargs or ()):
+                relay.catch_up()  # arguments of the user's own tracker may only mean something now
+
+    def _with_steps(self, step: int | None, log_kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Note for trackers to which it makes a difference that the caller gave no step; the run has counted one."""
+        if step is not None or not self._stepless:
+            return log_kwargs
+        given = log_kwargs or {}
+        return {**given, **{name: {**given.get(name, {}), NO_STEP: True} for name in self._stepless}}
 
     def _noted(self, values: dict[str, Any]) -> Any:
         """Wrap what only one library understands, where that library lives in this process."""

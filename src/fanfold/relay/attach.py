@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import enum
 import inspect
@@ -22,16 +23,18 @@ from ..errors import SettingError, guard, logger, notices, outcome, suggestion
 from ..fold import check as check_fold
 from ..journal.directory import decode_name
 from ..probes import energy
+from ..trackers import _mlflow as mlflow_runs
 from ..trackers.base import Adapter, is_tracker
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed, load_entry_points
 from .cursor import Cursor
 from .deadline import can_limit
-from .process import Relay, address_of, check_arguments, cursor_of, hold_seconds, left_line, make
+from .process import Relay, address_of, check_arguments, cursor_of, hold_seconds, left_line, make, split_options
 from .worker import Worker
 
 MODES = ("process", "thread")
 START_SECONDS = 60.0
 GRACE_SECONDS = 3.0
+TURN_SECONDS = 5.0  # how long a call of the user's waits for the relay
 COUNT_SECONDS = 0.5  # of finish()'s time, what is kept to count what is left
 
 
@@ -129,11 +132,38 @@ class Attached:
 
     def wait(self, timeout: float) -> list[str]:
         """Wait for all of them together; return a line for each that is not through."""
+        self.look_after()  # one that died since the last look gets what is left
         deadline = time.monotonic() + timeout
         enough = deadline - min(COUNT_SECONDS, timeout / 4)
         for relay in self.relays:
             relay.hurry()
         return self._lines([relay for relay in self.relays if not relay.wait(max(0.0, enough - time.monotonic()))], deadline)
+
+    def look_after(self) -> None:
+        """Start relay processes again that died; called from the run's keeper thread."""
+        for relay in self.relays:
+            if isinstance(relay, Relay):
+                with guard(f"look after the relay to {relay.name}"):
+                    relay.look_after()
+
+    def restarted(self) -> list[str]:
+        """Return a line for each relay that died during the run and was started again."""
+        counts = {relay.name: relay.restarts for relay in self.relays if isinstance(relay, Relay) and relay.restarts}
+        return [f"the relay to {name} died during the run and was started again {_times(n)}." for name, n in counts.items()]
+
+    @property
+    def here(self) -> bool:
+        """Whether a tracker lives in this process."""
+        return any(isinstance(relay, ThreadRelay) for relay in self.relays)
+
+    def wait_here(self, timeout: float) -> None:
+        """Wait for the trackers in this process, together."""
+        deadline = time.monotonic() + timeout
+        here = [relay for relay in self.relays if isinstance(relay, ThreadRelay)]
+        for relay in here:
+            relay.hurry()
+        for relay in here:
+            relay.wait(max(0.0, deadline - time.monotonic()))
 
     def _lines(self, late: list[Relay | ThreadRelay], deadline: float) -> list[str]:
         """Say what is left, counted as far as time allows: a long journal takes its time to count."""
@@ -159,7 +189,7 @@ class ThreadRelay:
 
     def __init__(self, run: Path, item: Any, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, copy: int = 0) -> None:
         self.run = run
-        plain = {key: value for key, value in kwargs.items() if key != "probes"}
+        options, plain = split_options(kwargs)
         self.tracker: Any = _made(item, plain, run) if isinstance(item, str) else item
         self.name: str = self.tracker.name
         self._address = _address(self.tracker)
@@ -168,8 +198,11 @@ class ThreadRelay:
         self._stop, self._hurry = threading.Event(), threading.Event()
         destination = {key: value for key, value in kwargs.items() if _is_json(value)} if isinstance(item, str) else {}
         self._cursor = cursor_of(run, self.name, {**destination, **({"copy": copy} if copy else {})})
-        self._options: dict[str, Any] = {"fold": fold, "probes": bool(kwargs.get("probes", False)), "hold": hold_seconds(run)}
+        self._options: dict[str, Any] = {"fold": fold, **options, "hold": hold_seconds(run), "live": True}
         self._worker: Worker | None = None
+        self._thread: threading.Thread | None = None
+        self._mlflow_runs: Any = None  # MLflow's active runs, as the tracker's thread has them
+        self._inside = threading.local()  # whether a thread is in a call of the user's
 
     def start(self) -> None:
         """Start the tracker, with everybody's random numbers as they were, and serve it from a thread.
@@ -187,11 +220,56 @@ class ThreadRelay:
                 )
                 if isinstance(self.tracker, Adapter) and can_limit(START_SECONDS):
                     self._try_start(self._worker, START_SECONDS)
-            context = contextvars.copy_context()
+            before, context = contextvars.copy_context(), contextvars.copy_context()
             name = f"fanfold-relay-{self.name}"
-            threading.Thread(target=context.run, args=(self._serve,), name=name, daemon=True).start()
+            self._thread = threading.Thread(target=context.run, args=(self._serve,), name=name, daemon=True)
+            if isinstance(self.tracker, Adapter):
+                self.tracker.users_turn = self.users_turn
+            self._thread.start()
             if not self._first_try.wait(START_SECONDS):
                 self._say_slow()
+            with guard(f"make the run of {self.name} the current one"):
+                self._show_here(before, context)
+
+    def _show_here(self, before: contextvars.Context, context: contextvars.Context) -> None:
+        """Show this thread what the tracker's start tied to a thread or a context: the user calls the library from here."""
+        if isinstance(self.tracker, Adapter):
+            if self._worker is not None and self._worker.started_elsewhere:
+                self.tracker.show_here()
+            return
+        for variable, value in context.items():
+            if before.get(variable, self) is not value:
+                variable.set(value)
+        mlflow_runs.show(self._mlflow_runs)
+
+    @property
+    def builtin(self) -> bool:
+        """Whether the tracker is one of ours, started on the thread that started the run."""
+        return isinstance(self.tracker, Adapter)
+
+    @contextlib.contextmanager
+    def users_turn(self) -> Iterator[None]:
+        """Hold the relay while the user calls the tracker, with everything that was logged before already handed over."""
+        worker = self._worker
+        elsewhere = worker is None or not worker.started or threading.current_thread() is self._thread
+        if elsewhere or getattr(self._inside, "turn", False):  # not served yet, the relay itself, or one call inside another
+            yield
+            return
+        assert worker is not None
+        self.catch_up()
+        held = worker.turns.acquire(timeout=TURN_SECONDS)  # a tracker that hangs must not hang its caller for ever
+        self._inside.turn = True
+        try:
+            yield
+        finally:
+            self._inside.turn = False
+            if held:
+                worker.turns.release()
+
+    def catch_up(self) -> None:
+        """Wait until everything logged so far has been handed to the tracker, for some seconds at most."""
+        if self._worker is not None and threading.current_thread() is not self._thread:
+            self._worker.catch_up(TURN_SECONDS)
 
     def _say_slow(self) -> None:
         logger.warning(
@@ -203,6 +281,7 @@ class ThreadRelay:
         """Start it for the first time; when that fails, the worker tries again, says why, and delivers everything later."""
         if isinstance(worker.begin(limit=limit), TimeoutError) and limit is not None:
             self._say_slow()
+        self._mlflow_runs = mlflow_runs.of_this_thread()
         self._first_try.set()
 
     def _serve(self) -> None:
@@ -234,11 +313,16 @@ class ThreadRelay:
     def hurry(self) -> None:
         """Say that the run has ended."""
         self._hurry.set()
+        if self._worker is not None:
+            self._worker.nudge.set()
 
     def wait(self, timeout: float) -> bool:
         done = self._done.wait(timeout) and self._worker is not None and self._worker.closed
         if not done:
             self._stop.set()
+        if isinstance(self.tracker, Adapter):
+            with guard(f"take {self.name} back from this thread"):
+                self.tracker.hide_here()
         return done
 
     def left(self, *, counted: bool = True) -> str:
@@ -361,6 +445,10 @@ def _address(tracker: Any) -> str:
     """Return how `fanfold sync` finds a tracker's class."""
     cls = type(tracker)
     return tracker.name if cls.__module__.startswith("fanfold.") else f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _is_json(value: Any) -> bool:

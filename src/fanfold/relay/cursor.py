@@ -28,7 +28,7 @@ OWNER_SECONDS = 10.0
 TAKEOVER_SECONDS = 60.0
 FIELDS = (
     "tracker", "kwargs", "remote", "closed", "delivered", "refused", "error", "partial", "described", "counts",
-    "folds", "through", "told",
+    "folds", "through", "told", "restarts",
 )  # fmt: skip
 _held: set[Path] = set()  # POSIX locks do not stand between threads of one process; this does
 
@@ -64,6 +64,7 @@ class Cursor:
     delivered: int = 0
     refused: int = 0
     partial: int = 0
+    restarts: int = 0  # of a relay that died during a run
     folds: dict[str, list[int]] = field(default_factory=dict)
     described: str | None = None
     told: dict[str, str] = field(default_factory=dict)  # digests of the summary and the metric definitions it has

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import JournalError, SettingError, outcome
+from ..errors import JournalError, SettingError, notices, outcome
 from ..journal import Kind
 from ..journal.directory import decode_name, journal_files
 from ..journal.index import open_indexed
@@ -38,6 +38,9 @@ NETWORK_HOLD_SECONDS = 90.0
 SYNC_TRIES = 4
 TURN_SECONDS = 1.0
 LOOK_SECONDS = 0.2
+RESTARTS = 5  # of a relay that keeps dying; one that lived for RECOVERED_SECONDS starts from zero
+RECOVERED_SECONDS = 600.0
+RESTART_SECONDS = 2.0  # before the second start in a row, doubled each time
 _RANKS = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK MASTER_ADDR MASTER_PORT "
     "FANFOLD_RANK FANFOLD_WORLD_SIZE FANFOLD_RUN_ID".split()
@@ -54,6 +57,12 @@ def check_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
             f"tracker_kwargs[{name!r}] holds what cannot travel to the relay's process: {error}. The run was not started. "
             "Pass plain values, or relay='thread' to keep the tracker in this process."
         ) from error
+
+
+def split_options(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a tracker's arguments say to the relay, and those that are the tracker's own."""
+    options = {"probes": bool(kwargs.get("probes", False)), "layout": str(kwargs.get("layout", "fanfold"))}
+    return options, {key: value for key, value in kwargs.items() if key not in options}
 
 
 def address_of(name: str) -> str:
@@ -140,7 +149,44 @@ class Relay:
         self.kwargs = check_arguments(name, kwargs)
         self.fold = dict(fold)
         self.follow = follow
+        self.restarts = 0
+        self._in_a_row = 0
+        self._born = self._due = 0.0
+        self._gave_up = False
         self._process: subprocess.Popen[bytes] | None = None
+
+    def look_after(self) -> None:
+        """Start the process again if it died while the run goes on. Called each second, from the run's keeper thread."""
+        code = self.wait_code(0)
+        if code is None or self._gave_up or not self._died(code):
+            return
+        now = time.monotonic()
+        if self._due <= self._born:  # noticed just now
+            self._in_a_row = 0 if now - self._born > RECOVERED_SECONDS else self._in_a_row
+            self._due = now + (RESTART_SECONDS * 2 ** (self._in_a_row - 1) if self._in_a_row else 0.0)
+        if self._in_a_row == RESTARTS:
+            self._gave_up = True
+            left = self.left(counted=False)
+            self._say_died(code, f"It died {RESTARTS} times in a row and is not started again. Nothing is lost. {left}")
+        elif now >= self._due:
+            log = self.run / "relay" / f"{self.name}.log"
+            self._say_died(code, f"It was started again and continues where it was; nothing is lost. Its output is in {log}.")
+            self._in_a_row += 1
+            self.restarts += 1
+            self.start()
+
+    def _died(self, code: int) -> bool:
+        """Return whether a relay ended before its time. One that says why it cannot work ends again, and is left alone."""
+        if code == OWNED or not (self.run / "journal").is_dir():
+            return False
+        cursor = self.cursor()
+        return cursor.closed is None and not (code == 1 and cursor.error)
+
+    def _say_died(self, code: int, effect: str) -> None:
+        why = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        notices.once(
+            f"{self.name}:relay died:{self._gave_up}", f"fanfold: the relay to {self.name} {why} during the run. {effect}"
+        )
 
     def start(self) -> None:
         folder = self.run / "relay"
@@ -163,7 +209,9 @@ class Relay:
             "kwargs": self.kwargs,
             "fold": self.fold,
             "follow": self.follow,
+            "restarts": self.restarts,
         }
+        self._born = time.monotonic()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: its log says why
             self._process.stdin.write(json.dumps(setup).encode() + b"\n")
@@ -241,7 +289,7 @@ def hold_seconds(run: Path) -> float:
 
 def serve(
     run: Path, name: str, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, follow: bool,
-    hurry: threading.Event | None = None, last: contextlib.ExitStack | None = None,
+    hurry: threading.Event | None = None, last: contextlib.ExitStack | None = None, restarts: int = 0,
 ) -> Cursor:  # fmt: skip
     """Deliver one run to one tracker from this process; raise Owned when another does it already.
 
@@ -250,14 +298,14 @@ def serve(
     handler, and a relay that took over before that would ask the destination too early, and send it again.
     """
     last = last or at_exit()
-    arguments = dict(kwargs)
-    probes = bool(arguments.pop("probes", False))
+    options, arguments = split_options(kwargs)
     cursor = cursor_of(run, name, kwargs)
     hurry = hurry or threading.Event()
     with stopped_by_signals(hurry) as stop:
         if not _take_turn(cursor, stop, wait=follow):
             return cursor
         last.callback(cursor.release)
+        cursor.restarts += 1 if restarts else 0
         tracker, error = outcome(lambda: make(name, arguments, run))
         if error is not None:  # wrong arguments, a missing library: trying again does not help
             cursor.error = f"{type(error).__name__}: {error}"[:500]
@@ -268,7 +316,7 @@ def serve(
             tracker,
             cursor,
             fold=fold,
-            probes=probes,
+            **options,
             hold=hold_seconds(run),
             stop=stop,
             hurry=hurry,
@@ -344,7 +392,8 @@ def main() -> int:
     name = learn(setup["tracker"])
     try:
         run = Path(setup["run"])
-        cursor = serve(run, name, setup["kwargs"], setup["fold"], follow=setup["follow"], hurry=hurry, last=last)
+        how = {"follow": setup["follow"], "restarts": setup.get("restarts", 0)}
+        cursor = serve(run, name, setup["kwargs"], setup["fold"], **how, hurry=hurry, last=last)
     except Owned as owned:
         logging.getLogger("fanfold").info("%s", owned)
         return OWNED

@@ -38,6 +38,7 @@ class Worker:
         self, run: Path, tracker: Any, cursor: Cursor, *, fold: Mapping[str, str] | None = None, probes: bool = False,
         hold: float = HOLD_SECONDS, stop: threading.Event | None = None, hurry: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic, tries: int | None = None, grace: float | None = None, patient: bool = True,
+        layout: str = "fanfold", live: bool = False,
     ) -> None:  # fmt: skip
         self.started_elsewhere = False
         self.run = run
@@ -54,6 +55,13 @@ class Worker:
         )  # fmt: skip
         self.gave_up = False
         self.closed = False
+        self.layout = layout
+        self.live = live  # whether the user's own code is in this process, and calls the tracker, too
+        self.turns = threading.RLock()  # held while the tracker is called
+        self.nudge = threading.Event() if live else self.hurry
+        self._answers = threading.Condition()
+        self._asked: float = 0
+        self._answered: float = 0
         self.sender = Sender(run, self.tracker, cursor)
         self._described = cursor.described
         self._told = dict(cursor.told)
@@ -64,6 +72,10 @@ class Worker:
     @property
     def _sent(self) -> list[Frame]:
         return self.sender.sent
+
+    @property
+    def started(self) -> bool:
+        return self._started or self.started_elsewhere
 
     def begin(self, *, limit: float | None = None) -> Exception | None:
         """Start the tracker on this thread, once, within `limit` seconds where one is given; return why it did not.
@@ -78,9 +90,18 @@ class Worker:
 
     def serve(self, *, follow: bool) -> None:
         """Deliver until nothing is left. With `follow`, wait for a live run to end."""
+        try:
+            self._serve(follow=follow)
+        finally:
+            self._answer(float("inf"))  # nobody waits for a relay that has ended
+
+    def _serve(self, *, follow: bool) -> None:
         pause = IDLE_SECONDS[0]
         while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
+            asked = 0 if self.sender.out else self._asked  # what is left of an earlier look may be older than the question
             moved = self._tolerantly(self.turn)
+            if not self.sender.out and not self.feed.behind():
+                self._answer(asked)
             if not self.sender.out and (self.feed.finished() or self._alone()):
                 self._tolerantly(self._close)
                 return
@@ -93,6 +114,19 @@ class Worker:
                 self._wait(pause)
         if self._sent and not self.gave_up:
             outcome(self._settle)
+
+    def catch_up(self, timeout: float) -> bool:
+        """Wait until everything logged so far has been handed to the tracker; return whether it was, within `timeout`."""
+        with self._answers:
+            self._asked += 1
+            mine = self._asked
+            self.nudge.set()
+            return self._answers.wait_for(lambda: self._answered >= mine, timeout)
+
+    def _answer(self, asked: float) -> None:
+        with self._answers:
+            self._answered = max(self._answered, asked)
+            self._answers.notify_all()
 
     def _rank_zero_is_new(self) -> bool:
         """Tell whether rank 0 has ended and the cursor does not say so yet: it need not wait for the others to end."""
@@ -109,7 +143,8 @@ class Worker:
 
     def _wait(self, seconds: float) -> None:
         if not self.hurry.is_set():
-            self.hurry.wait(seconds)
+            if self.nudge.wait(seconds) and self.nudge is not self.hurry:
+                self.nudge.clear()
             self._hurried_at = self.clock()
         else:
             self.stop.wait(HURRY_SECONDS[0] if self.clock() - self._hurried_at < HURRY_SECONDS[1] else seconds)
@@ -119,7 +154,8 @@ class Worker:
         pause, longest = RETRY_SECONDS
         tried, delivered = 0, self.sender.delivered
         while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
-            result, error = outcome(action)
+            with self.turns:
+                result, error = outcome(action)
             if error is None:
                 self.cursor.error = None
                 self._well_at = self.clock()
@@ -166,7 +202,8 @@ class Worker:
             sender.send()
             if self.clock() - self._settled_at > SETTLE_SECONDS:
                 self._settle()
-        if sender.sent and (not moved or self.clock() - self._settled_at > SETTLE_SECONDS):
+        # In the user's process, calls of the user's may belong to the same step: it is settled, and so closed, less often.
+        if sender.sent and (not (moved or self.live) or self.clock() - self._settled_at > SETTLE_SECONDS):
             self._settle()
         return moved
 
@@ -199,7 +236,8 @@ class Worker:
         run_id = (header.run if header else None) or decode_name(self.run.name)
         project = (header.project if header else None) or decode_name(self.run.parent.name)
         name = info.get("name") or (header.name if header else None) or run_id
-        return Identity(run_id, name, project, info.get("group"), self.run / "trackers" / self.tracker.name)
+        folder = self.run / "trackers" / self.tracker.name
+        return Identity(run_id, name, project, info.get("group"), folder, self.live, self.layout)
 
     def _words(self) -> tuple[str, Any, tuple[Any, ...]]:
         """Return what describes the run (config, name, tags, notes, group), and a digest of it."""

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import re
+import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -21,6 +22,31 @@ LONGEST_NEW_NAME = 230  # leaves room for the prefix of the tag that tells what 
 LONGEST_FILE_NAME = 255  # bytes, as on any disk
 LONGEST_PART = 120  # bytes of a key in the name of a file that says more
 _PARTS_THAT_RESOLVE = ("", ".", "..")
+
+
+def of_this_thread() -> Any:
+    """Return the list in which MLflow keeps this thread's active runs; None where MLflow is not in use."""
+    stack = _active_runs()
+    return stack.get() if stack is not None else None
+
+
+def show(runs: Any) -> None:
+    """Let this thread have the active runs of another, and see them end there. Runs of its own come first."""
+    stack = _active_runs()
+    if runs and stack is not None and not stack.get():
+        stack.set(runs)
+
+
+def hide(run_id: str) -> None:
+    """Forget an active run of this thread, which is ended elsewhere: at exit MLflow would call it finished."""
+    runs = of_this_thread()
+    if runs:
+        runs[:] = [run for run in runs if run.info.run_id != run_id]
+
+
+def _active_runs() -> Any:
+    """Return MLflow's variable. It is private, and MLflow has no other way to hand a run to a thread."""
+    return getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_run_stack", None)
 
 
 def legal(key: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from ..errors import notices
 from ..values import flatten, split
 
 F = TypeVar("F", bound=Callable[..., Any])
+NO_STEP = "fanfold_no_step"  # among a point's arguments: the caller gave no step, and the point's own was counted
 
 
 def is_main_process() -> bool:
@@ -29,13 +31,17 @@ def is_main_process() -> bool:
 
 
 def on_main_process(function: F) -> F:
-    """Run a tracker's method on the main process only, unless its class says `main_process_only = False`. Decided per call."""
+    """Run a tracker's method on the main process only, unless its class says `main_process_only = False`. Decided per call.
+
+    While a relay serves the tracker from this process, the call waits its turn: see `Adapter.users_turn`.
+    """
 
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "main_process_only", False) and not is_main_process():
             return None
-        return function(self, *args, **kwargs)
+        with getattr(self, "users_turn", nullcontext)():
+            return function(self, *args, **kwargs)
 
     return call  # type: ignore[return-value]
 
@@ -113,6 +119,8 @@ class Identity(NamedTuple):
     project: str
     group: str | None
     directory: Path
+    live: bool = False  # served from the user's process: the library's own globals (`wandb.run`) are to mean this run
+    layout: str = "fanfold"  # names and places at the destination: ours, or as "accelerate" has them
 
 
 class Refused(Exception):
@@ -206,6 +214,12 @@ class Adapter(GeneralTracker):
     delivery_online: ClassVar[str | None] = None  # the same where a service takes the points; None: there is no such thing
     counts_each: ClassVar[bool] = False  # whether a list of media under one key makes as many entries in counts()
 
+    layouts: ClassVar[tuple[str, ...]] = ("fanfold",)  # with "accelerate", names and places are Accelerate's where asked for
+
+    # Set by a relay in this process: a call of the user's is made when everything logged before it has been handed over, and
+    # while the relay waits, so that the library sees the order of the program.
+    users_turn: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+
     # What an adapter writes
 
     @classmethod
@@ -218,6 +232,15 @@ class Adapter(GeneralTracker):
 
         The remote id must derive from ours, so that a relay killed while it creates the remote run makes no second one.
         """
+
+    def show_here(self) -> None:
+        """Make the run the library's current one on this thread, where that is a matter of threads and none is.
+
+        Called in the user's process only (`Identity.live`), on the thread that started the tracker; `hide_here` undoes it.
+        """
+
+    def hide_here(self) -> None:
+        """Undo `show_here`, when the run has ended."""
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         """Send points, oldest first, and return the values that the system will never take; all others are written.

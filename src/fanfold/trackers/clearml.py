@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .base import Adapter, Identity, Point, Refused, clean_config, flat_config, on_main_process
+from .base import NO_STEP, Adapter, Identity, Point, Refused, clean_config, flat_config, on_main_process
 from .tools import content_of, named, replace, until
 
 SETTLE_SECONDS = 60.0
@@ -55,6 +55,7 @@ class ClearMLTracker(Adapter):
     name: ClassVar[str] = "clearml"
     delivery: ClassVar[str] = "readable"
     delivery_online: ClassVar[str | None] = "at least once"
+    layouts: ClassVar[tuple[str, ...]] = ("fanfold", "accelerate")
     task: Any
 
     def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
@@ -154,6 +155,11 @@ class ClearMLTracker(Adapter):
     def _offline(self) -> bool:
         return bool(self.task.is_offline())
 
+    @property
+    def _as_accelerate(self) -> bool:
+        """Whether titles, series and configuration are named as in Accelerate: by hand, or where its users ask for it."""
+        return self._identity is None or self._identity.layout == "accelerate"
+
     # Writing
 
     @on_main_process
@@ -161,8 +167,11 @@ class ClearMLTracker(Adapter):
         """Keep the configuration: by hand as Accelerate does, else whole as JSON and flat as hyperparameters."""
         if self._identity is None:
             return self.task.connect_configuration(values)
-        text = json.dumps(clean_config(values), indent=1, ensure_ascii=False)
-        self.task.set_configuration_object(name=SECTION, config_text=text, config_type="json")
+        if self._as_accelerate:
+            self.task.connect_configuration(clean_config(values))
+        else:
+            text = json.dumps(clean_config(values), indent=1, ensure_ascii=False)
+            self.task.set_configuration_object(name=SECTION, config_text=text, config_type="json")
         self.task.set_parameters({f"{SECTION}/{key}": value for key, value in flat_config(values).items()})
         return None
 
@@ -183,11 +192,12 @@ class ClearMLTracker(Adapter):
     def _number(self, logger: Any, key: str, value: float, point: Point) -> None:
         if not math.isfinite(value):
             self._allow(logger, value)
-        if point.step is None:
-            logger.report_single_value(name=key, value=value, **point.kwargs)
+        arguments = {name: argument for name, argument in point.kwargs.items() if name != NO_STEP}
+        if point.step is None or NO_STEP in point.kwargs:
+            logger.report_single_value(name=key, value=value, **arguments)
             return
         title, series = self.place(key)
-        logger.report_scalar(title=title, series=series, value=value, iteration=point.step, **point.kwargs)
+        logger.report_scalar(title=title, series=series, value=value, iteration=point.step, **arguments)
 
     def _allow(self, logger: Any, value: float) -> None:
         """Have the next NaN or infinity stored as itself: a session's file can hold it, ClearML's server cannot."""
@@ -200,7 +210,7 @@ class ClearMLTracker(Adapter):
 
     def place(self, key: str) -> tuple[str, str]:
         """Return title and series of a key: Accelerate's by hand; else `val/loss` is series `val` of `loss`, one for one."""
-        if self._identity is None:
+        if self._as_accelerate:
             return self._get_title_series(key)
         series, _, title = key.rpartition("/")
         return (key, key) if not series or not title or series == title or _LISTED.fullmatch(series) else (title, series)
@@ -290,8 +300,8 @@ class ClearMLTracker(Adapter):
         return self._read.on(Path(str(folder)) / METRICS) if folder is not None else 0
 
     def counts(self) -> dict[str, int] | None:
-        if self._identity is None or self._initialized_externally or not self._offline:
-            return None
+        if self._as_accelerate or self._initialized_externally or not self._offline:
+            return None  # in Accelerate's names, `loss` and `train_loss` are one series
         self._arrived()
         keys = ((self.key_at(*place), n) for place, n in self._read.found.items())
         return {key: n for key, n in keys if key is not None}

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from ..errors import notices
-from ._mlflow import Kept, Names, files_of, legal, safe_path
+from ._mlflow import Kept, Names, files_of, hide, legal, safe_path
 from .base import Adapter, Identity, Point, Refusal, Refused, clean, flat_config, on_main_process, prepared
 from .tools import named
 
@@ -112,6 +112,20 @@ class MLflowTracker(Adapter):
         self._names = Names(as_files=self._as_files, known=known, stored=found.metrics)
         self._tables = json.loads(found.tags.get(_TABLES, "[]"))
         self._doubt = bool(found.metrics)
+
+    def show_here(self) -> None:
+        """Make ours the active run of this thread, so that `mlflow.log_metric` goes to it; a run of the user's stays."""
+        import mlflow
+
+        if mlflow.active_run() is not None:
+            return
+        if _absolute(mlflow.get_tracking_uri()) != self._uri:
+            mlflow.set_tracking_uri(self._uri)
+        mlflow.start_run(run_id=self.active_run.info.run_id)
+
+    def hide_here(self) -> None:
+        if hasattr(self, "active_run"):
+            hide(self.active_run.info.run_id)
 
     def _start_fluent(self) -> Any:
         import mlflow

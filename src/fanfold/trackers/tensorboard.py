@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import os
 import time
 import wave
+from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +23,7 @@ class TensorBoardTracker(Adapter):
     requires_logging_directory: ClassVar[bool] = True
     delivery: ClassVar[str] = "readable"
     counts_each: ClassVar[bool] = True
+    layouts: ClassVar[tuple[str, ...]] = ("fanfold", "accelerate")
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__()
@@ -28,13 +31,19 @@ class TensorBoardTracker(Adapter):
         self.logging_dir = os.path.join(logging_dir, run_name)  # noqa: PTH118 - a text, as users of the attribute expect
         self.init_kwargs = kwargs
         self._inside = False
+        self._given = (self.logging_dir, kwargs.get("filename_suffix", ""))
+        self._files = "events.out.tfevents.*"  # of this run
 
     def adopt(self, identity: Identity) -> None:
-        self._inside = Path(self.logging_dir).parent == identity.directory
+        folder, suffix = self._given  # a start that failed is tried again, and adopts again
+        self._inside = Path(folder).parent == identity.directory
         if self._inside:
             self.logging_dir = str(identity.directory / encode_name(identity.name))
+        elif identity.layout == "accelerate":  # the runs of a project share its folder; the names of files tell them apart
+            self.init_kwargs["filename_suffix"] = f"{suffix}.{encode_name(identity.run_id)}"
+            self._files = f"events.out.tfevents.*{glob.escape(self.init_kwargs['filename_suffix'])}"
         else:  # a folder that runs share: each gets its own, or their points would mix
-            self.logging_dir = str(Path(self.logging_dir) / encode_name(f"{identity.name}-{identity.run_id}"))
+            self.logging_dir = str(Path(folder) / encode_name(f"{identity.name}-{identity.run_id}"))
 
     @on_main_process
     def start(self) -> None:
@@ -105,13 +114,16 @@ class TensorBoardTracker(Adapter):
         """Count what the event files hold, by key."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        kinds = ("scalars", "images", "histograms", "audio", "tensors")
-        reader = EventAccumulator(self.logging_dir, size_guidance=dict.fromkeys(kinds, 0), purge_orphaned_data=False).Reload()
-        found = {tag: len(reader.Scalars(tag)) for tag in reader.Tags()["scalars"]}
-        found |= {tag: len(reader.Images(tag)) for tag in reader.Tags()["images"]}
-        found |= {tag: len(reader.Histograms(tag)) for tag in reader.Tags()["histograms"]}
-        found |= {tag: len(reader.Audio(tag)) for tag in reader.Tags()["audio"]}
-        return found | {tag.removesuffix("/text_summary"): len(reader.Tensors(tag)) for tag in reader.Tags()["tensors"]}
+        kinds = {
+            "scalars": EventAccumulator.Scalars, "images": EventAccumulator.Images, "histograms": EventAccumulator.Histograms,
+            "audio": EventAccumulator.Audio, "tensors": EventAccumulator.Tensors,
+        }  # fmt: skip
+        found: Counter[str] = Counter()
+        for path in Path(self.logging_dir).glob(self._files):
+            reader = EventAccumulator(str(path), size_guidance=dict.fromkeys(kinds, 0), purge_orphaned_data=False).Reload()
+            for kind, events in kinds.items():
+                found.update({tag.removesuffix("/text_summary"): len(events(reader, tag)) for tag in reader.Tags()[kind]})
+        return dict(found)
 
     def artifact(self, path: Path, name: str) -> None:
         self.writer.add_text(f"artifact/{name}", f"`{path}` ({path.stat().st_size} bytes)")

@@ -41,6 +41,7 @@ class TrackioTracker(Adapter):
         self.run_name = run_name
         self.init_kwargs = kwargs
         self._id: str | None = None
+        self._live = False
         self._config: dict[str, Any] = {}
         self._words: dict[str, Any] = {}
         self._queued = 0  # rows given to trackio's own queue, which the database must show in the end
@@ -58,7 +59,7 @@ class TrackioTracker(Adapter):
         return None
 
     def adopt(self, identity: Identity) -> None:
-        self._id = identity.run_id
+        self._id, self._live = identity.run_id, identity.live
         for key, value in (("name", identity.name), ("group", identity.group)):
             if value is not None:
                 self.init_kwargs.setdefault(key, value)
@@ -82,7 +83,8 @@ class TrackioTracker(Adapter):
             self.run = start()
             return
         # init() ends the run it finds in its context; in an empty one, a run the user has open stays open.
-        self.run = contextvars.Context().run(start)
+        alone = self._live and trackio.context_vars.current_run.get() is None
+        self.run = start() if alone else contextvars.Context().run(start)
         self.run.id = self._id
         self._before = len(self._rows())
         self._take_over_config()
@@ -256,10 +258,14 @@ class TrackioTracker(Adapter):
 
     @on_main_process
     def finish(self) -> None:
+        self.run.finish()
+        self.hide_here()
+
+    def hide_here(self) -> None:
         from trackio import context_vars
 
-        self.run.finish()
-        if context_vars.current_run.get() is self.run:
+        run = getattr(self, "run", None)
+        if run is not None and context_vars.current_run.get() is run:
             context_vars.current_run.set(None)  # else it is finished once more when the process ends
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +59,7 @@ class WandBTracker(Adapter):
         self._last = -1  # wandb's own step of the last row
         self._open: tuple[int | None, set[str]] | None = None  # our step and the keys of the row still open
         self._stamp: dict[str, Any] = {}
+        self._step: int | None = None  # our step of the last row
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -80,7 +82,7 @@ class WandBTracker(Adapter):
             "group": ("WANDB_RUN_GROUP", identity.group),
             "dir": ("WANDB_DIR", str(identity.directory)),
             "resume": ("WANDB_RESUME", "allow"),
-            "reinit": ("WANDB_REINIT", "create_new"),  # another run of this process stays as it is
+            "reinit": ("WANDB_REINIT", None if identity.live and _no_run() else "create_new"),  # a run of the user's stays
         }
         for key, (variable, value) in given.items():
             if value is not None and not os.environ.get(variable):
@@ -102,6 +104,7 @@ class WandBTracker(Adapter):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._await_silence(Path(folder) / "wandb")
         self.run = wandb.init(project=self.run_name, **self.init_kwargs)
+        self._own_log = self.run.log
         self._rows, self._artifacts, self._configs, self._alerts, self._open = 0, 0, 0, 0, None
         self._log = WandbLog(Path(self.run.settings.sync_file)) if self._keeps_log() else None
         if self._adopted:
@@ -112,6 +115,17 @@ class WandBTracker(Adapter):
             self._last = max([*steps, self.run.step - 1])
             self.run.define_metric(STEP, hidden=True)
             self.run.define_metric("*", step_metric=STEP)
+            self._share_steps(wandb)
+
+    def _share_steps(self, wandb: Any) -> None:
+        """Have `run.log` and `wandb.log` place rows as the relay does: wandb drops a row whose step is below the last one."""
+        self.run.log = self._log_as_wandb
+        if wandb.run is self.run:
+            wandb.log = self._log_as_wandb
+
+    def _log_as_wandb(self, data: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+        del commit  # a row is complete when another step begins, or when it is settled
+        self.log(data, step)
 
     def _keeps_log(self) -> bool:
         settings = self.run.settings
@@ -164,7 +178,7 @@ class WandBTracker(Adapter):
         place = self._place(point)
         self._stamp = {} if point.time is None else {"_timestamp": point.time}
         step = {} if point.step is None else {STEP: point.step}
-        self.run.log({**point.values, **step, **self._stamp}, step=place, commit=False)
+        self._own_log({**point.values, **step, **self._stamp}, step=place, commit=False)
         self._note(point, place)
 
     def _place(self, point: Point) -> int:
@@ -179,12 +193,12 @@ class WandBTracker(Adapter):
         else:
             self._rows += self._open is not None  # a new step commits the row before it
             self._open = (point.step, set(point.values))
-        self._last = place
+        self._last, self._step = place, point.step
 
     def settle(self) -> None:
         """Commit the open row and wait until wandb's log on disk has every row and every artifact that was sent."""
         if self._open is not None:
-            self.run.log(self._stamp, step=self._last, commit=True)  # every call sets the row's time, this one too
+            self._own_log(self._stamp, step=self._last, commit=True)  # every call sets the row's time, this one too
             self._open = None
             self._rows += 1
         log = self._log
@@ -254,7 +268,10 @@ class WandBTracker(Adapter):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log as wandb does, with its own rules for steps."""
+        """Log as wandb does, with its own rules for steps; beside a relay, with the relay's, which drop nothing."""
+        if self._adopted:
+            self.warn_refused(self.write([Point(dict(values), self._step if step is None else step)]))
+            return
         with tempfile.TemporaryDirectory(prefix="fanfold-wandb-") as folder:
             ready = {key: _native(value, Path(folder)) for key, value in values.items()}
             self.run.log(ready, step=step, **kwargs)
@@ -291,6 +308,11 @@ class WandBTracker(Adapter):
                 f"wandb's log {log.path} has no end after {SETTLE_SECONDS:g} s. Its rows are there, its final status may not be. "
                 "Look into debug-internal.log beside it.",
             )
+
+
+def _no_run() -> bool:
+    """Return whether `wandb.run` is free to be ours."""
+    return getattr(sys.modules.get("wandb"), "run", None) is None
 
 
 def _without(text: str, signs: str) -> str:
