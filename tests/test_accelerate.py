@@ -1012,7 +1012,7 @@ def test_the_current_run_of_every_library_is_ours(tmp_path, runs_dir):
     with sqlite3.connect(database) as connection:
         rows = connection.execute("select metrics from metrics").fetchall()
     connection.close()
-    assert sorted(json.loads(metrics)["mine" if "mine" in metrics else "loss"] for (metrics,) in rows) == [1.0, 2.0]
+    assert sorted(tuple(json.loads(metrics).items()) for (metrics,) in rows) == [(("loss", 1.0),), (("mine", 2.0),)]
     assert wandb_steps(tmp_path) == {"loss": [0], "mine": [0]}
 
 

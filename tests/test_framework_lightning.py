@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -247,3 +248,53 @@ def test_with_two_processes_every_rank_is_in_the_run_and_restarts_together(launc
     value = run.series("val_loss", fold="mean")
     assert (value.min == value.max).all()  # what Lightning has folded itself is the same on both
     assert run.config["lr"] == 0.125
+
+
+# LightningCLI
+
+COMMAND_LINE = """
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringModel
+import warnings
+warnings.simplefilter("ignore")
+trainer = LightningCLI(BoringModel).trainer
+print(trainer.logger.experiment.project, trainer.logger.experiment.name, trainer.log_dir, sep="|")
+"""
+
+
+def test_lightning_cli_takes_the_options_of_a_run_and_keeps_its_config(tmp_path, runs_dir):
+    (tmp_path / "script.py").write_text(COMMAND_LINE)
+    words = "--trainer.logger=fanfold.frameworks.lightning.FanfoldLogger --trainer.logger.project=cli --trainer.logger.tags=[a,b]"
+    limits = "--trainer.max_steps=2 --trainer.limit_val_batches=1 --trainer.accelerator=cpu --trainer.enable_progress_bar=false"
+    environment = {**os.environ, "PYTHONPATH": str(Path(fanfold.__file__).parents[1]), "CUDA_VISIBLE_DEVICES": ""}
+    for name in ("first", "second"):  # Lightning refuses to overwrite a config.yaml, so each run needs a folder of its own
+        done = subprocess.run(
+            [sys.executable, "script.py", "fit", *words.split(), *limits.split(), f"--trainer.logger.name={name}"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        project, shown, folder = done.stdout.splitlines()[-1].split("|")
+        assert (project, shown) == ("cli", name)
+        assert f"name: {name}" in (Path(folder) / "config.yaml").read_text()
+        assert list((Path(folder) / "checkpoints").glob("*.ckpt"))
+    assert sorted((run.name, tuple(run.tags)) for run in fanfold.runs(dir=runs_dir)) == [
+        ("first", ("a", "b")), ("second", ("a", "b")),
+    ]  # fmt: skip
+
+
+def test_save_dir_is_the_trainers_folder_unless_one_is_given(tmp_path):
+    logger = FanfoldLogger("lit")
+    job = trainer(logger, default_root_dir=tmp_path / "home", max_steps=1)
+    job.fit(model_class(lightning.pytorch)(), loader())
+    assert Path(job.checkpoint_callback.dirpath) == tmp_path / "home" / "lit" / logger.version / "checkpoints"
+    assert Path(job.log_dir) == tmp_path / "home" / "lit" / logger.version
+    assert logger.save_dir == os.getcwd()  # nobody's Trainer asks
+    assert FanfoldLogger("lit", save_dir="there").save_dir == "there"
+
+
+def test_a_logger_goes_through_pickle_with_its_name_and_folder():
+    logger = FanfoldLogger("lit")
+    logger.log_metrics({"a": 1.0})
+    again = pickle.loads(pickle.dumps(logger))
+    again.log_metrics({"b": 1.0})
+    assert (again.name, again.save_dir) == (logger.name, logger.save_dir)

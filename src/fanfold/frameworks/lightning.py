@@ -7,6 +7,7 @@ own series in the run, and trackers get rank 0's, or a fold.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import pickletools
@@ -15,6 +16,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._api import init
 from ..errors import guard, missing_extra, notices, outcome
 from ._session import Session
 
@@ -41,8 +43,9 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
     """Record what a Trainer logs in a run, on every rank. Arguments are those of fanfold.init(), or `run`, a run of yours.
 
     A logger is one run: fit(), validate() and test() land in it, and it stays open until the process ends or
-    fanfold.finish() is called. `save_dir` is where checkpoints go (below it, `<project>/<run id>/checkpoints`);
-    `log_checkpoints` keeps a copy of each checkpoint with the run.
+    fanfold.finish() is called. `save_dir` (default: the Trainer's `default_root_dir`) is where checkpoints go, below it in
+    `<project>/<run id>/checkpoints`, and LightningCLI's `config.yaml` beside them; `log_checkpoints` keeps a copy of each
+    checkpoint with the run.
     """
 
     def __init__(
@@ -84,8 +87,11 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
         return str(self.experiment.id)
 
     @property
-    def save_dir(self) -> str | None:
-        return self._save_dir
+    def save_dir(self) -> str:
+        """Where checkpoints go. For the Trainer's `log_dir`, the run's own folder below it: Lightning never overwrites there."""
+        home = self._save_dir or _home_of_trainer()
+        own = sys._getframe(1).f_code.co_name == "log_dir"  # noqa: SLF001 - Lightning asks both questions with one property
+        return os.path.join(home, self.name, self.version) if own else home  # noqa: PTH118 - a path or an address
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         self._step = self._step if step is None else step
@@ -179,6 +185,25 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
             self._session.end()
 
 
+def _spell_out() -> None:
+    """Give the logger's signature the options of fanfold.init(): LightningCLI takes what it finds there, by name and type."""
+    types = {"tags": list[str] | str | None, "dir": str | None, "fold": dict[str, str] | str | None,
+             "tracker_kwargs": dict[str, dict[str, Any]] | None, "ops": bool | dict[str, Any] | None}  # fmt: skip
+    types |= dict.fromkeys(("name", "id", "group", "notes", "durability"), str | None)
+    types |= dict.fromkeys(("console", "system", "energy", "stamp", "strict", "quiet"), bool | None)
+    types |= {"trackers": list[str] | str | None, "relay": str, "resume": str | bool | None, "config": Any, "project": str | None}
+    types |= {"run": Any, "save_dir": str | None, "log_checkpoints": bool}
+    own = inspect.signature(FanfoldLogger.__init__).parameters
+    options = [one for name, one in inspect.signature(init).parameters.items() if name in types and name not in own]
+    kept = [one for one in own.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    spelled = [one.replace(annotation=types.get(one.name, one.annotation)) for one in (*kept, *options)]
+    FanfoldLogger.__init__.__signature__ = inspect.Signature(spelled)  # type: ignore[attr-defined]
+    FanfoldLogger.__init__.__annotations__ = {**types, "return": None}
+
+
+_spell_out()
+
+
 class CheckpointNote(library.Callback):  # type: ignore[misc]  # as above
     """Write into every checkpoint which run it belongs to."""
 
@@ -201,6 +226,18 @@ def _calling_trainer() -> tuple[Any, Any]:
             return caller, frame.f_locals["ckpt_path"] if caller.state.fn == "fit" else None
         frame = frame.f_back
     return None, None
+
+
+def _home_of_trainer() -> str:
+    """Return the `default_root_dir` of the Trainer that asks, or where Lightning has it by default."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - as above
+    while frame is not None:
+        for name in ("self", "trainer"):
+            home = getattr(frame.f_locals.get(name), "default_root_dir", None)
+            if isinstance(home, (str, os.PathLike)):
+                return os.fspath(home)
+        frame = frame.f_back
+    return os.getcwd()  # noqa: PTH109 - a text, as Lightning's own
 
 
 def _note_in(checkpoint: Any) -> Any:
