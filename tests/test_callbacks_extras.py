@@ -285,9 +285,9 @@ def test_the_rank_the_others_wait_for_is_named(runs_dir):
     out, err = ranks[0].communicate("\n", timeout=60)
     assert ranks[0].returncode == 0, err
     found = {(rank, key): ratio for rank, key, _, ratio in eval(out)}
-    assert set(found) == {(3, "time/step"), (2, "time/data")}
-    assert found[3, "time/step"] == pytest.approx(2.0 / (3.1 / 3))
-    assert "rank 3 is 1.94 times as slow as the others in its steps" in err
+    assert set(found) == {(3, "time/compute"), (2, "time/data")}
+    assert found[3, "time/compute"] == pytest.approx(2.0)
+    assert "rank 3 takes 2.00 times as long as the others in its steps" in err
     stored = fanfold.open("slow")
     assert stored.series("time/step", fold="mean").max_rank.tolist()[:4] == [3] * 4
     assert stored.series("time/data", rank=2).values[1] == pytest.approx(0.5)

@@ -1,7 +1,14 @@
-"""StragglerCallback: which rank the others wait for, by the fold of what each rank journals of its own step times."""
+"""StragglerCallback: which rank the others wait for, by what each rank journals of the time it is busy itself.
+
+In synchronous training every rank's step takes equally long: the others spend the straggler's time waiting in a collective.
+So the wait is taken out: it begins when this rank has its last gradient, which a hook on that parameter tells, and ends
+when the optimizer is about to step. What is left, in the step and between steps, is the time to arrive at the collective.
+"""
 
 from __future__ import annotations
 
+import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +21,14 @@ from .control import TrainerControl
 from .events import TrainerCallback, logger
 from .state import TrainerState
 
-KEYS = {"time/step": "its steps", "time/data": "waiting for data"}
+KEYS = {"time/compute": "in its steps", "time/data": "between its steps, with data or input and output"}
 LAST_SECONDS = 5.0
+# A rank is named only if the others wait for it for a share of the step, and longer than a scheduler's hiccup.
+FLOOR_SHARE, FLOOR_SECONDS = 0.1, 0.005
 
 
 class Straggler(NamedTuple):
-    """A rank that was the slowest for several intervals in a row, and by how much."""
+    """A rank the others waited for during several intervals in a row; `ratio` is its time over the others' median."""
 
     rank: int
     key: str
@@ -27,12 +36,41 @@ class Straggler(NamedTuple):
     ratio: float
 
 
-class StragglerCallback(TrainerCallback):
-    """Log each rank's mean time in steps and between them; rank 0 reads all ranks' journals and names who lags.
+class Arrival:
+    """When this rank has all its gradients: by a hook on the parameter that gets its own last."""
 
-    A rank is named when, `patience` intervals of `every` steps in a row, it was the slowest and took `factor` times as
-    long as the others' mean. No rank talks to another: the journals must be on a filesystem rank 0 can read. In a loop
-    that synchronises its ranks each step, a slow rank shows in "time/data", because the others wait inside their step.
+    def __init__(self, model: Any, clock: Callable[[], float]) -> None:
+        self.at: float | None = None
+        self._clock = clock
+        parameters = list(model.parameters()) if hasattr(model, "parameters") else []
+        hooked = [
+            p for p in parameters if getattr(p, "requires_grad", False) and hasattr(p, "register_post_accumulate_grad_hook")
+        ]
+        self._last: Any = None
+        self._hooks = {id(p): p.register_post_accumulate_grad_hook(self._on_gradient) for p in hooked}
+        self.known = bool(hooked)
+
+    def _on_gradient(self, parameter: Any) -> None:
+        self.at, self._last = self._clock(), parameter
+
+    def settle(self) -> None:
+        """After the first step, keep the hook on the last parameter alone: the others cost time and tell nothing."""
+        if self._last is not None and len(self._hooks) > 1:
+            for key in [key for key in self._hooks if key != id(self._last)]:
+                self._hooks.pop(key).remove()
+
+    def remove(self) -> None:
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
+
+
+class StragglerCallback(TrainerCallback):
+    """Log how long each rank is busy in a step and between steps; rank 0 reads all ranks' journals and names who is late.
+
+    A rank is named when, `patience` intervals of `every` steps in a row, it took `factor` times as long as the median of the
+    others, by more than its steps vary and by a noticeable part of the step. No rank talks to another: the journals must be
+    on a filesystem rank 0 can read.
     """
 
     def __init__(
@@ -52,41 +90,72 @@ class StragglerCallback(TrainerCallback):
         self._clock = clock
         self._stored: StoredRun | None = None
         self._thread: threading.Thread | None = None
-        self._forget()
+        self._arrival: Arrival | None = None
+        self._times: dict[str, list[float]] = {}
 
-    def _forget(self) -> None:
-        self._step = self._data = 0.0
-        self._steps = 0
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any) -> None:
         self._began: float | None = None
         self._ended: float | None = None
-        self._forget()
+        self._wait = 0.0
+        self._times = {}
+        self._close()
+        self._arrival = Arrival(model, self._clock) if model is not None else None
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._began = self._clock()
+        self._began, self._wait = self._clock(), 0.0
         if self._ended is not None:
-            self._data += self._began - self._ended
+            self._add("time/data", self._began - self._ended)
+
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._arrival is not None and self._arrival.at is not None:
+            self._wait = self._clock() - self._arrival.at
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._ended = None  # what lies between is no wait for data
+        self._ended = None  # the time until the next step is not spent on data
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._ended = None
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._ended = self._clock()
-        self._step += self._ended - (self._began if self._began is not None else self._ended)
-        self._steps += 1
+        step = self._ended - (self._began if self._began is not None else self._ended)
+        self._add("time/step", step)
+        if self._knows_its_wait():
+            self._add("time/compute", step - self._wait)
+        if self._arrival is not None:
+            self._arrival.settle()
         if state.global_step % self.every:
             return
         run = current_run(self.run, self)
         if run is not None:
-            run.log({"time/step": self._step / self._steps, "time/data": self._data / self._steps}, step=state.global_step)
+            values = {key: statistics.median(times) for key, times in self._times.items()}
+            spread = {f"{key}_spread": _spread(self._times[key]) for key in KEYS if key in self._times}
+            run.log({**values, **spread}, step=state.global_step)
             self._look_aside(run)
-        self._forget()
+        self._times = {}
+
+    def _add(self, key: str, seconds: float) -> None:
+        self._times.setdefault(key, []).append(seconds)
+
+    def _knows_its_wait(self) -> bool:
+        """Tell whether waiting is told from computing, or ranks do not wait for each other: there is no process group."""
+        if self._arrival is not None and self._arrival.known:
+            return self._arrival.at is not None
+        dist = sys.modules.get("torch.distributed")
+        return dist is None or not dist.is_available() or not dist.is_initialized()
+
+    def _close(self) -> None:
+        if self._arrival is not None:
+            self._arrival.remove()
+            self._arrival = None
+
+    def on_exception(
+        self, args: Any, state: TrainerState, control: TrainerControl, exception: BaseException, **kwargs: Any
+    ) -> None:
+        self._close()
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._close()
         if self._thread is not None:
             self._thread.join(LAST_SECONDS)
             self._look_aside(current_run(self.run, self))  # the others may have been behind at the last look
@@ -104,10 +173,10 @@ class StragglerCallback(TrainerCallback):
             for straggler in self.look(run):
                 self.found.append(straggler)
                 text = (
-                    f"rank {straggler.rank} is {straggler.ratio:.2f} times as slow as the others in {KEYS[straggler.key]}, "
+                    f"rank {straggler.rank} takes {straggler.ratio:.2f} times as long as the others {KEYS[straggler.key]}, "
                     f"since before step {straggler.step}"
                 )
-                logger.warning(f"{text}. The other ranks wait for it. Look at its node: heat, other jobs, its disk or network.")
+                logger.warning(f"fanfold: {text}. The other ranks wait for it. Check its node: heat, other jobs, disk, network.")
                 run.alert("straggler", text)
 
     def look(self, run: Any) -> list[Straggler]:
@@ -116,22 +185,44 @@ class StragglerCallback(TrainerCallback):
             self._stored = StoredRun(run.path)
         self._stored.refresh()
         known = {(straggler.rank, straggler.key) for straggler in self.found}
-        judged = [self._judge(key, run.world_size) for key in KEYS]
-        return [straggler for straggler in judged if straggler is not None and (straggler.rank, straggler.key) not in known]
+        found = [straggler for key in KEYS for straggler in self._judge(key, run.world_size)]
+        return [straggler for straggler in found if (straggler.rank, straggler.key) not in known]
 
-    def _judge(self, key: str, ranks: int) -> Straggler | None:
-        assert self._stored is not None
-        try:
-            folded = self._stored.series(key, fold="mean")
-        except FanfoldError:  # nobody has logged it yet
-            return None
-        assert folded.count is not None and folded.max is not None and folded.max_rank is not None
-        whole = folded.count == ranks
-        mean, top, rank, steps = folded.values[whole], folded.max[whole], folded.max_rank[whole], folded.steps[whole]
+    def _judge(self, key: str, ranks: int) -> list[Straggler]:
+        """Return the ranks that were significantly slower than the others in each of the last intervals all have logged."""
+        import numpy as np
+
+        read = [self._read(name, ranks) for name in (key, f"{key}_spread", "time/step")]
+        steps = sorted(set.intersection(*(set(series) for table in read for series in table)))[-self.patience :]
         if len(steps) < self.patience:
-            return None
-        mean, top, rank = mean[-self.patience :], top[-self.patience :], rank[-self.patience :]
-        others = (mean * ranks - top) / (ranks - 1)
-        if (rank != rank[-1]).any() or (top < self.factor * others).any() or not others[-1] > 0:
-            return None
-        return Straggler(int(rank[-1]), key, int(steps[-self.patience]), float((top / others).mean()))
+            return []
+        busy, spread, whole = (np.array([[series[step] for step in steps] for series in table]) for table in read)
+        found = []
+        for rank in range(ranks):
+            others = np.median(np.delete(busy, rank, axis=0), axis=0)
+            noise = np.maximum(spread[rank], np.median(np.delete(spread, rank, axis=0), axis=0))
+            floor = np.maximum(FLOOR_SECONDS, FLOOR_SHARE * whole.max(axis=0))
+            late = busy[rank] - others
+            if (late > floor).all() and (late > noise).all() and (busy[rank] >= self.factor * others).all():
+                ratio = float((busy[rank] / np.maximum(others, 1e-9)).mean())
+                found.append(Straggler(rank, key, int(steps[0]), ratio))
+        return found
+
+    def _read(self, key: str, ranks: int) -> list[dict[int, float]]:
+        """Return the values of each rank by step; none for a rank that has not logged the key yet."""
+        assert self._stored is not None
+        found: list[dict[int, float]] = []
+        for rank in range(ranks):
+            try:
+                series = self._stored.series(key, rank=rank)
+            except FanfoldError:
+                found.append({})
+            else:
+                found.append(dict(zip(series.steps.tolist(), series.values.tolist(), strict=True)))
+        return found
+
+
+def _spread(times: list[float]) -> float:
+    """Return how much times vary, as a standard deviation that a few odd ones do not change (1.48 times the MAD)."""
+    middle = statistics.median(times)
+    return 1.4826 * statistics.median(abs(each - middle) for each in times)
