@@ -168,7 +168,7 @@ class TrainingArguments(LoopArguments):
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
     warmup_steps: float = 0  # below 1: a share of all steps
     warmup_ratio: float | None = None
-    optim: str = "adamw_torch"
+    optim: str | None = None  # None: "adamw_torch_fused", or "adamw_torch" before torch 2.8
     optim_args: Mapping[str, Any] | None = None
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
@@ -197,10 +197,12 @@ class TrainingArguments(LoopArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from .optim import OPTIMIZERS, SCHEDULES
+        from .optim import OPTIMIZERS, PLATEAU, SCHEDULES, default_optimizer
 
-        self.lr_scheduler_type = _one_of("lr_scheduler_type", self.lr_scheduler_type, tuple(SCHEDULES))
-        self.optim = _one_of("optim", self.optim, tuple(OPTIMIZERS))
+        self.lr_scheduler_type = _one_of("lr_scheduler_type", self.lr_scheduler_type, (*SCHEDULES, PLATEAU))
+        self.optim = _one_of("optim", default_optimizer() if self.optim is None else self.optim, tuple(OPTIMIZERS))
+        if self.lr_scheduler_type == PLATEAU:
+            self._watch_a_metric()
         _one_of("train_sampling_strategy", self.train_sampling_strategy, ("random", "sequential"))
         if self.label_names is None:
             self.label_names = ["labels"]
@@ -209,6 +211,17 @@ class TrainingArguments(LoopArguments):
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name}={getattr(self, name)!r} holds no sample. Nothing was started. Give 1 or more.")
+
+    def _watch_a_metric(self) -> None:
+        """Name the metric that tells a schedule whether training has come to a plateau."""
+        if self.eval_strategy == "no":
+            raise SettingError(
+                'lr_scheduler_type="reduce_lr_on_plateau" lowers the learning rate by what evaluations give, and there are none. '
+                "Nothing was started. Set eval_strategy."
+            )
+        self.metric_for_best_model = self.metric_for_best_model or "loss"
+        if self.greater_is_better is None:
+            self.greater_is_better = not self.metric_for_best_model.endswith("loss")
 
     @property
     def train_batch_size(self) -> int:

@@ -1,11 +1,12 @@
 """The Trainer's data: which samples each rank gets, in an order that a seed and an epoch fix, from any place on.
 
-The order is not drawn from the global random state, and no batch is fetched early, so a resumed training sees the very
-batches, and the very random numbers, that an uninterrupted one sees.
+The order is that of Transformers' Trainer with the same seed. It is not drawn from the global random state, and no batch is
+fetched early, so a resumed training sees the very batches, and the very random numbers, that an uninterrupted one sees.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ class Batches:
             return range(self.count)
         import torch
 
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)  # as Accelerate's seedable sampler does
         order: list[int] = torch.randperm(self.count, generator=generator).tolist()
         return order
 
@@ -79,7 +80,6 @@ class Part:
 
 def train_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], *, rank: int, world: int) -> Any:
     """Make the loader of a rank's training batches."""
-    import torch
     from torch.utils.data import DataLoader, IterableDataset
 
     common = _common(args, collate)
@@ -97,16 +97,26 @@ def train_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[
             f"the training dataset of {len(dataset)} samples gives no batch. Nothing was trained. "
             "Give more samples, a smaller per_device_train_batch_size, or dataloader_drop_last=False."
         )
-    # A generator of its own: the loader draws its workers' seeds from it, not from the global random state.
-    return DataLoader(dataset, batch_sampler=batches, generator=torch.Generator().manual_seed(seed), **common)
+    # Each pass draws one number, the workers' seed, from the global random state: so it does in Transformers, too.
+    if args.dataloader_num_workers:
+        common["worker_init_fn"] = functools.partial(_seed_worker, rank * args.dataloader_num_workers)
+    return DataLoader(dataset, batch_sampler=batches, **common)
+
+
+def _seed_worker(offset: int, _worker: int) -> None:
+    """Seed every random generator of a loader's worker, with a number that differs between ranks."""
+    import torch
+
+    from .keeping import seed_everything
+
+    seed_everything(torch.initial_seed() % 2**32 + offset)
 
 
 def eval_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], *, rank: int, world: int) -> Any:
     """Make the loader of a rank's part of an evaluation."""
-    import torch
     from torch.utils.data import DataLoader, IterableDataset
 
-    common = {**_common(args, collate), "generator": torch.Generator().manual_seed(args.seed)}
+    common = _common(args, collate)
     if isinstance(dataset, IterableDataset):
 
         class Every(IterableDataset):  # type: ignore[misc]  # its base is torch's, which is imported here only
@@ -131,7 +141,6 @@ def set_epoch(loader: Any, epoch: int) -> None:
     batches = getattr(loader, "batch_sampler", None)
     if isinstance(batches, Batches):
         batches.epoch = epoch
-        loader.generator.manual_seed((batches.seed or 0) * 1_000_003 + epoch)
         return
     parts: list[Any] = [loader, getattr(loader, "sampler", None), batches, getattr(loader, "dataset", None)]
     for part in parts:

@@ -73,7 +73,7 @@ class Due(Teller):
             self._say_undone("checkpoint", "save=… to Loop, or ask loop.should_save")
             self.control.should_save = False
 
-    def _evaluate_now(self) -> None:
+    def _evaluate_now(self, *, judge: bool = True) -> None:
         before = self._reported
         metrics = self._evaluate() if self._evaluate is not None else None
         if metrics is None and self._reported == before:
@@ -81,7 +81,7 @@ class Due(Teller):
         if self._reported == before:
             self.report(prefixed(metrics or {}))
         self.control.should_evaluate = False
-        if metrics is not None:
+        if metrics is not None and judge:
             self._judge(metrics)
 
     def _say_undone(self, what: str, how: str) -> None:

@@ -22,7 +22,7 @@ from ..callbacks.agreement import FLAGS, Agreement, agreement_of, end_agreement
 from ..errors import RunError, SettingError, notices
 from .arguments import LoopArguments, refuse_unknown
 from .due import Due
-from .spans import how_long, length_of, updates_of, when_to_save, with_last
+from .spans import how_long, in_steps, length_of, updates_of, when_to_save
 from .telling import Place
 
 Skip = Callable[[Any, int], Iterable[Any]]
@@ -117,9 +117,9 @@ class Loop(Due):
             resumed = self._begin_epoch(loader)
             source = self._rest(loader, skip) if resumed else iter(loader)
             empty = not resumed
-            for batch, last in with_last(source, self._length is None and self.args.gradient_accumulation_steps > 1):
+            for batch, last, count in self._in_steps(source):
                 empty = False
-                self._open_batch(last)
+                self._open_batch(last, count)
                 yield batch
                 self._end_batch()
                 if self.control.should_epoch_stop or self.control.should_training_stop:
@@ -190,7 +190,7 @@ class Loop(Due):
         self._watch_optimizer()
         self._fire("on_train_begin")
         if args.eval_on_start and self._evaluate is not None:
-            self._evaluate_now()
+            self._evaluate_now(judge=False)  # nothing was trained yet: it is neither the best nor a plateau
 
     def _rest(self, loader: Any, skip: Skip | None) -> Iterator[Any]:
         """Return the batches of a resumed epoch that are still to do."""
@@ -199,12 +199,20 @@ class Loop(Due):
 
     # A batch, a step, an epoch
 
-    def _open_batch(self, last: bool) -> None:
-        batch, each = self._at.batch, self.args.gradient_accumulation_steps
-        self.sync_gradients = (batch + 1) % each == 0 or last or batch + 1 == self._length
-        if batch % each == 0:
-            left = each if self._length is None else self._length - batch
-            self.accumulation_steps = min(each, left) if left > 0 else each
+    def _in_steps(self, source: Iterator[Any]) -> Iterator[tuple[Any, bool, int]]:
+        """Give each batch, whether it is the last of its step, and how many batches the step has."""
+        each, length = self.args.gradient_accumulation_steps, self._length
+        if length is None:
+            yield from in_steps(source, each)
+            return
+        for batch in source:
+            at = self._at.batch
+            left = length - at + at % each  # of the epoch, from the first batch of this step on
+            yield batch, (at + 1) % each == 0 or at + 1 == length, min(each, left) if left > 0 else each
+
+    def _open_batch(self, last: bool, count: int) -> None:
+        self.sync_gradients, self.accumulation_steps = last, count
+        if self._at.batch % self.args.gradient_accumulation_steps == 0:
             self._fire("on_step_begin")
         self._open = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ def _constant_with_warmup(step: int, warmup: int, total: int) -> float:  # noqa:
 
 
 def _linear(step: int, warmup: int, total: int) -> float:
-    return _rise(step, warmup) if step < warmup else 1.0 - _done(step, warmup, total)
+    return _rise(step, warmup) if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
 
 
 def _cosine(step: int, warmup: int, total: int, num_cycles: float = 0.5) -> float:
@@ -74,18 +75,40 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 
+PLATEAU = "reduce_lr_on_plateau"  # steps with an evaluation, not with the optimizer
+
+
+def default_optimizer() -> str:
+    """Name Transformers' default: the fused AdamW, from the version of torch on in which it can be relied on."""
+    try:
+        major, minor = importlib.metadata.version("torch").split(".")[:2]
+    except importlib.metadata.PackageNotFoundError:
+        return "adamw_torch"
+    return "adamw_torch_fused" if (int(major), int(minor)) >= (2, 8) else "adamw_torch"
+
+
 def make_scheduler(optimizer: Any, args: TrainingArguments, steps: int) -> Any:
     """Make the schedule that `args` asks for, over `steps` updates."""
-    from torch.optim.lr_scheduler import LambdaLR
+    from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-    shape, warmup, options = SCHEDULES[args.lr_scheduler_type], args.get_warmup_steps(steps), dict(args.lr_scheduler_kwargs or {})
+    options = dict(args.lr_scheduler_kwargs or {})
     try:
+        if args.lr_scheduler_type == PLATEAU:
+            return ReduceLROnPlateau(optimizer, **options)
+        shape, warmup = SCHEDULES[args.lr_scheduler_type], args.get_warmup_steps(steps)
         return LambdaLR(optimizer, lambda step: shape(step, warmup, steps, **options))
     except TypeError as error:
         raise SettingError(
             f"lr_scheduler_kwargs={options!r} does not fit lr_scheduler_type={args.lr_scheduler_type!r}: {error}. "
             "Nothing was trained. Correct or leave out lr_scheduler_kwargs."
         ) from error
+
+
+def waits_for_evaluations(scheduler: Any) -> bool:
+    """Tell whether a schedule steps with each evaluation's metric."""
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    return isinstance(scheduler, ReduceLROnPlateau)
 
 
 def make_optimizer(model: Any, args: TrainingArguments, given: tuple[Any, Mapping[str, Any]] | None = None) -> Any:
@@ -96,7 +119,7 @@ def make_optimizer(model: Any, args: TrainingArguments, given: tuple[Any, Mappin
         return cls(groups, **options)
     import torch
 
-    name, options = OPTIMIZERS[args.optim]
+    name, options = OPTIMIZERS[args.optim or default_optimizer()]
     known: dict[str, Any] = {"lr": args.learning_rate, **options, **(args.optim_args or {})}
     if name == "AdamW":
         known = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon, **known}

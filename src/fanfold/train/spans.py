@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,15 +41,11 @@ def length_of(loader: Any) -> int | None:
         return None
 
 
-def with_last(source: Iterator[Any], lookahead: bool) -> Iterator[tuple[Any, bool]]:
-    """Say with each batch whether it is the last. Looking ahead fetches a batch early, so only where nothing else tells."""
-    if not lookahead:
-        for batch in source:
-            yield batch, False
-        return
-    nothing = object()
-    batch = next(source, nothing)
-    while batch is not nothing:
-        following = next(source, nothing)
-        yield batch, following is nothing
-        batch = following
+def in_steps(source: Iterator[Any], each: int) -> Iterator[tuple[Any, bool, int]]:
+    """Give each batch of a stream without a length, whether it is the last of its step, and how many batches the step has.
+
+    The batches of a step are fetched together: only then it is known whether the stream ends in the midst of it.
+    """
+    while batches := list(itertools.islice(source, each)):
+        for at, batch in enumerate(batches):
+            yield batch, at == len(batches) - 1, len(batches)

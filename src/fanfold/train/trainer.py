@@ -18,7 +18,7 @@ from . import checkpoints, data, keeping
 from .arguments import TrainingArguments
 from .evaluation import Gathered, PredictionOutput, TrainOutput, count_of
 from .model import call, labels_of, loss_of, predictions_of
-from .optim import make_optimizer, make_scheduler
+from .optim import make_optimizer, make_scheduler, waits_for_evaluations
 from .spans import length_of, updates_of
 from .trainer_loop import TrainerLoop
 
@@ -67,6 +67,7 @@ class Trainer:
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self._given_optimizers = optimizers
+        self._made_optimizer: Any = None
         self._optimizer_recipe = optimizer_cls_and_kwargs
         self._resumed_from: Path | None = None
         self._prepare_model()
@@ -152,9 +153,9 @@ class Trainer:
         """Train, from the start or from a checkpoint: a folder, or True for the latest whole one in output_dir."""
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         folder = checkpoints.choose(self.args.output_dir, asked)
-        if self.model_init is not None and self.loop.trained:
+        if self.model_init is not None:  # every training starts from the same model
             keeping.seed_everything(self.args.seed)
-            self.model = self.model_init().to(self.accelerator.device)
+            self.model, self._made_optimizer = self.model_init().to(self.accelerator.device), None
         loader = self.get_train_dataloader()
         if folder is not None:
             self.loop.resume(folder)
@@ -175,7 +176,10 @@ class Trainer:
         self.accelerator.free_memory()
         keeping.reset_accumulation(self.accelerator)
         optimizer, scheduler = self._given_optimizers
+        if optimizer is None:
+            optimizer = self._made_optimizer  # a second training continues with what the first one's optimizer has learned
         self.create_optimizer_and_scheduler(steps, optimizer, scheduler)
+        self._made_optimizer = self.optimizer
         self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         self.optimizer.zero_grad()
         self._first_step = keeping.FirstStepCheck(self.optimizer)
@@ -189,11 +193,14 @@ class Trainer:
         self.lr_scheduler = scheduler if scheduler is not None else make_scheduler(self.optimizer, self.args, num_training_steps)
 
     def _skip(self, loader: Any, done: int) -> Iterable[Any]:
-        """Go to the place in the data, and take up the random states there; called once on a resume."""
-        rest = data.from_place(loader, done)
+        """Go to the place in the data with the random states of the checkpoint; called once on a resume.
+
+        A pass over the data draws a random number as it begins: before the checkpoint, unless the epoch is still to begin.
+        """
+        rest = data.from_place(loader, done) if done else None
         if self._resumed_from is not None:
             keeping.load_random_states(self._resumed_from, self.accelerator.process_index)
-        return rest
+        return rest if rest is not None else data.from_place(loader, 0)
 
     def _train_on(self, model: Any, batch: Any) -> None:
         """Do forward and backward of a batch, and after the last of a step the update."""
@@ -206,20 +213,30 @@ class Trainer:
 
     def training_step(self, model: Any, inputs: Any) -> Any:
         """Do forward and backward of one batch; return its loss, still on the device."""
+        inputs = self._to_device(inputs)
         with self.accelerator.autocast():
-            loss = self.compute_loss(model, self._to_device(inputs))
-        self.accelerator.backward(loss * (self.loop.weight / self.loop.accumulation_steps))
+            loss = self.compute_loss(model, inputs)
+        weight = self.loop.weight
+        weighted = loss if weight == 1.0 else loss * weight  # the last batch of an epoch may be shared unevenly among ranks
+        self.accelerator.backward(weighted / self.loop.accumulation_steps)
+        self.loop.count_flos(self.floating_point_ops(inputs))
         return loss.detach()
 
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Estimate the floating-point operations of a batch: six for each parameter and token, for Transformers' models."""
+        name = getattr(self.model, "main_input_name", "input_ids")
+        if not isinstance(inputs, Mapping) or name not in inputs or not hasattr(self.model, "num_parameters"):
+            return 0
+        return 6 * int(inputs[name].numel()) * int(self.model.num_parameters(exclude_embeddings=True))
+
     def _update(self, model: Any) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        if self.args.max_grad_norm > 0:
-            values["grad_norm"] = self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")  # infinity only measures
+        values: dict[str, Any] = {"grad_norm": self.accelerator.clip_grad_norm_(model.parameters(), limit)}
         values["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         self.optimizer.step()
         if self._first_step.pending:
             self._first_step.confirm(overflow=self.accelerator.optimizer_step_was_skipped)
-        if not self.accelerator.optimizer_step_was_skipped:
+        if not self.accelerator.optimizer_step_was_skipped and not waits_for_evaluations(self.lr_scheduler):
             self.lr_scheduler.step()
         self.optimizer.zero_grad()
         return values

@@ -13,6 +13,7 @@ from ..callbacks.subjects import rewrite_logs
 from . import data, keeping
 from .evaluation import TrainOutput
 from .loop import Loop
+from .optim import waits_for_evaluations
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -26,7 +27,6 @@ class TrainerLoop(Loop):
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Any], run: Any, on_error: str) -> None:
         self._trainer = trainer
-        self.trained = False
         self.output = TrainOutput(0, 0.0, {})
         seen = PrinterCallback if trainer.args.disable_tqdm or importlib.util.find_spec("tqdm") is None else ProgressCallback
         super().__init__(
@@ -62,7 +62,7 @@ class TrainerLoop(Loop):
     def _start(self) -> None:
         super()._start()
         self.state.train_batch_size = self._trainer.args.train_batch_size
-        self._began, self._first, self._sum = time.perf_counter(), self.state.global_step, 0.0
+        self._began, self._first, self._sum, self._flos = time.perf_counter(), self.state.global_step, 0.0, 0.0
 
     def _over_ranks(self, values: dict[str, Any]) -> dict[str, Any]:
         """Average the loss over the ranks, on the device; every rank is here at the same step."""
@@ -70,6 +70,29 @@ class TrainerLoop(Loop):
             values["loss"] = self._trainer.accelerator.reduce(values["loss"], "mean")
             self._sum = self._sum + values["loss"] * (self.state.global_step - self._last_logged)
         return values
+
+    def _judge(self, metrics: Mapping[str, Any]) -> None:
+        """Keep in mind whether an evaluation is the best so far, and let a schedule that waits for it step."""
+        super()._judge(metrics)
+        name = str(self.args.metric_for_best_model)
+        if waits_for_evaluations(self._trainer.lr_scheduler):
+            self._trainer.lr_scheduler.step(metrics[name if name in metrics else f"eval_{name.removeprefix('eval_')}"])
+
+    def count_flos(self, flos: float) -> None:
+        """Count floating-point operations of this rank. Ranks are summed where they meet anyway: at saves and at the end."""
+        self._flos += flos
+        if self._trainer.accelerator.num_processes == 1:
+            self._store_flos()
+
+    def _store_flos(self) -> None:
+        import torch
+
+        accelerator, flos = self._trainer.accelerator, self._flos
+        if accelerator.num_processes > 1 and (self._agreement is None or self._agreement.complete):
+            kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
+            flos = accelerator.reduce(torch.tensor(flos, dtype=kind, device=accelerator.device), "sum").item()
+        self.state.total_flos += flos
+        self._flos = 0.0
 
     def predicting(self) -> None:
         """Tell that a batch of an evaluation or prediction is done."""
@@ -81,6 +104,7 @@ class TrainerLoop(Loop):
         self._fire("on_predict", metrics=dict(metrics))
 
     def _save_all(self, folder: Path) -> None:
+        self._store_flos()
         keeping.save(self._trainer, folder)
 
     def _load_weights(self, folder: Path) -> None:
@@ -93,13 +117,14 @@ class TrainerLoop(Loop):
         samples = steps * self._trainer.args.train_batch_size * self.args.gradient_accumulation_steps
         samples *= self._trainer.accelerator.num_processes
         loss = float(self._sum) / max(steps, 1)
+        self._store_flos()
         metrics = {
             "train_runtime": seconds,
             "train_samples_per_second": samples / seconds,
             "train_steps_per_second": steps / seconds,
+            "total_flos": self.state.total_flos,
             "train_loss": loss,
         }
         self.log(metrics)
         super()._closing()
-        self.trained = True
         self.output = TrainOutput(self.state.global_step, loss, {**metrics, "epoch": self.state.epoch})
