@@ -69,8 +69,8 @@ class StragglerCallback(TrainerCallback):
     """Log how long each rank is busy in a step and between steps; rank 0 reads all ranks' journals and names who is late.
 
     A rank is named when, `patience` intervals of `every` steps in a row, it took `factor` times as long as the median of the
-    others, by more than its steps vary and by a noticeable part of the step. No rank talks to another: the journals must be
-    on a filesystem rank 0 can read.
+    others, and even its fast steps were late by a noticeable part of the step. No rank talks to another: the journals must
+    be on a filesystem rank 0 can read.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class StragglerCallback(TrainerCallback):
         run = current_run(self.run, self)
         if run is not None:
             values = {key: statistics.median(times) for key, times in self._times.items()}
-            spread = {f"{key}_spread": _spread(self._times[key]) for key in KEYS if key in self._times}
-            run.log({**values, **spread}, step=state.global_step)
+            fast = {f"{key}_fast": _fast(self._times[key]) for key in KEYS if key in self._times}
+            run.log({**values, **fast}, step=state.global_step)
             self._look_aside(run)
         self._times = {}
 
@@ -192,18 +192,16 @@ class StragglerCallback(TrainerCallback):
         """Return the ranks that were significantly slower than the others in each of the last intervals all have logged."""
         import numpy as np
 
-        read = [self._read(name, ranks) for name in (key, f"{key}_spread", "time/step")]
+        read = [self._read(name, ranks) for name in (key, f"{key}_fast", "time/step")]
         steps = sorted(set.intersection(*(set(series) for table in read for series in table)))[-self.patience :]
         if len(steps) < self.patience:
             return []
-        busy, spread, whole = (np.array([[series[step] for step in steps] for series in table]) for table in read)
+        busy, fast, whole = (np.array([[series[step] for step in steps] for series in table]) for table in read)
         found = []
         for rank in range(ranks):
             others = np.median(np.delete(busy, rank, axis=0), axis=0)
-            noise = np.maximum(spread[rank], np.median(np.delete(spread, rank, axis=0), axis=0))
             floor = np.maximum(FLOOR_SECONDS, FLOOR_SHARE * whole.max(axis=0))
-            late = busy[rank] - others
-            if (late > floor).all() and (late > noise).all() and (busy[rank] >= self.factor * others).all():
+            if (fast[rank] - others > floor).all() and (busy[rank] >= self.factor * others).all():
                 ratio = float((busy[rank] / np.maximum(others, 1e-9)).mean())
                 found.append(Straggler(rank, key, int(steps[0]), ratio))
         return found
@@ -222,7 +220,6 @@ class StragglerCallback(TrainerCallback):
         return found
 
 
-def _spread(times: list[float]) -> float:
-    """Return how much times vary, as a standard deviation that a few odd ones do not change (1.48 times the MAD)."""
-    middle = statistics.median(times)
-    return 1.4826 * statistics.median(abs(each - middle) for each in times)
+def _fast(times: list[float]) -> float:
+    """Return the time of fast steps: a tenth are faster. A rank that only shares its processor for a while still has some."""
+    return sorted(times)[len(times) // 10]
