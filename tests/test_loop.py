@@ -419,9 +419,9 @@ def test_a_run_the_user_opened_again_is_continued_and_another_one_is_named(runs_
         with loop:
             iterate(loop)
 
-    first = fanfold.init("p", config={"lr": 0.1})
-    train(first)
-    assert dict(first.config) == {"lr": 0.1}  # the loop's own arguments are not the user's config
+    with fanfold.init("p", config={"lr": 0.1}) as first:
+        train(first)
+        assert dict(first.config) == {"lr": 0.1}  # the loop's own arguments are not the user's config
     with fanfold.init("p", id=first.id) as again:
         train(again)
     assert not [message for message in caplog.messages if "saved by run" in message]
