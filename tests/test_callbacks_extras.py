@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -324,6 +325,14 @@ def test_a_signal_saves_stops_and_gives_the_handlers_back(run, name, caplog):
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
     assert f"{name} received: a checkpoint is saved and training stops after step 3" in caplog.text
     assert run.status == "running"
+
+
+def test_after_a_preempted_training_the_program_goes_on_to_its_end(run):
+    from fanfold import lifecycle
+
+    train(model(), PreemptionCallback(), steps=9, during=lambda step: step == 3 and signal.raise_signal(signal.SIGTERM))
+    time.sleep(lifecycle.STUCK_SECONDS + 1)  # else the signal would end the process now
+    run.log({"after": 1.0})
 
 
 def test_without_a_signal_nothing_changes(run):

@@ -191,6 +191,14 @@ def _watch_for_stuck_main_thread() -> None:
     threading.Thread(target=_await_signal, args=(read,), name="fanfold-signals", daemon=True).start()
 
 
+_handled: list[int] = []  # one entry for each signal
+
+
+def signal_handled(number: int) -> None:
+    """Note that a handler of somebody else's dealt with a signal, although it may have been removed since."""
+    _handled.append(number)
+
+
 def _await_signal(read: int) -> None:
     with contextlib.suppress(OSError), open(read, "rb", buffering=0):  # closed when the thread ends
         while got := os.read(read, 1):
@@ -198,8 +206,11 @@ def _await_signal(read: int) -> None:
             if number not in _previous:
                 continue
             time.sleep(STUCK_SECONDS)
-            if signal.getsignal(number) is not _on_signal:
-                continue  # the user took the signal over
+            handled = number in _handled
+            if handled:
+                _handled.remove(number)
+            if handled or signal.getsignal(number) is not _on_signal:
+                continue  # somebody else took the signal over
             if _ending:
                 time.sleep(SIGNAL_SECONDS)  # the handler is at it; after that, nothing holds the process
             else:

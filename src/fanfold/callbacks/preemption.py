@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import _api
 from ..errors import SettingError, notices
+from ..lifecycle import signal_handled
 from ._common import current_run
 from .agreement import Agreement, Request, agreement_of, end_agreement
 from .control import TrainerControl
@@ -62,6 +63,7 @@ class PreemptionCallback(TrainerCallback):
             os.kill(os.getpid(), number)
             return
         self.received = signal.Signals(number).name
+        signal_handled(number)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._agreement is None:
