@@ -1172,7 +1172,7 @@ def test_several_processes_that_bring_a_spool_home_at_once_bring_it_once(runs_di
     )
     assert finish(process)[0] == -9
     gate = time.time() + 1.0
-    start = f"import sys, time, pathlib\nfrom fanfold.journal import spool\ntime.sleep({gate} - time.time())\n"
+    start = f"import sys, time, pathlib\nfrom fanfold.journal import spool\ntime.sleep(max(0, {gate} - time.time()))\n"
     helpers = [child(f"spool.recover(pathlib.Path({str(spool_dir)!r}))", start=start) for _ in range(4)]
     assert [finish(helper)[0] for helper in helpers] == [0] * 4
     run = stored(runs_dir)

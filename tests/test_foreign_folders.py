@@ -10,15 +10,25 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import fanfold
 from fanfold import approvals, settings
+from fanfold.cli.prune import may_grow
+from fanfold.fleet.tail import Tail
+from fanfold.journal import Journal, Writer, liveness
+from fanfold.journal.bodies import Header
+from fanfold.journal.directory import read_header
+from fanfold.journal.origin import origin_of
+from fanfold.process import boot_id
 from fanfold.relay.cursor import cursor_name
+from fanfold.relay.feed import Feed
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 NOBODY = 65534
@@ -284,3 +294,72 @@ def test_approvals_that_another_user_could_have_written_do_not_count(tmp_path: P
     path.chmod(0o600)
     os.chown(path, NOBODY, NOBODY)
     assert not approvals.is_approved("mlflow", {"tracking_uri": "http://x"})
+
+
+# Where a run says that its journals are written
+
+HEADER = msgspec.convert({"format": [1, 0], "rank": 0, "role": "main"}, Header)
+
+
+def test_a_spool_that_a_copied_run_names_is_not_touched(runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that came with the run plays a spool of a dead process: bytes to copy anywhere, and files to remove."""
+    monkeypatch.setenv("FANFOLD_SPOOL_DIR", str(tmp_path / "spool"))
+    shipped, chosen = tmp_path / "shipped" / "x-1", tmp_path / "chosen"
+    writer = Writer(runs_dir / "p" / "r" / "journal", {"format": [1, 0], "run": "r", "project": "p", "rank": 0, "role": "main",
+                                                       "node": "n", "boot": boot_id(), "spool": str(shipped)})  # fmt: skip
+    name = writer.sheet.path.name
+    writer.row({"loss": 1.0}, "d", time_ns=1, step=0)
+    writer.sheet.close(ended=False)
+    shipped.mkdir(parents=True, mode=0o700)
+    for each in (name, "authorized_keys.ffj"):
+        (shipped / each).write_bytes(b"theirs" * 1000)
+    (shipped / "target").write_text(str(chosen))
+    run = runs_dir / "p" / "r"
+    before = (run / "journal" / name).read_bytes()
+    journal = Journal(run / "journal" / name)
+    journal.refresh()
+    with monkeypatch.context() as dead:
+        dead.setattr(liveness, "LOST_SECONDS", -1.0)
+        assert journal.status() != "running"
+        feed = Feed(run, name="wandb")
+        assert [dict(item.point.values) for item in feed.poll()] == [{"loss": 1.0}]
+        feed.poll()
+    may_grow(journal)
+    Tail(run / "journal" / name, read_header(run / "journal" / name)).is_over()
+    assert not chosen.exists()
+    assert sorted(each.name for each in shipped.iterdir()) == sorted([name, "authorized_keys.ffj", "target"])
+    assert (run / "journal" / name).read_bytes() == before
+
+
+def test_a_live_lock_outside_of_this_users_spools_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FANFOLD_SPOOL_DIR", str(tmp_path / "spool"))
+    path = tmp_path / "r" / "journal" / "0-00f0e1d2c3b4a596.ffj"
+    own, theirs, above = tmp_path / "spool" / "x-1", tmp_path / "other" / "x-1", tmp_path / "spool" / "x-1" / ".." / ".." / "y"
+    assert [origin_of(path, msgspec.structs.replace(HEADER, spool=str(each))) for each in (own, theirs, above)] == [
+        own / path.name,
+        None,
+        None,
+    ]
+    assert origin_of(path, HEADER) == path
+
+
+def test_a_relay_brings_home_the_spool_that_the_settings_file_names(runs_dir: Path, tmp_path: Path) -> None:
+    code = """
+import os, fanfold
+run = fanfold.init("p", id="r", system=False, trackers="tensorboard")
+for step in range(300):
+    run.log({"loss": step / 2}, step=step)
+    if step == 100:
+        run.flush()  # this much is at home when the process dies
+os.kill(os.getpid(), 9)
+"""
+    spool = tmp_path / "far"
+    runs_dir.mkdir()
+    (runs_dir / "settings.toml").write_text(f'spool = "always"\nspool_dir = "{spool}"\n')
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=120)
+    assert done.returncode == -9
+    deadline = time.monotonic() + 100
+    while any(spool.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert list(spool.iterdir()) == []
+    assert fanfold.open("r", dir=runs_dir).series("loss").steps.tolist() == list(range(300))

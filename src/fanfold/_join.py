@@ -19,7 +19,8 @@ from .errors import RunError, SettingError
 from .journal import format as fmt
 from .journal.bodies import Header
 from .journal.directory import journal_files, last_step, read_header, run_path
-from .journal.spool import Spool, default_root, is_network, recover
+from .journal.origin import default_root
+from .journal.spool import Spool, is_network, recover
 from .journal.writer import Writer
 from .names import name_for
 from .process import Identity, Meeting, digest
@@ -183,7 +184,7 @@ def _spool(place: Place, options: Mapping[str, Any], directory: Path) -> Path:
     wanted = options["spool"]
     if wanted == "never" or (wanted == "auto" and not is_network(directory)):
         return directory
-    root = Path(options["spool_dir"]) if options["spool_dir"] else default_root()
+    root = Path(options["spool_dir"] or default_root()).absolute()
     with contextlib.suppress(OSError):
         recover(root)
     place.spool = Spool(root, directory)

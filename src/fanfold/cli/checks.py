@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from .. import __version__, process
 from ..errors import FanfoldError, guard
-from ..journal import spool
+from ..journal import origin, spool
 from ..settings import cache_directory, find_directory, read_file, resolve, unknown_variables
 from ..store import catalogue
 from .text import size
@@ -108,7 +108,7 @@ def _spooling(kind: str) -> str:
     how = resolve("spool")
     if how == "never" or (how == "auto" and kind not in spool.NETWORK):
         return "journals are written in place"
-    where = resolve("spool_dir") or spool.default_root()
+    where = origin.spool_root()
     return f"journals go through the spool in {where}"
 
 

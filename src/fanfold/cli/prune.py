@@ -23,6 +23,7 @@ from ..fleet.note import behind as not_at
 from ..journal import Journal, Kind, directory
 from ..journal.format import PACKED, SUFFIX
 from ..journal.liveness import LOST_SECONDS, is_locked
+from ..journal.origin import origin_of
 from ..journal.packing import GAIN, Packed, estimate, packing
 from ..process import boot_id
 from ..relay.cursor import settled
@@ -180,14 +181,13 @@ def not_forwarded(journal: Journal) -> str | None:
 
 def may_grow(journal: Journal) -> str | None:
     """Keep an ended journal that may be added to: exit handlers log after the end, and a spool has to be brought home."""
-    spool = journal.header.spool
-    home = Path(spool) / journal.path.name if spool else journal.path
-    locked = is_locked(Path(f"{home}.alive")) if journal.header.boot == boot_id() else None
+    home = origin_of(journal.path, journal.header)
+    locked = is_locked(Path(f"{home}.alive")) if home is not None and journal.header.boot == boot_id() else None
     if locked is None:
         return "ended a moment ago, perhaps on another node" if _silence(journal) < LOST_SECONDS else None
     if locked:
         return "is still being written"
-    return "is not brought home from its spool yet" if spool and home.exists() else None
+    return "is not brought home from its spool yet" if home is not None and home != journal.path and home.exists() else None
 
 
 def too_small(journal: Journal) -> str | None:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from ..errors import FanfoldError, notices
 from ..journal import directory
-from ..journal.spool import default_root, recover
+from ..journal.origin import spool_root
+from ..journal.spool import recover
 from ..journal.writer import try_lock
 from ..process import digest
-from ..settings import resolve
 from .client import Backoff, Client, Unreachable
 from .following import Following
 from .note import HOME
@@ -210,7 +210,7 @@ class Forwarder:
         if now >= self._next_recover:
             self._next_recover = now + RECOVER_SECONDS
             with contextlib.suppress(OSError):
-                recover(Path(resolve("spool_dir") or default_root()))
+                recover(spool_root())
 
     def _look_at(self, path: Path) -> None:
         changed = (path / "journal").stat().st_mtime_ns

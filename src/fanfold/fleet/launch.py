@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..journal import directory
+from ..journal import directory, origin
 from ..journal.packed import raw_size
 from ..process import digest
 from .destination import Destination
@@ -43,7 +43,7 @@ class Forwarding:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **_same_modules(), **_variables(gateway)},
+                env={**os.environ, **origin.environment(), **_same_modules(), **_variables(gateway)},
             )
 
     def wait(self, run: Path, rank: int, timeout: float) -> list[str]:

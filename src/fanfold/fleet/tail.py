@@ -14,6 +14,7 @@ from ..journal.bodies import Header
 from ..journal.files import open_regular
 from ..journal.format import HEAD_SIZE
 from ..journal.liveness import LOST_SECONDS, is_locked
+from ..journal.origin import origin_of
 from ..process import boot_id
 from .frames import blobs_in, length_at, next_whole, walk
 from .wire import BATCH
@@ -114,16 +115,16 @@ class Tail:
         return age > (LOST_SECONDS if self._last == Kind.END else FORGOTTEN_SECONDS)
 
     @property
-    def _origin(self) -> Path:
-        """Where its process writes it: in its spool, if it has one."""
-        spool = self.header.spool if self.header else None
-        return Path(spool) / self.path.name if spool else self.path
+    def _origin(self) -> Path | None:
+        """Where its process writes it; None if that is a spool of somebody else."""
+        return origin_of(self.path, self.header) if self.header else self.path
 
     def _is_locked(self) -> bool | None:
-        """Tell whether a process of this node still writes the journal; None where the filesystem has no locks."""
-        return is_locked(Path(f"{self._origin}.alive"))
+        """Tell whether a process of this node still writes the journal; None where no lock can answer that."""
+        origin = self._origin
+        return is_locked(Path(f"{origin}.alive")) if origin is not None else None
 
     def _is_home(self) -> bool:
         """Tell whether all of its spool (if any) was copied here."""
         origin = self._origin
-        return origin == self.path or not origin.exists() or origin.stat().st_size <= self.size
+        return origin is None or origin == self.path or not origin.exists() or origin.stat().st_size <= self.size

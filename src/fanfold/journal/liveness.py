@@ -16,6 +16,7 @@ from . import writer
 from .bodies import Header
 from .files import open_fd
 from .format import PACKED
+from .origin import origin_of
 
 LOST_SECONDS = 60.0  # without a sign of life; heartbeats are written every 10
 
@@ -47,9 +48,9 @@ def status_of(path: Path, header: Header, *, seen: int, grown: float | None = No
     if path.suffix == PACKED:
         return "killed"  # nobody packs what may still be written
     if header.boot == boot_id():
-        home = Path(header.spool) / path.name if header.spool else path
-        lock = Path(f"{home}.alive")
-        if header.spool or lock.exists():  # else a copy, such as a gateway's: it grows where nobody holds a lock
+        home = origin_of(path, header)
+        lock = Path(f"{home or path}.alive")
+        if (header.spool and home) or lock.exists():  # else a copy, such as a gateway's: it grows where nobody holds a lock
             locked = is_locked(lock)
             if locked is not None:
                 return "running" if locked else "killed"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from ..process import digest
 from .format import SUFFIX
 from .liveness import is_locked
+from .origin import use_root
 
 NETWORK = frozenset(
     (
@@ -50,10 +50,6 @@ def is_network(path: Path) -> bool:
     return filesystem_of(path) in NETWORK
 
 
-def default_root() -> Path:
-    return Path(tempfile.gettempdir()) / f"fanfold-spool-{os.getuid() if hasattr(os, 'getuid') else 0}"
-
-
 def _check_private(root: Path) -> None:
     """Refuse a spool that another user may have prepared: its files say where bytes are copied to."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,6 +64,7 @@ class Spool:
     def __init__(self, root: Path, target: Path) -> None:
         self.target = target
         _check_private(root)
+        use_root(root)
         self.directory = root / f"{digest(str(target))}-{os.getpid()}"
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.directory / "target").write_text(str(target), encoding="utf-8", errors="surrogateescape")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import JournalError, SettingError, notices, outcome
-from ..journal import Kind
+from ..journal import Kind, origin
 from ..journal.directory import decode_name, journal_files
 from ..journal.index import open_indexed
 from ..journal.spool import is_network
@@ -273,6 +273,7 @@ def clean_environment() -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": "1",  # it computes nothing; pools of threads would only take cores from training
         **kept,
+        **origin.environment(),
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),  # noqa: PTH109 - a text is wanted
         "PYTHONSAFEPATH": "1",  # `-m` would put the working directory first, with whatever is called `wandb` there

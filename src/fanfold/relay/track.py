@@ -10,6 +10,7 @@ from typing import Any
 
 from ..journal import Journal, Record
 from ..journal.bodies import End, Info, Metric
+from ..journal.origin import spool_of
 from ..journal.spool import recover
 from ..journal.walker import RowReader
 from .folding import Folding
@@ -108,11 +109,11 @@ class Track:
 
     def refresh(self) -> None:
         """Read on. Whether the writer is dead is asked first: what it wrote before it died is then surely read."""
-        header = self.journal.header
         if self.started and not self.ended:
             self.dead = self.journal.status() != "running"
-        if self.dead and header.spool and (Path(header.spool) / self.journal.path.name).exists():
-            recover(Path(header.spool).parent)  # what it had not copied home yet
+        spool = spool_of(self.journal.header) if self.dead else None
+        if spool is not None and (spool / self.journal.path.name).exists():
+            recover(spool.parent)  # what it had not copied home yet
         self.size = self.journal.look()
 
     def behind(self) -> bool:
