@@ -16,6 +16,6 @@ describe('export', () => {
     for (const tag of ['g', 'svg', 'text', 'clipPath', 'title']) expect(text.split(`<${tag}`).filter((_, i) => i).filter((part) => /^[\s>]/.test(part)).length, tag).toBe(text.split(`</${tag}>`).length - 1);
   });
   it('writes the numbers with their extremes, and no formula', () => {
-    expect(csv(shown)).toBe('run,step,<img src=x onerror=alert(1)>,lowest,highest\n"\'=cmd|""x""",0,1,0,2\n"\'=cmd|""x""",1,NaN,NaN,NaN\n"\'=cmd|""x""",2,3,2,9\n');
+    expect(csv(shown)).toBe('group,step,"<img src=x onerror=alert(1)> (mean of the group as drawn, thinned)",lowest,highest\n"\'=cmd|""x""",0,1,0,2\n"\'=cmd|""x""",1,NaN,NaN,NaN\n"\'=cmd|""x""",2,3,2,9\n');
   });
 });

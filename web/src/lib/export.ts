@@ -62,10 +62,11 @@ function said(column: ArrayLike<number>, i: number): number {
   return value;
 }
 
-/** One row a point or bucket; a name that needs it is quoted, and one that a spreadsheet would run is not left bare. */
+/** The lines of groups, one row for each point drawn, and a header that says so; a name that needs it is quoted, and one that a
+ * spreadsheet would run is not left bare. */
 export function csv({ axis, title, lines, nameOf }: Shown): string {
   const cell = (text: string) => (/[",\n\r]|^[=+\-@\t]/.test(text) ? `"${(/^[=+\-@\t]/.test(text) ? "'" : '') + text.replaceAll('"', '""')}"` : text);
-  const rows = [['run', axis, title, 'lowest', 'highest'].map(cell).join(',')];
+  const rows = [['group', axis, `${title} (mean of the group as drawn, thinned)`, 'lowest', 'highest'].map(cell).join(',')];
   for (const line of [...lines].reverse())
     for (let i = 0; i < line.x.length; i++)
       rows.push([cell(nameOf(line.run)), line.x[i], said(line.y, i), said(line.low ?? line.lo ?? line.y, i), said(line.high ?? line.hi ?? line.y, i)].join(','));
