@@ -88,7 +88,8 @@ class Recorder:
             signature = (*values, *map(type, values.values()))
             packer = sheet.shapes.get(signature)  # type: ignore[union-attr]
             if packer is None:
-                if signature in self._plans and log_kwargs is None and self._log_from_device(signature, values, step):
+                plan = self._plans.get(signature)
+                if plan is not None and log_kwargs is None and self._log_from_device(plan, values, step):
                     return
                 raise KeyError
             if step is None:
@@ -167,9 +168,11 @@ class Recorder:
         signature = parts.signature if parts.plain else None
         self._write_parts(Call(0, number, now), parts, signature, _kwargs(log_kwargs) if log_kwargs is not None else None)
 
-    def _log_from_device(self, signature: tuple[Any, ...], values: Mapping[str, Any], step: Any) -> bool:
-        """Take the short way for scalars on a device, as an earlier call had them; False if these are not alike."""
-        plan = self._plans[signature]
+    def _log_from_device(self, plan: Plan, values: Mapping[str, Any], step: Any) -> bool:
+        """Take the short way for scalars on a device, as an earlier call had them; False if these are not alike.
+
+        Between two steps of a training the processor has forgotten our code, so each function here costs microseconds.
+        """
         launched = self._deferred.launch_alike(plan.pick(values))
         if launched is None:
             return False

@@ -48,7 +48,8 @@ class Flight:
     """A copy under way: `landed()` tells whether it is complete, `read()` gives its values."""
 
     __slots__ = ()
-    stream: Any = None  # copies on one stream land in the order of their launches,
+    ring: Any = None
+    stream = 0  # copies on one stream of a device land in the order of their launches,
     began = ended = 0  # each of which lies between these two
 
     def landed(self) -> bool:
@@ -101,11 +102,11 @@ class Landing(Flight):
 
     __slots__ = ("array", "began", "ended", "ring", "slot", "stream", "view")
 
-    def __init__(self, ring: CudaRing, slot: int, view: View, array: Any = None) -> None:
+    def __init__(self, ring: CudaRing, slot: int, view: View) -> None:
         self.ring = ring
         self.slot = slot
         self.view = view
-        self.array = array
+        self.array: Any = None
 
     def landed(self) -> bool:
         return self.view.sentinel not in self.view.watched.tolist()
@@ -175,8 +176,12 @@ class CudaRing:
         self._torch = torch
         self._device = device
         self._index: int = device.index
-        self.capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
-        self._stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001 - the public way builds an object
+        self.capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001 - as said below
+        self._copy: Callable[..., None] = torch._foreach_copy_
+        self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+        # torch's own building blocks: what they are wrapped in publicly takes as long as the launch.
+        self._set_grad: Callable[[bool], None] = torch._C._set_grad_enabled  # noqa: SLF001 - as said
+        self._stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001 - as said
         self._floats = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
         self._slabs: list[Slab] = []
         self._free: list[int] = []  # a stack: a few slots are used again and again, and their views stay at hand
@@ -241,45 +246,43 @@ class CudaRing:
             watched = slab.memory[start + MARK_BYTES : start + MARK_BYTES + count * size]
         return View(targets, values, watched.cast(_FORMATS[size]), _SENTINELS[size], mark)
 
-    def launch(self, tensors: Sequence[Any]) -> Landing:
-        """Start the copy of up to WIDTH scalars of one dtype, on the current stream."""
+    def launch(self, tensors: Sequence[Any], dtype: Any) -> Landing:
+        """Start the copy of up to WIDTH scalars of one dtype, on the current stream.
+
+        A slot whose launch failed is never used again, since a part of it may still be written.
+        """
         try:
             slot = self._free.pop()
         except IndexError:
             slot = self._take_slot()
-        key = (slot, tensors[0].dtype, len(tensors))
-        flight = Landing(self, slot, self._views.get(key) or self._view(key))
-        self._copy(flight, tensors)
+        key = (slot, dtype, len(tensors))
+        view = self._views.get(key) or self._view(key)
+        flight = Landing(self, slot, view)
+        flight.stream = self._stream_of(self._index)
+        flight.began = next(self._launches)
+        if self._grad_enabled():
+            self._set_grad(False)
+            try:
+                self._copy(view.targets, tensors, True)
+            finally:
+                self._set_grad(True)
+        else:
+            self._copy(view.targets, tensors, True)
+        if view.mark is not None:
+            self._copy(view.mark, self._one, True)
+        flight.ended = next(self._launches)
         return flight
 
     def launch_array(self, tensor: Any) -> Landing:
-        """Start the copy of a whole tensor into pinned memory of its own."""
+        """Start the copy of a whole tensor into pinned memory of its own; the slot's one number tells when it is there."""
         torch = self._torch
-        slot = self._take_slot()
         with torch.inference_mode(False):
             target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         with torch.no_grad():
             target.copy_(tensor, non_blocking=True)
-        flight = Landing(self, slot, self._view((slot, torch.int64, 1)), target)
-        self._copy(flight, self._one)
+        flight = self.launch(self._one, torch.int64)
+        flight.array = target
         return flight
-
-    def _copy(self, flight: Landing, tensors: Sequence[Any]) -> None:
-        """Launch the copies; a slot whose launch failed is never used again, since a part of it may still be written."""
-        torch, view = self._torch, flight.view
-        flight.stream = (self._index, self._stream_of(self._index))
-        flight.began = next(self._launches)
-        grad = torch.is_grad_enabled()
-        if grad:
-            torch._C._set_grad_enabled(False)  # noqa: SLF001 - torch.no_grad() takes as long as the launch
-        try:
-            torch._foreach_copy_(view.targets, tensors, True)
-            if view.mark is not None:
-                torch._foreach_copy_(view.mark, self._one, True)
-        finally:
-            if grad:
-                torch._C._set_grad_enabled(True)  # noqa: SLF001 - as above
-        flight.ended = next(self._launches)
 
 
 class Deferred:
@@ -331,7 +334,7 @@ class Deferred:
             if tensor.dtype is not dtype or tensor.ndim or tensor.get_device() != index:
                 return None
         try:
-            return None if ring.capturing() else ring.launch(tensors)
+            return None if ring.capturing() else ring.launch(tensors, dtype)
         except (NoRoom, RuntimeError) as reason:
             return _reason(reason)
 
@@ -343,7 +346,8 @@ class Deferred:
 
     def _start(self, group: Any, tensors: Sequence[Any]) -> Flight:
         if group is not None and group[0] == "cuda":
-            return self._ring(tensors[0].get_device(), tensors[0]).launch([tensor.reshape(()) for tensor in tensors])
+            scalars = [tensor.reshape(()) for tensor in tensors]
+            return self._ring(tensors[0].get_device(), tensors[0]).launch(scalars, tensors[0].dtype)
         if group is not None:  # another accelerator: a copy on the device now, the wait in our thread
             copies = [tensor.detach().clone() for tensor in tensors]
             return Ready(lambda: [copy.item() for copy in copies])
@@ -458,9 +462,12 @@ def _arrived(flights: Sequence[Flight]) -> list[bool]:
     landed = [flight.landed() for flight in flights]
     newest: dict[Any, int] = {}
     for flight, here in zip(flights, landed, strict=True):
-        if here and flight.stream is not None:
-            newest[flight.stream] = max(flight.began, newest.get(flight.stream, 0))
-    return [here or flight.ended < newest.get(flight.stream, 0) for flight, here in zip(flights, landed, strict=True)]
+        if here and flight.ring is not None:
+            place = (flight.ring, flight.stream)
+            newest[place] = max(flight.began, newest.get(place, 0))
+    return [
+        here or flight.ended < newest.get((flight.ring, flight.stream), 0) for flight, here in zip(flights, landed, strict=True)
+    ]
 
 
 def _jax_item(array: Any) -> Any:
