@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -158,7 +160,7 @@ def test_runs_that_cannot_be_read_are_named_with_the_reason(tmp_path, caplog):
         assert [run.id for run in found] == ["good"]
         assert found.unreadable == rows.unreadable
     assert [record.message for record in caplog.records if "could not be read" in record.message] == [
-        catalogue.unreadable_text(rows.unreadable)
+        f"fanfold: {catalogue.unreadable_text(rows.unreadable)}"
     ]
     shutil.rmtree(bad)
     assert LocalStore(tmp_path).runs().unreadable == []
@@ -203,3 +205,16 @@ def test_one_run_that_breaks_its_reader_does_not_hide_the_others(tmp_path, monke
     rows = catalogue.listed(tmp_path)
     assert [run.id for run in rows] == ["good"]
     assert [one["reason"] for one in rows.unreadable] == ["KeyError: 'nothing'"]
+
+
+def test_a_row_damaged_in_the_catalogue_is_read_again_from_the_journal(runs_dir):
+    run = fanfold.init("p", id="r", system=False)
+    run.log({"loss": 0.25}, step=3)
+    run.finish()
+    assert LocalStore(runs_dir).runs("p")[0]["latest"] == {"loss": 0.25}
+    with contextlib.closing(sqlite3.connect(database())) as connection, connection:
+        (row,) = connection.execute("SELECT row FROM runs").fetchone()
+        forged = row.replace(struct.pack(">d", 0.25), struct.pack(">d", 0.75))
+        assert forged != row
+        connection.execute("UPDATE runs SET row = ?", (forged,))
+    assert LocalStore(runs_dir).runs("p")[0]["latest"] == {"loss": 0.25}

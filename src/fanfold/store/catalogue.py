@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 from ..errors import FanfoldError, RunError, notices, outcome
 from ..journal import directory, packed
@@ -27,9 +28,10 @@ from .filter import Filter
 from .points import holders, points
 from .run import StoredRun, not_found
 
-VERSION = 3  # of the file's name; a change that older readers cannot live with opens a new file
+VERSION = 4  # of the file's name; a change that older readers cannot live with opens a new file
 LIVE = frozenset({"running", "lost"})  # these two can change without a byte being written
 SETTLED_SECONDS = 60.0
+_UNUSABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter where sqlite names what is damaged in bytes that are no text
 MOST_OPEN = 16_384  # journals at once: each is mapped, and Linux allows a process about 65,000 maps
 
 
@@ -77,12 +79,18 @@ def _connect() -> sqlite3.Connection:
             return _opened(path)
         except sqlite3.OperationalError:
             raise  # locked, or a disk that is full: no reason to throw it away
-        except sqlite3.DatabaseError:
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{path}{suffix}").unlink(missing_ok=True)  # derived: made anew
+        except _UNUSABLE:
+            _discard()
             return _opened(path)
-    except (OSError, sqlite3.Error):
+    except (OSError, *_UNUSABLE):
         return _migrate(sqlite3.connect(":memory:", isolation_level=None))
+
+
+def _discard() -> None:
+    """Remove a damaged catalogue. All of it is derived, and made again from the journals."""
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(OSError):
+            Path(f"{_file()}{suffix}").unlink()
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -91,9 +99,37 @@ def _opened(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=OFF")
         return _migrate(connection)
-    except sqlite3.Error:
+    except _UNUSABLE:
         connection.close()
         raise
+
+
+def _ask(connection: sqlite3.Connection, query: str, *given: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query; none from a catalogue that is damaged."""
+    try:
+        return connection.execute(query, given).fetchall()
+    except _UNUSABLE as error:
+        if not isinstance(error, sqlite3.OperationalError) or "no such" in str(error):
+            _discard()
+        return []
+
+
+def _sealed(content: dict[str, Any], *place: str) -> bytes:
+    """Pack what is kept, with a checksum over it and the place it belongs to: sqlite has none."""
+    data = fmt.pack(content)
+    return _sum(data, place) + data
+
+
+def _unsealed(kept: object, *place: object) -> dict[str, Any] | None:
+    """Return what was kept for a place; None if it is damaged, or belongs elsewhere."""
+    if not isinstance(kept, bytes) or kept[:4] != _sum(kept[4:], place):
+        return None
+    found: dict[str, Any] = fmt.unpack(kept[4:])
+    return found
+
+
+def _sum(data: bytes, place: tuple[object, ...]) -> bytes:
+    return crc32(data, crc32(repr(place).encode("utf-8", "surrogatepass"))).to_bytes(4, "little")
 
 
 def signature(run: Path) -> str:
@@ -265,7 +301,9 @@ def last_signs(root: Path, shelf: Shelf) -> Iterator[tuple[Path, float]]:
     """Yield each run's folder and when it was last alive. Its row is not decoded: wide ones take long."""
     with contextlib.closing(_connect()) as connection:
         query = "SELECT path, signature, seen FROM runs WHERE path >= ? AND path < ?"
-        known = {path: (sign, seen) for path, sign, seen in connection.execute(query, (f"{root}/", f"{root}0"))}
+        known = {
+            path: (sign, seen) for path, sign, seen in _ask(connection, query, f"{root}/", f"{root}0") if isinstance(seen, float)
+        }
         for folder in directory.run_folders(root):
             date = date_of(folder)
             run = shelf.unchanged(folder, date)
@@ -291,9 +329,10 @@ def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[Path, tu
     asked = {str(folder): folder for folder in folders}
     for root in {str(folder.parent.parent) for folder in folders}:
         query = "SELECT path, signature, row FROM runs WHERE path >= ? AND path < ?"
-        for path, sign, row in connection.execute(query, (root + "/", root + "0")):
-            if path in asked:
-                rows[asked[path]] = (sign, StoredRun.from_row(asked[path], _whole(fmt.unpack(row))))
+        for path, sign, kept in _ask(connection, query, root + "/", root + "0"):
+            row = _unsealed(kept, path, sign) if path in asked else None
+            if row is not None:
+                rows[asked[path]] = (sign, StoredRun.from_row(asked[path], _whole(row)))
     return rows
 
 
@@ -350,9 +389,9 @@ def _current(connection: sqlite3.Connection, folder: Path, date: int, shelf: She
     row = _read(folder, shelf)
     run = StoredRun.from_row(folder, _whole(row))
     if not same or kept is None or kept[1].verdict != row["verdict"]:
-        with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(*_UNUSABLE):
             query = "INSERT OR REPLACE INTO runs (path, signature, row, seen) VALUES (?, ?, ?, ?)"
-            connection.execute(query, (str(folder), now, fmt.pack(row), row["seen"]))
+            connection.execute(query, (str(folder), now, _sealed(row, str(folder), now), row["seen"]))
     shelf.rows[folder] = (now, run)
     return run
 
@@ -407,25 +446,24 @@ def statistics(row: Mapping[str, Any], key: str, *, run: StoredRun | None = None
     now = signature(folder)
     with contextlib.closing(_connect()) as connection:
         query = "SELECT row FROM stats WHERE path = ? AND key = ? AND signature = ?"
-        kept = connection.execute(query, (str(folder), key, now)).fetchone()
-        if kept is not None:
-            found: dict[str, Any] = fmt.unpack(kept[0])
-            return found
+        for (kept,) in _ask(connection, query, str(folder), key, now):
+            if (found := _unsealed(kept, str(folder), key, now)) is not None:
+                return found
         run = run or StoredRun(folder).refresh()
         ranks = holders(run, key)
         if not ranks:
             return None
         found = points(run, key, ranks[0]).statistics()
-        with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(*_UNUSABLE):
             query = "INSERT OR REPLACE INTO stats (path, key, signature, row) VALUES (?, ?, ?, ?)"
-            connection.execute(query, (str(folder), key, now, fmt.pack(found)))
+            connection.execute(query, (str(folder), key, now, _sealed(found, str(folder), key, now)))
     return found
 
 
 def forget(folder: Path) -> None:
     """Drop what was derived from a deleted run."""
-    with contextlib.closing(_connect()) as connection, contextlib.suppress(sqlite3.Error):
-        for (sign,) in connection.execute("SELECT signature FROM runs WHERE path = ?", (str(folder),)).fetchall():
+    with contextlib.closing(_connect()) as connection, contextlib.suppress(*_UNUSABLE):
+        for (sign,) in _ask(connection, "SELECT signature FROM runs WHERE path = ?", str(folder)):
             for journal in _journals(sign):
                 segments.discard(cache_directory(), journal)
                 packed.discard(cache_directory(), journal)
