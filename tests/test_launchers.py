@@ -115,13 +115,13 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 def check_whole(run: fanfold.StoredRun, world: int, *, job: int = 0, launcher: str | None = None) -> None:
     """Check that a run holds exactly its ranks, each with its own values, all of one job and one finished attempt."""
     headers = [journal.header for journal in run.journals]
-    assert sorted(header["rank"] for header in headers) == list(range(world))
-    assert {header["world"] for header in headers} == {world}
+    assert sorted(header.rank for header in headers) == list(range(world))
+    assert {header.world for header in headers} == {world}
     assert run.ranks == list(range(world))
     assert len(run.attempts) == 1
     assert run.status == "finished"
     if launcher:
-        assert {header["launcher"] for header in headers} == {launcher}
+        assert {header.launcher for header in headers} == {launcher}
     for rank in range(world):
         assert run.series("value", rank=rank).values.tolist() == [100 * rank + step for step in range(STEPS)]
         assert run.series("job", rank=rank).values.tolist() == [job] * STEPS
@@ -380,6 +380,39 @@ def test_children_with_a_rank_share_a_run_and_later_children_have_another(desk: 
     assert sorted(int(run.series("job").values[0]) for run in runs) == [1, 2, 3, 4]
     for run in runs:
         check_whole(run, 2, job=int(run.series("job").values[0]), launcher="distributed")
+
+
+SHORT = """
+import multiprocessing, os, sys
+import fanfold
+
+def rank(number, job, go):
+    os.environ.update(RANK=str(number), WORLD_SIZE="2")
+    go.wait(60)
+    with fanfold.init("p", quiet=True, system=False) as run:
+        run.log({"job": job, "rank": number}, 0)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    for job in (1, 2):
+        events = [context.Event(), context.Event()]
+        ranks = [context.Process(target=rank, args=(number, job, events[number])) for number in (0, 1)]
+        for process in ranks:
+            process.start()
+        for process, event in zip(ranks, events):  # rank 0 is over before rank 1 begins
+            event.set()
+            process.join(100)
+            if process.exitcode:
+                sys.exit(process.exitcode)
+"""
+
+
+def test_children_share_a_run_also_when_rank_0_ends_before_the_others_begin(desk: Desk) -> None:
+    desk.run(sys.executable, desk.write("short.py", SHORT))
+    runs = desk.runs()
+    assert sorted(run.series("job").values[0] for run in runs) == [1, 2]
+    for run in runs:
+        assert [run.series("rank", rank=number).values[0] for number in (0, 1)] == [0, 1]
 
 
 def test_a_parent_that_is_rank_0_shares_its_run_with_its_children(desk: Desk) -> None:

@@ -252,6 +252,26 @@ def test_what_an_earlier_job_left_is_neither_taken_nor_counted(tmp_path: Path) -
     assert not folder.exists()
 
 
+def test_the_answer_that_rank_0_left_is_for_processes_that_were_started_before(tmp_path: Path) -> None:
+    here = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    Meeting(tmp_path, rank(0), 0, here).stand("the key")
+    assert Meeting(tmp_path, rank(1), 0, here).ask() == "the key"
+    program = (
+        "import os, sys; from pathlib import Path; from fanfold.process import *; "
+        "me = Identity(2, 3, 2, None, 'distributed', 'node', 'boot', os.getpid()); "
+        f"print(Meeting(Path(sys.argv[1]), me, 0, {here!r}).ask(timeout=4))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[1])}
+    later = subprocess.run(  # a process of the next job
+        [sys.executable, "-c", program, str(tmp_path)], env=env, capture_output=True, text=True, timeout=40, check=False
+    )
+    assert "found no run to join" in later.stderr
+    process.sweep(tmp_path, 3600)
+    assert list((tmp_path / ".join").iterdir())
+    process.sweep(tmp_path, -1)
+    assert list((tmp_path / ".join").iterdir()) == []
+
+
 def test_jobs_and_inits_that_are_not_the_same_do_not_meet(tmp_path: Path) -> None:
     def place(me: Identity, count: int, **more: str) -> Path:
         return Meeting(tmp_path, me, count, ADDRESS | more).directories[0]

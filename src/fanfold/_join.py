@@ -88,6 +88,9 @@ def _meet(root: Path, me: Identity, count: int) -> str:
     if not me.main:
         return meeting.ask()
     key = process.first_word(me)
+    with contextlib.suppress(OSError):  # the ranks that ask while this process lives are answered all the same
+        process.sweep(root, ANSWER_SECONDS)
+        meeting.stand(key)
     threading.Thread(target=_answer, args=(meeting, key), name="fanfold-join", daemon=True).start()
     return key
 

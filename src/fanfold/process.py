@@ -26,6 +26,7 @@ from .settings import resolve
 P = ParamSpec("P")
 R = TypeVar("R")
 JOIN_SECONDS = 30.0
+LIVE_SECONDS = 2.0  # within which a rank 0 that is alive has answered
 
 
 @dataclass(frozen=True)
@@ -310,12 +311,14 @@ class Meeting:
         self.directories = [directory / ".join" / digest(*address, family) for family in families]
         self.me = me
         self._answered: set[Path] = set()
+        self._standing = [folder / f"{digest(me.boot)}.standing" for folder in self.directories] if here else []
 
     def ask(self, timeout: float = JOIN_SECONDS) -> str:
         """Leave a question and wait for rank 0's answer."""
         question = self.directories[0] / f"{self.me.rank}-{secrets.token_hex(8)}.ask"
         answer = question.with_suffix(".answer")
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
+        deadline = begun + timeout
         try:
             while time.monotonic() < deadline:
                 with contextlib.suppress(FileNotFoundError):  # not answered, or somebody just left with the directory
@@ -324,12 +327,32 @@ class Meeting:
                         question.touch()
                     if answer in answer.parent.iterdir():  # a listing is fresh where a look-up may be cached (NFS)
                         return answer.read_text(encoding="utf-8")
+                    if time.monotonic() - begun > LIVE_SECONDS and (key := self._left_behind()):
+                        return key
                 time.sleep(0.02)
         finally:
             question.unlink(missing_ok=True)
             answer.unlink(missing_ok=True)
             _remove_if_empty(answer.parent)
         raise _nobody_answered(self.me, str(answer.parent), timeout)
+
+    def stand(self, key: str) -> None:
+        """Leave an answer for ranks of this node that ask when this process has ended already."""
+        for place in self._standing:
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            aside = place.with_suffix(f".{self.me.pid}")
+            aside.write_text(f"{_now()} {key}", encoding="utf-8")
+            aside.replace(place)
+
+    def _left_behind(self) -> str | None:
+        """Return the answer that rank 0 left, if it was left since this process started: an older one is another job's."""
+        if not self._standing:
+            return None
+        try:
+            when, _, key = self._standing[0].read_text(encoding="utf-8").partition(" ")
+        except FileNotFoundError:
+            return None
+        return key if float(when) >= _born(self.me.pid) else None
 
     def answer(self, key: str) -> int:
         """Answer the questions that are there; return how many answers were taken so far. Called again and again."""
@@ -347,8 +370,34 @@ class Meeting:
         for answer in self._answered:
             answer.unlink(missing_ok=True)
             answer.with_suffix(".ask").unlink(missing_ok=True)
+        for place in self._standing:
+            place.unlink(missing_ok=True)
         for directory in self.directories:
             _remove_if_empty(directory)
+
+
+def sweep(root: Path, seconds: float) -> None:
+    """Remove the answers of jobs whose rank 0 ended long ago without having been asked by all."""
+    for place in (root / ".join").glob("*/*.standing"):
+        with contextlib.suppress(OSError):  # another process is sweeping, too
+            if time.time() - place.stat().st_mtime > seconds:
+                place.unlink()
+                _remove_if_empty(place.parent)
+
+
+def _now() -> float:
+    """Return the time on the clock that `_born` uses."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()
+
+
+def _born(pid: int) -> float:
+    """Return when a process started: on Linux in seconds since the kernel's start, since psutil rounds to whole ones there."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        with contextlib.suppress(OSError, IndexError):
+            return int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
+    import psutil
+
+    return float(psutil.Process(pid).create_time())
 
 
 def _remove_if_empty(directory: Path) -> None:
