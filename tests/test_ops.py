@@ -443,6 +443,27 @@ def test_sampling_picks_other_calls_in_each_process(runs_dir, tmp_path):
         assert (row["scope"], row["self_ns"]) == ("sampled", 0)
 
 
+SAMPLED_ALL = """
+import torch
+@torch.jit.script
+def scripted(x):
+    return x.sinh()
+run = begin({"sampling": 1.0})
+model = torch.nn.Linear(8, 8)
+for _ in range(20):
+    model(torch.ones(4, 8)).sum().backward()
+    scripted(torch.ones(2))
+run.finish()
+"""
+
+
+def test_sampling_draws_from_operators_nodes_of_backward_and_torchscript_functions(runs_dir, tmp_path):
+    run(program(tmp_path, SAMPLED_ALL))
+    rows = stored(runs_dir).ops()
+    for name in ("aten::linear", "AddmmBackward0", "scripted", "aten::sinh"):
+        assert count(rows, name, scope="sampled") == 20, name
+
+
 WORKERS = """
 import multiprocessing, torch
 class Items(torch.utils.data.Dataset):

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 MAGIC: Final = b"FANFOPS\0"
 VERSIONS: Final = (1, 2)  # the first observed ranges always, and did not say so
-HEAD: Final = struct.Struct("<8sIIIIiIIIQQQdIIIIQQQQQQQQQQ64sI")
+HEAD: Final = struct.Struct("<8sIIIIiIIIQQQdIIIIQQQQQQQQQQ64sI4xQQQQ")
 ROW: Final = struct.Struct("<IHHHHBBHQQQQQQQQ96s80s")
 KINDS, LABELS, USAGE, ROWS = 512, 1536, 34304, 99840
 ROW_SIZE: Final = 768
@@ -42,7 +42,8 @@ class Table:
 
 _FACTS = (
     "magic version row_size capacity pid rank every window worker id parent started sampling used labels kinds usage_bytes steps "
-    "observed windows seen_ns opened orphans overflow usage_lost device_lost now node ranges"
+    "observed windows seen_ns opened orphans overflow usage_lost device_lost now node ranges "
+    "cpu_started cpu_opened cpu_seen cpu_now"
 ).split()
 
 
@@ -134,6 +135,10 @@ def scale_of(facts: dict[str, Any], row: dict[str, Any]) -> float:
         return 1.0
     if facts["observed"]:
         return max(1.0, float(facts["steps"] / facts["observed"]))
+    # Without steps, moments of time were observed. They are weighed by CPU time where it is known: a thread that opens and closes
+    # them gets a processor when others do not, so by the clock, moments in which the program stands still count too much.
+    if (seen := facts.get("cpu_seen", 0)) and facts["cpu_now"] > facts["cpu_started"]:
+        return max(1.0, float((facts["cpu_now"] - facts["cpu_started"]) / seen))
     elapsed = max(facts["now"] - facts["started"], 0)
     return max(1.0, float(elapsed / facts["seen_ns"])) if facts["seen_ns"] and facts["now"] else 1.0
 

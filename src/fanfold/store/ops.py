@@ -55,6 +55,9 @@ class _Facts(msgspec.Struct):
     now: _Number = 0
     started: _Number = 0
     seen_ns: _Number = 0
+    cpu_started: _Number = 0
+    cpu_seen: _Number = 0
+    cpu_now: _Number = 0
     overflow: _Number = 0
     capacity: _Number = 0
 

@@ -184,7 +184,10 @@ struct Windows {
       g_window.fetch_add(1);
       for (uint64_t handle : full) torch_.remove(handle);
       full.clear();
+      uint64_t cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
       head.seen_ns.fetch_add(mono_ns() - head.opened.load());
+      head.cpu_seen.fetch_add(cpu - head.cpu_opened.load());
+      head.cpu_now.store(cpu);
       head.opened.store(0);
       return;
     }
@@ -195,6 +198,7 @@ struct Windows {
     else add(start, {kForward, kBackward, kScript}, false);
     if (always.empty()) full.push_back(add_ranges());
     head.windows.fetch_add(1);
+    head.cpu_opened.store(clock_ns(CLOCK_PROCESS_CPUTIME_ID));
     head.opened.store(mono_ns());
     g_window.fetch_add(1);
   }
@@ -204,7 +208,8 @@ struct Windows {
   void sample(double p) {
     if (torch_.seed) torch_.seed(uint32_t(random64()));
     tl_seeded = true;
-    always.push_back(torch_.add(callback(reinterpret_cast<void*>(start_sampled), reinterpret_cast<void*>(end), p, {kForward})));
+    std::initializer_list<int> scopes{kForward, kBackward, kScript};  // operators, nodes of backward, TorchScript functions
+    always.push_back(torch_.add(callback(reinterpret_cast<void*>(start_sampled), reinterpret_cast<void*>(end), p, scopes)));
   }
   // Count a step; tell whether there is more to do, which turn() does: a thread of Python's lets go of the GIL for it.
   bool step() {
@@ -445,7 +450,10 @@ void ff_compiling(int began) {
   shard_now()->compiling = began > 0 ? g_compiling.load() : 0;
   if (began <= 0) g_compiling.fetch_add(1);
 }
-void ff_stamp_time() { state().block->head.now.store(clock_ns(CLOCK_REALTIME)); }
+void ff_stamp_time() {
+  state().block->head.now.store(clock_ns(CLOCK_REALTIME));
+  state().block->head.cpu_now.store(clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+}
 
 // Labels. torch's stack of debug information is shared with its profiler and popped strictly in order, so ours is pushed
 // once per thread, never above an open profiler, and changed in place; a profiler may come and go at any moment.

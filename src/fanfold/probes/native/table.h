@@ -32,8 +32,10 @@ struct Head {
   std::atomic<uint32_t> used, labels, kinds, usage;
   std::atomic<uint64_t> steps, observed, windows, seen_ns, opened, orphans, overflow, usage_lost, device_lost, now;
   char node[64];
-  uint32_t ranges;  // whether ranges are observed between windows, too
-  char rest[244];
+  uint32_t ranges, spare;  // ranges: whether they are observed between windows, too
+  // CPU time of the process when the table began, when a window opened, inside windows, and when it was last asked for.
+  std::atomic<uint64_t> cpu_started, cpu_opened, cpu_seen, cpu_now;
+  char rest[208];
 };
 static_assert(sizeof(Head) == 480);
 
@@ -128,6 +130,7 @@ inline void write_head(Block* b, uint64_t parent, uint32_t capacity, bool worker
   h.id = random64();
   h.parent = parent;
   h.started = clock_ns(CLOCK_REALTIME);
+  h.cpu_started.store(clock_ns(CLOCK_PROCESS_CPUTIME_ID));
   h.sampling = sampling;
   memcpy(h.node, s.node, sizeof h.node);
   memcpy(b->labels, s.label_text, sizeof b->labels);
