@@ -20,7 +20,7 @@ from fanfold.cli import main
 from fanfold.errors import FanfoldError
 from fanfold.provenance import zips
 from fanfold.provenance.record import NAME
-from stamped_models import FORMATS, check_safetensors, model, same_weights, training
+from stamped_models import BY_HAND, FORMATS, check_safetensors, model, same_weights, training
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -31,15 +31,15 @@ def run(tmp_path):
         yield run
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", BY_HAND)
 def test_a_stamped_file_knows_its_run_and_loads_as_before(name, run, tmp_path):
-    file, save, check = FORMATS[name]
+    file, save, check = BY_HAND[name]
     path = tmp_path / file
     save(path)
     assert fanfold.inspect(path)["stamp"] is None
     told = fanfold.stamp(path, data="wiki-2024", note="first", hf_token="hf_abcdefghijklmnopqrstuvwxyz012345")
     found = fanfold.inspect(path)
-    assert (found["format"], found["size"]) == (name, path.stat().st_size)
+    assert (found["format"], found["size"]) == (name.partition(",")[0], path.stat().st_size)
     assert found["stamp"] == json.loads(json.dumps(told))
     assert found["stamp"]["run"] | {"config": None} == {
         "id": run.id, "project": "p", "name": run.name, "attempt": 1, "rank": 0, "step": 41, "config": None,
@@ -49,11 +49,12 @@ def test_a_stamped_file_knows_its_run_and_loads_as_before(name, run, tmp_path):
     assert b"sk-very-secret" not in path.read_bytes()
     assert b"hf_abcdefgh" not in path.read_bytes()
     check(path)
+    assert [item.name for item in tmp_path.iterdir() if item.is_file()] == [file]  # inside, not beside
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", BY_HAND)
 def test_a_second_stamp_replaces_the_first(name, run, tmp_path):
-    file, save, check = FORMATS[name]
+    file, save, check = BY_HAND[name]
     path = tmp_path / file
     save(path)
     for step in (1, 2, 3):
@@ -83,27 +84,85 @@ def test_a_format_without_room_gets_a_file_beside_it(tmp_path, run, caplog):
     assert "no room for a stamp" in caplog.text
 
 
-def test_archives_that_torch_did_not_write_stay_as_they_are(tmp_path, run):
-    np.savez(tmp_path / "a.npz", a=np.ones(3))
-    with zipfile.ZipFile(tmp_path / "m.keras", "w") as archive:
-        archive.writestr("metadata.json", "{}")
-    for name in ("a.npz", "m.keras"):  # a member more is a part more of the model to their loaders
-        before = (tmp_path / name).read_bytes()
-        fanfold.stamp(tmp_path / name)
-        assert (tmp_path / name).read_bytes() == before
-        assert fanfold.inspect(tmp_path / name)["stamp"]["run"]["id"] == run.id
+def test_an_archive_that_torch_did_not_write_has_the_members_it_had(tmp_path, run):
+    path = tmp_path / "m.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.comment = b"mine"
+        for name in ("a/\u00e4.json", "b.json"):
+            archive.writestr(name, "{}")
+    before = path.read_bytes()
+    for size in (10, 70_000, 900_000):  # the last two are longer than readers look back, so the file is replaced
+        fanfold.stamp(path, filler="x" * size)
+        with zipfile.ZipFile(path) as archive:
+            assert (archive.comment, archive.namelist(), archive.testzip()) == (b"mine", ["a/\u00e4.json", "b.json"], None)
+        assert path.read_bytes().startswith(before)
+        assert len(fanfold.inspect(path)["stamp"]["extra"]["filler"]) == size
+
+
+def test_an_archive_that_somebody_adds_to_later_has_no_stamp_of_its_old_content(tmp_path, run):
+    path = tmp_path / "m.npz"
+    np.savez(path, a=np.ones(3))
+    fanfold.stamp(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("more", "x" * 100)
+    assert fanfold.inspect(path)["stamp"] is None
+
+
+def test_hdf5_of_every_version_is_stamped_and_a_change_takes_the_stamp_away(tmp_path, run):
+    import h5py
+
+    for version in ("earliest", "v108", "latest"):
+        path = tmp_path / f"{version}.h5"
+        with h5py.File(path, "w", libver=version) as file:
+            file["x"] = np.arange(1000)
+            file.attrs["mine"] = "kept"
+        fanfold.stamp(path, filler="x" * 100_000)
+        with h5py.File(path) as file:
+            assert np.array_equal(file["x"][:], np.arange(1000))
+            assert (dict(file.attrs), list(file)) == ({"mine": "kept"}, ["x"])
+        assert fanfold.inspect(path)["stamp"]["run"]["id"] == run.id
+        for number in range(30):
+            fanfold.stamp(path, number=number, filler="x" * 10_000)
+            assert fanfold.inspect(path)["stamp"]["extra"]["number"] == number
+        assert path.stat().st_size < 250_000  # earlier stamps make way
+        with h5py.File(path, "r+", locking=False) as file:  # a child being started may hold the lock of the reader above
+            file["y"] = np.arange(10)
+        assert fanfold.inspect(path)["stamp"] is None
+
+
+def test_gguf_of_either_byte_order_and_any_place_of_the_stamp_is_read_and_written(tmp_path, run):
+    import gguf
+
+    for order in (gguf.GGUFEndian.LITTLE, gguf.GGUFEndian.BIG):
+        path = tmp_path / f"{order.name}.gguf"
+        writer = gguf.GGUFWriter(path, "llama", endianess=order)
+        # In the middle, where a tool that copies values may put it.
+        writer.add_string("fanfold.producer_info", '{"stamp": 1, "note": "old"}')
+        writer.add_array("tokenizer.ggml.tokens", [f"word {number}" for number in range(300_000)])
+        writer.add_tensor("t", np.arange(100, dtype=np.float32))  # the writer swaps its bytes
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        assert fanfold.inspect(path)["stamp"]["note"] == "old"
+        for size in (10, 9000, 10):
+            fanfold.stamp(path, filler="x" * size)
+            reader = gguf.GGUFReader(path)
+            assert [(tensor.name, tensor.data.tolist()) for tensor in reader.tensors] == [("t", list(map(float, range(100))))]
+            assert reader.fields["tokenizer.ggml.tokens"].contents(299_999) == "word 299999"
+            assert fanfold.inspect(path)["stamp"]["extra"]["filler"] == "x" * size
 
 
 def test_a_stamp_beside_a_file_is_not_believed_of_one_saved_in_its_place(tmp_path, run, capsys):
-    path = tmp_path / "weights.npz"
-    np.savez(path, a=np.zeros(100_000))
+    path = tmp_path / "weights.npy"
+    np.save(path, np.zeros(100_000))
     fanfold.stamp(path)
-    path.rename(tmp_path / "kept.npz")
-    (tmp_path / f"weights.npz.{NAME}").rename(tmp_path / f"kept.npz.{NAME}")
-    assert fanfold.inspect(tmp_path / "kept.npz")["stamp"]["run"]["id"] == run.id
-    np.savez(tmp_path / "kept.npz", a=np.ones(100_000))  # as long, and other weights
-    assert fanfold.inspect(tmp_path / "kept.npz")["stamp"] is None
-    assert main(["inspect", str(tmp_path / "kept.npz")]) == 1
+    path.rename(tmp_path / "kept.npy")
+    (tmp_path / f"weights.npy.{NAME}").rename(tmp_path / f"kept.npy.{NAME}")
+    assert fanfold.inspect(tmp_path / "kept.npy")["stamp"]["run"]["id"] == run.id
+    np.save(tmp_path / "kept.npy", np.ones(100_000))  # as long, and other weights
+    assert fanfold.inspect(tmp_path / "kept.npy")["stamp"] is None
+    assert main(["inspect", str(tmp_path / "kept.npy")]) == 1
     assert "of another file" in capsys.readouterr().out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.abc
 import importlib.util
 import io
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import gguf
 import numpy as np
 import onnx
 import pytest
 import safetensors.numpy
+import skops.io
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -28,7 +31,7 @@ import fanfold
 from fanfold.provenance import automatic, savers, stamper
 from fanfold.provenance import hooks as hooking
 from fanfold.provenance.record import NAME
-from stamped_models import FORMATS, export, model, onnx_model, same_weights
+from stamped_models import FORMATS, check_skops, export, model, onnx_model, regression, same_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -533,3 +536,47 @@ def test_ranks_and_forked_workers_stamp_what_they_save(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
     ).stdout  # fmt: skip
     assert all(f"{name}.safetensors" in shown for name in names)
+
+
+def test_a_stamp_names_the_data_that_the_run_knows_of(tmp_path):
+    (tmp_path / "train").mkdir()
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / "train" / name).write_text(name)
+    found = []
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True, config={"lr": 1.0}) as run:
+        for number in range(5):
+            if number == 1:
+                run.config["data"] = {"root": "/mnt", "size": 3}  # a table is no name
+                run.config["dataset"] = ["wiki-2024", "books"]
+            elif number == 2:
+                run.artifact(tmp_path / "train" / "a.csv", kind="dataset")
+            elif number == 3:
+                run.artifact(tmp_path / "train", "all", kind="dataset")
+            save_file(model().state_dict(), tmp_path / "m.safetensors")
+            if number == 4:
+                fanfold.stamp(tmp_path / "m.safetensors", data="by hand")
+            found.append(fanfold.inspect(tmp_path / "m.safetensors")["stamp"].get("data"))
+    lines = subprocess.run("sha256sum a.csv b.csv", shell=True, cwd=tmp_path / "train", capture_output=True, check=True).stdout
+    one = {"name": "a.csv", "digest": f"sha256:{lines[:64].decode()}"}
+    both = {"name": "all", "digest": f"sha256:{hashlib.sha256(lines).hexdigest()}"}
+    assert found == [None, ["wiki-2024", "books"], [one], [one, both], "by hand"]
+
+
+def test_skops_bytes_and_every_part_of_a_gguf_model_are_stamped(tmp_path):
+    with fanfold.init("p", dir=tmp_path / "runs", quiet=True, system=False, stamp=True) as run:
+        (tmp_path / "bytes.skops").write_bytes(skops.io.dumps(regression()))
+        with (tmp_path / "open.skops").open("wb") as file:
+            skops.io.dump(regression(), file)
+        writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=1)
+        for name in ("a", "b"):
+            writer.add_tensor(name, np.arange(10, dtype=np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert [gguf.GGUFReader(part).tensors[0].name for part in parts] == ["a", "b"]
+    for path in (*parts, tmp_path / "bytes.skops", tmp_path / "open.skops"):
+        assert fanfold.inspect(path)["stamp"]["run"]["id"] == run.id
+    check_skops(tmp_path / "bytes.skops")
+    assert [Path(saved["path"]) for saved in fanfold.open(run.id, dir=tmp_path / "runs").files] == parts

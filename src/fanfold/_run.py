@@ -63,6 +63,7 @@ class Run(Recorder):
         config = {**(known.get("config") or {}), **as_mapping(options["config"])}
         self.config = Config(config, self._config_changed, strict=self.strict)
         self._summary: dict[str, Any] = dict(known.get("summary") or {})
+        self._datasets: dict[str, str] = {}  # artifacts of that kind: their names and digests
         self._tallies = Tallies()
         self._tallies.metrics = known.get("metrics") or {}
         self._writer.counting = self._tallies.counting
@@ -208,8 +209,11 @@ class Run(Recorder):
             blob, size = blobs.put_file(self.path, item)
             inner = item.relative_to(source).as_posix() if source.is_dir() else item.name
             entries.append({"path": clean_text(inner), "blob": blob, "size": size})
-        self._event("artifact", {"name": text_of(name or source.name), "kind": text_of(kind), "files": entries,
+        named = text_of(name or source.name)
+        self._event("artifact", {"name": named, "kind": text_of(kind), "files": entries,
                                  "metadata": mask(plain(metadata)), "s": int(self._high)})  # fmt: skip
+        if kind == "dataset":  # stamps name it: see provenance/record.py
+            self._datasets[named] = blobs.digest_of([(str(entry["path"]), str(entry["blob"])) for entry in entries])
 
     # Trackers
 

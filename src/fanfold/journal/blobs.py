@@ -43,6 +43,14 @@ def put_file(run: Path, source: Path) -> tuple[str, int]:
     return _store(run, _chunks(source)), source.stat().st_size
 
 
+def digest_of(files: list[tuple[str, str]]) -> str:
+    """Return the digest of a file, as sha256sum prints it, or of the names and contents of several; each is a path and a blob."""
+    if len(files) == 1:
+        return f"sha256:{files[0][1]}"
+    lines = "".join(f"{blob}  {path}\n" for path, blob in files)  # the lines of sha256sum, so anybody can compute it
+    return f"sha256:{hashlib.sha256(lines.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
 def _chunks(source: Path) -> Iterator[bytes]:
     with source.open("rb") as file:
         while chunk := file.read(_CHUNK):

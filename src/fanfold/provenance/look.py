@@ -15,8 +15,24 @@ from .record import MAX_BYTES, NAME, parse
 MAX_FILES = 1000
 ENDS = 1 << 16
 MAX_ENTRIES = 20_000  # a checkpoint has hundreds; a folder that also holds a data set may have millions
-MODEL_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pt2", ".onnx", ".torchscript")
+MODEL_SUFFIXES = (
+    ".safetensors",
+    ".pt",
+    ".pth",
+    ".bin",
+    ".ckpt",
+    ".pt2",
+    ".onnx",
+    ".torchscript",
+    ".keras",
+    ".h5",
+    ".skops",
+    ".gguf",
+)
 TORCH_SUFFIXES = (".pt", ".pth", ".pt2", ".torchscript")  # of nobody else; under .bin and .ckpt lies many a program's format
+
+BEGINS = {".keras": b"PK", ".skops": b"PK", ".npz": b"PK", ".gguf": b"GGUF"}
+_GGUF_VERSIONS = (b"\2\0\0\0", b"\3\0\0\0", b"\0\0\0\2", b"\0\0\0\3")  # nobody writes the first, which had shorter fields
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -109,12 +125,18 @@ def module_of(head: bytes, path: Path, size: int) -> Any:
     """Choose by content the module that reads and writes a file's format, and load no other; None where no stamp has room."""
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         name = "zips"
+    elif head.startswith(b"\x89HDF\r\n\x1a\n"):
+        name = "hdf5"
+    elif head[:4] == b"GGUF" and head[4:8] in _GGUF_VERSIONS:
+        name = "gguf"
     elif not head and path.suffix in MODEL_SUFFIXES:
         raise _broken(path, "it is empty")
     elif path.suffix == ".safetensors" or _has_header(head, size):  # by its name also what is left of a damaged one
         name = "safetensors"
     elif path.suffix == ".onnx" or (len(head) > 2 and head[0] == 0x08 and head[1] < 64 and head[2] == 0x12):
         name = "onnx"  # else by a first field that can only be the version of the format
+    elif path.suffix in BEGINS and not head.startswith(BEGINS[path.suffix]):
+        raise _broken(path, f"it does not begin as a {path.suffix} file does")
     elif path.suffix in TORCH_SUFFIXES and not _is_pickle(head):
         raise _broken(path, f"it is neither an archive nor a pickle, and a file in {path.suffix} is one of them")
     else:

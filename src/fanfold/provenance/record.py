@@ -18,11 +18,14 @@ from ..errors import FanfoldError
 NAME = "producer_info.json"  # the name PyTorch's own guide gives to such a file inside a model
 FORMAT = 1
 MAX_BYTES = 1 << 20
+MAX_DATA = 1000  # letters of a name that the config gives the data, and names
+_DATA_KEYS = ("data", "dataset", "datasets", "dataset_name", "train_dataset", "train_data", "data_path", "dataset_path")
 MAX_DEPTH = 100  # tables within tables; ours have a few, and whoever prints deeper ones runs out of stack
 
 _PACKAGES = frozenset(
     "torch numpy safetensors transformers accelerate peft diffusers tokenizers datasets lightning pytorch-lightning keras jax "
-    "flax onnx onnxruntime onnxscript torchvision torchaudio timm deepspeed bitsandbytes triton".split()
+    "scikit-learn skops h5py gguf flax onnx onnxruntime onnxscript torchvision torchaudio timm deepspeed bitsandbytes "
+    "triton".split()
 )
 
 
@@ -41,7 +44,7 @@ def make(run: Any, extra: Mapping[str, Any], *, parent: Mapping[str, Any] | None
         "producer": f"fanfold {__version__}",
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "run": _of_run(run, step),
-        "data": given.pop("data", None),
+        "data": given.pop("data", None) or _data_of(run),
         "parent": _origin(parent),
         **of_process(),
         "extra": given or None,
@@ -115,6 +118,23 @@ def _of_run(run: Any, step: Any) -> dict[str, Any] | None:
         "step": step_of(run) if step is None else step,
         "config": _digest(json.dumps(plain(run.config), sort_keys=True, default=str)),
     }
+
+
+def _data_of(run: Any) -> Any:
+    """Return what a run knows of the data it trains on: artifacts of the kind "dataset", else what its config names."""
+    if run is None or run.status == "disabled":
+        return None
+    if datasets := getattr(run, "_datasets", None):
+        return [{"name": name, "digest": digest} for name, digest in tuple(datasets.items())]
+    from ..mask import mask
+
+    config = run.config
+    for name in _DATA_KEYS:
+        value = config.get(name)
+        texts = value if isinstance(value, (list, tuple)) else [value]
+        if value and len(texts) <= MAX_DATA and all(isinstance(text, str) and len(text) <= MAX_DATA for text in texts):
+            return mask(list(texts) if isinstance(value, (list, tuple)) else value)
+    return None
 
 
 def step_of(run: Any) -> int | None:

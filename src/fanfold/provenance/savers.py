@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import guard, notices
-from . import onnx
+from . import gguf, onnx
 from .hooks import Hook
 from .record import NAME
 from .stamper import Stamper, current, export_natively, quietly
-from .write import write_beside
-from .zips import MEMBER
+from .write import write, write_beside
+from .zips import MEMBER, hide
 
 _announced = threading.local()  # the next buffer that torch.save fills becomes a file
 
@@ -195,6 +195,78 @@ def _onnx_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
     return save_bytes
 
 
+def _keras(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        stamper = current()
+        result = original(model, filepath, *args, **kwargs)
+        if stamper is not None and isinstance(filepath, (str, os.PathLike)) and Path(filepath).is_file():
+            if Path(filepath).suffix != ".json":  # the index of sharded weights, which is text
+                with guard("stamp a file that Keras saves"):
+                    write(Path(filepath), stamper.text())
+            stamper.saved(filepath)
+        return result
+
+    return save
+
+
+def _skops_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stamp the archive while it is in memory: it goes into a file, or to whoever asked for bytes."""
+
+    def save(*args: Any, **kwargs: Any) -> Any:
+        stamper = current()
+        buffer = original(*args, **kwargs)
+        if stamper is not None:
+            with guard("stamp a file that skops saves"):
+                hide(buffer, stamper.text())
+        return buffer
+
+    return save
+
+
+def _skops_file(original: Callable[..., Any]) -> Callable[..., Any]:
+    def dump(obj: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+        stamper = current()
+        result = original(obj, file, *args, **kwargs)
+        if stamper is not None:
+            stamper.saved(file)
+        return result
+
+    return dump
+
+
+def _gguf_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the stamp to the values of each part of the model, just before they are counted and written."""
+
+    def add(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        stamper = current()
+        if stamper is not None:
+            with guard("stamp a GGUF file"):
+                from gguf.gguf_writer import GGUFValue, GGUFValueType
+
+                for values in self.kv_data:
+                    inherited = getattr(values.get(gguf.KEY), "value", None)
+                    text = stamper.text(str(inherited).encode() if inherited else None).decode()
+                    values[gguf.KEY] = GGUFValue(text, GGUFValueType.STRING)
+                self._fanfold_stamper = stamper
+        return result
+
+    return add
+
+
+def _gguf_close(original: Callable[..., Any]) -> Callable[..., Any]:
+    def close(self: Any, *args: Any, **kwargs: Any) -> Any:
+        files = list(getattr(self, "fout", None) or [])
+        stamper = vars(self).pop("_fanfold_stamper", None)
+        result = original(self, *args, **kwargs)
+        if stamper is not None:
+            for file in files:
+                stamper.saved(getattr(file, "name", None))
+        return result
+
+    return close
+
+
 def _dcp_async(original: Callable[..., Any]) -> Callable[..., Any]:
     """Hand the stamp of this moment to the thread that saves: it ends at a later step, or after the run."""
 
@@ -251,6 +323,14 @@ HOOKS = [
     Hook("torch.export.pt2_archive._package", "PT2ArchiveWriter.__exit__", _archive_close),
     Hook("onnx", "_save_bytes", _onnx_bytes),
     Hook("torch.onnx._internal.torchscript_exporter.onnx_proto_utils", "_export_file", _onnx_bytes),
+    # Where keras.Model.save, save_weights, keras.saving.save_model and the callbacks end.
+    Hook("keras.src.saving.saving_lib", "save_model", _keras),
+    Hook("keras.src.saving.saving_lib", "save_weights_only", _keras),
+    Hook("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _keras),
+    Hook("skops.io._persist", "_save", _skops_bytes),
+    Hook("skops.io", "dump", _skops_file),
+    Hook("gguf.gguf_writer", "GGUFWriter.add_shard_kv_data", _gguf_values),
+    Hook("gguf.gguf_writer", "GGUFWriter.close", _gguf_close),
     Hook("torch.distributed.checkpoint._async_thread_executor", "_ThreadBasedAsyncCheckpointExecutor.execute_save", _dcp_async),
     Hook("torch.distributed.checkpoint.filesystem", "_write_item", quietly),
     *_DCP_ENDS,

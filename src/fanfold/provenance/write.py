@@ -64,9 +64,7 @@ def write(path: Path, data: bytes) -> None:
 def _module(path: Path) -> Any:
     """Choose the module that writes a stamp into a file; None where it has no room for one."""
     with path.open("rb") as file:
-        module = module_of(file.read(16), path, os.fstat(file.fileno()).st_size)
-        fits = getattr(module, "has_room", None)  # of archives alone: many things are zips
-        return module if fits is None or fits(file, path) else None
+        return module_of(file.read(16), path, os.fstat(file.fileno()).st_size)
 
 
 def write_beside(path: Path, data: bytes) -> None:

@@ -1,4 +1,7 @@
-"""Zip archives, as torch.save, TorchScript, torch.export and AOTInductor write them; the stamp is a member of its own.
+"""Zip archives. In those that torch wrote, the stamp is a member.
+
+In others (.npz, .keras, .skops) a member would be one more part of the model, so the stamp stands between the members and the
+table of contents, where no reader looks.
 
 Read by walking the central directory in bounded memory: an archive is untrusted input. Written behind the old end of the
 archive in one write, with a directory of its own: a kill at any moment leaves an archive that loads. One with so many members
@@ -17,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import FanfoldError
+from . import tail as tails
 from .record import MAX_BYTES, NAME
-from .replace import copy_rest, replacing
 
 if TYPE_CHECKING:
     import zipfile
@@ -26,14 +29,17 @@ if TYPE_CHECKING:
 MEMBER = f"extra/{NAME}"
 MAX_DIRECTORY, MAX_MEMBERS = 256 << 20, 1_000_000
 SAFE_TAIL = 60_000  # bytes of a torn write behind which every reader still finds the old end of an archive: they look 64 KiB back
-SLACK = 64 << 10  # bytes of earlier stamps that are let lie; in a large file, a hundredth of it
 _END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY = struct.Struct("<4s6H3I5H2I")
+_RECORD64 = struct.Struct("<4sQ2H2I4Q")
 _STORED, _DEFLATED = 0, 8
 _DESCRIPTOR = 24  # bytes that may stand behind a member, and say its size again
 _OF_TORCH = frozenset(("version", ".data/version", "archive_version", "archive_format", "data.pkl", "constants.pkl"))
 _UNFIT = (NotImplementedError, ValueError, IndexError, struct.error)  # what zipfile makes of members that no saver writes
 _TELLING = ("archive_format", "constants.pkl", "data.pkl", "data/aotinductor")  # the first 16 letters of names that tell a format
+
+_OF_KERAS = frozenset(("config.json", "metadata.json"))
+_TELLING_ALONE = _OF_KERAS | {"schema.json"}
 
 
 class Entry(NamedTuple):
@@ -47,9 +53,20 @@ class Entry(NamedTuple):
     offset: int
 
 
+class Directory(NamedTuple):
+    """The table of contents, as the end of the archive has it."""
+
+    start: int
+    size: int
+    members: int
+    comment: bytes
+    wide: bool
+
+
 def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
     """Return an archive's format, the bytes of its stamp, and a few facts."""
     root, count, total = "", 0, 0
+    arrays = 0
     seen: set[str] = set()
     wanted: dict[str, Entry] = {}
     for entry in _entries(file, path):
@@ -59,15 +76,21 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
         total += entry.size
         if name in (MEMBER, ".data/serialization_id", "version", "archive_version"):
             wanted[name] = entry
+        arrays += entry.name.endswith(".npy")
         if name[:16] in _TELLING:
             seen.add(name[:16])
+        if entry.name in _TELLING_ALONE:
+            seen.add(entry.name)
     of_stamp = wanted.pop(MEMBER, None)
     told = {"members": count, "bytes_of_members": total, "root": root}
     for name, entry in wanted.items():
         with contextlib.suppress(ValueError):
             told[name.rpartition("/")[2]] = _member(file, entry, 4096).decode("utf-8", "replace").strip()
+    name = "NumPy archive" if 0 < count == arrays else _format(seen)
+    if of_stamp is None:
+        return name, tails.before(file, _directory(file, path).start)[0], told
     try:
-        return _format(seen), None if of_stamp is None else _member(file, of_stamp, MAX_BYTES), told
+        return name, _member(file, of_stamp, MAX_BYTES), told
     except ValueError as error:
         raise unreadable(path, str(error)) from error
 
@@ -77,12 +100,16 @@ def _format(seen: set[str]) -> str:
         return "AOTInductor package" if "data/aotinductor" in seen else "torch.export"
     if "constants.pkl" in seen:
         return "TorchScript"
-    return "torch.save" if "data.pkl" in seen else "zip"
+    if "data.pkl" in seen:
+        return "torch.save"
+    if seen >= _OF_KERAS:
+        return "Keras"
+    return "skops" if "schema.json" in seen else "zip"
 
 
 def _entries(file: BinaryIO, path: Path) -> Iterator[Entry]:
     """Walk the central directory; damage ends in a clear error."""
-    at, size, count = _directory(file, path)
+    at, size, count, *_ = _directory(file, path)
     file.seek(at)
     end = at + size
     for _ in range(count):
@@ -110,8 +137,8 @@ def _wide(extra: bytes, *fields: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _directory(file: BinaryIO, path: Path) -> tuple[int, int, int]:
-    """Return where the central directory starts, its bytes, and how many members it names."""
+def _directory(file: BinaryIO, path: Path) -> Directory:
+    """Find the central directory."""
     size = file.seek(0, os.SEEK_END)
     back = min(size, 22 + 0xFFFF)
     file.seek(size - back)
@@ -119,7 +146,7 @@ def _directory(file: BinaryIO, path: Path) -> tuple[int, int, int]:
     at = tail.rfind(_END)
     if at < 0 or len(tail) - at < 22:
         raise broken(path, "the end of the archive is missing: it was cut short")
-    count, length, start = struct.unpack_from("<HII", tail, at + 10)
+    count, length, start, comment = struct.unpack_from("<HIIH", tail, at + 10)
     locator = tail[at - 20 : at] if at >= 20 else b""
     if locator[:4] == _LOCATOR:
         file.seek(min(struct.unpack_from("<Q", locator, 8)[0], size))
@@ -129,7 +156,7 @@ def _directory(file: BinaryIO, path: Path) -> tuple[int, int, int]:
         count, length, start = struct.unpack_from("<QQQ", record, 32)
     if length > MAX_DIRECTORY or count > MAX_MEMBERS or start + length > size or count * _ENTRY.size > length:
         raise broken(path, "its table of contents is damaged, or larger than any model's")
-    return start, length, count
+    return Directory(start, length, count, tail[at + 22 : at + 22 + comment], locator[:4] == _LOCATOR)
 
 
 def _member(file: BinaryIO, entry: Entry, limit: int) -> bytes:
@@ -160,59 +187,65 @@ def _unpacked(data: bytes, method: int, limit: int) -> bytes:
         raise ValueError("its packed bytes are damaged") from error
 
 
-def has_room(file: BinaryIO, path: Path) -> bool:
-    """Tell whether torch wrote the archive. In another (.npz, .keras), a member more is one more part of the model."""
-    return any(entry.name.partition("/")[2] in _OF_TORCH for entry in _entries(file, path))
-
-
 def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
     """Add the stamp to an archive, or replace the one it has."""
     with path.open("rb") as buffered:
         root, last, old = _survey(buffered, path)
-    end = file.seek(0, os.SEEK_END)
-    if old - last > max(SLACK, end // 100) and _over_earlier(path, file, f"{root}/{MEMBER}", stamp, last, old):
-        return
-    data = _tail(path, file, f"{root}/{MEMBER}", stamp, end)
-    if len(data) > SAFE_TAIL:
-        with replacing(path) as target:
-            copy_rest(file, 0, target)
-            target.write(data)
-        return
-    file.seek(end)
-    if file.write(data) != len(data):  # a full disk: take the part back, and the model is as it was
-        file.truncate(end)
-        raise FanfoldError(f"{path} could not be stamped: no space left. The file is as it was. Make room and stamp again.")
+    if root is None:
+        tails.add(path, file, lambda at: hidden(file, path, stamp, at), content=last, old=old, safe=SAFE_TAIL)
+    else:
+        name = f"{root}/{MEMBER}"
+        tails.add(path, file, lambda at: _tail(path, file, name, stamp, at), content=last, old=old, safe=SAFE_TAIL)
 
 
-def _survey(file: BinaryIO, path: Path) -> tuple[str, int, int]:
-    """Return the folder that all names begin with, where the last member ends, and where a stamp begins (0: there is none)."""
-    root, last, old = "", 0, 0
+def _survey(file: BinaryIO, path: Path) -> tuple[str | None, int, int]:
+    """Return the folder that all names begin with, where the last member ends, and where a stamp begins (0: there is none).
+
+    The folder is None in an archive that torch did not write.
+    """
+    root, last, old, of_torch = "", 0, 0, False
     for entry in _entries(file, path):
         top, _, name = entry.name.partition("/")
         root = root or top
+        of_torch = of_torch or name in _OF_TORCH
         if (top, name) == (root, MEMBER):
             old = entry.offset
         else:
             head = os.pread(file.fileno(), 30, entry.offset).ljust(30, b"\xff")
             last = max(last, entry.offset + 30 + sum(struct.unpack_from("<HH", head, 26)) + entry.packed + _DESCRIPTOR)
-    return root or "archive", last, old
+    if of_torch:
+        return root or "archive", last, old
+    return None, last, tails.before(file, _directory(file, path).start)[1]
 
 
-def _over_earlier(path: Path, file: BinaryIO, name: str, stamp: bytes, last: int, old: int) -> bool:
-    """Put the stamp where stamps before the present one lie, which nothing names any more, and end the file behind it.
+def hidden(file: BinaryIO, path: Path, stamp: bytes, at: int) -> bytes:
+    """Return the bytes that bring the stamp into an archive without a member, to be put at a place.
 
-    The present one stays whole until ours is on the disk. False where there is not enough room.
+    They are the stamp and, right behind it, the table of contents as it is.
     """
-    data = _tail(path, file, name, stamp, last)
-    if last + len(data) > old:
-        return False
-    left, at = memoryview(data), last
-    while left:  # a full disk takes a part of it
-        count = os.pwrite(file.fileno(), left, at)
-        left, at = left[count:], at + count
-    os.fsync(file.fileno())
-    os.ftruncate(file.fileno(), last + len(data))
-    return True
+    found = _directory(file, path)
+    file.seek(found.start)
+    table = file.read(found.size)
+    added = tails.block(stamp)
+    start = at + len(added)
+    end = start + len(table)
+    wide = found.wide or start >= 0xFFFFFFFF
+    record = b""
+    if wide:
+        record = _RECORD64.pack(_END64, _RECORD64.size - 12, 45, 45, 0, 0, found.members, found.members, found.size, start)
+        record += struct.pack("<4sIQI", _LOCATOR, 0, end, 1)
+    count, size = min(found.members, 0xFFFF), min(found.size, 0xFFFFFFFF)
+    last = struct.pack("<4s4H2IH", _END, 0, 0, count, count, size, min(start, 0xFFFFFFFF), len(found.comment))
+    return added + table + record + last + found.comment
+
+
+def hide(buffer: io.BytesIO, stamp: bytes) -> None:
+    """Bring the stamp into an archive in memory, in the place of its table of contents, which moves behind it."""
+    name = Path("the archive")
+    at = _directory(buffer, name).start
+    data = hidden(buffer, name, stamp, at)
+    buffer.seek(at)
+    buffer.write(data)
 
 
 def _tail(path: Path, file: BinaryIO, name: str, stamp: bytes, at: int) -> bytes:
