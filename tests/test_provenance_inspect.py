@@ -455,7 +455,7 @@ def test_an_onnx_stamp_that_is_killed_leaves_a_model_that_loads(older, tmp_path)
     assert fanfold.inspect(whole)["stamp"]["extra"] == {"note": "new"}
     FORMATS["ONNX"][2](whole)
     if older == "longer":
-        assert whole.stat().st_size == size  # nothing is cut off: spaces fill it
+        assert whole.stat().st_size < size  # the longer one is gone
 
 
 @pytest.mark.parametrize("name", ["torch.save", "TorchScript", "torch.export", "skops"])
