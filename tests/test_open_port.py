@@ -173,8 +173,15 @@ def test_a_public_address_needs_tokens_even_behind_loopback(tmp_path, capsys):
 HALF = b"POST /v1/append?project=llm HTTP/1.1\r\nhost: localhost\r\nx-a: "
 
 
-def test_half_requests_do_not_take_the_gateway_away(tmp_path):
+BODY = b"POST /ui/login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4000\r\n\r\ntoken="
+STREAM = b"GET /ui/api/live HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %s\r\n\r\n"
+
+
+@pytest.mark.parametrize("kind", ["head", "body", "stream", "nothing"])
+def test_held_connections_do_not_take_the_gateway_away(tmp_path, kind):
     store = tmp_path / "store"
+    word = Tokens(store / FILE_NAME).create("reader", projects=["other"], scopes=["read"])[1]
+    sent = {"head": HALF, "body": BODY, "stream": STREAM % word.encode(), "nothing": b""}[kind]
     serve = [sys.executable, "-m", "fanfold", "serve", "--store", str(store), "--port", "0", "--json"]
     command = ["sh", "-c", 'ulimit -n 400; exec "$@"', "sh", *serve]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -182,13 +189,17 @@ def test_half_requests_do_not_take_the_gateway_away(tmp_path):
     try:
         address = json.loads(server.stdout.readline())["address"]
         port = int(address.rpartition(":")[2])
-        for _ in range(600):
+        for count in range(600):
+            if kind == "stream" and count == 60:
+                time.sleep(2.5)  # streams that have only begun are let be
             line = socket.create_connection(("127.0.0.1", port), timeout=10)
             with contextlib.suppress(OSError):
-                line.send(HALF)
+                line.send(sent)
             lines.append(line)
-        assert status(address + "/healthz") == 200
-        assert status(address + "/v1/runs?project=llm") == 200
+        time.sleep(2.5)
+        for _ in range(5):
+            assert status(address + "/healthz") == 200
+            assert status(address + "/v1/runs?project=other", authorization=f"Bearer {word}") == 200
     finally:
         for line in lines:
             line.close()

@@ -1,7 +1,8 @@
 """How long and how often a peer may hold a connection: half requests, idle lines and floods never take the server away.
 
 The library under the server waits for the rest of a request for as long as its sender likes. Here a request's head and
-body have a time and the head a size, and where connections run out, those that have waited longest for their peer make room.
+body have a time and the head a size. Where connections run out, those that have kept us waiting longest make room, then the
+longest answers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ HEAD_SECONDS = 20.0
 BODY_SECONDS = 90.0
 MAX_HEAD = 64 << 10
 SWEEP_SECONDS = 1.0
+LONG_SECONDS = 2.0  # an answer that takes longer may be cut off where there are too many; browsers open live streams again
 RESERVED = 128  # descriptors for everything but connections: journals, the catalogue, a database
 FEWEST = 32
 
@@ -59,8 +61,11 @@ class Connections:
                 del self._by_peer[one.peer]
 
     def _make_room(self, among: list[Connection], newest: Connection) -> None:
-        waiting = [one for one in among if one.waiting and one is not newest]
-        self._close(min(waiting, key=lambda one: one.since, default=newest))
+        """Close the one that has kept us waiting longest; if none does, the longest answer, such as a live stream."""
+        others = [one for one in among if one is not newest]
+        owing = [one for one in others if one.owing]
+        long = time.monotonic() - LONG_SECONDS
+        self._close(min(owing or [one for one in others if one.since < long], key=lambda one: one.since, default=newest))
 
     def _close(self, one: Connection) -> None:
         self.refused += 1
@@ -110,6 +115,11 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # whichev
     def waiting(self) -> bool:
         """Tell whether no request is being answered."""
         return self.cycle is None or bool(self.cycle.response_complete)
+
+    @property
+    def owing(self) -> bool:
+        """Tell whether we wait for the peer: for its next request, or for the rest of this one."""
+        return self.waiting or bool(self.cycle.more_body)
 
     def late(self, now: float) -> bool:
         """Tell whether the peer began a request and did not finish it in time, or never began its first."""
