@@ -158,3 +158,34 @@ def test_a_thousand_alerts_wait_and_no_more(tmp_path, caplog):
     writer._retry_at = 0.0
     assert writer.append((Kind.EVENT, {"event": "alert", "n": 3000}), keep=True)
     assert not writer._held
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("last", "status"), [("", "finished"), ("raise RuntimeError('no')", "failed"), ("os.kill(os.getpid(), 15)", "preempted")]
+)
+def test_space_that_returns_just_before_the_end_is_used_without_finish(small_disk, last, status):
+    code = f"""
+        import fanfold, os
+        run = fanfold.init("p", id="late", config={{"a": 1}})
+        filler = os.environ["FANFOLD_DIR"] + "/filler"
+        with open(filler, "wb", buffering=0) as file:
+            try:
+                while True:
+                    if file.write(bytes(4096)) < 4096: break
+            except OSError:
+                pass
+        for step in range(3000):
+            run.log({{"loss": 0.5 * step}}, step=step)
+        run.summary["best"] = 1
+        run.config["b"] = 2
+        run.alert("look here")
+        os.unlink(filler)
+        {last}
+    """
+    env = {**os.environ, "FANFOLD_DIR": str(small_disk), "FANFOLD_SYSTEM": "0", "FANFOLD_QUIET": "1"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=env)
+    stored = fanfold.open("late", dir=small_disk)
+    assert (stored.status, stored.config, stored.summary["best"]) == (status, {"a": 1, "b": 2}, 1)
+    assert [alert["title"] for alert in stored.alerts] == ["look here"]
+    assert len(stored.series("loss")) + stored.dropped == 3000

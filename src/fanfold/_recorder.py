@@ -12,9 +12,10 @@ import os
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 from ._config import plain
@@ -211,7 +212,8 @@ class Recorder:
         """Return the step as an integer, whatever was given."""
         if step is None:
             return self._next_step()
-        number, _ = outcome(lambda: int(step))
+        fits, _ = outcome(lambda: bool(abs(cast("Any", step)) < 1 << 64) if isinstance(step, Number) else True)
+        number, _ = outcome(lambda: int(step)) if fits else (None, None)  # 10**999999 as an integer takes a minute to make
         if number is None or not -(1 << 63) <= number < 1 << 63:
             notices.once(
                 f"step:{type_name(step)}",

@@ -165,6 +165,18 @@ class Run(Recorder):
         self._info({"summary": dict(self._summary)})
         return new
 
+    @verb("remove from the summary")
+    def _unsummarise(self, keys: Sequence[str]) -> None:
+        """Forget facts the user assigned; what metrics are summarised as follows from them, and stays."""
+        for key in keys:
+            self._summary.pop(key, None)
+        self._info({"summary": dict(self._summary)})
+        if any(key in self._summarised() for key in keys):
+            notices.once(
+                f"summary:{self.id}",
+                "the summary of a logged metric cannot be removed. To leave it out: define_metric(…, summary='none').",
+            )
+
     @property
     def is_main_process(self) -> bool:
         return self._place.me.main
@@ -325,7 +337,7 @@ class Run(Recorder):
             self._writer.close(end)
             lifecycle.leave(self)
         else:
-            self._writer.append((Kind.END, end))
+            self._writer.end(end)
             self._writer.sync()
         with guard("copy the journal to its directory"):
             self._place.done(close)
@@ -358,8 +370,7 @@ class Run(Recorder):
     def end_by_signal(self, status: str, name: str) -> None:
         """Write the last frame from a signal handler; the process is about to die."""
         self._status = status
-        self._writer.rescue()
-        self._writer.append((Kind.END, {**self._end_frame(status, None), "signal": name}))
+        self._writer.end({**self._end_frame(status, None), "signal": name})
 
     def end_at_exit(self, status: str, error: str | None, exit_code: int) -> None:
         """End an unfinished run at interpreter exit. The journal stays open: other exit handlers may still log."""
@@ -430,6 +441,22 @@ class Summary(dict[str, Any]):
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         super().update(self._run._summarise(*args, **kwargs))  # noqa: SLF001 - the other half of Run
+
+    def __delitem__(self, key: str) -> None:
+        with guard("remove from the summary", strict=self._run.strict):
+            self._run._unsummarise([key])  # noqa: SLF001 - the other half of Run
+            super().__delitem__(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        value = super().get(key, *default)
+        if key in self:
+            del self[key]
+        return value
+
+    def clear(self) -> None:
+        with guard("clear the summary", strict=self._run.strict):
+            self._run._unsummarise(list(self))  # noqa: SLF001 - the other half of Run
+            super().clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # a copy is no longer the run's

@@ -424,7 +424,7 @@ class Deferred:
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything launched so far has landed and is journalled; tell whether it has."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # never started, or closed
             return True
         done = threading.Event()  # a token in the same queue: it is reached when all before it has landed
         self._hurry = True

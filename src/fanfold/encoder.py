@@ -80,7 +80,7 @@ class Encoder:
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything given so far is stored; tell whether it is."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # never started, or closed
             return True
         token = threading.Event()
         self._enqueue(token)

@@ -32,6 +32,7 @@ MAX_LATEST = 1 << 17  # keys whose last value is kept in memory
 MAX_HELD = 1_024  # frames kept in memory while nothing can be written
 MAX_HELD_BYTES = 16 << 20
 RETRY_SECONDS = 1.0
+HIGH_DESCRIPTOR = 700
 SETTLE_SECONDS = 0.02
 _I32 = range(-(1 << 31), 1 << 31)
 _DSYNC: int = getattr(os, "O_DSYNC", 0)
@@ -112,6 +113,22 @@ def _sync_directories(path: Path) -> None:
                 os.close(fd)
 
 
+def _moved_up(fd: int) -> int:
+    """Return a descriptor with a high number in place of a low one, where there is room.
+
+    A program that closes every descriptor, to become a daemon, gets low numbers for its next files. A journal under such a
+    number would go on in the program's own file.
+    """
+    if sys.platform == "win32":
+        return fd
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
+    except OSError:  # above the limit of open files
+        return fd
+    os.close(fd)
+    return high
+
+
 class Packer:
     """A shape ready to write: `head + crc32(body, crc) + body` is a frame, `body = pack(id, time, step, *values)`.
 
@@ -170,7 +187,7 @@ class Sheet:
         self.alive = -1
         # With O_DSYNC a write returns when the disk has it: no second call that could fail after the first succeeded.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | (_DSYNC if power else 0)
-        self.fd = os.open(path, flags, 0o600)
+        self.fd = _moved_up(os.open(path, flags, 0o600))
         try:
             self._lock_alive()
             if not self.write(frame(Kind.HEADER, pack(dict(header)), 0)):
@@ -590,15 +607,19 @@ class Writer:
             + ", and logging continues in a new journal beside it. Finish or kill the run before deleting its directory.",
         )
 
-    def close(self, end: Mapping[str, Any] | None) -> None:
-        """Write the last word (if any), and let go."""
+    def end(self, end: Mapping[str, Any] | None) -> None:
+        """Write what waits in memory and the last frame (if any). It is the last chance, so no failure of before is minded."""
         self.rescue()
-        self._retry_at = self._held_at = 0.0  # the last chance
+        self._retry_at = self._held_at = 0.0
         if self._held:
             self._flush_held()
             self._retry_at = 0.0
         if end is not None:
             self.append((Kind.END, {**end, "dropped": self.dropped}))
+
+    def close(self, end: Mapping[str, Any] | None) -> None:
+        """Write the last word (if any), and let go."""
+        self.end(end)
         with self._lock:
             self.closed = True
             sheet, self.sheet = self.sheet, None
