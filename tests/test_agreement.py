@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import fault_table
+
 torch = pytest.importorskip("torch")
 
 from fanfold.callbacks import agreement as agreements  # noqa: E402
@@ -233,6 +235,10 @@ def launch(folder, ranks, kind, how="trainer", expect=0, **options):
 
 def check_preempted(folder, ends, asked):
     steps = {end["step"] for end in ends}
+    unsaved = sum(end["saved"][-1:] != [end["step"]] for end in ends)
+    fault_table.record(
+        "SIGTERM to one rank of a training (points: ranks that saved the same step)", points=len(ends), lost=unsaved
+    )
     assert len(steps) == 1, ends
     (step,) = steps
     assert asked <= step <= asked + 60

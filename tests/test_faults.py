@@ -327,7 +327,7 @@ def test_a_deleted_directory_comes_back_with_everything(runs_dir, what):
     assert (run.status, run.dropped, run.damaged) == ("finished", 0, 0)
 
 
-def test_a_directory_deleted_while_threads_log_loses_nothing(runs_dir):
+def delete_while_threads_log(runs_dir: Path, after: float) -> None:
     out = run_child(
         COUNT_WARNINGS
         + textwrap.dedent("""
@@ -337,17 +337,32 @@ def test_a_directory_deleted_while_threads_log_loses_nothing(runs_dir):
                 run.log({"loss": step / 2}, step=step)
         threads = [threading.Thread(target=log, args=(number,)) for number in range(4)]
         for thread in threads: thread.start()
-        time.sleep(0.05)
+        time.sleep(AFTER)
         shutil.rmtree(run.path)
         run.flush()
         for thread in threads: thread.join()
         run.finish()
         print(len(said), run._writer.dropped)
-        """)
+        """).replace("AFTER", str(after))
     )
     run = stored(runs_dir)
+    steps = run.series("loss").steps.tolist()
+    unique = len(set(steps))
+    fault_table.record(
+        "the run's directory deleted while four threads log", points=40_000, lost=40_000 - unique, doubled=len(steps) - unique
+    )
     assert_series(run, "loss", 40_000)
     assert (run.status, run.dropped, out.split()) == ("finished", 0, ["1", "0"])
+
+
+def test_a_directory_deleted_while_threads_log_loses_nothing(runs_dir):
+    delete_while_threads_log(runs_dir, 0.05)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("turn", range(12))
+def test_a_directory_deleted_at_any_moment_loses_nothing(runs_dir, turn):
+    delete_while_threads_log(runs_dir, turn / 100)
 
 
 def test_a_directory_that_cannot_be_made_again_yet_is_made_when_it_can(runs_dir):

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import fanfold
+import fault_table
 from fanfold.cli import main
 from fanfold.fleet.client import Client
 from fanfold.fleet.tokens import FILE_NAME, Tokens
@@ -53,26 +54,55 @@ def test_two_nodes_without_a_shared_filesystem_make_one_run(nodes, store, ends):
     assert gateway.terminate() == 0
 
 
-def test_a_gateway_killed_in_the_middle_of_batches_loses_and_repeats_nothing(nodes, store, ends):
+def count_job(what: str, store: Path, kills: int, count: int, ranks: int = 2) -> None:
+    """Enter the job's points into the fault table."""
+    run = fanfold.open("job", dir=store)
+    steps = [run.series("loss", rank=rank).steps.tolist() for rank in range(ranks)]
+    lost, doubled = sum(count - len(set(one)) for one in steps), sum(len(one) - len(set(one)) for one in steps)
+    fault_table.record(what, times=kills, points=count * ranks, lost=lost, doubled=doubled)
+
+
+def kill_gateways(nodes, store, ends, kills, count):
     gateway = ends(Gateway(store))
     for node in nodes:
         ends(Forwarder(node, gateway.url))
-    jobs = [train(node, rank, 4000, pace=0.0005) for rank, node in enumerate(nodes)]
-    for _ in range(3):
+    jobs = [train(node, rank, count, pace=0.0005) for rank, node in enumerate(nodes)]
+    for _ in range(kills):
         size = sum(map(len, journals(store).values()))
         assert until(lambda size=size: sum(map(len, journals(store).values())) > size)
         gateway.kill()
         gateway = ends(Gateway(store, port=gateway.port))
     trained(*jobs)
     assert until(lambda: arrived(store, *nodes))
-    check_job(store, 4000)
+    count_job("a gateway killed by `kill -9` in the middle of batches", store, kills, count)
+    check_job(store, count)
+
+
+def test_a_gateway_killed_in_the_middle_of_batches_loses_and_repeats_nothing(nodes, store, ends):
+    kill_gateways(nodes, store, ends, 3, 4000)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+def test_a_gateway_killed_ten_times_loses_and_repeats_nothing(nodes, store, ends):
+    kill_gateways(nodes, store, ends, 10, 30_000)
 
 
 def test_a_forwarder_killed_and_started_again_goes_on_where_the_gateway_stands(nodes, store, ends):
+    kill_forwarders(nodes, store, ends, 3, 3000)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+def test_a_forwarder_killed_ten_times_loses_and_repeats_nothing(nodes, store, ends):
+    kill_forwarders(nodes, store, ends, 10, 30_000)
+
+
+def kill_forwarders(nodes, store, ends, kills, count):
     gateway = ends(Gateway(store))
     node = nodes[0]
-    job = train(node, 0, 3000, pace=0.0005, world=1)
-    for turn in range(3):
+    job = train(node, 0, count, pace=0.0005, world=1)
+    for turn in range(kills):
         forwarder = ends(Forwarder(node, gateway.url))
         size = sum(map(len, journals(store).values()))
         assert until(lambda size=size: sum(map(len, journals(store).values())) > size)
@@ -83,7 +113,8 @@ def test_a_forwarder_killed_and_started_again_goes_on_where_the_gateway_stands(n
     trained(job)
     ends(Forwarder(node, gateway.url))
     assert until(lambda: arrived(store, node))
-    check_job(store, 3000, ranks=1)
+    count_job("a forwarder killed by `kill -9` in the middle of a run", store, kills, count, 1)
+    check_job(store, count, ranks=1)
 
 
 def test_a_line_that_cuts_connections_at_random_bytes_changes_nothing(nodes, store, ends):

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 import fanfold
+import fault_table
 
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting needs root")
 
@@ -32,22 +33,43 @@ def script(code, folder, **options):
     return done
 
 
-def test_calls_with_numbers_and_text_are_there_once_under_a_file_size_limit(runs_dir):
-    code = """
+def counted(what, wanted, steps, texts=None, *, dropped=0):
+    """Enter calls into the fault table: each is there once, or counted as dropped."""
+    texts = steps if texts is None else texts
+    doubled = len(steps) - len(set(steps)) + len(texts) - len(set(texts))
+    lost = max(0, wanted - dropped - len(set(steps))) + max(0, wanted - dropped - len(set(texts)))
+    fault_table.record(what, points=wanted, lost=lost, doubled=doubled)
+
+
+def log_under_a_limit(runs_dir, limit):
+    """Log numbers and texts while each file may have so many bytes: writes are torn at every place of a frame."""
+    code = f"""
         import fanfold, resource
         run = fanfold.init("p", id="limited")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_001, 100_001))
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
         for step in range(20_000):
-            run.log({"loss": 0.5 * step, "note": f"step {step}"}, step=step)
+            run.log({{"loss": 0.5 * step, "note": f"step {{step}}"}}, step=step)
         run.finish()
         print(run._writer.dropped)
     """
     done = script(code, runs_dir)
     stored = fanfold.open("limited", dir=runs_dir)
+    texts = [point.step for point in stored.texts("note")]
+    counted("writes torn by RLIMIT_FSIZE", 20_000, stored.series("loss").steps.tolist(), texts, dropped=stored.dropped)
     assert len(stored.journals) > 10  # the limit was met again and again
     assert stored.series("loss").steps.tolist() == list(range(20_000))
     assert [point.text for point in stored.texts("note")] == [f"step {step}" for step in range(20_000)]
     assert (done.stdout.split(), stored.dropped) == (["0"], 0)
+
+
+def test_calls_with_numbers_and_text_are_there_once_under_a_file_size_limit(runs_dir):
+    log_under_a_limit(runs_dir, 100_001)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("limit", range(100_002, 100_014))
+def test_calls_are_there_once_wherever_a_write_is_torn(runs_dir, limit):
+    log_under_a_limit(runs_dir, limit)
 
 
 def test_numbers_alone_are_there_once_under_a_file_size_limit(runs_dir):
@@ -64,8 +86,8 @@ def test_numbers_alone_are_there_once_under_a_file_size_limit(runs_dir):
     assert stored.series("n").values.tolist() == list(range(20_000)) and stored.dropped == 0
 
 
-@needs_root
-def test_on_a_full_disk_a_call_is_either_recorded_or_counted(small_disk):
+def log_on_a_full_disk(small_disk, ballast):
+    """Log until the disk is full, and beyond."""
     code = """
         import fanfold, os
         run = fanfold.init("p", id="full")
@@ -75,15 +97,28 @@ def test_on_a_full_disk_a_call_is_either_recorded_or_counted(small_disk):
         os.truncate(os.environ["FANFOLD_DIR"] + "/ballast", 0)
         run.finish()
     """
-    (small_disk / "ballast").write_bytes(bytes(300_000))
+    (small_disk / "ballast").write_bytes(bytes(ballast))
     script(code, small_disk)
     stored = fanfold.open("full", dir=small_disk)
     steps = stored.series("loss").steps.tolist()
     texts = [point.step for point in stored.texts("note")]
+    counted("a full disk (what is dropped is counted by the run itself)", 20_000, steps, texts, dropped=stored.dropped)
     assert len(steps) == len(set(steps)) and steps == texts
     assert 0 < len(steps) < 20_000
     assert len(steps) + stored.dropped == 20_000
     assert stored.status == "finished"
+
+
+@needs_root
+def test_on_a_full_disk_a_call_is_either_recorded_or_counted(small_disk):
+    log_on_a_full_disk(small_disk, 300_000)
+
+
+@needs_root
+@pytest.mark.faults
+@pytest.mark.parametrize("ballast", range(100_000, 700_000, 75_000))
+def test_on_disks_of_many_sizes_a_call_is_either_recorded_or_counted(small_disk, ballast):
+    log_on_a_full_disk(small_disk, ballast)
 
 
 @needs_root

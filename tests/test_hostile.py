@@ -7,11 +7,13 @@ import errno
 import inspect
 import logging
 import os
+import random
 import resource
 import shutil
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fanfold
+import fault_table
 from fanfold import lifecycle
 from fanfold._config import Config
 from fanfold._run import Run, Summary
@@ -272,6 +275,33 @@ def test_log_itself_takes_any_mapping_and_names_what_is_none(live, value):
         assert "log() takes a dict of values" in str(error)
     live.log({"x": 1.0}, log_kwargs=value(), commit=value())
     live.log({"x": 1.0}, log_kwargs={"wandb": value()})
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+def test_no_verb_raises_over_thousands_of_hostile_calls(live):
+    chance, raised, calls = random.Random(1), [], 0
+    names = sorted(HOSTILE)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        name = chance.choice([*sorted(set(METHODS) - {"log", "finish"}), "log", "log", *SETTERS])
+        hostile_names = [chance.choice(names) for _ in range(3)]
+        one, other, third = (HOSTILE[each]() for each in hostile_names)
+        calls += 1
+        try:
+            if name in SETTERS:
+                setattr(live, name, one)
+            elif name == "log":
+                live.log({"x": 1.0, "y": one, "deep": {"z": other}}, step=third)
+            else:
+                method = getattr(live, name)
+                parameters = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD]
+                wanted = [p.name for p in parameters if p.default is p.empty or chance.random() < 0.5]
+                method(**dict(zip(wanted, [one, other, third] * len(wanted), strict=False)))
+        except Exception as error:
+            raised.append((name, hostile_names, type(error)))
+    fault_table.record("hostile objects given to every verb of a run", times=calls, raised=len(raised))
+    assert raised == []
 
 
 @pytest.mark.parametrize("name", SETTERS)

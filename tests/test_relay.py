@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import fanfold
+import fault_table
 from fanfold.errors import SettingError
 from fanfold.journal.format import Layout
 from fanfold.relay import Cursor, Owned, cursors
@@ -97,6 +98,12 @@ def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     return found
 
 
+def count_delivered(what: str, points: list[Any], wanted: int) -> None:
+    """Enter a delivery into the fault table: every point once."""
+    unique = len(set(points))
+    fault_table.record(what, points=wanted, lost=wanted - unique, doubled=len(points) - unique)
+
+
 def at_work(cursor: Cursor) -> bool:
     return cursor.owner is not None and Path(f"/proc/{cursor.owner['pid']}").exists()
 
@@ -136,16 +143,27 @@ def test_trackers_that_raise_hang_or_crawl_touch_neither_the_loop_nor_each_other
     assert "tensorboard:" not in err
 
 
-def test_what_a_tracker_missed_while_it_was_down_arrives_by_itself(play):
-    code, _, err = play.play(["raising"], """
-        for i in range(50):
-            run.log({"x": i}, step=i)
-        time.sleep(1)
+def take_a_tracker_down(play, count, seconds):
+    code, _, err = play.play(["raising"], f"""
+        for i in range({count}):
+            run.log({{"x": i}}, step=i)
+        time.sleep({seconds})
         open(os.environ["LINES"] + ".up", "w").close()
-        run.finish(timeout=30)
+        run.finish(timeout=60)
     """)  # fmt: skip
     assert (code, err) == (0, "")
-    assert [call["step"] for call in play.calls()] == list(range(50))
+    count_delivered("a tracker that is down for a while", [call["step"] for call in play.calls()], count)
+    assert [call["step"] for call in play.calls()] == list(range(count))
+
+
+def test_what_a_tracker_missed_while_it_was_down_arrives_by_itself(play):
+    take_a_tracker_down(play, 50, 1)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("turn", range(6))
+def test_every_point_of_an_outage_of_any_length_arrives_once(play, turn):
+    take_a_tracker_down(play, 500, turn)
 
 
 def test_a_call_that_failed_half_way_through_a_batch_repeats_nothing(play):
@@ -187,8 +205,7 @@ def test_finish_is_prompt_when_the_tracker_is(play):
 # Kills
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_relay_killed_at_any_moment_loses_and_repeats_nothing(play, seed):
+def kill_a_relay(play, seed):
     path = play.folder / "points"
     training = play.start(["readable"], """
         for i in range(1500):
@@ -203,9 +220,21 @@ def test_a_relay_killed_at_any_moment_loses_and_repeats_nothing(play, seed):
     until(lambda: not at_work(play.cursor("readable")))  # the relay that was started in its place, if training still went on
     code, _, err = play.sync("r", "--to", "relay_trackers:Readable")
     assert code == 0, err
+    count_delivered("a relay killed by `kill -9` in the middle of a run", play.points(path), 3000)
     assert sorted(play.points(path)) == sorted([("a", i, i) for i in range(1500)] + [("b", i, -i) for i in range(1500)])
     assert play.sync("r", "--to", "relay_trackers:Readable")[1][0]["outcome"] == "nothing new"
     assert len(play.points(path)) == 3000
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_relay_killed_at_any_moment_loses_and_repeats_nothing(play, seed):
+    kill_a_relay(play, seed)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(3, 18))
+def test_a_relay_killed_at_more_moments_loses_and_repeats_nothing(play, seed):
+    kill_a_relay(play, seed)
 
 
 def test_a_relay_killed_during_the_run_is_started_again_with_one_warning(play):
