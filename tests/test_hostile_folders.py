@@ -113,3 +113,22 @@ def test_regular_files_are_opened_and_others_are_errors(tmp_path):
         assert file.read() == b"x"
     with pytest.raises(OSError, match="not a regular file"):
         open_regular(tmp_path / "a")
+
+
+def test_prune_removes_nothing_behind_a_linked_folder_and_passes_a_pipe(run, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    half = outside / ".4194304-0123abcd"  # as a process that is gone leaves it
+    half.write_bytes(b"somebody's")
+    os.utime(half, (1, 1))
+    (run.path / "blobs").rename(run.path / "old")
+    (run.path / "blobs").symlink_to(outside)
+    odd(run.path / "ops", "pipe")
+    command = [sys.executable, "-m", "fanfold", "prune", "--json", "--dir", str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert half.exists()
+    (run.path / "blobs").unlink()
+    odd(run.path / "blobs", "pipe")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

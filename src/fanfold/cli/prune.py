@@ -271,14 +271,16 @@ class _File:
 
 
 def _files(folder: Path) -> Iterator[_File]:
-    """Yield a folder's plain files; links are not followed."""
+    """Yield a folder's plain files; links are not followed, and the folder itself must not be one."""
+    if folder.is_symlink():
+        return
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
                     stat = entry.stat(follow_symlinks=False)
                     yield _File(Path(entry.path), stat.st_size, time.time() - stat.st_mtime)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
 
 

@@ -285,8 +285,13 @@ def listed(
             run = _entry(connection, folder, dates[folder], shelf, failed)
             found += [] if run is None else [run]
     runs = Runs(sorted(found, key=lambda run: run.started, reverse=True))
-    runs.unreadable = [{"path": str(path), "reason": reason} for path, reason in sorted(failed.items())]
+    runs.unreadable = [{"path": _printable(path), "reason": reason} for path, reason in sorted(failed.items())]
     return runs
+
+
+def _printable(path: Path) -> str:
+    """Return a path as text that can be printed and sent, whatever bytes are in its name."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def unreadable_text(unreadable: list[dict[str, str]], shown: int = 3) -> str:
@@ -381,6 +386,8 @@ def _current(connection: sqlite3.Connection, folder: Path, date: int, shelf: She
     now = signature(folder)
     if not now:
         return None
+    if _printable(folder) != str(folder):
+        raise RunError("the name of its folder is not UTF-8. Rename the folder.")
     kept = shelf.rows.get(folder)
     same = kept is not None and kept[0] == now
     if kept is not None and same and kept[1].status not in LIVE:
