@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -132,3 +133,12 @@ def test_prune_removes_nothing_behind_a_linked_folder_and_passes_a_pipe(run, tmp
     odd(run.path / "blobs", "pipe")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_folder_whose_name_is_not_text_hides_no_other(run, tmp_path):
+    shutil.copytree(run.path, run.path.with_name(os.fsdecode(b"\xff\xfe")))
+    client = TestClient(app(tmp_path / "runs"), base_url="http://127.0.0.1:8642")
+    answer = client.get("/api/runs", params={"project": "llm"})
+    assert answer.status_code == 200
+    assert [one["id"] for one in answer.json()["runs"]] == ["r1"]
+    assert "not UTF-8" in answer.text
