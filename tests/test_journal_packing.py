@@ -289,7 +289,7 @@ def test_a_damaged_head_costs_one_journal_and_says_so(two_ranks, caplog, at, why
     assert len(run.series("loss", rank=1)) == 5000
     (said,) = [record.message for record in caplog.records]
     assert said.startswith(
-        f"{path} cannot be unpacked: {why}. What that process logged is not shown; other journals of the run are"
+        f"fanfold: {path} cannot be unpacked: {why}. What that process logged is not shown; other journals of the run are"
     )
     assert said.endswith("Restore the file from a copy.")
 

@@ -135,18 +135,6 @@ def test_a_device_that_appears_does_not_spike_the_sum():
     assert [system.traffic(rates, "k", each) for each in counts] == [{}, {"k": 2.0}, {"k": 2.0}, {"k": 3.0}]
 
 
-def test_a_sample_costs_less_than_two_milliseconds_of_cpu():
-    probe = SystemProbe(ignore, readers=system.default_readers(".", None)[:-1])
-    probe.sample()
-    assert min(cpu_time(probe.sample) for _ in range(20)) < 0.002
-
-
-def cpu_time(call: Callable[[], object]) -> float:
-    start = time.thread_time()
-    call()
-    return time.thread_time() - start
-
-
 # The thread
 
 
@@ -264,7 +252,7 @@ def test_a_broken_source_leaves_the_others_and_is_said_once(caplog: pytest.LogCa
         assert [probe.sample() for _ in range(3)] == [{"one": 1.0}] * 3
     assert len(caplog.records) == 1
     assert "(broken_source): RuntimeError: no such sensor" in caplog.text
-    assert errors.notices.counts["read system metrics (broken_source):RuntimeError"] == 3
+    assert [count for cause, count in errors.notices.counts.items() if "(broken_source)" in cause] == [3]
 
 
 def run_python(script: str) -> str:
