@@ -16,12 +16,14 @@ import pytest
 from starlette.testclient import TestClient
 
 import fanfold
-from fanfold.errors import JournalError
+from fanfold.errors import JournalError, RunNotFound
 from fanfold.fleet.following import Following
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.journal import blobs
 from fanfold.journal.files import open_inside, open_regular
+from fanfold.journal.mapping import map_file
 from fanfold.server import app
+from fanfold.store.query import LocalStore
 
 
 @pytest.fixture
@@ -103,6 +105,52 @@ def test_a_run_reached_through_a_link_above_it_still_has_its_blobs(run, tmp_path
     (tmp_path / "elsewhere").symlink_to(tmp_path / "runs")
     name = next((run.path / "blobs").glob("??/*")).name
     assert blobs.get(tmp_path / "elsewhere" / "llm" / "r1", name) == blobs.get(run.path, name)
+
+
+def test_a_linked_project_is_not_followed_and_a_linked_directory_is(run, tmp_path):
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "plink").symlink_to(run.path.parent)
+    assert fanfold.runs(dir=tmp_path / "evil") == []
+    assert fanfold.runs("plink", dir=tmp_path / "evil") == []
+    with pytest.raises(RunNotFound):
+        LocalStore(tmp_path / "evil").run("plink", "r1")
+    (tmp_path / "named").symlink_to(tmp_path / "runs")
+    assert [one.id for one in fanfold.runs("llm", dir=tmp_path / "named")] == ["r1"]
+    assert LocalStore(tmp_path / "named").run("llm", "r1").id == "r1"
+
+
+LIMITED = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+runpy.run_module("fanfold", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("words", [["usage"], ["ls", "--json"], ["sync"]])
+def test_a_sparse_journal_costs_nothing_and_is_named(run, words, tmp_path):
+    sparse = run.path / "journal" / "1-1111111111111111.ffj"
+    sparse.write_bytes(next((run.path / "journal").glob("0-*.ffj")).read_bytes()[:200])
+    os.truncate(sparse, 40 << 30)
+    if words == ["sync"]:
+        (run.path / "relay").mkdir()
+        (run.path / "relay" / "x.cursor").write_text("{}")
+    command = [sys.executable, "-c", LIMITED, *words, "--dir", str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
+    assert f"{sparse} cannot be read: it is a sparse file" in done.stderr
+    assert "permissions" not in done.stderr
+    assert "Cannot allocate" not in done.stderr
+    if words[0] == "ls":
+        assert [one["id"] for one in json.loads(done.stdout)] == ["r1"]
+
+
+def test_a_file_as_long_as_the_memory_can_be_mapped(tmp_path):
+    """Reserving the addresses of a long journal must not count as memory that is used."""
+    with (tmp_path / "long").open("w+b") as file:
+        os.truncate(file.fileno(), 1 << 42)
+        found = map_file(file.fileno(), 1 << 42)
+    assert found[(1 << 42) - 1] == 0
+    with pytest.raises(TypeError):
+        found[0] = 1
 
 
 def test_regular_files_are_opened_and_others_are_errors(tmp_path):

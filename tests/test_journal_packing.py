@@ -439,3 +439,42 @@ if __name__ == "__main__" and not (GOLDEN / f"3-{ID}.ffz").exists():
         folder.mkdir()
         written(patch, folder, (GOLDEN / f"3-{ID}.ffj").read_bytes()).rename(GOLDEN / f"3-{ID}.ffz")
         folder.rmdir()
+
+
+# Packs that would take far more room than they are long
+
+
+def bomb(first: bytes, count: int) -> bytes:
+    """A sound packed file, its hash included: a journal's bytes and then so many blocks of zeros."""
+    contents = [first] + [bytes(1 << 20)] * count
+    stored = {raw: zlib.compress(struct.pack("<IIII", 1, 0, 0, len(raw)) + raw, 9) for raw in set(contents)}
+    table = b"".join(struct.pack("<III", len(raw), len(stored[raw]), crc32(stored[raw])) for raw in contents)
+    body, digest = b"".join(stored[raw] for raw in contents), hashlib.sha256(b"".join(contents)).digest()
+    size, place = sum(map(len, contents)), 76 + len(body)
+    head = struct.pack("<6sHQQ32sQII", b"FFPACK", 1, int(ID, 16), size, digest, place, len(contents), crc32(table))
+    return head + crc32(head).to_bytes(4, "little") + body + table
+
+
+def test_a_pack_beyond_the_ratio_unpacks_nothing_and_hides_no_other_run(tmp_path, two_ranks):
+    cache, root = tmp_path / "cache", two_ranks.parent.parent
+    evil = root / "evil" / "bomb" / "journal"
+    evil.mkdir(parents=True)
+    (evil / f"0-{ID}.ffz").write_bytes(bomb(b"x", 100))
+    command = [sys.executable, "-m", "fanfold", "ls", "--json", "--dir", str(root)]
+    environment = {**os.environ, "FANFOLD_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    assert f'"{two_ranks.name}"' in done.stdout
+    assert "at most 64 times its size are allowed" in done.stderr
+    room = sum(path.stat().st_size for path in (cache / "unpacked").iterdir())
+    assert room < 64 * sum(path.stat().st_size for path in root.rglob("*.ffz") if "evil" not in path.parts)
+
+
+def test_a_journal_that_packs_too_well_is_packed_less_and_stays_readable(tmp_path):
+    folder = write_run(tmp_path, [Call(0, 0, n, 1000, {f"k{i}": 0.0 for i in range(40)}) for n in range(30_000)])
+    (path,) = journal_files(folder)
+    raw = path.read_bytes()
+    done = packing.pack(path)
+    assert done is not None
+    assert 8 < done.raw / done.stored <= blocks.MOST_RATIO
+    assert packed.unpacked(done.path, tmp_path).read_bytes() == raw
+    assert plain_unpack(done.path.read_bytes()) == raw

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fanfold
+from fanfold.store import deadline
 from fanfold.store.filter import Filter, FilterError, length, matcher, moment, number, sort_rows
 
 FIXTURE = json.loads((Path(__file__).parent / "data" / "filter_cases.json").read_text())
@@ -108,6 +109,26 @@ def test_thirty_stars_cost_one_step_for_each_letter_of_a_name():
                 assert not wanted.matches({"id": f"r{number}", "name": "a" * 100})
         steps[stars] = counted.count
     assert steps[300] == steps[30] == steps[1] < 1000 * 100 * 5
+
+
+def test_stars_in_long_texts_cost_no_step_for_each_letter():
+    wanted = Filter(" ".join(["notes~*a*b*a*"] * 190))
+    with Steps() as counted:
+        assert wanted.matches({"id": "r", "notes": "ab" * 20_000})
+    assert counted.count < 190 * 100
+
+
+@pytest.mark.parametrize("text", ["notes~*a?b*c", "notes~abc", "abc", "lr<1", "tags~x*y"])
+def test_a_filter_whose_time_is_over_stops_at_the_next_condition(text):
+    with deadline.within(-1), pytest.raises(deadline.TookTooLong):
+        Filter(text)._test({"id": "r", "notes": "ab" * 10, "lr": 2, "tags": ["x"]}, 0.0, lambda *_: None)
+
+
+def test_the_clock_is_looked_at_while_one_long_text_is_matched(monkeypatch):
+    looks = []
+    monkeypatch.setattr(deadline, "check", lambda: looks.append(1))
+    assert not Filter("notes~*a?b*c").matches({"id": "r", "notes": "ab" * 500_000})
+    assert len(looks) > 50
 
 
 @given(st.text(alphabet="ab?*", max_size=8), st.text(alphabet="abA?*[", max_size=8))

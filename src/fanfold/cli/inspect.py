@@ -48,7 +48,7 @@ def _folder(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> Path |
 
     for folder in find_directory(args.dir).glob("*/*"):
         wanted = _is(folder.name, named) and (args.project is None or _is(folder.parent.name, args.project))
-        if wanted and (folder / "journal").is_dir() and not folder.is_symlink():
+        if wanted and (folder / "journal").is_dir() and not folder.is_symlink() and not folder.parent.is_symlink():
             return folder
     return None
 

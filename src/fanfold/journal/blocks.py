@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BLOCK: Final = 1 << 20  # raw bytes of one block, at most: what packing and unpacking hold in memory
 LONGEST_ROW: Final = 1 << 16  # longer ones gain nothing by their neighbours, and would make blocks of uneven size
+MOST_RATIO: Final = 64  # of raw to stored bytes: what somebody sends may not take far more room here than it took there
 LEVEL: Final = 4  # most of a block is noise, on which higher levels spend time and win nothing
 _START: Final = struct.Struct("<QII")  # of a row: eight bytes of head, checksum, shape id
 _FIXED: Final = _START.size  # what all rows of one layout have in common, or can be computed
@@ -88,7 +89,7 @@ class Packer:
         content = _written(pieces, list(layouts.values()), b"".join(plain))
         if len(content) > len(chunk) + _OVERHEAD:  # rows of ever other shapes: saying what stands where takes more than it saves
             content = _written([(0, len(chunk))], [], chunk)
-        return at + len(chunk), zlib.compress(content, LEVEL)
+        return at + len(chunk), _deflated(content, len(chunk))
 
     def _run(
         self, chunk: bytes, view: memoryview, at: int, layouts: dict[tuple[int, int], _Rows], finder: Finder
@@ -182,6 +183,15 @@ def _written(pieces: list[tuple[int, int]], layouts: list[_Rows], plain: bytes) 
     for rows in layouts:
         parts += [_LAYOUT.pack(rows.head, rows.shape, rows.count, len(rows.spans)), *(_SPAN.pack(*span) for span in rows.spans)]
     return b"".join([*parts, plain, *map(_planes, layouts)])
+
+
+def _deflated(content: bytes, length: int) -> bytes:
+    """Deflate a block, but never beyond the ratio that readers accept: without repeats it takes a bit for each byte, or more."""
+    stored = zlib.compress(content, LEVEL)
+    if length <= MOST_RATIO * len(stored):
+        return stored
+    stream = zlib.compressobj(LEVEL, strategy=zlib.Z_HUFFMAN_ONLY)
+    return stream.compress(content) + stream.flush()
 
 
 def _planes(rows: _Rows) -> bytes:

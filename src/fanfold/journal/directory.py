@@ -72,10 +72,18 @@ def run_directories(root: Path, project: str | None = None) -> Iterator[Path]:
 def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, str] | None = None) -> Iterator[Path]:
     """Yield the directories that stand where runs do; whoever looks into each anyway need not ask whether it is one.
 
+    `root` may be a link; nothing below it is followed, a project that is asked for by name included.
     `failed` is given the folders that cannot be read, and why.
     """
-    projects = [root / encode_name(project)] if project is not None else _folders(root, failed)
+    projects = (
+        _folders(root, failed) if project is None else [path for path in [root / encode_name(project)] if not is_link(path)]
+    )
     return (run for folder in projects for run in _folders(folder, failed))
+
+
+def is_link(path: Path) -> bool:
+    """Tell whether a folder is a link; one that cannot be looked at counts as none, and fails where it is read."""
+    return os.path.islink(path)  # noqa: PTH114 - by the hundred
 
 
 def _folders(path: Path, failed: dict[Path, str] | None) -> list[Path]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_SMALL: Final = 1 << 24  # shorter files cost little, holes or not
 _FOLDER: Final = _FLAGS | getattr(os, "O_DIRECTORY", 0)
 
 
@@ -43,6 +44,31 @@ def open_inside(folder: Path, *names: str) -> BinaryIO:
         return os.fdopen(open_fd(names[-1], dir_fd=fd), "rb")
     finally:
         os.close(fd)
+
+
+def is_mostly_holes(path: Path, ratio: int) -> bool:
+    """Tell whether a file is longer than so many times what was written to it, where the filesystem knows."""
+    found = path.lstat()
+    if found.st_size <= _SMALL or not stat.S_ISREG(found.st_mode) or not hasattr(os, "SEEK_DATA"):
+        return False
+    if getattr(found, "st_blocks", found.st_size) * 512 * ratio >= found.st_size:
+        return False
+    with open_regular(path) as file:  # some filesystems report no blocks at all: look for the holes themselves
+        return _data_bytes(file.fileno(), found.st_size // ratio) * ratio < found.st_size
+
+
+def _data_bytes(fd: int, enough: int) -> int:
+    """Return how many bytes of a file are not holes, counted until there are enough."""
+    end = total = 0
+    try:
+        while total <= enough:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+            total += end - start
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # no more data; anything else: the filesystem cannot tell
+            return enough + 1
+    return total
 
 
 def read_text(path: Path) -> str:

@@ -21,7 +21,8 @@ def map_file(fd: int, size: int) -> mmap.mmap:
         return mmap.mmap(fd, size, access=mmap.ACCESS_READ, trackfd=False)
     if sys.platform not in ("linux", "darwin"):
         return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
-    reserved = mmap.mmap(-1, size, access=mmap.ACCESS_READ)
+    # Private and only to read: the system sets no memory aside for it, however long the file is.
+    reserved = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
     error = _map_over(reserved, fd, size)
     if error:
         raise OSError(error, os.strerror(error))

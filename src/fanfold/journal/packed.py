@@ -22,9 +22,9 @@ from zlib import crc32
 from ..errors import JournalError, notices
 from ..settings import cache_directory
 from . import format as fmt
-from .blocks import BLOCK, unpack
+from .blocks import BLOCK, MOST_RATIO, unpack
 from .bodies import NewerFormat
-from .files import open_regular
+from .files import is_mostly_holes, open_regular
 from .format import PACKED, SUFFIX
 
 MAGIC: Final = b"FFPACK"
@@ -55,6 +55,10 @@ class Head(NamedTuple):
     table: int
     blocks: int
     sum: int
+
+
+class MostlyHoles(JournalError):
+    """A journal that claims far more bytes than the disk holds of it. Journals are appended to, and have no holes."""
 
 
 class PackedJournal(io.RawIOBase):
@@ -153,6 +157,10 @@ def _read_head(path: Path, file: IO[bytes]) -> Head:
 def _read_table(path: Path, file: IO[bytes], head: Head) -> list[Entry]:
     """Read where the blocks stand, and hold it against the sizes: what is there and what was promised."""
     size = os.fstat(file.fileno()).st_size
+    if head.size > MOST_RATIO * size:
+        raise unreadable(
+            path, f"its {size} bytes would take {head.size} bytes, and at most {MOST_RATIO} times its size are allowed"
+        )
     if head.table < HEAD_SIZE or head.table + head.blocks * ENTRY.size != size:
         raise unreadable(path, "it is cut off")
     file.seek(head.table)
@@ -188,7 +196,7 @@ def present(path: Path) -> Path:
 
 def opened(path: Path) -> BinaryIO:
     """Open a journal to read its bytes, unpacking only the blocks that are asked for."""
-    return io.BufferedReader(open_packed(path)) if path.suffix == PACKED else open_regular(path)
+    return io.BufferedReader(open_packed(path)) if path.suffix == PACKED else open_regular(_without_holes(path))
 
 
 def raw_size(path: Path) -> int:
@@ -201,7 +209,17 @@ def raw_size(path: Path) -> int:
 
 def readable(path: Path) -> Path:
     """Return a file that holds a journal's own bytes: the journal, or what it unpacks to in the cache folder."""
-    return unpacked(path, cache_directory()) if path.suffix == PACKED else path
+    return unpacked(path, cache_directory()) if path.suffix == PACKED else _without_holes(path)
+
+
+def _without_holes(path: Path) -> Path:
+    """Return a journal, or raise MostlyHoles: going through it would take time and memory for bytes that nobody wrote."""
+    if is_mostly_holes(path, MOST_RATIO):
+        raise MostlyHoles(
+            f"{path} cannot be read: it is a sparse file, nearly all of whose {path.stat().st_size} bytes were never written. "
+            "What that process logged is not shown; other journals of the run are. Restore the file from a copy, or delete it."
+        )
+    return path
 
 
 def unpacked(path: Path, cache: Path) -> Path:

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ..errors import SettingError
+from . import deadline
 
 Row = Mapping[str, Any]
 Stats = Callable[[Row, str], Mapping[str, Any] | None]
@@ -39,6 +40,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 _DEPTH = 100
 MOST_CHARACTERS = 4_000  # of a filter: what one costs for each run grows with its length
 MOST_CONDITIONS = 200
+_STRETCH = 1 << 14  # characters that are matched between two looks at the clock
 _MOST_DIGITS = 400  # of a number that is kept as text
 
 
@@ -72,6 +74,7 @@ class Filter:
 
     def matches(self, row: Row, *, now: float | None = None, stats: Stats = lambda *_: None) -> bool:
         """Tell whether a row passes. `stats` is asked for a metric's min, max, … only where the answer hangs on it."""
+        deadline.check()
         return self._test is None or self._test(row, time.time() if now is None else now, stats)
 
     def unknown(self, rows: Sequence[Row]) -> list[str]:
@@ -273,16 +276,46 @@ def _contains(word: str) -> Test:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Return a test for ~: contains, whatever the case; with * or ? the whole has to match."""
-    if "*" not in pattern and "?" not in pattern:
-        small = pattern.lower()
-        return lambda text: small in text.lower()
-    whole = glob(pattern.lower())
-    return lambda text: whole(text.lower())
+    """Return a test for ~: contains, whatever the case; with * or ? the whole has to match. Each text checks the deadline."""
+    small = pattern.lower()
+    whole: Callable[[str], bool] = glob(small) if "*" in pattern or "?" in pattern else lambda text: small in text
+
+    def test(text: str) -> bool:
+        deadline.check()
+        return whole(text.lower())
+
+    return test
 
 
 def glob(pattern: str) -> Callable[[str], bool]:
-    """Return a test whether a whole text matches a pattern with * and ?, in one step for each character of the text.
+    """Return a test whether a whole text matches a pattern with * and ?."""
+    return _by_places(pattern) if "?" in pattern else _by_parts(pattern.split("*"))
+
+
+def _by_parts(parts: list[str]) -> Callable[[str], bool]:
+    """Return a test whether a text begins and ends with the first and last part and has the others between, in order."""
+    if len(parts) == 1:
+        return lambda text: text == parts[0]
+    first, *middle, last = parts
+    middle = [part for part in middle if part]
+    shortest = len(first) + sum(map(len, middle)) + len(last)
+
+    def test(text: str) -> bool:
+        if len(text) < shortest or not text.startswith(first) or not text.endswith(last):
+            return False
+        at, end = len(first), len(text) - len(last)
+        for part in middle:  # the first place where a part fits leaves the most room for the others
+            found = text.find(part, at, end)
+            if found < 0:
+                return False
+            at = found + len(part)
+        return True
+
+    return test
+
+
+def _by_places(pattern: str) -> Callable[[str], bool]:
+    """Return the same for a pattern with ?, in one step for each character of the text.
 
     A regular expression would try every way to divide a text among the stars, which for thirty of them takes for ever.
     Here bit i of `places` says whether the text so far can be what stands before the pattern's i-th character.
@@ -302,10 +335,12 @@ def glob(pattern: str) -> Callable[[str], bool]:
 
     def test(text: str) -> bool:
         places = 1
-        for character in text:
-            places = ((places & fits.get(character, anything)) << 1) | (places & stars)
-            if not places:
-                return False
+        for start in range(0, len(text), _STRETCH):
+            deadline.check()
+            for character in text[start : start + _STRETCH]:
+                places = ((places & fits.get(character, anything)) << 1) | (places & stars)
+                if not places:
+                    return False
         return bool(places & end)
 
     return test
@@ -316,6 +351,7 @@ def _comparison(name: str, op: str, text: str) -> Test:
     compare = _comparer(op.removeprefix("!") if negated else op, text)
 
     def test(row: Row, now: float, stats: Stats) -> bool:
+        deadline.check()
         value = value_of(row, name, now=now, stats=stats)
         found = any(map(compare, value)) if isinstance(value, (list, tuple)) else compare(value)
         return found != negated

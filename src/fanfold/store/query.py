@@ -122,7 +122,8 @@ class LocalStore:
     def run(self, project: str, id: str) -> StoredRun:
         """Open a run, or read on where it was opened before."""
         folder = directory.run_path(self.root, project, id)
-        if not os.path.isdir(f"{folder}/journal"):  # noqa: PTH112 - by the hundred
+        linked = directory.is_link(folder.parent) or directory.is_link(folder)  # neither is listed
+        if linked or not os.path.isdir(f"{folder}/journal"):  # noqa: PTH112 - by the hundred
             self._shelf.close(folder)
             raise not_found(f"{project}/{id}", self.root)
         return self._shelf.run(folder)

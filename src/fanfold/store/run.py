@@ -16,6 +16,7 @@ from ..journal import Journal, Kind, blobs, bodies, directory
 from ..journal.bodies import NewerFormat
 from ..journal.format import PACKED
 from ..journal.index import open_indexed
+from ..journal.packed import MostlyHoles
 from ..journal.walker import NO_STEP
 from ..settings import cache_directory
 from . import deadline
@@ -124,7 +125,7 @@ class StoredRun:
         except (FileNotFoundError, JournalError) as error:
             if isinstance(error, NewerFormat):
                 raise
-            if file.suffix == PACKED and isinstance(error, JournalError):
+            if isinstance(error, MostlyHoles) or (file.suffix == PACKED and isinstance(error, JournalError)):
                 notices.once(f"packed:{file}", str(error))
             return None  # a file of another kind with our suffix, or gone since it was listed
 
