@@ -29,14 +29,15 @@ SHAPED = [
     "rubygems_" + _HEX, "dckr_pat_" + _R, "dapi" + _HEX[:32], "dop_v1_" + _HEX, "hvs." + _R, "shpat_" + _HEX[:32],
     "SG." + _R[:22] + "." + _R, "lin_api_" + _R, "ntn_" + _R, "figd_" + _R, "dp.pt." + _R, "sntrys_" + _R, "sntryu_" + _HEX, "glsa_" + _R,
     "glc_" + _R, "NRAK-" + _R.upper(), "phx_" + _R, "ATATT3" + _R + _R, "ATBB" + _R, "sgp_" + _HEX, "pul-" + _HEX, "sbp_" + _HEX,
-    "tskey-auth-" + _R, "AGE-SECRET-KEY-1" + (_R + _R).upper(), "a1b8Q~" + _R, "123456789:AA" + _R[:33],
+    "tskey-auth-" + _R, "AGE-SECRET-KEY-1" + (_R + _R).upper(), "a1b8Q~" + _R, "123456789:AA" + _R[:33], "123456789:" + "AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw",
+    "MTIzNDU2Nzg5MDEyMzQ1Njc4" + ".GabcDE.0123456789abcdefghijklmnopqrstuvwxyzAB", "MTIzNDU2Nzg5MDEyMzQ1Njc4OQ" + ".GabcDE." + _R[:27],
     "ffk_0a1b2c3d_" + _R,
 ]  # fmt: skip
 
 # A name, and a value that it makes a secret.
 NAMED = [
     ("password", "hunter2"), ("password", "letmein"), ("Password", "correct horse battery"), ("db_password", "x"), ("PGPASSWORD", "pg"),
-    ("MYSQL_PWD", "abc"), ("smtp_pass", "abc"), ("passphrase", "open sesame"), ("client_secret", "shh"), ("AWS_SECRET_ACCESS_KEY", "wJalr/EX"),
+    ("MYSQL_PWD", "abc"), ("pwd", "qwe123!"), ("db.pwd", "letmein"), ("PWD", "qwe123!"), ("smtp_pass", "abc"), ("passphrase", "open sesame"), ("client_secret", "shh"), ("AWS_SECRET_ACCESS_KEY", "wJalr/EX"),
     ("aws_access_key_id", "abc"), ("api_key", "abc"), ("apiKey", "abc"), ("OPENAI_API_KEY", "abc"), ("wandb_api_key", _HEX),
     ("WANDB_KEY", _HEX), ("wandb", _HEX), ("COMET_API_KEY", _R[:25]), ("NEPTUNE_API_TOKEN", "abc"), ("HF_TOKEN", "abc"), ("hub_token", "abc"),
     ("access_token", "abc"), ("refresh_token", "abc"), ("GITHUB_TOKEN", "abc"), ("MY_TOKEN", "abc"), ("token", _R), ("login.token", "a1b2c3d4"),
@@ -56,7 +57,8 @@ TEXTS = [
     ("DefaultEndpointsProtocol=https;AccountName=a;AccountKey=abc==;", "abc=="), ("wandb.login(key='" + _HEX + "')", _HEX),
     ("wandb: Appending key for api.wandb.ai: " + _HEX, _HEX), ('{"password": "hunter2"}', "hunter2"), ("password=hunter2", "hunter2"),
     ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbn\n-----END OPENSSH PRIVATE KEY-----", "b3Blbn"), ("export HF_TOKEN=abc", "abc"),
-    ("ValueError: bad api_key 'x', api_key='abc1'", "abc1"), ("password: hunter2", "hunter2"), ("os.environ['API_KEY'] = 'abc1'", "abc1"),
+    ("ValueError: bad api_key 'x', api_key='abc1'", "abc1"), ("password: hunter2", "hunter2"), ('pwd: "qwe123!"', "qwe123!"),
+    ("Server=db;Uid=sa;Pwd=hunter2;", "hunter2"), ("https://api.telegram.org/bot123456789:AA" + _R[:33] + "/getMe", _R[:33]), ("os.environ['API_KEY'] = 'abc1'", "abc1"),
 ]  # fmt: skip
 
 ARGUMENTS = [
@@ -91,7 +93,8 @@ HARMLESS = [
     ("credentials_file", "gcp.json"), ("password_field", "password"), ("password_min_length", 8), ("secret_size", 5), ("secret_name", "my-secret"),
     ("author", "Ada"), ("authors", ["Ada", "Grace"]), ("auth", "basic"), ("auth", "none"), ("auth_mode", "oauth2"), ("pass", 2),
     ("backward_pass", "fused"), ("forward_pass", "eager"), ("passes", 3), ("num_passes", 2), ("bypass", "residual"), ("compass", "north"),
-    ("PWD", "/home/me/project"), ("pwd", "/home/me/project"), ("cookiecutter", "template"), ("secretary", "desk"), ("tokenise", True),
+    ("PWD", "/home/me/project"), ("pwd", "/home/me/project"), ("pwd", "/home/me/run+1 (b)"), ("PWD", "C:\\Users\\me\\run+1"), ("text", "pwd: /data/run+1"),
+    ("file", "MobileNetV3LargeQuantized.onnx16.0123456789abcdefghijklmnopq"), ("cookiecutter", "template"), ("secretary", "desk"), ("tokenise", True),
     ("lr", 3e-4), ("seed", 42), ("model", "resnet50"), ("model_name_or_path", "meta-llama/Llama-3.1-8B-Instruct"), ("revision", _HEX),
     ("commit", _HEX), ("sha256", _HEX + _HEX[:24]), ("md5", _HEX[:32]), ("checkpoint", "outputs/2024-05-13/12-34-56/last.ckpt"),
     ("dataset", "allenai/c4"), ("data_files", "s3://bucket/train-*.parquet"), ("url", "https://huggingface.co/gpt2/resolve/main/model.safetensors"),

@@ -30,7 +30,7 @@ _VENDORS = (
 )
 # Names that mean a secret, whatever the value looks like: a password may be any word.
 _STRONG = re.compile(
-    r"(?:passw(?:or)?d|passphrase|secrets?|credentials?|apikeys?)(?:_?\d+)?$|_pwd$"
+    r"(?:passw(?:or)?d|passphrase|secrets?|credentials?|apikeys?)(?:_?\d+)?$|(?:^|[_.])pwd$"
     r"|(?:db|user|smtp|ssh|proxy|admin|root|ftp|mail|imap|sql|redis|postgres)_?pass$"
     r"|(?:^|[_.])(?:authorization|bearer|cookie|basic_auth)$"
     r"|(?:api|access|auth|private|account|ssh|signing|encryption|secret)_?keys?(?:_id)?$"
@@ -38,7 +38,7 @@ _STRONG = re.compile(
 )
 # Names that mean a secret only where the value looks like one: `license_key`, `login.token`, `password_hash`.
 _WEAK = re.compile(
-    r"(?:^|[_.])(?:token|pass|pw|auth|pin)$"
+    r"(?:^|[_.])(?:token|pass|pwd|pw|auth|pin)$"
     rf"|(?:{_VENDORS}|license|master|session|client|service|server|shared|storage|subscription|hmac|jwt|aes|webhook|deploy)_?key$"
     r"|(?:^|[_.])(?:secret|password|passwd|credential)s?[_.]"
 )
@@ -57,6 +57,8 @@ _NOTHING = re.compile(
 _PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\][\w./\\ -]*|[\w./-]+\.(?:json|ya?ml|toml|pem|key|txt|pub|crt|env)")
 _NAME_WITH_SLASHES = re.compile(r"[\w.-]+(?:/[\w.-]{1,24})+")  # meta-llama/Llama-3-8B
 _FILES = re.compile(r"(?:credentials?|secrets|(?:private|ssh|signing|encryption)_?keys?|cookie)$")  # often the path of a file
+_PWD = re.compile(r"(?:^|\.)pwd$")  # a password or the working directory: a value that begins as a path does is the latter
+_BEGINS_AS_PATH = re.compile(r"[/\\~.$`]|[A-Za-z]:[/\\]")
 _MADE_BY_HAND = re.compile(r"(?:[A-Za-z]+|\d{1,4}|[A-Za-z]+\d{1,2}|\d{1,3}[A-Za-z]{1,2})?")
 _USER_AND_PASSWORD = re.compile(r"[^\s:/]+:[^\s:/][^\s/]*")
 
@@ -90,7 +92,7 @@ def mask_argv(argv: Sequence[str]) -> list[str]:
 def _level(key: str) -> int:
     """Rate a name: 0 harmless, 1 secret where the value looks like one (`login.token`), 2 secret (`password`)."""
     name = _HUMPS.sub("_", key).translate(_SEPARATORS).lower()
-    if _STRONG.search(name) or key in _OPTIONS:
+    if (_STRONG.search(name) and key != "PWD") or key in _OPTIONS:  # PWD is the shell's working directory
         return 2
     if _HARMLESS.search(name) or not _WEAK.search(name):
         return 0
@@ -101,6 +103,8 @@ def _hides(text: str, key: str) -> bool:
     """Return whether a text is the secret that its name promises."""
     level = _level(key)
     if not level or not text or _NOTHING.fullmatch(text):
+        return False
+    if _PWD.search(key.lower()) and _BEGINS_AS_PATH.match(text):
         return False
     if level > 1:
         return not (_FILES.search(key.lower()) and _PATH.fullmatch(text))  # elsewhere a slash is part of the secret
@@ -252,7 +256,11 @@ _NETRC = re.compile(r"((?:machine|login|account)\s{1,20}\S{1,200}\s{1,20}passwor
 _PW = re.compile(r"(--pw(?:[ \t]{1,20}|=))[^\s-]\S*")
 _BASIC = re.compile(r"((?:\s-u|--user|--auth)[ \t=]{1,20}[^\s:'\"/]{1,64}:)(?!\d+(?:\s|$)|//)[^\s'\"]+")
 _AZURE = re.compile(r"(?<![\w~.-])[\w.-]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])")
-_TELEGRAM = re.compile(r"(?<![\w:])\d{8,10}:AA[\w-]{33}(?![\w-])")
+_TELEGRAM = re.compile(r"(?:(?<![\w:])|(?<=/bot))\d{8,10}:AA[\w-]{30,40}(?![\w-])")
+# Discord's bots: their number in base64, a time and a signature. Digits have few letters in base64, so no other text is taken.
+_DISCORD = re.compile(
+    r"[MNO](?<![\w.-].)[DTjz][AEIMQUYcgk][w-z0-5](?:[MNO][DTjz][AEIMQUYcgk][w-z0-5]){4,5}\w{0,3}\.[\w-]{6}\.[\w-]{27,45}(?![\w-])"
+)
 _BEARER = re.compile(r"((?:Bearer|bearer|BEARER)\s{1,4})[\w.~+/=-]{16,}")
 # The published forms of tokens: a fixed beginning, and what follows it.
 _SHAPES = (
@@ -387,6 +395,8 @@ def _shapes(text: str) -> str:
         text = _AZURE.sub(MASKED, text)
     if ":AA" in text:
         text = _TELEGRAM.sub(MASKED, text)
+    if "." in text:
+        text = _DISCORD.sub(MASKED, text)
     for start, rest in _SHAPES:
         if start in text:
             text = _shape(start, rest).sub(MASKED, text)
