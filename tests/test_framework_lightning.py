@@ -282,6 +282,30 @@ def test_lightning_cli_takes_the_options_of_a_run_and_keeps_its_config(tmp_path,
     ]  # fmt: skip
 
 
+def test_lightning_cli_continues_a_run_from_its_checkpoint(tmp_path, runs_dir):
+    (tmp_path / "script.py").write_text(COMMAND_LINE)
+    words = (
+        "--trainer.logger=fanfold.frameworks.lightning.FanfoldLogger --trainer.logger.name=baseline --trainer.limit_train_batches=4 "
+        "--trainer.limit_val_batches=1 --trainer.accelerator=cpu --trainer.enable_progress_bar=false"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(fanfold.__file__).parents[1]), "CUDA_VISIBLE_DEVICES": ""}
+    folders: list[Path] = []
+    more: list[str] = []
+    for epochs in (1, 2, 3):
+        done = subprocess.run(
+            [sys.executable, "script.py", "fit", *words.split(), f"--trainer.max_epochs={epochs}", *more],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        folders.append(Path(done.stdout.splitlines()[-1].split("|")[2]))
+        more = [f"--ckpt_path={folders[0]}/checkpoints/epoch={epochs - 1}-step={4 * epochs}.ckpt"]
+        assert f"max_epochs: {epochs}" in (folders[-1] / "config.yaml").read_text()
+        assert Path(more[0].partition("=")[2]).exists()
+    assert folders == [folders[0], folders[0] / "attempt-2", folders[0] / "attempt-3"]
+    (run,) = fanfold.runs(dir=runs_dir)
+    assert (run.name, run.status, len(run.attempts)) == ("baseline", "finished", 3)
+
+
 def test_save_dir_is_the_trainers_folder_unless_one_is_given(tmp_path):
     logger = FanfoldLogger("lit")
     job = trainer(logger, default_root_dir=tmp_path / "home", max_steps=1)

@@ -44,7 +44,8 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
 
     A logger is one run: fit(), validate() and test() land in it, and it stays open until the process ends or
     fanfold.finish() is called. `save_dir` (default: the Trainer's `default_root_dir`) is where checkpoints go, below it in
-    `<project>/<run id>/checkpoints`, and LightningCLI's `config.yaml` beside them; `log_checkpoints` keeps a copy of each
+    `<project>/<run id>/checkpoints`, and LightningCLI's `config.yaml` beside them, from the second
+    attempt on in `attempt-2` and so on; `log_checkpoints` keeps a copy of each
     checkpoint with the run.
     """
 
@@ -88,10 +89,14 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
 
     @property
     def save_dir(self) -> str:
-        """Where checkpoints go. For the Trainer's `log_dir`, the run's own folder below it: Lightning never overwrites there."""
+        """Where checkpoints go. For the Trainer's `log_dir`, a folder of this attempt below it: Lightning never overwrites."""
         home = self._save_dir or _home_of_trainer()
         own = sys._getframe(1).f_code.co_name == "log_dir"  # noqa: SLF001 - Lightning asks both questions with one property
-        return os.path.join(home, self.name, self.version) if own else home  # noqa: PTH118 - a path or an address
+        if not own:
+            return home
+        attempt = getattr(self.experiment, "attempt", 1)
+        again = (f"attempt-{attempt}",) if attempt > 1 else ()
+        return os.path.join(home, self.name, self.version, *again)  # noqa: PTH118 - a path or an address
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         self._step = self._step if step is None else step
