@@ -230,9 +230,25 @@ def test_an_archive_loads_wherever_the_write_behind_it_is_cut(tmp_path):
 def test_what_a_killed_stamp_left_beside_the_file_is_no_model(tmp_path, run):
     model = tmp_path / "m.safetensors"
     save_file(SMALL, model)
-    (tmp_path / f".m.safetensors.{os.getpid()}.stamping").write_bytes(b"half")
+    script = """
+        import os, signal, sys, fanfold
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        fanfold.stamp(sys.argv[1])
+    """
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(model)], timeout=60, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        (left,) = tmp_path.glob(".m.safetensors.*.stamping")  # the second one has removed that of the first
+        assert left.stat().st_size > model.stat().st_size
+    kept = [".m.safetensors.00000000-7.stamping", ".other.safetensors.00000000-7.stamping"]  # another node's, another file's
+    for name in (*kept, ".m.safetensors.00000000-8.stamping"):
+        (tmp_path / name).write_bytes(b"half")
+    os.utime(tmp_path / ".m.safetensors.00000000-8.stamping", (0, 0))
     fanfold.stamp(model)
     same_safetensors(model, SMALL)
+    assert sorted(item.name for item in tmp_path.glob(".*")) == kept
+    for name in kept:
+        (tmp_path / name).unlink()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["m.safetensors", "runs"]
 
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import FanfoldError
+from ..process import digest
 
 WAIT_SECONDS = 300.0
+OLD_SECONDS = 86_400.0
 
 
 @contextlib.contextmanager
@@ -22,7 +26,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file that replaces `path` at the end; an error inside leaves `path` as it was, and nothing else."""
     import shutil
 
-    aside = path.with_name(f".{path.name}.{os.getpid()}.stamping")
+    aside = path.with_name(f".{path.name}.{_node()}-{os.getpid()}.stamping")
     aside.unlink(missing_ok=True)  # of a process of the same number that was killed
     try:
         # Private until it has the rights of the one it replaces: a model is not to be read by others for a moment either.
@@ -64,7 +68,8 @@ def alone(path: Path) -> Iterator[BinaryIO]:
     while time.monotonic() < until:
         with path.open("r+b", buffering=0) as file, _locked(file) as ours:
             # Otherwise another process is stamping it, or has replaced it since we opened it.
-            if ours and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if ours is not False and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                _remove_leftovers(path, locked=ours is True)
                 yield file
                 return
         time.sleep(0.01)
@@ -74,9 +79,30 @@ def alone(path: Path) -> Iterator[BinaryIO]:
     )
 
 
+def _node() -> str:
+    return digest(socket.gethostname())[:8]
+
+
+def _remove_leftovers(path: Path, *, locked: bool) -> None:
+    """Remove the copies that killed stamps of this file left beside it.
+
+    Who has the lock is the only one who stamps the file, but some network filesystems keep locks on one node only, and others
+    have none. A copy that may be another node's, or that no lock protects, is removed when it has not changed for a day.
+    """
+    name = re.compile(rf"\.{re.escape(path.name)}\.(?P<node>[a-z0-9]+)-\d+\.stamping")
+    for aside in path.parent.iterdir():
+        made = name.fullmatch(aside.name)
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            if made and ((locked and made["node"] == _node()) or time.time() - aside.lstat().st_mtime > OLD_SECONDS):
+                aside.unlink()
+
+
 @contextlib.contextmanager
-def _locked(file: BinaryIO) -> Iterator[bool]:
-    """Yield whether we have the lock. It is given back by hand: a child forked meanwhile has the file open, too."""
+def _locked(file: BinaryIO) -> Iterator[bool | None]:
+    """Yield whether we have the lock, or None where there are no locks.
+
+    It is released explicitly: a child forked meanwhile has the file open, too.
+    """
     try:
         import fcntl
 
@@ -85,7 +111,7 @@ def _locked(file: BinaryIO) -> Iterator[bool]:
         yield False
         return
     except (ImportError, OSError):  # not POSIX, or a filesystem without locks
-        yield True
+        yield None
         return
     try:
         yield True
