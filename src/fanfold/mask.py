@@ -395,8 +395,7 @@ def _shapes(text: str) -> str:
         text = _AZURE.sub(MASKED, text)
     if ":AA" in text:
         text = _TELEGRAM.sub(MASKED, text)
-    if "." in text:
-        text = _DISCORD.sub(MASKED, text)
+    text = _DISCORD.sub(MASKED, text)
     for start, rest in _SHAPES:
         if start in text:
             text = _shape(start, rest).sub(MASKED, text)
