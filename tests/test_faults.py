@@ -1250,7 +1250,39 @@ def test_a_home_that_is_away_for_a_while_costs_nothing(runs_dir, spool_dir):
     assert run.status == "finished"
 
 
-def test_a_spool_prepared_by_somebody_else_is_refused(runs_dir, spool_dir):
+@pytest.mark.parametrize("squat", ["file", "open folder", "link", "dangling link", "fifo"])
+def test_a_taken_default_spool_does_not_stop_the_run(runs_dir, tmp_path, monkeypatch, squat):
+    temporary = tmp_path / "temporary"
+    (temporary / "theirs").mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("FANFOLD_SPOOL", "always")
+    root = temporary / f"fanfold-spool-{os.getuid()}"
+    if squat == "open folder":
+        root.mkdir()
+        root.chmod(0o777)
+    elif squat.endswith("link"):
+        root.symlink_to(temporary / ("theirs" if squat == "link" else "nowhere"))
+    else:
+        os.mkfifo(root) if squat == "fifo" else root.touch()
+    code = """
+        for step in range(100):
+            run.log({"loss": step / 2}, step=step)
+        print(run._writer.sheet.path)
+    """
+    process = child(textwrap.dedent(code) + "sys.stdout.flush()\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == -9, err
+    (spare,) = temporary.glob(f"{root.name}-*")
+    assert Path(out.strip()).is_relative_to(spare) and spare.stat().st_mode & 0o777 == 0o700
+    assert err.count("is not a folder that only you can write to") == 1
+    run_child(textwrap.dedent(code) + "run.finish()")  # finds the same folder, and brings home what the killed process left in it
+    assert list(temporary.glob(f"{root.name}-*")) == [spare] and list(spare.iterdir()) == []
+    assert list((temporary / "theirs").iterdir()) == []
+    assert_series(stored(runs_dir), "loss", 100)
+    assert len(stored(runs_dir).attempts) == 2
+
+
+def test_a_configured_spool_that_others_can_write_to_is_refused(runs_dir, spool_dir):
     spool_dir.mkdir()
     spool_dir.chmod(0o777)
     with pytest.raises(fanfold.RunError, match="is not a folder that only you can write to"):

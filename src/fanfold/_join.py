@@ -19,7 +19,7 @@ from .errors import RunError, SettingError
 from .journal import format as fmt
 from .journal.bodies import Header
 from .journal.directory import journal_files, last_step, read_header, run_path
-from .journal.origin import default_root
+from .journal.origin import choose_root, spool_roots
 from .journal.spool import Spool, is_network, recover
 from .journal.writer import Writer
 from .names import name_for
@@ -187,9 +187,10 @@ def _spool(place: Place, options: Mapping[str, Any], directory: Path) -> Path:
     wanted = options["spool"]
     if wanted == "never" or (wanted == "auto" and not is_network(directory)):
         return directory
-    root = Path(options["spool_dir"] or default_root()).absolute()
+    given = options["spool_dir"]
+    root = Path(given).absolute() if given else choose_root()
     with contextlib.suppress(OSError):
-        recover(root)
+        recover(*{root, *spool_roots()})
     place.spool = Spool(root, directory)
     place.chores.append(place.spool.mirror)
     return place.spool.directory

@@ -108,7 +108,7 @@ def _spooling(kind: str) -> str:
     how = resolve("spool")
     if how == "never" or (how == "auto" and kind not in spool.NETWORK):
         return "journals are written in place"
-    where = origin.spool_root()
+    where = next(filter(origin.is_private, roots := origin.spool_roots()), roots[0])
     return f"journals go through the spool in {where}"
 
 

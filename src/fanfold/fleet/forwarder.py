@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..errors import FanfoldError, notices
 from ..journal import directory
-from ..journal.origin import spool_root
+from ..journal.origin import spool_roots
 from ..journal.spool import recover
 from ..journal.writer import try_lock
 from ..process import digest
@@ -210,7 +210,7 @@ class Forwarder:
         if now >= self._next_recover:
             self._next_recover = now + RECOVER_SECONDS
             with contextlib.suppress(OSError):
-                recover(spool_root())
+                recover(*spool_roots())
 
     def _look_at(self, path: Path) -> None:
         changed = (path / "journal").stat().st_mtime_ns

@@ -6,10 +6,13 @@ user's own spool root: no other path that a header names is opened, listed, copi
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
+from ..errors import notices
 from ..settings import resolve
 from .bodies import Header
 
@@ -20,9 +23,56 @@ def default_root() -> Path:
     return Path(tempfile.gettempdir()) / f"fanfold-spool-{os.getuid() if hasattr(os, 'getuid') else 0}"
 
 
-def spool_root() -> Path:
-    """Return this user's spool root: the configured one, or a folder of theirs in the system's temporary directory."""
-    return Path(os.path.abspath(resolve("spool_dir") or default_root()))  # noqa: PTH100 - links are not resolved
+def is_private(folder: Path) -> bool:
+    """Tell whether this is a folder of this user's, not a link to one, that nobody else can write to."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and (
+        not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+    )
+
+
+def spool_roots() -> list[Path]:
+    """Return where this user's spools may be: the configured root, or the default one and those made where that was taken."""
+    configured = resolve("spool_dir")
+    return [Path(os.path.abspath(configured))] if configured else [default_root(), *_spare_roots()]  # noqa: PTH100 - links stay
+
+
+def choose_root() -> Path:
+    """Return the root for a spool where none is configured: a folder in the temporary directory, where others can write, too.
+
+    Another user may have taken its name. A folder of another name then takes its place.
+    """
+    root = default_root()
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    if is_private(root):
+        return root
+    spare = next(iter(_spare_roots()), None) or Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
+    notices.once(
+        f"spool:{root}",
+        f"{root} is not a folder that only you can write to; another user may have made it. The journal is spooled in {spare} "
+        "instead, and nothing is lost. Remove the other one, or set FANFOLD_SPOOL_DIR to a folder of yours on a local disk.",
+    )
+    return spare
+
+
+def _spare_roots() -> list[Path]:
+    root = default_root()
+    return [found for found in sorted(root.parent.glob(f"{root.name}-*")) if is_private(found)]
+
+
+def _is_ours(root: Path) -> bool:
+    if str(root) in _used:
+        return True
+    default, configured = default_root(), resolve("spool_dir")
+    if configured:
+        return root == Path(os.path.abspath(configured))  # noqa: PTH100 - links are not resolved
+    if root == default:
+        return is_private(root) or not os.path.lexists(root)
+    return root.parent == default.parent and root.name.startswith(f"{default.name}-") and is_private(root)
 
 
 def use_root(root: Path) -> None:
@@ -40,7 +90,7 @@ def spool_of(header: Header) -> Path | None:
     if not header.spool:
         return None
     spool = Path(os.path.normpath(header.spool))
-    return spool if str(spool.parent) in {*_used, str(spool_root())} else None
+    return spool if _is_ours(spool.parent) else None
 
 
 def origin_of(path: Path, header: Header) -> Path | None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 
 from ..process import digest
 from .format import SUFFIX
 from .liveness import is_locked
-from .origin import use_root
+from .origin import is_private, use_root
 
 NETWORK = frozenset(
     (
@@ -53,8 +52,7 @@ def is_network(path: Path) -> bool:
 def _check_private(root: Path) -> None:
     """Refuse a spool that another user may have prepared: its files say where bytes are copied to."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = root.lstat()
-    if hasattr(os, "getuid") and (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022):
+    if not is_private(root):
         raise PermissionError(f"the spool {root} is not a folder that only you can write to; set FANFOLD_SPOOL_DIR to one")
 
 
@@ -104,12 +102,10 @@ def _append(source: Path, target: Path) -> int:
         return at - before
 
 
-def recover(root: Path) -> int:
-    """Finish the spools whose processes are gone; return how many journals were brought home."""
+def recover(*roots: Path) -> int:
+    """Finish the spools whose processes are gone; return how many journals were brought home. Roots of others are left alone."""
     count = 0
-    if root.is_dir():
-        _check_private(root)
-    for directory in root.glob("*-*"):
+    for directory in (found for root in roots if is_private(root) for found in root.glob("*-*")):
         journals = list(directory.glob(f"*{SUFFIX}"))
         if not journals or any(is_locked(Path(f"{journal}.alive")) for journal in journals):
             continue
