@@ -186,7 +186,6 @@ def test_an_open_run_goes_on_when_it_is_packed_beneath(root):
 def test_a_packed_run_goes_on_as_the_next_attempt(root):
     told("prune")
     run = fanfold.init("toy", id="r", resume="must", system=False)
-    assert unpacked() == []  # starting does not wait for old journals
     run.log({"loss": 7.0})
     run.finish()
     stored = fanfold.open("r")
