@@ -264,13 +264,16 @@ def _unpack_to(packed: PackedJournal, target: Path) -> Path:
 
 
 def _tell(packed: PackedJournal) -> None:
-    """Say what is lost of a journal."""
-    for entry in packed.lost:
-        notices.once(
-            f"packed:{packed.path}:{entry.start}",
-            f"{packed.path} is damaged at byte {entry.at}. What was logged in bytes {entry.start} to "
-            f"{entry.start + entry.length} of that journal is lost; the rest is read. Restore the file from a copy.",
-        )
+    """Warn of what is lost of a journal: once, however many places are damaged."""
+    if not packed.lost:
+        return
+    first, others = packed.lost[0], len(packed.lost) - 1
+    places = f", and {others} other parts are" if others else ""
+    notices.once(
+        f"packed:{packed.path}",
+        f"{packed.path} is damaged at byte {first.at}{places}. What was logged in bytes {first.start} to "
+        f"{first.start + first.length} of that journal is lost; the rest is read. Restore the file from a copy.",
+    )
 
 
 def copy(packed: PackedJournal, file: IO[bytes]) -> bool:
