@@ -1069,6 +1069,7 @@ def test_tables_of_the_first_version_are_read_as_they_were_meant():
             *[0] * 8,
             b"",
             ranges,
+            *[0] * 4,
         ]
         table = bytearray(image.USAGE + image.ROW_SIZE)
         image.HEAD.pack_into(table, 0, *head)
