@@ -276,7 +276,7 @@ def test_two_nodes_with_a_shared_folder_share_a_run(desk: Desk, program: str, re
     (run,) = desk.runs()
     check_whole(run, 2, launcher="torchrun")
     assert {journal.header.node for journal in run.journals} == {"node0", "node1"}
-    # No question is left; an answer may stand for a minute, for ranks that ask when rank 0 has ended.
+    # No question is left; an answer may stand for ten minutes, for ranks that ask when rank 0 has ended.
     assert {path.suffix for path in desk.runs_dir.glob(".join/*/*")} <= {".standing"}
     assert (desk.runs_dir / ".gitignore").read_text() == "*\n"
 
