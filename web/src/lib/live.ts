@@ -39,9 +39,18 @@ export function watch(tell: (message: Message) => void): () => void {
   };
 }
 
+/** Return the worker; null where there is none, as in frames of another site that may keep nothing. */
+function sharedWorker(): SharedWorker | null {
+  try {
+    return new SharedWorker(new URL('./live.worker.ts', import.meta.url), { type: 'module', name: 'fanfold live' });
+  } catch {
+    return null;
+  }
+}
+
 function connect(tell: (message: Message) => void): (word: 'watch' | 'rest') => void {
-  if (typeof SharedWorker !== 'undefined') {
-    const worker = new SharedWorker(new URL('./live.worker.ts', import.meta.url), { type: 'module', name: 'fanfold live' });
+  const worker = sharedWorker();
+  if (worker) {
     worker.port.onmessage = ({ data }) => tell(data);
     return (word) => worker.port.postMessage(word);
   }

@@ -1,4 +1,5 @@
 // What the page knows of the runs: the project's list, which of them are shown, how each looks, and what is new.
+import type { Theme } from './theme';
 import { SvelteMap } from 'svelte/reactivity';
 import { columns as fetchColumns, get, outages, type Project, type Run, type Runs, session, type Unreadable } from './api';
 import { COLOURS, DASHES, GROUNDS, colourAt, dashAt } from './colours';
@@ -34,7 +35,7 @@ class Model {
   cursorAxis = $state('step');
   lit = $state.raw<{ run: string; x: number | null; axis: string }>({ run: '', x: null, axis: 'step' }); // the same a moment later
   #later: ReturnType<typeof setTimeout> | undefined;
-  theme = $state<'auto' | 'light' | 'dark'>('auto');
+  theme = $state<Theme>('auto');
   systemDark = $state(false);
 
   dark = $derived(this.theme === 'auto' ? this.systemDark : this.theme === 'dark');
