@@ -30,7 +30,7 @@ KEEPING = [
     "aim",
 ]
 ALL = " ".join([*KEEPING, "codecarbon"])
-SUMMARY = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss"}
+SUMMARY = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"}
 LONG = {"max_steps": 100, "logging_steps": 50, "eval_steps": 50, "save_steps": 50, "load_best_model_at_end": True}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::sqlalchemy.exc.SADeprecationWarning")
 
