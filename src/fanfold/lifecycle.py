@@ -61,11 +61,10 @@ _ending = False  # a signal is being handled
 
 def judge(error: BaseException) -> tuple[str, str]:
     """Return the status of a run that this exception ended, and the text that explains it."""
-    if isinstance(error, KeyboardInterrupt):
-        return "killed", "KeyboardInterrupt"
     if any((str(kind.__module__).partition(".")[0], kind.__name__) in STOPS for kind in type(error).__mro__):
         return "finished", "stopped early by " + "".join(traceback.format_exception_only(type(error), error)).strip()
-    return "failed", "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    status = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
+    return status, "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
 def enter(run: Ending) -> None:
