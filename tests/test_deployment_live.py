@@ -139,7 +139,7 @@ def clickhouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_clickhouse_is_restored_from_a_backup_and_the_rest_from_its_nodes(
-    tmp_path: Path, clickhouse: Server, ends: Callable
+    tmp_path: Path, clickhouse: Server, ends: Callable, monkeypatch
 ) -> None:
     node, store = tmp_path / "node", f"{clickhouse.url}/fanfold"
     admin = clickhouse.client()
@@ -168,7 +168,9 @@ def test_clickhouse_is_restored_from_a_backup_and_the_rest_from_its_nodes(
 
     for table in rebuild.DERIVED:
         clickhouse.client("fanfold").command(f"TRUNCATE TABLE {table}")
+    monkeypatch.setattr("fanfold.clickhouse.run.LOST_SECONDS", 0.0)  # what was written a moment ago counts as growing
     assert main(["db", "rebuild", "--store", store, "--quiet"]) == 0
+    monkeypatch.undo()
     assert_same(node, store)
 
 

@@ -97,7 +97,10 @@ def test_figures_reach_the_run_and_every_tracker_and_nothing_else_changes(tmp_pa
         assert sorted(value for _, value in seen[key]) == pytest.approx(sorted(series.values.tolist()))
     assert max(step for step, _ in seen["energy/kwh"]) == max(step for step, _ in seen["loss"])
     assert not (tmp_path / "network").exists()
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name not in ("runs", "spy", "tmp", ".cache", "cache")) == []
+    assert (
+        sorted(path.name for path in tmp_path.iterdir() if path.name not in ("runs", "spy", "tmp", ".cache", "cache", "config"))
+        == []
+    )
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

@@ -37,7 +37,7 @@ def test_a_terminated_relay_keeps_its_cursor_until_its_library_has_flushed(play)
 
     def delivered():
         code, done, err = play.sync("r", "--to", "relay_trackers:LateFlush")
-        assert code == 0, err
+        assert code in (0, 3), err  # 3: another process owns the delivery
         return done[0]["outcome"] != "owned"
 
     until(delivered)
