@@ -100,7 +100,7 @@ def test_a_script_that_ends_by_trial_pruned_keeps_its_exit_code(runs_dir):
     assert (run.status, run.verdict["reason"]) == ("finished", "stopped early by optuna.exceptions.TrialPruned: enough")
 
 
-@pytest.mark.xfail(reason="Ray may end the worker before it has written its last frame", strict=False)
+@pytest.mark.xfail(reason="read as killed in two of two late runs; the cause is not known", strict=False)
 def test_a_trial_that_ray_tune_stops_is_finished(runs_dir, tmp_path):
     code = f"""
         import time, fanfold, ray
