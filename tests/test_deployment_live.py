@@ -168,7 +168,8 @@ def test_clickhouse_is_restored_from_a_backup_and_the_rest_from_its_nodes(
 
     for table in rebuild.DERIVED:
         clickhouse.client("fanfold").command(f"TRUNCATE TABLE {table}")
-    monkeypatch.setattr("fanfold.clickhouse.run.LOST_SECONDS", 0.0)  # without it, rebuild refuses a finished run for a minute after its derived tables are lost
+    # Without this, rebuild refuses a finished run for a minute after its derived tables are lost.
+    monkeypatch.setattr("fanfold.clickhouse.run.LOST_SECONDS", 0.0)
     assert main(["db", "rebuild", "--store", store, "--quiet"]) == 0
     monkeypatch.undo()
     assert_same(node, store)
