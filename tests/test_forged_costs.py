@@ -143,11 +143,11 @@ def test_the_damage_of_a_long_frame_is_still_left_out(tmp_path):
     file = write_run(tmp_path / "node")
     first, second = pieces_of(file, 3)
     end = intake.append("llm", first)
-    damaged = Piece("r1", file.stem, end, 60 << 20, second.data)
-    assert intake.append("llm", damaged) == end + (60 << 20) + len(second.data)
+    damaged = Piece("r1", file.stem, end, 15 << 20, second.data)
+    assert intake.append("llm", damaged) == end + (15 << 20) + len(second.data)
     copy = Journal(kept(intake.root, file))
     copy.refresh()
-    assert copy.damaged == 60 << 20
+    assert copy.damaged == 15 << 20
 
 
 # Memory: what a request takes, in a process of its own

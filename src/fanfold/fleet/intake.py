@@ -25,9 +25,8 @@ from ..errors import FanfoldError, JournalError
 from ..journal import blobs, directory, packed
 from ..journal import format as fmt
 from ..journal.bodies import Header, NewerFormat, decode
-from ..journal.files import open_regular
+from ..journal.files import HOLES, open_regular
 from ..journal.packing import restore
-from ..journal.walker import MAX_FRAME
 from ..store.delete import check_place
 from ..store.delete import delete as delete_run
 from ..store.run import StoredRun
@@ -35,8 +34,8 @@ from .frames import sound_until, whole_end
 from .wire import MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
 
 REMEMBERED = 20_000
-GAP_FREE = 2 * MAX_FRAME  # two frames of the greatest length may be damaged in any journal
-GAP_RATIO = 4  # … and a journal be so many times as long as what was sent of it
+GAP_FREE = HOLES  # so many bytes may be damaged in any journal: readers refuse files with more holes
+GAP_RATIO = 4  # … and a journal may be so many times as long as what was sent of it
 STALE_PART_SECONDS = 7 * 86400.0
 _ZEROS = bytes(1 << 20)
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)

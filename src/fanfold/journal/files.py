@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_SMALL: Final = 1 << 24  # shorter files cost little, holes or not
+HOLES: Final = 1 << 24  # so many bytes of holes cost little, and may be damage that was left out
 _FOLDER: Final = _FLAGS | getattr(os, "O_DIRECTORY", 0)
 
 
@@ -47,14 +47,15 @@ def open_inside(folder: Path, *names: str) -> BinaryIO:
 
 
 def is_mostly_holes(path: Path, ratio: int) -> bool:
-    """Tell whether a file is longer than so many times what was written to it, where the filesystem knows."""
+    """Tell whether a file is longer than `HOLES` and so many times what was written to it, where the filesystem knows."""
     found = path.lstat()
-    if found.st_size <= _SMALL or not stat.S_ISREG(found.st_mode) or not hasattr(os, "SEEK_DATA"):
+    size = found.st_size - HOLES
+    if size <= 0 or not stat.S_ISREG(found.st_mode) or not hasattr(os, "SEEK_DATA"):
         return False
-    if getattr(found, "st_blocks", found.st_size) * 512 * ratio >= found.st_size:
+    if getattr(found, "st_blocks", size) * 512 * ratio >= size:
         return False
     with open_regular(path) as file:  # some filesystems report no blocks at all: look for the holes themselves
-        return _data_bytes(file.fileno(), found.st_size // ratio) * ratio < found.st_size
+        return _data_bytes(file.fileno(), size // ratio) * ratio < size
 
 
 def _data_bytes(fd: int, enough: int) -> int:
