@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fanfold.cli import COMMANDS, entry
+from fanfold.cli import COMMANDS, GROUPS, entry
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -126,7 +126,8 @@ def compose(*files: str) -> dict[str, Any]:
 
 def parsed(words: list[str]) -> Any:
     """Read a command line of ours as the command itself would; options have to be spelled out."""
-    name, *rest = words
+    length = 2 if words[0] in GROUPS else 1
+    name, rest = " ".join(words[:length]), words[length:]
     parser = entry._parser(name, importlib.import_module(f"fanfold.cli.{COMMANDS[name][0]}"))
     for word in rest:
         assert not word.startswith("--") or word.partition("=")[0] in parser._option_string_actions, word

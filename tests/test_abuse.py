@@ -307,7 +307,9 @@ def test_fuzzed_requests_to_a_gateway(recorded, tmp_path, ends):
     store = tmp_path / "store"
     shutil.copytree(recorded, store)
     _, word = Tokens(store / FILE_NAME).create("writer", projects=["llm"], scopes=["read", "write"])
-    with counting("requests to `fanfold serve`: every door and route, forged journals, sizes that lie, random bytes") as count:
+    with counting(
+        "requests to `fanfold server start`: every door and route, forged journals, sizes that lie, random bytes"
+    ) as count:
         gateway = ends(Gateway(store, "--allow-delete", "--rate", "10000", "--memory", "64"))
         watched = Watched(gateway, count, word)
         before = {path: path.read_bytes() for path in (store / "kept").rglob("*") if path.is_file()}

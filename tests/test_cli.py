@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import fanfold
-from fanfold.cli import COMMANDS, chart, checks, entry, main, output, prune, text
+from fanfold.cli import COMMANDS, GROUPS, HIDDEN, chart, checks, entry, main, output, prune, text
 from fanfold.journal.bodies import as_dict
 from fanfold.journal.writer import Writer
 
@@ -105,7 +105,7 @@ def test_command_works_as_a_process_and_speaks_json(run: Any, words: list[str]) 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert left.value.code == 0
     shown = capsys.readouterr().out
     assert f"fanfold {command}" in shown.partition("example")[2]
@@ -115,11 +115,26 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
 def test_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     said = call(capsys, "sho", code=2)
     assert "Did you mean show?" in said
-    assert all(name in said for name in COMMANDS)
+    assert all(name.split()[0] in said for name in COMMANDS)
+    said = call(capsys, "server", "tok", code=2)
+    assert "Did you mean server token?" in said
+    assert "server audit" in said
 
 
 def test_no_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert all(what in call(capsys) for _, what in COMMANDS.values())
+    shown = call(capsys)
+    assert all(what in shown for name, (_, what) in COMMANDS.items() if name.split()[0] not in GROUPS)
+    for group, about in GROUPS.items():
+        assert about in shown
+        assert all(what in call(capsys, group) for name, (_, what) in COMMANDS.items() if name.startswith(f"{group} "))
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_names_from_before_still_work_and_are_not_listed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([name, "--help"])
+    assert left.value.code == 0
+    assert f"\n  {name} " not in call(capsys)
 
 
 def test_version_is_the_packages() -> None:

@@ -296,7 +296,7 @@ def test_a_blob_comes_in_pieces_and_is_checked(clickhouse, tmp_path):
 def test_tables_are_made_looked_at_and_asked_for(clickhouse, capsys):
     words = ["--store", clickhouse.url, "--json"]
     assert main(["ls", "--dir", clickhouse.url]) == 2
-    assert "fanfold db migrate" in capsys.readouterr().err
+    assert "fanfold server db migrate" in capsys.readouterr().err
     assert main(["db", "migrate", *words]) == 0
     assert json.loads(capsys.readouterr().out)[0]["before"] == 0
     assert main(["db", "migrate", *words]) == 0

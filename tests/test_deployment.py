@@ -53,18 +53,18 @@ def notes(tmp_path: Path, name: str) -> str:
 def spoken(text: str) -> list[list[str]]:
     """Find commands of ours in a text: what follows `fanfold`, or the compose service that runs it."""
     text = text.replace("\\\n", " ")
-    found = re.findall(r"(?:^|[`\s])(?:fanfold|run --rm gateway) ((?:serve|forward|token|db|ls)\b[^`\n#)]*)", text)
+    found = re.findall(r"(?:^|[`\s])(?:fanfold|run --rm gateway) ((?:server|ls)\b[^`\n#)]*)", text)
     return [shlex.split(words) for words in found]
 
 
 def test_every_command_line_in_the_chart_is_one_of_ours() -> None:
     lines = [container["args"] for container in containers(rendered_in_every_way()) if "args" in container]
-    assert {words[0] for words in lines} == {"serve", "forward", "db"}
+    assert {tuple(words[:2]) for words in lines} == {("server", "start"), ("server", "forward"), ("server", "db")}
     for words in lines:
         args = parsed(words)
-        if words[0] != "forward":
+        if words[1] != "forward":
             assert store_address.parse(args.store).user == "fanfold"
-        if words[0] == "serve":
+        if words[1] == "start":
             logins.logins(args, None)
 
 

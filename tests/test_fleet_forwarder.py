@@ -288,7 +288,7 @@ def test_finish_waits_for_the_gateway_and_says_when_it_waits_in_vain(nodes, stor
     assert done.stderr == ""
     assert journals(store) == journals(nodes[0])
     done = finish("http://127.0.0.1:9", "0.5", "vain")
-    assert "fanfold forward --once --to http://127.0.0.1:9" in done.stderr
+    assert "fanfold server forward --once --to http://127.0.0.1:9" in done.stderr
     for one in psutil.process_iter(["cmdline"]):  # the one that waits in vain would do so for ever
         if str(nodes[0]) in (one.info["cmdline"] or []):
             one.terminate()

@@ -271,7 +271,7 @@ def test_tokens_are_made_listed_and_revoked_from_the_command_line(store, capsys)
 
 def test_a_gateway_open_to_others_does_not_start_without_tokens(store, capsys):
     assert main(["serve", "--store", str(store), "--host", "0.0.0.0", "--port", "0"]) == 2
-    assert "fanfold token create" in capsys.readouterr().err
+    assert "fanfold server token create" in capsys.readouterr().err
     assert main(["serve", "--store", "magic://x"]) == 2
     assert main(["forward", "--dir", str(store)]) == 2
     assert "FANFOLD_SERVER" in capsys.readouterr().err

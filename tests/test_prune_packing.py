@@ -270,7 +270,7 @@ def test_what_may_grow_or_is_awaited_is_not_packed(runs_dir, tmp_path):
         "live": "is still being written",
         "beside": "is of a run that goes on",
         "undelivered": "is not delivered to lines yet (fanfold sync)",
-        "unforwarded": "is not at http://gateway yet (fanfold forward)",
+        "unforwarded": "is not at http://gateway yet (fanfold server forward)",
         "ended": "is still being written",
     }
     open_ones = []

@@ -22,17 +22,29 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ops": ("ops", "show which PyTorch operators the time went to; compare runs, trace a running job"),
     "usage": ("usage", "tell which PyTorch APIs runs use, and which model files they wrote and read"),
     "inspect": ("inspect", "say which run a model file comes from"),
-    "forward": ("forward", "carry the runs of this node to a gateway"),
-    "serve": ("serve", "run a gateway that takes in the runs of many nodes"),
-    "db": ("db", "make and keep the tables of a ClickHouse store"),
-    "token": ("token", "make, list and take back a gateway's tokens"),
-    "audit": ("audit", "print what was deleted at a gateway, and who was let in"),
+    "server start": ("serve", "run a gateway that takes in the runs of many nodes"),
+    "server forward": ("forward", "send the runs of this node to a gateway"),
+    "server token": ("token", "create, list and revoke a gateway's tokens"),
+    "server db": ("db", "create, check and rebuild the tables of a ClickHouse store"),
+    "server audit": ("audit", "print what was deleted at a gateway, and who logged in"),
     "rm": ("rm", "delete runs"),
     "prune": ("prune", "free space and lose nothing: pack finished journals, delete leftovers"),
-    "merge": ("merge", "make finished and long journals quicker to read"),
-    "reindex": ("reindex", "make the catalogue of runs anew"),
     "doctor": ("doctor", "check this machine: directory, disk, ranks, libraries, GPUs"),
     "demo": ("demo", "train a small model on two processes and look at it"),
+}
+
+# The first word of several commands, and what they are about.
+GROUPS: dict[str, str] = {"server": "run a gateway for many nodes: its tokens, its database, what nodes send it"}
+
+# Names from before, and commands that are rarely needed: they work, and are not listed.
+HIDDEN: dict[str, tuple[str, str]] = {
+    "serve": COMMANDS["server start"],
+    "forward": COMMANDS["server forward"],
+    "token": COMMANDS["server token"],
+    "db": COMMANDS["server db"],
+    "audit": COMMANDS["server audit"],
+    "merge": ("merge", "make finished and long journals quicker to read"),
+    "reindex": ("reindex", "rebuild the run index"),
     "version": ("version", "print the version"),
 }
 

@@ -11,8 +11,8 @@ import msgspec
 from . import output, places
 
 EXAMPLE = """examples:
-  fanfold audit --store /data/runs
-  fanfold audit --json --limit 100000 | jq 'select(.action == "run deleted")'"""
+  fanfold server audit --store /data/runs
+  fanfold server audit --json --limit 100000 | jq 'select(.action == "run deleted")'"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

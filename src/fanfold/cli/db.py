@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ..clickhouse.address import Address
 
 EXAMPLE = """examples:
-  fanfold db migrate --store clickhouse://fanfold@db.example.org:8123/fanfold
-  fanfold db migrate --store 'clickhouse://fanfold@db-1:8123/fanfold?cluster=fleet' --node db-2:8123 --node db-3:8123
-  fanfold db status --store clickhouse://fanfold@db.example.org:8123/fanfold --json
-  fanfold db rebuild --store clickhouse://… --project llm --run 3f9a"""
+  fanfold server db migrate --store clickhouse://fanfold@db.example.org:8123/fanfold
+  fanfold server db migrate --store 'clickhouse://fanfold@db-1:8123/fanfold?cluster=fleet' --node db-2:8123 --node db-3:8123
+  fanfold server db status --store clickhouse://fanfold@db.example.org:8123/fanfold --json
+  fanfold server db rebuild --store clickhouse://… --project llm --run 3f9a"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     text = places.address(args)
     if not is_address(text):
         raise SettingError(
-            "`fanfold db` needs the address of a ClickHouse store. Nothing was done. Name it with --store clickhouse://…"
+            "`fanfold server db` needs the address of a ClickHouse store. Nothing was done. Name it with --store clickhouse://…"
         )
     address = parse(text)
     if args.action == "migrate":

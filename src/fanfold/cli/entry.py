@@ -9,12 +9,12 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 from .. import __version__
 from ..errors import FanfoldError, RunNotFound
-from . import COMMANDS
+from . import COMMANDS, GROUPS, HIDDEN
 from .text import clean, look_alikes
 
 NOTHING, FAILED, INTERRUPTED, PIPE = 1, 2, 130, 141
@@ -64,9 +64,15 @@ def _dispatch(words: list[str]) -> int:
     if place is None:
         return _top(words)
     name = words.pop(place)
-    if name not in COMMANDS:
+    if name in GROUPS:
+        inner = _command_at(words)
+        if inner is None:
+            return _group(name, words)
+        name = f"{name} {words.pop(inner)}"
+    known = COMMANDS | HIDDEN
+    if name not in known:
         raise _unknown(name)
-    module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
+    module = importlib.import_module(f".{known[name][0]}", __package__)
     call: Callable[[argparse.Namespace], int] = module.run
     return call(_parsed(_parser(name, module), words))
 
@@ -100,8 +106,7 @@ def _top(words: Sequence[str]) -> int:
         "fanfold",
         usage="fanfold COMMAND [options]",
         formatter_class=Help,
-        description="Look at, follow, export and clean up runs that fanfold recorded.\n\ncommands:\n"
-        + "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()),
+        description="Look at, follow, export and clean up runs that fanfold recorded.\n\ncommands:\n" + _listed(_overview()),
         epilog="`fanfold COMMAND --help` explains one command. Every command takes --dir, --project, --json and -q.\n"
         "RUN is an id, the beginning of one, a name, a run's directory, or - for the newest run.",
     )
@@ -109,6 +114,31 @@ def _top(words: Sequence[str]) -> int:
     parser.parse_known_args(words)
     parser.print_help()
     return 0 if not words else FAILED
+
+
+def _overview() -> dict[str, str]:
+    """Return the commands as `fanfold --help` lists them: a group is one row."""
+    rows = {(words := name.split(" "))[0]: GROUPS.get(words[0], what) for name, (_, what) in COMMANDS.items()}
+    return {name + (" …" if name in GROUPS else ""): what for name, what in rows.items()}
+
+
+def _group(group: str, words: Sequence[str]) -> int:
+    """Print what a group of commands has."""
+    inner = {name.removeprefix(f"{group} "): what for name, (_, what) in COMMANDS.items() if name.startswith(f"{group} ")}
+    parser = argparse.ArgumentParser(
+        f"fanfold {group}",
+        usage=f"fanfold {group} COMMAND [options]",
+        formatter_class=Help,
+        description=f"{GROUPS[group].capitalize()}.\n\ncommands:\n" + _listed(inner),
+        epilog=f"`fanfold {group} COMMAND --help` explains one command.",
+    )
+    parser.parse_known_args(words)
+    parser.print_help()
+    return 0 if not words else FAILED
+
+
+def _listed(commands: Mapping[str, str]) -> str:
+    return "\n".join(f"  {name:<10} {what}" for name, what in commands.items())
 
 
 def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
@@ -128,9 +158,13 @@ def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
 
 
 def _unknown(name: str) -> FanfoldError:
-    close = difflib.get_close_matches(name, COMMANDS, 1)
+    group = f"{name.partition(' ')[0]} " if " " in name else ""
+    listed = (
+        [command for command in COMMANDS if command.startswith(group)] if group else [row.split(" ")[0] for row in _overview()]
+    )
+    close = difflib.get_close_matches(name, [*listed, *([] if group else HIDDEN)], 1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    return FanfoldError(f"there is no command {name!r}. Nothing was done.{hint} Known: {', '.join(COMMANDS)}.")
+    return FanfoldError(f"there is no command {name!r}. Nothing was done.{hint} Known: {', '.join(listed)}.")
 
 
 def _plain(error: OSError) -> FanfoldError:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..fleet.forwarder import Forwarder
 
 EXAMPLE = """examples:
-  fanfold forward --to https://runs.example.org      until Ctrl-C; the token comes from FANFOLD_SERVER_TOKEN
-  fanfold forward --once                             what is there now, to FANFOLD_SERVER
-  fanfold forward --to http://gateway:8643 --prune   and delete here what arrived there"""
+  fanfold server forward --to https://runs.example.org      until Ctrl-C; the token comes from FANFOLD_SERVER_TOKEN
+  fanfold server forward --once                             what is there now, to FANFOLD_SERVER
+  fanfold server forward --to http://gateway:8643 --prune   and delete here what arrived there"""
 
 TURN_SECONDS = 10.0
 

@@ -1,4 +1,4 @@
-"""How people get to a gateway's page, from the options of `fanfold serve`."""
+"""How people get to a gateway's page, from the options of `fanfold server start`."""
 
 from __future__ import annotations
 

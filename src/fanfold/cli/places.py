@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def books(args: argparse.Namespace) -> tuple[TokenBook, Audit]:
-    """Return the tokens and the audit log: all that `fanfold token` and `audit` need."""
+    """Return the tokens and the audit log: all that `fanfold server token` and `audit` need."""
     from ..fleet.audit import FILE_NAME, AuditFile
     from ..fleet.tokens import FILE_NAME as TOKENS
     from ..fleet.tokens import Tokens

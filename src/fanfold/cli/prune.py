@@ -2,7 +2,7 @@
 
 A packed journal takes 40 to 70 % of the room and is read as before, to the last bit. Leftovers are empty journals, files of
 dead processes, half-deleted runs. No point, text, image or fact goes: `fanfold rm` deletes a run, and
-`fanfold forward --prune` the journals that a gateway holds whole.
+`fanfold server forward --prune` the journals that a gateway holds whole.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def not_delivered(journal: Journal) -> str | None:
 def not_forwarded(journal: Journal) -> str | None:
     """Keep what a gateway that this run is forwarded to does not have whole."""
     behind = not_at(journal.path.parent.parent, journal.path)
-    return f"is not at {', '.join(behind)} yet (fanfold forward)" if behind else None
+    return f"is not at {', '.join(behind)} yet (fanfold server forward)" if behind else None
 
 
 def may_grow(journal: Journal) -> str | None:

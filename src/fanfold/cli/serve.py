@@ -1,6 +1,6 @@
 """Run a gateway: take in the runs of many nodes, into one store that every fanfold command reads, and show them at /ui/.
 
-It listens on this machine only, unless told otherwise; on any other address tokens are needed (`fanfold token create`).
+It listens on this machine only, unless told otherwise; on any other address tokens are needed (`fanfold server token create`).
 Any number of gateways may serve one directory.
 """
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ..fleet.tokens import TokenBook
 
 EXAMPLE = """examples:
-  fanfold serve --store /data/runs
-  fanfold token create cluster-a --store /data/runs --for llm --scope write
-  fanfold serve --store /data/runs --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem"""
+  fanfold server start --store /data/runs
+  fanfold server token create cluster-a --store /data/runs --for llm --scope write
+  fanfold server start --store /data/runs --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem"""
 
 PORT = 8643
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -98,7 +98,8 @@ def _tokens(args: argparse.Namespace, tokens: TokenBook) -> TokenBook | None:
     if tokens.used():
         if not tokens.all() and not logins.people_log_in(args):
             output.remark(
-                args, "No tokens are left, so nobody gets in. Make one: fanfold token create NAME --for PROJECT --scope write"
+                args,
+                "No tokens are left, so nobody gets in. Make one: fanfold server token create NAME --for PROJECT --scope write",
             )
         return tokens
     if args.tokens or logins.people_log_in(args):
@@ -107,13 +108,14 @@ def _tokens(args: argparse.Namespace, tokens: TokenBook) -> TokenBook | None:
         return None
     if is_address(places.address(args)):  # in a cluster the first token is made by a command inside a running gateway
         output.remark(
-            args, "There are no tokens yet, so nobody gets in. Make one: fanfold token create NAME --for PROJECT --scope write"
+            args,
+            "There are no tokens yet, so nobody gets in. Make one: fanfold server token create NAME --for PROJECT --scope write",
         )
         return tokens
     raise SettingError(
         f"{args.public_url or args.host} can be reached from elsewhere, and there are no tokens. The gateway was not started: "
         "anybody could write. "
-        "Make one first: fanfold token create NAME --for PROJECT --scope write"
+        "Make one first: fanfold server token create NAME --for PROJECT --scope write"
     )
 
 

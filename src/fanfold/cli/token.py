@@ -10,10 +10,10 @@ from ..errors import SettingError
 from . import output, places
 
 EXAMPLE = """examples:
-  fanfold token create cluster-a --store /data/runs --for llm --for vision --scope write
-  fanfold token create grafana --for '*' --scope read --days 90
-  fanfold token list
-  fanfold token revoke 1f2e3d4c"""
+  fanfold server token create cluster-a --store /data/runs --for llm --for vision --scope write
+  fanfold server token create grafana --for '*' --scope read --days 90
+  fanfold server token list
+  fanfold server token revoke 1f2e3d4c"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,9 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "list":
         return _list(args, tokens)
     if not args.name:
-        raise SettingError(f"`fanfold token {args.action}` needs a name. Nothing was changed. See fanfold token --help.")
+        raise SettingError(
+            f"`fanfold server token {args.action}` needs a name. Nothing was changed. See fanfold server token --help."
+        )
     if args.action == "revoke":
         gone = tokens.revoke(args.name)
         audit.write(local(REVOKED, id=gone.id, name=gone.name))

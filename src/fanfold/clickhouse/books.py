@@ -52,7 +52,7 @@ class TokenTable:
         known = self._read()
         if id not in known:
             raise SettingError(
-                f"there is no token {id!r}. Nothing was revoked. `fanfold token list` shows them: {', '.join(known)}."
+                f"there is no token {id!r}. Nothing was revoked. `fanfold server token list` shows them: {', '.join(known)}."
             )
         self._write(id, "")
         return known[id]

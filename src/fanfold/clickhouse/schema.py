@@ -217,7 +217,8 @@ def check(database: Database) -> None:
         older = f"has tables of version {there}, and this fanfold needs {len(MIGRATIONS)}"
         what = older if there else "has no tables of fanfold"
         raise FanfoldError(
-            f"{database.address.shown} {what}. Nothing was opened. Run: fanfold db migrate --store {database.address.shown}"
+            f"{database.address.shown} {what}. Nothing was opened. "
+            f"Run: fanfold server db migrate --store {database.address.shown}"
         )
 
 

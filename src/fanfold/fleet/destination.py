@@ -44,7 +44,7 @@ def destination(file: Mapping[str, Any], to: str | None = None) -> Destination |
         what = "your FANFOLD_SERVER_TOKEN was never given for it" if secret else "you have not approved it yet"
         raise SettingError(
             f"{FILE_NAME} names the gateway {url}, and {what}. Nothing is sent there. If you trust it, set FANFOLD_SERVER={url} "
-            f"or run `fanfold forward --once --to {url}`: it is remembered."
+            f"or run `fanfold server forward --once --to {url}`: it is remembered."
         )
     return found
 

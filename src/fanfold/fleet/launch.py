@@ -52,7 +52,7 @@ class Forwarding:
         deadline = time.monotonic() + min(timeout, FINISH_SECONDS)
         while self._left(run, rank):
             if time.monotonic() >= deadline:
-                again = f"fanfold forward --once --to {self.url}"
+                again = f"fanfold server forward --once --to {self.url}"
                 return [f"{self.url} has not got all of it yet. The forwarder goes on; where it cannot, deliver it with: {again}"]
             time.sleep(LOOK_SECONDS)
         return []

@@ -134,7 +134,8 @@ class Tokens:
         with self._changing():
             if id not in self._known:
                 raise SettingError(
-                    f"there is no token {id!r}. Nothing was revoked. `fanfold token list` shows them: {', '.join(self._known)}."
+                    f"there is no token {id!r}. Nothing was revoked. `fanfold server token list` shows them: "
+                    f"{', '.join(self._known)}."
                 )
             return self._known.pop(id)
 
