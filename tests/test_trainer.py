@@ -290,7 +290,7 @@ def test_a_callback_that_raises_fails_the_run_or_is_left_out(runs_dir, tmp_path,
     trainer = trainer_in(tmp_path, callbacks=[Breaks], run=None)
     with pytest.raises(RuntimeError, match="callback Breaks raised in on_log"):
         trainer.train()
-    assert trainer.loop._session.run.status == "failed"
+    assert trainer.loop._reporter.session.run.status == "failed"
     going = trainer_in(tmp_path, callbacks=[Breaks], on_error="disable", run=None)
     assert going.train().global_step == 22
     going.run.finish()

@@ -240,7 +240,7 @@ class TrainingArguments(LoopArguments):
     def device(self) -> Any:
         from accelerate import PartialState
 
-        from .keeping import on_cpu
+        from .trainer_state import on_cpu
 
         return PartialState(cpu=on_cpu(self.use_cpu)).device
 

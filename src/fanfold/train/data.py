@@ -107,7 +107,7 @@ def _seed_worker(offset: int, _worker: int) -> None:
     """Seed every random generator of a loader's worker, with a number that differs between ranks."""
     import torch
 
-    from .keeping import seed_everything
+    from .trainer_state import seed_everything
 
     seed_everything(torch.initial_seed() % 2**32 + offset)
 

@@ -17,18 +17,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..callbacks import DefaultFlowCallback, TrainerControl, TrainerState
+from ..callbacks import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState
 from ..callbacks.agreement import FLAGS, Agreement, agreement_of, end_agreement
 from ..errors import RunError, SettingError, notices
+from ..process import detect
+from . import checkpoints
 from .arguments import LoopArguments, refuse_unknown
-from .due import Due
-from .spans import how_long, in_steps, length_of, updates_of, when_to_save
-from .telling import Place
+from .lengths import how_long, in_steps, length_of, updates_of, when_to_save
+from .meter import Logs
+from .reporter import Reporter
 
 Skip = Callable[[Any, int], Iterable[Any]]
 
 
-class Loop(Due):
+@dataclasses.dataclass
+class Position:
+    """Where a loop is in its data: the epoch, and how many of its batches are done."""
+
+    epoch: int = 0
+    batch: int = 0
+    length: int | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.length is not None and self.batch >= self.length
+
+
+class Loop:
     """Bring callbacks, logging, evaluation and saving to a loop of your own.
 
     ::
@@ -80,7 +95,7 @@ class Loop(Due):
             raise SettingError(
                 "load_best_model_at_end needs load=…, a function that reads a checkpoint's folder. Nothing was started."
             )
-        self._evaluate, self._load = evaluate, load
+        self._evaluate, self._save, self._load = evaluate, save, load
         self._phase = "idle"  # idle, ready (epochs() was called), training
         self._inside = False
         self._open = False  # a batch is with the body
@@ -91,10 +106,51 @@ class Loop(Due):
         self._length: int | None = None
         self.sync_gradients = True
         self.accumulation_steps = 1
-        super().__init__(
-            args, callbacks, run, save, on_error=on_error,
-            model=model, optimizer=optimizer, lr_scheduler=lr_scheduler, processing_class=processing_class,
-        )  # fmt: skip
+        self.args = args
+        self.state = TrainerState()
+        self.control = TrainerControl()
+        given = [DefaultFlowCallback, *_reporting_callbacks(args), *callbacks]
+        self.handler = CallbackHandler(given, model, processing_class, optimizer, lr_scheduler, on_error=on_error)
+        self._reporter = self._make_reporter(run)
+        self._reported = 0  # evaluations
+        self._position: Position | None = Position()
+        self._note: dict[str, Any] = {}
+        self._loaded = False
+        self._find_rank()
+        self._fire("on_init_end")
+
+    def _make_reporter(self, run: Any) -> Reporter:
+        return Reporter(self.args, run)
+
+    def _find_rank(self) -> None:
+        me = detect()
+        self.state.is_world_process_zero, self.state.is_local_process_zero = me.main, me.local_main
+
+    def _fire(self, event: str, **extra: Any) -> None:
+        self.control = getattr(self.handler, event)(self.args, self.state, self.control, **extra)
+
+    @property
+    def run(self) -> Any:
+        """The run values go to: the one given, else the current one, else one of the loop's own. None under run=False."""
+        return self._reporter.run
+
+    # Which callbacks
+
+    @property
+    def callbacks(self) -> list[Any]:
+        return self.handler.callbacks
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback at the end: an instance, or a class, which is then made without arguments."""
+        self.handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove and return a callback, or the first one of a class; None when it is not there."""
+        return self.handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first one of a class."""
+        self.handler.remove_callback(callback)
 
     # Iterating
 
@@ -103,7 +159,7 @@ class Loop(Due):
         with _Watch(self):
             self._start()
             while self._more():
-                place = self._place or Place()
+                place = self._position or Position()
                 yield place.epoch
                 self._leave_epoch()
             self._finish()
@@ -132,19 +188,19 @@ class Loop(Due):
         if self._phase != "idle":
             raise RunError("epochs() is being iterated already. Nothing was changed. Let it end first, or make another Loop.")
         if not self._loaded:
-            self.state, self._place, self._note = TrainerState(), Place(), {}
+            self.state, self._position, self._note = TrainerState(), Position(), {}
         self._loaded = False
-        self._look_around()
+        self._find_rank()
         self.control = TrainerControl()
         self._phase = "ready"
-        self._last_logged = self.state.global_step
+        self._reporter.last_logged = self.state.global_step
 
     def _more(self) -> bool:
         if self.control.should_training_stop:
             return False
         if self.args.max_steps > 0:
             return self.state.global_step < self.args.max_steps
-        return self._place is None or self._place.epoch < math.ceil(self.args.num_train_epochs)
+        return self._position is None or self._position.epoch < math.ceil(self.args.num_train_epochs)
 
     def _begin_epoch(self, loader: Any) -> bool:
         """Tell that an epoch begins, and the first time that training does; return whether its place comes from a checkpoint."""
@@ -177,12 +233,12 @@ class Loop(Due):
         self.state.max_steps = total  # type: ignore[assignment]  # infinite where nobody knows; tqdm takes that for unknown
         self.state.num_train_epochs = math.ceil(total / updates) if updates else math.ceil(args.num_train_epochs)
         self.state.compute_steps(args, total)  # type: ignore[arg-type]  # as above
-        if self._place is None:
+        if self._position is None:
             done = self.state.global_step
-            self._place = Place(done // updates, done % updates * each) if updates else Place(0, done * each)
+            self._position = Position(done // updates, done % updates * each) if updates else Position(0, done * each)
         self.handler.train_dataloader = loader
-        if self._session is not None:
-            self._session.begin(self._note, describe_users_run=self._describes_users_run, **self._facts())
+        if (session := self._reporter.session) is not None:
+            session.begin(self._note, describe_users_run=self._describes_users_run, **self._reporter.facts())
         self._phase = "training"
         self._exhausted = False
         agreement = agreement_of(self.state)
@@ -217,10 +273,10 @@ class Loop(Due):
         self._open = True
 
     @property
-    def _at(self) -> Place:
-        if self._place is None:
-            self._place = Place()
-        return self._place
+    def _at(self) -> Position:
+        if self._position is None:
+            self._position = Position()
+        return self._position
 
     def _close_batch(self) -> None:
         """End the open batch: tell of a substep, or of a step and what is due after it."""
@@ -231,7 +287,7 @@ class Loop(Due):
             return
         self.state.global_step += 1
         self.state.epoch = self._at.epoch + self._done_share()
-        self._record(self._meter.end_step())
+        self._reporter.end_step(self.state.global_step)
         self._fire("on_step_end")
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
@@ -272,7 +328,7 @@ class Loop(Due):
         if self._length is None and not self.control.should_training_stop and self.args.max_steps <= 0:
             self.state.epoch = self._at.epoch + 1.0
         if not self.control.should_training_stop or self._at.done:  # else a longer training may go on in the midst of it
-            self._place = Place(self._at.epoch + 1)
+            self._position = Position(self._at.epoch + 1)
         self._fire("on_epoch_end")
         self._agree("on_epoch_end")
         self._log_interval()
@@ -293,7 +349,7 @@ class Loop(Due):
 
     def _abandon(self) -> None:
         """Count a batch whose body was left by `break` if it did something; else it is as if it had not been given out."""
-        if self._open and self._meter.touched:
+        if self._open and self._reporter.meter.touched:
             self._close_batch()
             self._settle(answered=True)
         self._open = False
@@ -337,6 +393,188 @@ class Loop(Due):
 
         self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
+    # What is due after a step: done by the functions the loop was given, or by its body
+
+    def log(self, values: Mapping[str, Any], *, mean: bool = True) -> None:
+        """Log values of the batch at hand. The run gets them each step; callbacks get their mean each `logging_steps`.
+
+        With `mean=False`, for such as a learning rate, the latest value counts. Between steps it goes out at once.
+        """
+        if self._open:
+            self._reporter.meter.add(values, mean=mean)
+            return
+        self._reporter.record(values, self.state.global_step)
+        self._tell_log(values)
+
+    @property
+    def should_evaluate(self) -> bool:
+        """Whether to evaluate now. Asking ends the step, so ask at the end of the body; then call evaluated(metrics)."""
+        self._ask()
+        return self.control.should_evaluate
+
+    @property
+    def should_save(self) -> bool:
+        """Whether to save now. Asking ends the step, so ask at the end of the body; then call saved(folder)."""
+        self._ask()
+        return self.control.should_save
+
+    def _ask(self) -> None:
+        if self._open:
+            self._close_batch()
+            self._settle(answered=False)
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None:
+        """Report an evaluation; keys without the prefix `eval_` get it."""
+        self._ask()
+        self.report(prefixed(metrics))
+        self._judge(metrics)
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Report an evaluation that has no say in which model is best, such as one after training."""
+        self._reported += 1
+        self._tell_evaluation(metrics)
+
+    def _settle(self, *, answered: bool) -> None:
+        """Evaluate and save what is due. `answered` says that the body had its chance to do it itself."""
+        if self.control.should_evaluate and self._evaluate is not None:
+            self._evaluate_now()
+        if self.control.should_evaluate:
+            if not answered:
+                return  # a checkpoint comes after the evaluation
+            self._say_undone("evaluation", "evaluate=… to Loop, or ask loop.should_evaluate")
+            self.control.should_evaluate = False
+        if self.control.should_save and self._save is not None:
+            self._save_now()
+        elif self.control.should_save and answered:
+            self._say_undone("checkpoint", "save=… to Loop, or ask loop.should_save")
+            self.control.should_save = False
+
+    def _evaluate_now(self, *, judge: bool = True) -> None:
+        before = self._reported
+        metrics = self._evaluate() if self._evaluate is not None else None
+        if metrics is None and self._reported == before:
+            raise SettingError("evaluate() returned nothing. The evaluation is lost. Return a dict of metrics: {'loss': …}.")
+        if self._reported == before:
+            self.report(prefixed(metrics or {}))
+        self.control.should_evaluate = False
+        if metrics is not None and judge:
+            self._judge(metrics)
+
+    def _say_undone(self, what: str, how: str) -> None:
+        notices.once(
+            f"loop:{what}",
+            f"{what} was due at step {self.state.global_step}, and nobody did it. Training goes on without. "
+            f"Give {how} at the end of the loop's body.",
+        )
+
+    # Values
+
+    def _tell_log(self, values: Mapping[str, Any]) -> None:
+        """Tell the callbacks of values, and keep them in the history."""
+        if self.state.log_history and isinstance(self.state.log_history[-1], Logs):
+            self.state.log_history[-1].land()  # long there by now
+        told = {**values, "epoch": self.state.epoch}
+        self.state.log_history.append(Logs({**told, "step": self.state.global_step}))
+        self._fire("on_log", logs=Logs(told))
+
+    def _log_interval(self) -> None:
+        """Tell the callbacks the means of the steps since the last time, if a log is due and there are any."""
+        if not self.control.should_log or self.state.global_step <= self._reporter.last_logged:
+            return
+        values = self._reporter.end_interval(self.state.global_step)
+        if values:
+            self._tell_log(values)
+
+    def _tell_evaluation(self, metrics: Mapping[str, Any]) -> None:
+        self._reporter.record(metrics, self.state.global_step)
+        self._tell_log(metrics)
+        self._fire("on_evaluate", metrics={**Logs(metrics), "epoch": self.state.epoch})
+
+    def _judge(self, metrics: Mapping[str, Any]) -> None:
+        """Keep in mind whether an evaluation is the best so far."""
+        name = self.args.metric_for_best_model
+        if name is None:
+            return
+        found = next((metrics[key] for key in (name, f"eval_{name}", name.removeprefix("eval_")) if key in metrics), None)
+        if found is None:
+            raise SettingError(
+                f"metric_for_best_model={name!r} is not among what this evaluation gave: {', '.join(metrics) or 'nothing'}. "
+                "The best model cannot be told. Set metric_for_best_model to one of these."
+            )
+        value, best = float(found), self.state.best_metric
+        if best is None or math.isnan(best) or (value > best if self.args.greater_is_better else value < best):
+            self.state.best_metric, self.state.best_global_step = value, self.state.global_step
+            if self.args.save_strategy == "best":
+                self.control.should_save = True
+
+    # Checkpoints
+
+    def _save_now(self) -> None:
+        """Make a checkpoint: what the user saves, then where we are. Its state comes last: before it, there is no checkpoint."""
+        folder = checkpoints.folder_for(self.args.output_dir, self.state.global_step)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.state.is_world_process_zero:
+            (folder / checkpoints.STATE_FILE).unlink(missing_ok=True)
+        if self._save is not None:
+            self._save(folder)
+        self._barrier()
+        self.saved(folder)
+
+    def _barrier(self) -> None:
+        """Wait until every rank is here, where somebody can make them wait."""
+
+    def saved(self, folder: str | os.PathLike[str]) -> None:
+        """Say that a checkpoint was saved in `folder`: the loop adds its own state to it and tells the callbacks."""
+        folder = Path(folder)
+        if self.state.best_global_step == self.state.global_step:
+            self.state.best_model_checkpoint = str(folder)
+        if self.state.is_world_process_zero:
+            checkpoints.write_note(folder, {**self._reporter.note(), **dataclasses.asdict(self._position or Position())})
+            self.state.stateful_callbacks = self.handler.export_states()
+            self.state.save_to_json(folder / checkpoints.STATE_FILE)
+            checkpoints.rotate(self.args.output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+        self._barrier()
+        self._fire("on_save")
+
+    def resume(self, checkpoint: str | os.PathLike[str] | bool | None = None) -> Path | None:
+        """Go on from a checkpoint: the one named, or the latest whole one in `output_dir`. Return its folder, or None.
+
+        Call it before epochs(). What save() wrote is read by load(), or by you.
+        """
+        if checkpoint is None:
+            checkpoint = bool(checkpoints.checkpoints(self.args.output_dir))
+        folder = checkpoints.choose(self.args.output_dir, checkpoint)
+        if folder is not None:
+            note = checkpoints.read_note(folder)
+            self._take_state(TrainerState.load_from_json(folder / checkpoints.STATE_FILE), note)
+            if self._load is not None:
+                self._load(folder)
+        return folder
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is, as plain data, for a checkpoint of your own making."""
+        self.state.stateful_callbacks = self.handler.export_states()
+        state = dataclasses.asdict(self.state)
+        return {"state": state, "note": {**self._reporter.note(), **dataclasses.asdict(self._position or Position())}}
+
+    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+        """Go on from where a loop was; call it before epochs()."""
+        known = {field.name for field in dataclasses.fields(TrainerState)}
+        self._take_state(TrainerState(**{name: kept["state"][name] for name in known & set(kept["state"])}), kept["note"])
+
+    def _take_state(self, state: TrainerState, note: Mapping[str, Any]) -> None:
+        self.state, self._note, self._loaded = state, dict(note), True
+        self._find_rank()
+        best = state.best_model_checkpoint
+        if best is not None and not Path(best).is_dir():
+            state.best_model_checkpoint = None  # moved or removed since: it can no longer be loaded
+        # A checkpoint of Transformers' says only how many steps were done; the loader tells the place.
+        self._position = Position(note["epoch"], note["batch"], note.get("length")) if "batch" in note else None
+        if self._position is not None and self._position.done:
+            self._position = Position(self._position.epoch + 1)
+        if self.args.restore_callback_states_from_checkpoint and state.stateful_callbacks:
+            self.handler.restore_states(state.stateful_callbacks)
+
     # The end
 
     def _finish(self) -> None:
@@ -361,16 +599,17 @@ class Loop(Due):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._meter.drop_step()
+        self._reporter.meter.drop_step()
         end_agreement(self.state)
-        if self._session is not None:
-            self._session.end()
+        if self._reporter.session is not None:
+            self._reporter.session.end()
 
     def _fail(self, error: BaseException) -> None:
         """End training by an exception: every callback hears of it, and the run is marked failed."""
         self._stop()
         self.handler.on_exception(self.args, self.state, self.control, exception=error)
-        run = self._session.run if self._session is not None else None
+        session = self._reporter.session
+        run = session.run if session is not None else None
         if run is not None:
             run.__exit__(type(error), error, error.__traceback__)
 
@@ -389,8 +628,9 @@ class Loop(Due):
                 self._end_epoch()
             self._finish()
         self._phase = "idle"
-        if self._ends_run and self._session is not None and self._session.ours:
-            self._session.run.finish()
+        session = self._reporter.session
+        if self._ends_run and session is not None and session.ours:
+            session.run.finish()
 
     def _left(self, error: BaseException) -> None:
         """Hear that a generator or the `with` was left by an exception, or that nobody asks a generator any more."""
@@ -402,6 +642,20 @@ class Loop(Due):
             if self._phase == "training":
                 self._fire("on_train_end")
             self._stop()
+
+
+def prefixed(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Name metrics as those of an evaluation."""
+    return {key if key.startswith(("eval_", "eval/")) else f"eval_{key}": value for key, value in metrics.items()}
+
+
+def _reporting_callbacks(args: LoopArguments) -> list[Any]:
+    names = [name for name in args.report_to if name != "fanfold"]  # the run is always there
+    if not names:
+        return []
+    from ..callbacks.reporting import get_reporting_integration_callbacks
+
+    return list(get_reporting_integration_callbacks(names))
 
 
 _NAMES = {item.name for item in dataclasses.fields(LoopArguments)} | {*inspect.signature(Loop).parameters} - {"arguments"}

@@ -14,12 +14,12 @@ from typing import Any
 
 from ..callbacks import CallbackHandler, TrainerControl, TrainerState
 from ..errors import SettingError, missing_extra
-from . import checkpoints, data, keeping
+from . import checkpoints, data, trainer_state
 from .arguments import TrainingArguments
 from .evaluation import Gathered, PredictionOutput, TrainOutput, count_of
+from .lengths import length_of, updates_of
 from .model import call, labels_of, loss_of, predictions_of
 from .optim import make_optimizer, make_scheduler, waits_for_evaluations
-from .spans import length_of, updates_of
 from .trainer_loop import TrainerLoop
 
 
@@ -55,8 +55,8 @@ class Trainer:
         self.args = args if args is not None else TrainingArguments()
         _check(self.args, eval_dataset)
         self.label_names = list(self.args.label_names or ())
-        self.accelerator = keeping.make_accelerator(self.args)
-        keeping.seed_everything(self.args.seed)
+        self.accelerator = trainer_state.make_accelerator(self.args)
+        trainer_state.seed_everything(self.args.seed)
         self.model_init = model_init
         self.model = model_init() if model_init is not None else model
         self.model_wrapped = self.model
@@ -154,14 +154,14 @@ class Trainer:
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         folder = checkpoints.choose(self.args.output_dir, asked)
         if self.model_init is not None:  # every training starts from the same model
-            keeping.seed_everything(self.args.seed)
+            trainer_state.seed_everything(self.args.seed)
             self.model, self._made_optimizer = self.model_init().to(self.accelerator.device), None
         loader = self.get_train_dataloader()
         if folder is not None:
             self.loop.resume(folder)
         model = self._make_ready(_all_steps(self.args, loader))
         if folder is not None:
-            keeping.load_optimizer(self, folder)
+            trainer_state.load_optimizer(self, folder)
         self._resumed_from = folder
         with self.loop:
             for epoch in self.loop.epochs():
@@ -174,7 +174,7 @@ class Trainer:
     def _make_ready(self, steps: int) -> Any:
         """Make optimizer and schedule, and let Accelerate wrap model and optimizer."""
         self.accelerator.free_memory()
-        keeping.reset_accumulation(self.accelerator)
+        trainer_state.reset_accumulation(self.accelerator)
         optimizer, scheduler = self._given_optimizers
         if optimizer is None:
             optimizer = self._made_optimizer  # a second training continues with what the first one's optimizer has learned
@@ -182,7 +182,7 @@ class Trainer:
         self._made_optimizer = self.optimizer
         self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         self.optimizer.zero_grad()
-        self._first_step = keeping.FirstStepCheck(self.optimizer)
+        self._first_step = trainer_state.FirstStepCheck(self.optimizer)
         handler = self.loop.handler
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         return self.model_wrapped
@@ -199,7 +199,7 @@ class Trainer:
         """
         rest = data.from_place(loader, done) if done else None
         if self._resumed_from is not None:
-            keeping.load_random_states(self._resumed_from, self.accelerator.process_index)
+            trainer_state.load_random_states(self._resumed_from, self.accelerator.process_index)
         return rest if rest is not None else data.from_place(loader, 0)
 
     def _train_on(self, model: Any, batch: Any) -> None:
@@ -321,7 +321,7 @@ class Trainer:
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
         """Write the model's weights, from the main process."""
         if self.is_world_process_zero():
-            keeping.save_weights(
+            trainer_state.save_weights(
                 self.model, Path(output_dir if output_dir is not None else self.args.output_dir), self.processing_class
             )
 

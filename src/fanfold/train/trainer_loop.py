@@ -10,13 +10,39 @@ from typing import TYPE_CHECKING, Any
 
 from ..callbacks import PrinterCallback, ProgressCallback
 from ..callbacks.subjects import rewrite_logs
-from . import data, keeping
+from . import data, trainer_state
 from .evaluation import TrainOutput
 from .loop import Loop
 from .optim import waits_for_evaluations
+from .reporter import Reporter
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+
+class TrainerReporter(Reporter):
+    """Names values as Transformers' integrations do, and averages the loss over the ranks."""
+
+    def __init__(self, trainer: Trainer, run: Any) -> None:
+        self._trainer = trainer
+        self.sum: Any = 0.0  # of the losses of all steps
+        super().__init__(trainer.args, run)
+
+    def run_options(self) -> dict[str, Any]:
+        return {**super().run_options(), "fold": {"train/loss": "mean"}}
+
+    def facts(self) -> dict[str, Any]:
+        return {"config": {**self.args.to_dict(), **trainer_state.model_facts(self._trainer.model)}}
+
+    def renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(rewrite_logs(dict(values)))
+
+    def over_ranks(self, values: dict[str, Any], steps: int) -> dict[str, Any]:
+        """Average the loss over the ranks, on the device; every rank is here at the same step."""
+        if "loss" in values:
+            values["loss"] = self._trainer.accelerator.reduce(values["loss"], "mean")
+            self.sum = self.sum + values["loss"] * steps
+        return values
 
 
 class TrainerLoop(Loop):
@@ -24,6 +50,7 @@ class TrainerLoop(Loop):
 
     _ends_run = False  # what comes after training lands in the same run
     _describes_users_run = True  # as Transformers' integrations do
+    _reporter: TrainerReporter
 
     def __init__(self, trainer: Trainer, callbacks: Iterable[Any], run: Any, on_error: str) -> None:
         self._trainer = trainer
@@ -42,16 +69,10 @@ class TrainerLoop(Loop):
         batches = getattr(self.handler.train_dataloader, "batch_sampler", None)
         return batches.weight(self._at.batch) if isinstance(batches, data.Batches) else 1.0
 
-    def _run_options(self) -> dict[str, Any]:
-        return {**super()._run_options(), "fold": {"train/loss": "mean"}}
+    def _make_reporter(self, run: Any) -> TrainerReporter:
+        return TrainerReporter(self._trainer, run)
 
-    def _facts(self) -> dict[str, Any]:
-        return {"config": {**self.args.to_dict(), **keeping.model_facts(self._trainer.model)}}
-
-    def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(rewrite_logs(dict(values)))
-
-    def _look_around(self) -> None:
+    def _find_rank(self) -> None:
         self.state.is_world_process_zero = self._trainer.is_world_process_zero()
         self.state.is_local_process_zero = self._trainer.is_local_process_zero()
 
@@ -62,14 +83,7 @@ class TrainerLoop(Loop):
     def _start(self) -> None:
         super()._start()
         self.state.train_batch_size = self._trainer.args.train_batch_size
-        self._began, self._first, self._sum, self._flos = time.perf_counter(), self.state.global_step, 0.0, 0.0
-
-    def _over_ranks(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Average the loss over the ranks, on the device; every rank is here at the same step."""
-        if "loss" in values:
-            values["loss"] = self._trainer.accelerator.reduce(values["loss"], "mean")
-            self._sum = self._sum + values["loss"] * (self.state.global_step - self._last_logged)
-        return values
+        self._began, self._first, self._reporter.sum, self._flos = time.perf_counter(), self.state.global_step, 0.0, 0.0
 
     def _judge(self, metrics: Mapping[str, Any]) -> None:
         """Keep in mind whether an evaluation is the best so far, and let a schedule that waits for it step."""
@@ -100,23 +114,23 @@ class TrainerLoop(Loop):
 
     def predicted(self, metrics: dict[str, Any]) -> None:
         """Tell that a prediction is done."""
-        self._record(metrics)
+        self._reporter.record(metrics, self.state.global_step)
         self._fire("on_predict", metrics=dict(metrics))
 
     def _save_all(self, folder: Path) -> None:
         self._store_flos()
-        keeping.save(self._trainer, folder)
+        trainer_state.save(self._trainer, folder)
 
     def _load_weights(self, folder: Path) -> None:
-        keeping.load_weights(self._trainer.model, folder)
+        trainer_state.load_weights(self._trainer.model, folder)
 
     def _closing(self) -> None:
         """Sum up, and take the best model back."""
-        self._over_ranks(self._meter.end_interval())  # what no log took, as under logging_strategy="no"
+        self._reporter.end_interval(self.state.global_step)  # what no log took, as under logging_strategy="no"
         seconds, steps = max(time.perf_counter() - self._began, 1e-9), self.state.global_step - self._first
         samples = steps * self._trainer.args.train_batch_size * self.args.gradient_accumulation_steps
         samples *= self._trainer.accelerator.num_processes
-        loss = float(self._sum) / max(steps, 1)
+        loss = float(self._reporter.sum) / max(steps, 1)
         self._store_flos()
         metrics = {
             "train_runtime": seconds,

@@ -1,0 +1,62 @@
+"""What a loop reports to a run: which run, the values of each step, and their means over an interval. When is loop.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..frameworks._session import Session
+from .arguments import LoopArguments
+from .meter import Meter
+
+
+class Reporter:
+    """The run of a loop, and what was logged since its last step and its last log."""
+
+    def __init__(self, args: LoopArguments, run: Any) -> None:
+        self.args = args
+        self.session = None if run is False else Session(args.project, run, **self.run_options())
+        self.meter = Meter()
+        self.last_logged = 0  # the step of the last log
+
+    def run_options(self) -> dict[str, Any]:
+        """Return the options of a run that the loop opens."""
+        return {"name": self.args.run_name}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run that the loop opens is told about it."""
+        return {"config": self.args.to_dict()}
+
+    def renamed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return values under the keys they have in the run."""
+        return values
+
+    def over_ranks(self, values: dict[str, Any], steps: int) -> dict[str, Any]:  # noqa: ARG002 - for those who sum over steps
+        """Return what callbacks see of an interval of some steps. The run keeps every rank's own; a loop calls no collective."""
+        return values
+
+    @property
+    def run(self) -> Any:
+        """The run that values go to, opened now if it is not yet; None under run=False."""
+        if self.session is None:
+            return None
+        return self.session.run if self.session.run is not None else self.session.live(self.facts)
+
+    def record(self, values: Mapping[str, Any], step: int) -> None:
+        """Log values to the run."""
+        if values and self.session is not None:
+            self.session.live(self.facts).log(self.renamed(values), step)
+
+    def end_step(self, step: int) -> None:
+        """Log what was logged during a step."""
+        self.record(self.meter.end_step(), step)
+
+    def end_interval(self, step: int) -> dict[str, Any]:
+        """Return the means since the last log, as callbacks see them."""
+        values = self.over_ranks(self.meter.end_interval(), step - self.last_logged)
+        self.last_logged = step
+        return values
+
+    def note(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, so that training which continues from it continues in the same run."""
+        return self.session.note() if self.session is not None else {}
