@@ -33,7 +33,7 @@ class Fleet:
 
     def store(self) -> ClickHouseStore:
         if self._store is None:
-            self._store = stores.open_store(self.url)
+            self._store = stores.connect(self.url)
         return self._store
 
     def ship(self, root: Path, *, most: int = 1 << 20) -> int:

@@ -29,13 +29,13 @@ import fanfold
 from abuse_tools import BUSY_SECONDS, TEXTS, Count, Dashboard, Watched, answer_to, counting, fuzz_api, fuzz_paths, queries, quoted
 from clickhouse_tools import Fleet
 from fanfold.errors import FanfoldError, notices
-from fanfold.fleet.gateway import DOORS
 from fanfold.fleet.tokens import FILE_NAME, Tokens
 from fanfold.fleet.wire import LENGTH, Piece, encode
 from fanfold.journal import Kind, packed, packing
 from fanfold.journal import format as fmt
 from fanfold.journal.directory import journal_files
 from fanfold.relay.feed import Feed
+from fanfold.server.gateway import DOORS
 from fanfold.store import catalogue
 from fleet_tools import Gateway, until
 from test_forged_frames import (
@@ -198,7 +198,7 @@ def test_damaged_packed_journals(tmp_path):
 
 
 def rows(root: Path) -> list[Any]:
-    return [(run.row(), catalogue.statistics(catalogue.as_row(run), "a")) for run in fanfold.runs("p", dir=root)]
+    return [(run.row(), catalogue.statistics(run.row(), "a")) for run in fanfold.runs("p", dir=root)]
 
 
 def test_damaged_caches(tmp_path, small, cache, capsys):

@@ -34,7 +34,7 @@ from fanfold.cli import logins, serve
 from fanfold.clickhouse import address as store_address
 from fanfold.clickhouse import rebuild, schema
 from fanfold.fleet import address, metrics
-from fanfold.fleet.gateway import DOORS
+from fanfold.server.gateway import DOORS
 from fanfold.settings import unknown_variables
 
 OVER_TLS = ("compose.yaml", "compose.tls.yaml")

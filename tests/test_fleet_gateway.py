@@ -16,11 +16,11 @@ from fanfold.cli import main
 from fanfold.fleet import logs
 from fanfold.fleet.audit import FILE_NAME as AUDIT
 from fanfold.fleet.audit import AuditFile
-from fanfold.fleet.gateway import DOORS, Limits, app
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.fleet.limits import Rates
 from fanfold.fleet.tokens import FILE_NAME, Tokens
 from fanfold.fleet.wire import LENGTH, Piece, encode
+from fanfold.server.gateway import DOORS, Limits, app
 from fanfold.store.query import LocalStore
 from fleet_tools import kept, pieces_of, write_run
 

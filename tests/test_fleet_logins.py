@@ -36,13 +36,13 @@ from fanfold.cli import main
 from fanfold.errors import SettingError
 from fanfold.fleet.audit import FILE_NAME as AUDIT
 from fanfold.fleet.audit import AuditFile
-from fanfold.fleet.gateway import app
 from fanfold.fleet.grants import Grants
 from fanfold.fleet.intake import DirectoryIntake
-from fanfold.fleet.login import Logins
 from fanfold.fleet.oidc import Oidc
 from fanfold.fleet.sessions import Sessions
 from fanfold.fleet.tokens import FILE_NAME, Tokens
+from fanfold.server.gateway import app
+from fanfold.server.login import Logins
 from fanfold.store.query import LocalStore
 from fleet_tools import Gateway, arrived, write_run
 

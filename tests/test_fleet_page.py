@@ -16,23 +16,23 @@ from starlette.testclient import TestClient
 
 import fanfold
 from fanfold.cli import main
-from fanfold.errors import FanfoldError, RunNotFound, SettingError
+from fanfold.errors import FanfoldError, Forbidden, RunNotFound, SettingError
 from fanfold.fleet.audit import FILE_NAME as AUDIT
 from fanfold.fleet.audit import AuditFile, Entry
 from fanfold.fleet.client import Client
 from fanfold.fleet.forwarder import Forwarder as ShippingForwarder
-from fanfold.fleet.gateway import app
 from fanfold.fleet.grants import Anybody, Grants
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.fleet.limits import Rates
-from fanfold.fleet.login import Logins
 from fanfold.fleet.proxy import Proxies
 from fanfold.fleet.sessions import Errand, Session, Sessions
 from fanfold.fleet.tokens import FILE_NAME, Tokens
 from fanfold.fleet.views import ProjectsView
-from fanfold.server.access import STILL_HERE, Forbidden, visible
-from fanfold.server.edit import DirectoryViews
+from fanfold.server.access import STILL_HERE, visible
 from fanfold.server.endpoints import ALL
+from fanfold.server.gateway import app
+from fanfold.server.login import Logins
+from fanfold.store.changes import DirectoryViews
 from fanfold.store.query import LocalStore
 from fleet_tools import Forwarder, Gateway, arrived, journals, pieces_of, until, write_run
 
@@ -240,6 +240,7 @@ def test_a_view_of_some_projects_forgets_no_question(place):
     assert [row["name"] for row in view.projects()] == ["llm"]
     assert {row["id"] for row in view.runs()} == {"r1", "r2"}
     assert len(view.runs(limit=1)) == 1
+    assert {run.id for run in view.listed()} == {"r1", "r2"} == {id for _, id in view.names()}
     assert {name for name, _ in view.changed(0)[1]} == {"llm"}
     assert view.series(view.run("llm", "r1"), "loss").total == 5
     foreign = outside.run("vision", "v1")
@@ -247,6 +248,9 @@ def test_a_view_of_some_projects_forgets_no_question(place):
         lambda: view.runs("vision"),
         lambda: view.run("vision", "v1"),
         lambda: view.run("nothing", "v1"),
+        lambda: view.names("vision"),
+        lambda: view.listed("vision"),
+        lambda: view.statistics(foreign.row(), "loss"),
         lambda: view.series(foreign, "loss"),
         lambda: view.series_many([(foreign, "loss")]),
     ):
@@ -254,8 +258,8 @@ def test_a_view_of_some_projects_forgets_no_question(place):
             question()
     with pytest.raises(RunNotFound):
         view.run("llm", "v1")
-    public = {name for name in dir(LocalStore) if not name.startswith("_")}
-    assert public <= {name for name in dir(ProjectsView) if not name.startswith("_")} | {"root"}
+    public = {name for name in dir(store) if not name.startswith("_")}
+    assert public <= set(dir(view))
 
 
 def test_notices_name_only_what_a_caller_sees():

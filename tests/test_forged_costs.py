@@ -157,7 +157,7 @@ import resource, sys
 from pathlib import Path
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.fleet.wire import Refused, decode
-from fanfold.store import runs
+from fanfold import runs
 body, root, length = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), int(sys.argv[3])
 intake = DirectoryIntake(root, power=False)
 runs("llm", dir=root)

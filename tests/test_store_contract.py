@@ -20,10 +20,12 @@ from hypothesis import strategies as some
 import fanfold
 from clickhouse_tools import Fleet
 from fanfold.cli import main
+from fanfold.clickhouse.address import parse
 from fanfold.errors import RunNotFound
 from fanfold.journal import format as fmt
 from fanfold.server import edit
 from fanfold.store.query import LocalStore, Store
+from fanfold.stores import open_store
 from store_data import Call, beat, end, thinned, visible, write_journal, write_run
 
 
@@ -160,6 +162,26 @@ def test_everything_a_run_holds_is_read_back(place, capfd):
     assert found.to_pandas(["acc", "n"]).shape == (30, 3)
 
 
+def test_a_listed_run_reads_its_points_and_media(place):
+    with training(place.root, id="r", config={"lr": 0.1}) as run:
+        run.log({"loss": 2.0, "table": fanfold.Table(["a"], [[1]])}, step=0)
+        run.log({"loss": 1.0}, step=1)
+    place.take_in()
+    (listed,) = fanfold.runs("p", dir=place.dir, filter="lr=0.1")
+    assert (listed.status, listed.summary["loss"], listed.latest["loss"]) == ("finished", 1.0, 1.0)
+    assert listed.series("loss").values.tolist() == [2.0, 1.0]
+    assert listed.table("table").rows == [[1]]
+    assert open_store(listed.store).run("p", "r").series("loss").values.tolist() == [2.0, 1.0]
+    assert fanfold.open("r", dir=place.dir).status == "finished"
+
+
+def test_the_address_of_a_database_opens_it_again():
+    for text in ("clickhouses://me:p%40ss%2F@db:9000/runs?cluster=all&replicated=1&ttl_days=3", "clickhouse://[::1]/x"):
+        address = parse(text)
+        assert parse(address.text) == address
+        assert "p%40ss" not in address.shown
+
+
 def test_runs_are_renamed_and_views_saved_from_the_page(place):
     with training(place.root, name="before", tags=["a"]) as run:
         run.log({"loss": 1.0}, step=0)
@@ -168,7 +190,7 @@ def test_runs_are_renamed_and_views_saved_from_the_page(place):
     (row,) = store.runs("p")
     assert (row["name"], row["tags"], row["notes"], row["archived"]) == ("after", ["b", "c"], "why", True)
     assert store.run("p", run.id).status == "finished"
-    changes = edit.changes_of(store)
+    changes = store.changes
     changes.views.save("p", "mine", "#page=charts")
     changes.views.save("p", "other", "#page=table")
     changes.views.save("p", "other", None)

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from .probes.labels import label
     from .process import is_main_process, on_main_process
     from .provenance import inspect
-    from .store import StoredRun, open, runs
+    from .store import StoredRun
+    from .stores import open, runs
     from .train import Loop, Trainer, TrainingArguments
 
 _HOMES = {
@@ -74,7 +75,8 @@ _HOMES = {
     "probes.labels": ("label",),
     "process": ("is_main_process", "on_main_process"),
     "provenance": ("inspect",),
-    "store": ("StoredRun", "open", "runs"),
+    "store": ("StoredRun",),
+    "stores": ("open", "runs"),
     "train": ("Loop", "Trainer", "TrainingArguments"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

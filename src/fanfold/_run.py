@@ -423,9 +423,9 @@ class Run(Recorder):
         return f"<fanfold run {self.name} ({self.id}) of {self.project}: {self._status}, {self.path}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from .notebook import run_html
+        from .store import open_run
 
-        return {"text/plain": repr(self), "text/html": run_html(self)}
+        return {**open_run(self.path)._repr_mimebundle_(), "text/plain": repr(self)}
 
 
 class Summary(dict[str, Any]):

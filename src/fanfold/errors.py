@@ -4,6 +4,7 @@ FanfoldError
 ├── SettingError      a setting or argument that cannot be understood      (also ValueError)
 ├── RunError          a run that cannot be opened, joined or resumed
 │   └── RunNotFound   no run of that id or path                            (also LookupError)
+├── Forbidden         what a caller of a server may not see or do
 ├── JournalError      a journal this version cannot read
 ├── ValueRefused      a value that cannot be logged, under strict=True     (also TypeError)
 ├── MissingExtra      an optional library that is not installed            (also ImportError)
@@ -55,6 +56,10 @@ class RunError(FanfoldError):
 
 class RunNotFound(RunError, LookupError):
     """No run of that id or path."""
+
+
+class Forbidden(FanfoldError):
+    """Something that a caller of a server may not see or do."""
 
 
 class JournalError(FanfoldError):

@@ -1,7 +1,7 @@
 """The dashboard inside a notebook: `fanfold.ui()` starts it in a process of its own and shows it in a frame.
 
 The server takes no time from the training that runs in the same kernel, and ends with it: it watches a pipe that closes
-when this process does, however it ends. `python -m fanfold.notebook DIR` is that process.
+when this process does, however it ends. `server/embedded.py` is that process.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .drawing import Markup, tag
+from .drawing import STYLE, Markup, tag
 from .drawing.markup import join
 from .drawing.numbers import moment
 from .errors import FanfoldError, missing_extra, notices, outcome
-from .settings import find_directory
+from .settings import find_directory, is_address, store_address
 
 HEIGHT = 640
 STOP_SECONDS = 5.0
@@ -40,21 +40,22 @@ _SHOW = """(() => {
   });
   frame.src = frame.dataset.src;
 })();"""
-_servers: dict[Path, Server] = {}
+_servers: dict[str, Server] = {}  # by the address of the store
 _lock = threading.Lock()
 
 
 class Server:
-    """The dashboard's process over one directory of runs."""
+    """The dashboard's process over one store."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, store: str) -> None:
+        self.store = store
         path = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         # A session of its own: Ctrl-C in a terminal is meant for the training, not for us.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fanfold.notebook", str(root)],
+            [sys.executable, "-m", "fanfold.server.embedded"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
+                 "FANFOLD_DIR": store},  # an address may hold a password, which a command line would show
         )  # fmt: skip
         self._owner = os.getpid()
         self.address = self._address()
@@ -100,8 +101,8 @@ class Page:
     def stop(self) -> None:
         """Stop the server; other pages over the same directory stop with it."""
         with _lock:
-            if _servers.get(self._server.root) is self._server:
-                del _servers[self._server.root]
+            if _servers.get(self._server.store) is self._server:
+                del _servers[self._server.store]
         self._server.stop()
 
     def __repr__(self) -> str:
@@ -116,15 +117,19 @@ def ui(run: Any = None, *, dir: str | os.PathLike[str] | None = None, height: in
 
     It reads only, and answers to this machine only. A second call shows the server that is there.
     """
-    server = _server(_root(run, dir))
+    server = _server(_store(run, dir))
     page = Page(server, fragment(run), height)
     if not in_notebook():
         print(page.url)
     return page
 
 
-def _root(run: Any, dir: str | os.PathLike[str] | None) -> Path:
-    return Path(run.path).parent.parent if run is not None and dir is None else find_directory(dir)
+def _store(run: Any, dir: str | os.PathLike[str] | None) -> str:
+    """Return the address of a run's store, else of the one that is named."""
+    if run is not None and dir is None:
+        return str(getattr(run, "store", Path(run.path).parent.parent))  # a run of this process writes to a directory
+    given = store_address(dir)
+    return str(given) if is_address(given) else str(find_directory(dir))
 
 
 def fragment(run: Any) -> str:
@@ -132,12 +137,13 @@ def fragment(run: Any) -> str:
     return "" if run is None else f"#p={quote(run.project, safe='')}&v=run&r={quote(run.id, safe='')}"
 
 
-def _server(root: Path) -> Server:
-    root = root.absolute()
+def _server(store: str) -> Server:
     with _lock:
-        found = _servers.get(root)
+        found = _servers.get(store)
         if found is None or not found.running:
-            found = _servers[root] = Server(root)
+            if not all(map(find_spec, ("starlette", "uvicorn"))):
+                raise missing_extra("starlette and uvicorn", "all", "the dashboard")
+            found = _servers[store] = Server(store)
             atexit.register(found.stop)
         return found
 
@@ -164,13 +170,14 @@ def live_or_still(url: str, height: int, picture: object) -> Markup:
     return tag("div", live, tag("div", picture, class_="ff-still"), tag("script", Markup(_SHOW % id)), id=id)
 
 
-def run_html(run: Any) -> str:
-    """Return a run of this process: live in a notebook while it runs, with the picture of now for later."""
-    from .store import open_run
-    from .store.display import run_html as picture
-    from .store.display import shown
+def shown(picture: object, runs: Sequence[Any]) -> str:
+    """Return runs as a notebook shows them: live while they run, else as a picture.
 
-    return shown(picture(open_run(run.path)), [run])
+    A live one holds the picture of now, too. It is shown when the dashboard's server is gone, as in a notebook that was saved
+    and is opened later.
+    """
+    inside = tag("div", live(runs, picture) or picture, class_="fanfold", style="padding:12px;border-radius:7px")
+    return str(join([tag("style", Markup(STYLE)), inside]))
 
 
 def live(runs: Sequence[Any], picture: object) -> Markup | None:
@@ -181,7 +188,7 @@ def live(runs: Sequence[Any], picture: object) -> Markup | None:
     going = [run for run in runs if run.status == "running"]
     if not going or not in_notebook():
         return None
-    server, error = outcome(lambda: _server(_root(going[0], None)))
+    server, error = outcome(lambda: _server(_store(going[0], None)))
     if server is None:
         notices.once("notebook", f"the run is shown as a picture, not live: {error}")
         return None
@@ -195,48 +202,3 @@ def in_notebook() -> bool:
     shell = sys.modules.get("IPython")
     current = shell.get_ipython() if shell is not None else None
     return getattr(current, "kernel", None) is not None
-
-
-# In the process that serves
-
-
-def serve(root: str) -> None:
-    """Serve the dashboard on a free port of this machine until the pipe on stdin closes."""
-    try:
-        import uvicorn
-
-        from .server import app
-        from .server.connections import Connections
-    except ImportError as error:
-        raise missing_extra("starlette and uvicorn", "all", "the dashboard") from error
-    from .store.merge import beside
-
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()  # whoever reads the address may ask at once
-    token = secrets.token_urlsafe(24)  # other users of this machine can reach the port, too
-    served = app(root, embed=True, token=token)
-    config = uvicorn.Config(
-        served, http=Connections().protocol(), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    threading.Thread(target=_watch, args=[server, served.state.notices], daemon=True).start()
-    print(json.dumps({"address": f"http://localhost:{listener.getsockname()[1]}/?token={token}"}), flush=True)
-    with beside(find_directory(root)):
-        server.run(sockets=[listener])
-
-
-def _watch(server: Any, notices: Any) -> None:
-    """End the server when whoever started it is gone."""
-    with contextlib.suppress(OSError):
-        while os.read(0, 1024):
-            pass
-    server.should_exit = True
-    notices.close()  # open pages hold a stream each; without this the server would wait for them
-
-
-if __name__ == "__main__":
-    try:
-        serve(sys.argv[1])
-    except FanfoldError as error:
-        sys.exit(f"fanfold: {error}")

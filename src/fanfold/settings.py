@@ -183,40 +183,29 @@ def read_file(directory: Path) -> dict[str, Any]:
     return found
 
 
-STORES = {"clickhouse": "fanfold.clickhouse.store", "clickhouses": "fanfold.clickhouse.store"}
-
-
 def is_address(given: object) -> bool:
-    """Tell whether a text names a store on a server rather than a directory."""
+    """Return whether a text names a store on a server rather than a directory."""
     return isinstance(given, str) and "://" in given
 
 
-def _mounted(address: str) -> Path:
-    """Open the store at an address; the folder that stands for it works wherever runs are read. Only then is its room loaded."""
-    import importlib
-
-    scheme = address.partition("://")[0]
-    if scheme not in STORES:
-        raise SettingError(
-            f"there is no store of the kind {scheme!r}. Nothing was opened. Name a directory, or clickhouse://host/database."
-        )
-    mounted: Path = importlib.import_module(STORES[scheme]).mount(address)
-    return mounted
+def store_address(argument: str | os.PathLike[str] | None = None) -> str | os.PathLike[str] | None:
+    """Return what names the store of runs: the argument, else FANFOLD_DIR, else nothing."""
+    return argument if argument is not None else os.environ.get(TABLE["dir"].variable)
 
 
 def find_directory(argument: str | os.PathLike[str] | None = None, *, writing: bool = False) -> Path:
-    """Find where runs live: the argument, FANFOLD_DIR, else the nearest .fanfold upward, else ./.fanfold.
+    """Find the directory of runs: the argument, FANFOLD_DIR, else the nearest .fanfold upward, else ./.fanfold.
 
-    The address of a store on a server is good for reading; a run writes its journal to a directory of this machine.
+    The address of a store on a server is refused; `stores.open_store` opens it for reading.
     """
-    given = argument if argument is not None else os.environ.get(TABLE["dir"].variable)
-    if given and is_address(given):
+    given = store_address(argument)
+    if is_address(given):
         if writing:
             raise SettingError(
                 "the directory of runs is the address of a server. The run was not started: a run writes to this machine, and a "
                 "forwarder carries it on. Name a directory, and the gateway in FANFOLD_SERVER."
             )
-        return _mounted(str(given))
+        raise SettingError("this works on a directory of runs, and this is the address of a server. Name a directory.")
     if given:
         return Path(given).expanduser().absolute()
     here = Path.cwd()

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from .. import __version__, process
 from ..errors import FanfoldError, guard
 from ..journal import origin, spool
-from ..settings import cache_directory, find_directory, read_file, resolve, unknown_variables
-from ..store import catalogue
+from ..settings import cache_directory, find_directory, is_address, read_file, resolve, store_address, unknown_variables
+from ..stores import open_store
 from .text import size
 
 LOW_BYTES = 1_000_000_000
@@ -65,11 +65,12 @@ def _clock() -> Line:
 
 def places(args: argparse.Namespace) -> Iterator[Line]:
     try:
-        root = find_directory(args.dir)
-        if root in catalogue.mounted:
-            yield Line("runs", f"{catalogue.mounted[root].place}, {len(catalogue.listed(root, args.project))} runs")
+        if is_address(store_address(args.dir)):
+            store = open_store(args.dir)
+            yield Line("runs", f"{store.place}, {sum(1 for _ in store.names(args.project))} runs")
             yield from _writable("cache", cache_directory(), needed=False)
             return
+        root = find_directory(args.dir)
         yield from _writable("runs", root, needed=True)
         read_file(root)
     except FanfoldError as error:

@@ -8,15 +8,22 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import FanfoldError, SettingError, suggestion
-from ..settings import find_directory
+from ..settings import find_directory, is_address, store_address
 from ..store import StoredRun, catalogue
-from ..store import open as open_stored
-from ..store.display import Runs
 from ..store.filter import FIELDS, Filter, same
+from ..store.query import Store
+from ..store.run import Runs
+from ..stores import open as open_stored
+from ..stores import open_store
 from .output import progress, remark
 from .text import STATUS, flat
 
 RUN_HELP = "an id, the beginning of one, a name, a run's directory, or - for the newest run"
+
+
+def store(args: argparse.Namespace) -> Store:
+    """Open the store that a command is about."""
+    return open_store(args.dir)
 
 
 def one(args: argparse.Namespace, word: str) -> StoredRun:
@@ -26,13 +33,12 @@ def one(args: argparse.Namespace, word: str) -> StoredRun:
 
 def folder(args: argparse.Namespace, command: str) -> Path:
     """Return the directory of runs, for a command that works on files and not on a server's store."""
-    root = find_directory(args.dir)
-    if root in catalogue.mounted:
+    if is_address(store_address(args.dir)):
         raise SettingError(
             f"`fanfold {command}` works on a directory of runs, and this is the address of a server. Nothing was done. "
             "Name a directory with --dir."
         )
-    return root
+    return find_directory(args.dir)
 
 
 def several(args: argparse.Namespace, words: Iterable[str]) -> list[StoredRun]:
@@ -47,7 +53,7 @@ def everything(args: argparse.Namespace) -> Runs:
     def watch(folders: Iterable[Path], total: int) -> Iterable[Path]:
         return progress(args, folders, total, "Reading runs")
 
-    found = catalogue.listed(find_directory(args.dir), args.project, progress=watch)
+    found = store(args).listed(args.project, progress=watch)
     report_unreadable(args, found.unreadable)
     return found
 
@@ -77,7 +83,7 @@ def filtered(args: argparse.Namespace) -> bool:
 
 def say_none(args: argparse.Namespace) -> None:
     """Say that there are no runs, and where they were looked for; matching() has spoken of --filter."""
-    where = f"{f'project {args.project} in ' if args.project else ''}{find_directory(args.dir)}"
+    where = f"{f'project {args.project} in ' if args.project else ''}{store(args).place}"
     given = [f"--{name}" for name in ("status", "tag", "name", "config") if getattr(args, name)]
     if given and not args.filter:
         remark(args, f"no run in {where} fits {' and '.join(given)}. `fanfold ls` lists them.")
@@ -96,8 +102,8 @@ def matching(args: argparse.Namespace, found: list[StoredRun]) -> list[StoredRun
     kept = [run for run in found if _passes(run, args, statuses, wanted)]
     if not args.filter:
         return kept
-    rows = [catalogue.as_row(run) for run in kept]
-    chosen = [run for run, row in zip(kept, rows, strict=True) if fits.matches(row, stats=catalogue.statistics)]
+    rows, statistics = [run.row() for run in kept], store(args).statistics
+    chosen = [run for run, row in zip(kept, rows, strict=True) if fits.matches(row, stats=statistics)]
     if not chosen:
         unknown = fits.unknown(rows) if rows else []
         fields = f"Fields: {', '.join(FIELDS)}, config and metric names."

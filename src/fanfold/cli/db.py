@@ -87,9 +87,9 @@ def _status(args: argparse.Namespace, address: Address) -> int:
 
 def _rebuild(args: argparse.Namespace) -> int:
     from ..clickhouse.rebuild import rebuild
-    from ..clickhouse.store import open_store
+    from ..clickhouse.store import connect
 
-    store = open_store(places.address(args))
+    store = connect(places.address(args))
     names = [name for name in store.names(args.project) if args.run in (None, name[1])]
     if not names:
         raise SettingError("there is no such run. Nothing was rebuilt. `fanfold ls` lists them.")

@@ -44,8 +44,10 @@ def _folder(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> Path |
     named = _table(stamp or {}, "run").get("id")
     if not isinstance(named, str):
         return None
-    from ..settings import find_directory
+    from ..settings import find_directory, is_address, store_address
 
+    if is_address(store_address(args.dir)):
+        return None
     for folder in find_directory(args.dir).glob("*/*"):
         wanted = _is(folder.name, named) and (args.project is None or _is(folder.parent.name, args.project))
         if wanted and (folder / "journal").is_dir() and not folder.is_symlink() and not folder.parent.is_symlink():

@@ -12,10 +12,10 @@ from ..settings import resolve
 from . import output
 
 if TYPE_CHECKING:
-    from ..fleet.login import Logins
     from ..fleet.oidc import Oidc
     from ..fleet.sessions import Sessions
     from ..fleet.tokens import TokenBook
+    from ..server.login import Logins
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +44,9 @@ def people_log_in(args: argparse.Namespace) -> bool:
 def logins(args: argparse.Namespace, tokens: TokenBook | None) -> Logins:
     """Return how people get to the page."""
     from ..fleet.grants import Grants
-    from ..fleet.login import Logins
     from ..fleet.proxy import Proxies
     from ..fleet.sessions import Sessions
+    from ..server.login import Logins
 
     sessions = Sessions(resolve("session_secret"), hours=args.session_hours)
     if tokens is not None and not sessions.shared:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..fleet.audit import Audit
     from ..fleet.intake import Intake
     from ..fleet.tokens import TokenBook
-    from ..server.edit import Views
+    from ..store.changes import Views
     from ..store.query import Store
 
 
@@ -40,9 +40,9 @@ def books(args: argparse.Namespace) -> tuple[TokenBook, Audit]:
 
     if is_address(address(args)):
         from ..clickhouse.books import AuditTable, TokenTable
-        from ..clickhouse.store import open_store
+        from ..clickhouse.store import connect
 
-        database = open_store(address(args)).database
+        database = connect(address(args)).database
         return TokenTable(database), AuditTable(database)
     root = _root(args)
     tokens = Path(args.tokens).expanduser() if getattr(args, "tokens", None) else root / TOKENS
@@ -52,15 +52,15 @@ def books(args: argparse.Namespace) -> tuple[TokenBook, Audit]:
 def place(args: argparse.Namespace, *, power: bool = True) -> Place:
     """Open a store for a gateway."""
     from ..fleet.intake import DirectoryIntake
-    from ..server.edit import DirectoryViews
+    from ..store.changes import DirectoryViews
     from ..store.query import LocalStore
 
     if is_address(address(args)):
         from ..clickhouse.books import ViewTable
         from ..clickhouse.intake import ClickHouseIntake
-        from ..clickhouse.store import open_store
+        from ..clickhouse.store import connect
 
-        fleet = open_store(address(args))
+        fleet = connect(address(args))
         return Place(ClickHouseIntake(fleet.database), fleet, *books(args), ViewTable(fleet.database))
     root = _root(args)
     return Place(DirectoryIntake(root, power=power), LocalStore(root), *books(args), DirectoryViews(root))

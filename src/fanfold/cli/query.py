@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.sql:
         raise SettingError('no query was given. Nothing was run. Write for example: fanfold query "SELECT * FROM runs".')
     text = sys.stdin.read() if args.sql == "-" else args.sql
-    found = sql.query(text, dir=args.dir, project=args.project)
+    found = sql.query(text, store=choose.store(args), project=args.project)
     if args.json:
         output.print_json([{name: _plain(value) for name, value in row.items()} for row in found.as_dicts()])
     elif found.rows:

@@ -10,7 +10,6 @@ from typing import Any
 from ..drawing.order import curve_order
 from ..relay.cursor import cursors
 from ..store import Series, StoredRun
-from ..store.catalogue import mounted
 from . import chart, output
 from .text import STATUS, age, clean, duration, flat, number, plural, short, size
 
@@ -171,8 +170,7 @@ class Report:
         machine = ", ".join(_machine(facts))
         if machine:
             self.fact("on", short(machine, self.width - 14))
-        elsewhere = mounted.get(self.run.path.parent.parent)
-        self.fact("files", clean(str(self.run.path) if elsewhere is None else elsewhere.place))
+        self.fact("files", clean(self.run.place))
 
     # Its numbers
 

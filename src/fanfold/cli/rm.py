@@ -9,10 +9,8 @@ import argparse
 import sys
 
 from ..errors import RunError
-from ..settings import find_directory
 from ..store import StoredRun
-from ..store.catalogue import Mounted, mounted
-from ..store.delete import check_place, delete, weight
+from ..store.delete import weight
 from . import choose, output
 from .text import clean, plural, size
 
@@ -28,28 +26,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    root = find_directory(args.dir)
-    stored = choose.several(args, args.runs)
-    store = mounted.get(root)
+    stored, changes = choose.several(args, args.runs), choose.store(args).changes
     for one in stored:
-        if store is None:
-            check_place(one.path, root)
+        changes.check_deletable(one, force=True)  # whether it is still written is checked here, in more words
         _check_idle(one, args.force)
     if not args.yes and not _confirmed(stored):
         output.remark(args, "nothing was deleted.")
         return 1
-    done = [delete(one) if store is None else _delete_there(store, one) for one in stored]
+    done = [changes.delete(one) for one in stored]
     if args.json:
         output.print_json(
             [{"id": one.id, "path": str(one.path), "bytes": freed} for one, freed in zip(stored, done, strict=True)]
         )
     else:
         output.remark(args, f"deleted {plural(len(stored), 'run')}, {size(sum(done))}.")
-    return 0
-
-
-def _delete_there(store: Mounted, run: StoredRun) -> int:
-    store.delete(run.path)
     return 0
 
 

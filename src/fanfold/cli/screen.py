@@ -10,12 +10,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ..errors import FanfoldError
-from ..store import open_run
 from ..store.filter import Filter, FilterError
+from ..store.query import Name
 from . import output, report, top
 from .text import STATUS, clean
 from .watch import ORDER, SORTS, Look, Watcher, spark
@@ -57,7 +56,7 @@ class Screen:
         self.sort = sort
         self.interval = interval
         self.looks: list[Look] = []
-        self.chosen: str | None = None  # the path of the run the bar is on: it stays on it when the order changes
+        self.chosen: Name | None = None  # the run the bar is on: it stays on it when the order changes
         self.first = 0  # the line at the top: of the table, or of a run's lines
         self.typed: str | None = None
         self.shown: list[str] | None = None  # the lines of the one run that is looked at
@@ -84,7 +83,7 @@ class Screen:
         """Read what is new."""
         self.looks = self.watcher.looks(self.filter, self.sort)
         if self.shown is not None and self.chosen is not None:
-            self._show(self.chosen)
+            self._show(*self.chosen)
 
     # Keys
 
@@ -105,7 +104,7 @@ class Screen:
             self.typed = self.filter
         elif key == "enter" and self.looks:
             self.first = 0
-            self._show(self.looks[self.place].row["path"])
+            self._show(*self.looks[self.place].name)
         elif self.looks:
             self._move(key, self._room())
         return True
@@ -113,12 +112,12 @@ class Screen:
     @property
     def place(self) -> int:
         """Which line the bar is on."""
-        return next((i for i, look in enumerate(self.looks) if look.row["path"] == self.chosen), 0)
+        return next((i for i, look in enumerate(self.looks) if look.name == self.chosen), 0)
 
     def _move(self, key: str, room: int) -> None:
         steps = {"up": -1, "down": 1, "page up": -room, "page down": room, "home": -len(self.looks), "end": len(self.looks)}
         to = min(max(self.place + steps.get(key, 0), 0), len(self.looks) - 1)
-        self.chosen = self.looks[to].row["path"]
+        self.chosen = self.looks[to].name
 
     def _type(self, key: str) -> None:
         """Take a letter of the filter; enter uses it, escape forgets it. One that cannot be understood is said and kept."""
@@ -138,11 +137,11 @@ class Screen:
         elif len(key) == 1:
             self.typed += key
 
-    def _show(self, path: str) -> None:
+    def _show(self, project: str, id: str) -> None:
         """Take the lines of `fanfold show` for one run."""
-        self.chosen = path
+        self.chosen = (project, id)
         try:
-            page = report.Report(open_run(Path(path)))
+            page = report.Report(self.watcher.store.run(project, id))
         except FanfoldError as error:
             self.shown = [clean(str(error))]
             return
@@ -204,9 +203,9 @@ class Screen:
         """Return each column's width: what is left beside the fixed ones goes to names and curves."""
         from rich.cells import cell_len
 
-        several = len({look.row["project"] for look in self.looks}) > 1
-        names = max(cell_len(clean(look.row["name"])) for look in shown)
-        projects = max(cell_len(clean(look.row["project"])) for look in shown) if several else 0
+        several = len({look.row.project for look in self.looks}) > 1
+        names = max(cell_len(clean(look.row.name)) for look in shown)
+        projects = max(cell_len(clean(look.row.project)) for look in shown) if several else 0
         columns = 9 if several else 8
         left = self.console.width - sum(FIXED.values()) - (columns - 1)
         left -= LEAST_NAME + LEAST_CURVE + (LEAST_PROJECT if several else 0)
@@ -223,7 +222,7 @@ class Screen:
         from rich.text import Text
 
         symbol, colour = _LOOKS.get(look.status, ("?", "white"))
-        said = {"status": f"{symbol} {look.status}", "name": clean(look.row["name"]), "project": clean(look.row["project"]),
+        said = {"status": f"{symbol} {look.status}", "name": clean(look.row.name), "project": clean(look.row.project),
                 "step": top.step_text(look), "rate": top.rate_text(look.rate), "value": top.value_text(look.value),
                 "curve": spark(look.curve, widths["curve"]), "seen": top.age_text(look.facts()["age"]),
                 "load": top.load_text(look)}  # fmt: skip
@@ -243,7 +242,7 @@ class Screen:
             return Text("")
         look = self.looks[self.place]
         error = (look.row.get("error") or "").strip().splitlines()[-1:]
-        words = [look.row["id"], look.key, f"{look.row['ranks']} ranks" if look.row["ranks"] > 1 else "", *error]
+        words = [look.row.id, look.key, f"{look.row.ranks} ranks" if look.row.ranks > 1 else "", *error]
         return Text(clean("  ".join(filter(None, words))), style="dim", no_wrap=True, overflow="ellipsis")
 
     def _bottom(self) -> Any:

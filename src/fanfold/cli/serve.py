@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     from ..fleet import logs
-    from ..fleet.gateway import Limits, app
     from ..server.connections import Connections
+    from ..server.gateway import Limits, app
 
     logins.check(args)
     place = places.place(args, power=args.durability == "power")

@@ -27,8 +27,7 @@ from ..errors import FanfoldError, SettingError
 from ..journal.directory import run_directories
 from ..relay.cursor import Cursor, cursors, public
 from ..relay.process import OWNED, Relay, cursor_of, learn, remaining
-from ..settings import find_directory
-from ..store import StoredRun, catalogue, open_run
+from ..store import StoredRun, open_run
 from . import choose, output
 from .text import clean, plural
 
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kwargs and len(args.to or ()) != 1:
         raise SettingError("--kwargs are the arguments of one tracker. Nothing was sent. Name it with --to.")
     names = [learn(word) for word in args.to or ()]
-    jobs = [job for folder in _folders(args, names) for job in _jobs(folder, names, kwargs, args)]
+    jobs = [job for stored in _runs(args, names) for job in _jobs(stored, names, kwargs, args)]
     done = [_deliver(job, args) for job in jobs]
     _report(args, done)
     seen = {one.outcome for one in done}
@@ -99,27 +98,23 @@ def read_kwargs(text: str | None) -> dict[str, Any]:
     return found
 
 
-def _folders(args: argparse.Namespace, names: list[str]) -> list[Path]:
-    """Return the runs to look at: those named, else all that went to a tracker before."""
+def _runs(args: argparse.Namespace, names: list[str]) -> Iterator[StoredRun]:
+    """Yield the runs to look at: those named, else all that went to a tracker before."""
     if args.runs:
-        return [_here(run.path) for run in choose.several(args, args.runs)]
+        for run in choose.several(args, args.runs):
+            run.pulled()
+            yield run
+        return
     if names:
         raise SettingError("--to without RUN would send every run there is. Nothing was sent. Name the runs.")
-    return [
-        folder for folder in run_directories(find_directory(args.dir), args.project) if any((folder / "relay").glob("*.cursor"))
-    ]
+    for folder in run_directories(choose.store(args).root, args.project):
+        if any((folder / "relay").glob("*.cursor")):
+            yield open_run(folder)
 
 
-def _here(folder: Path) -> Path:
-    """Bring a run's journals and blobs here from a server's store, so that they can be sent on."""
-    store = catalogue.mounted.get(folder.parent.parent)
-    if store is not None:
-        store.pull(folder)
-    return folder
-
-
-def _jobs(folder: Path, names: list[str], kwargs: Mapping[str, Any], args: argparse.Namespace) -> list[Job]:
-    known, stored = cursors(folder), open_run(folder)
+def _jobs(stored: StoredRun, names: list[str], kwargs: Mapping[str, Any], args: argparse.Namespace) -> list[Job]:
+    folder = stored.path
+    known = cursors(folder)
     if not names:
         due = [cursor for cursor in known if not _is_done(stored, cursor)]
         return [

@@ -12,9 +12,8 @@ import sys
 from typing import Any
 
 from ..errors import SettingError
-from ..settings import find_directory
 from ..store.filter import Filter, length
-from ..store.query import store_at
+from ..stores import open_store
 from . import output
 from .text import number
 from .watch import SORTS, Look, Watcher, spark
@@ -40,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     Filter(args.filter)  # a mistake in it is said before the screen is taken
-    watcher = Watcher(store_at(args.dir), project=args.project, since=_since(args), key=args.key)
+    watcher = Watcher(open_store(args.dir), project=args.project, since=_since(args), key=args.key)
     if args.json or args.once or not _interactive():
         return _once(args, watcher)
     from .screen import Screen
@@ -71,7 +70,7 @@ def _once(args: argparse.Namespace, watcher: Watcher) -> int:
         output.table(TITLES, map(cells, looks), right=right, whole=("status", *right), status=0)
     else:
         hint = "" if args.all else " --all shows those that ended earlier."
-        output.remark(args, f"no runs to watch in {find_directory(args.dir)}.{hint}")
+        output.remark(args, f"no runs to watch in {watcher.store.place}.{hint}")
     return 0 if looks else 1
 
 
@@ -82,8 +81,8 @@ def cells(look: Look) -> list[str]:
     """Return a run as plain texts, uncut."""
     row = look.row
     return [
-        output.mark(look.status), row["name"], step_text(look), rate_text(look.rate), look.key, value_text(look.value),
-        spark(look.curve, 16), age_text(look.facts()["age"]), load_text(look), row["project"], row["id"],
+        output.mark(look.status), row.name, step_text(look), rate_text(look.rate), look.key, value_text(look.value),
+        spark(look.curve, 16), age_text(look.facts()["age"]), load_text(look), row.project, row.id,
     ]  # fmt: skip
 
 

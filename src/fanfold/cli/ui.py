@@ -19,8 +19,9 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import FanfoldError, missing_extra
-from ..settings import find_directory, resolve
+from ..settings import resolve
 from ..store.merge import beside
+from ..stores import open_store
 from . import output
 
 EXAMPLE = """examples:
@@ -61,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
             "started: anybody could read the runs. Leave one of the two out."
         )
     token = None if args.no_token else resolve("token") or secrets.token_urlsafe(24)
-    root = find_directory(args.dir)
-    served = app(root, write=args.write, token=token, hosts=args.allow_host if local else None)
+    store = open_store(args.dir)
+    served = app(store=store, write=args.write, token=token, hosts=args.allow_host if local else None)
     listener = _listen(args.host, args.port)
     addresses = [_address(args, name, listener.getsockname()[1], token) for name in _names(args.host)]
     _say(args, addresses)
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.open:
         threading.Timer(0.3, webbrowser.open, [addresses[0]]).start()
-    with beside(root):
+    with beside(store):
         server.run(sockets=[listener])
     return 0
 

@@ -12,8 +12,8 @@ from ..drawing.order import curve_order
 from ..errors import FanfoldError
 from ..store import StoredRun
 from ..store.buckets import Buckets
-from ..store.display import series
-from ..store.query import Row, Store
+from ..store.query import Name, Store
+from ..store.rows import Row
 from . import chart
 
 # Who needs a look first. A run whose processes live but have logged nothing for long is stalled.
@@ -42,12 +42,16 @@ class Look:
     gpu: float | None = None
     whole: bool = False
 
+    @property
+    def name(self) -> Name:
+        return self.row.project, self.row.id
+
     def facts(self) -> dict[str, Any]:
         """Return it as plain data."""
         row = self.row
         same = {name: row[name] for name in ("id", "name", "project", "seen", "created", "ranks", "path")}
         return {**same, "status": self.status, "step": self.step, "rate": self.rate, "key": self.key or None, "value": self.value,
-                "age": max(0.0, time.time() - row["seen"]), "cpu": self.cpu, "gpu": self.gpu}  # fmt: skip
+                "age": max(0.0, time.time() - row.seen), "cpu": self.cpu, "gpu": self.gpu}  # fmt: skip
 
 
 class Watcher:
@@ -58,7 +62,7 @@ class Watcher:
         self.project = project
         self.since = since
         self.key = key
-        self._kept: dict[str, tuple[tuple[Any, ...], Look]] = {}
+        self._kept: dict[Name, tuple[tuple[Any, ...], Look]] = {}
 
     def looks(self, filter: str = "", sort: str = SORTS[0], *, now: float | None = None) -> list[Look]:
         """Return a line per run that lives or lived lately, those that need a look first.
@@ -66,38 +70,38 @@ class Watcher:
         Those that live are read to their end; of the others the catalogue knows enough until they are shown (see `whole`).
         """
         now = time.time() if now is None else now
-        rows = [row for row in self.store.runs(self.project, filter) if not row["archived"]]
-        kept = [row for row in rows if self.since is None or row["status"] in LIVE or now - row["seen"] < self.since]
+        rows = [row for row in self.store.runs(self.project, filter) if not row.archived]
+        kept = [row for row in rows if self.since is None or row.status in LIVE or now - row.seen < self.since]
         found = [self._look(row, now) for row in kept]
         return sorted(found, key=lambda look: place(look, sort))
 
     def _look(self, row: Row, now: float) -> Look:
-        latest = row["latest"]
-        look = Look(row, row["status"])
+        latest = row.latest
+        look = Look(row, row.status)
         look.cpu, look.gpu = _load(latest)
         keys = [key for key, value in latest.items() if isinstance(value, (int, float)) and not key.startswith(PROBES)]
         look.key = self.key if self.key and self.key in keys else next(iter(curve_order(keys)), "")
         look.value = latest.get(look.key)
-        return self.whole(look, now) if row["status"] in LIVE else look
+        return self.whole(look, now) if row.status in LIVE else look
 
     def whole(self, look: Look, now: float | None = None) -> Look:
         """Add what only the run's journals know: its step, speed and curve. One that ended is read once."""
         if look.whole:
             return look
         look.whole = True
-        signs = (look.row["status"], look.row["seen"], look.key)
-        known = self._kept.get(look.row["path"])
+        signs = (look.row.status, look.row.seen, look.key)
+        known = self._kept.get(look.name)
         if known is not None and known[0] == signs:
             look.step, look.curve, look.value = known[1].step, known[1].curve, known[1].value
             return look
         with contextlib.suppress(FanfoldError):  # deleted or damaged since it was listed: its row is what we have
-            self._read(look, self.store.run(look.row["project"], look.row["id"]), time.time() if now is None else now)
-        if look.row["status"] not in LIVE:
-            self._kept[look.row["path"]] = (signs, look)
+            self._read(look, self.store.run(*look.name), time.time() if now is None else now)
+        if look.row.status not in LIVE:
+            self._kept[look.name] = (signs, look)
         return look
 
     def _read(self, look: Look, run: StoredRun, now: float) -> None:
-        found = series(run, look.key, buckets=SPARK)
+        found = run.curve(look.key, buckets=SPARK)
         if found is None:
             return
         look.curve = found.last.tolist()
@@ -139,14 +143,14 @@ def place(look: Look, sort: str) -> tuple[Any, ...]:
     """Return where a line belongs."""
     row = look.row
     if sort == "name":
-        return (str(row["name"]).lower(), row["id"])
+        return (str(row.name).lower(), row.id)
     if sort == "newest":
-        return (-row["created"], row["id"])
+        return (-row.created, row.id)
     if sort == "rate":
-        return (-(look.rate or 0.0), row["id"])
+        return (-(look.rate or 0.0), row.id)
     if sort == "seen":
-        return (-row["seen"], row["id"])
-    return (ORDER.index(look.status) if look.status in ORDER else len(ORDER), -row["created"], row["id"])
+        return (-row.seen, row.id)
+    return (ORDER.index(look.status) if look.status in ORDER else len(ORDER), -row.created, row.id)
 
 
 def spark(curve: Sequence[float], width: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from ..errors import SettingError
 
@@ -32,13 +32,18 @@ class Address(NamedTuple):
     @property
     def shown(self) -> str:
         """The address without its password, for messages and names of caches."""
+        return self._written(self.user)
+
+    @property
+    def text(self) -> str:
+        """The whole address with its password, to open the store again. It is never shown, and never part of a command line."""
+        options = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name)}
+        secret = f":{quote(self.password, safe='')}" if self.password else ""
+        return f"{self._written(quote(self.user, safe='') + secret)}?{urlencode(options)}"
+
+    def _written(self, user: str) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"clickhouse{'s' if self.secure else ''}://{self.user}@{host}:{self.port}/{self.database}"
-
-
-def is_address(text: object) -> bool:
-    """Tell whether a text names a ClickHouse store rather than a directory."""
-    return isinstance(text, str) and text.partition("://")[0] in SCHEMES and "://" in text
+        return f"clickhouse{'s' if self.secure else ''}://{user}@{host}:{self.port}/{self.database}"
 
 
 def parse(text: str) -> Address:

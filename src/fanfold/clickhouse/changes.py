@@ -8,7 +8,7 @@ from typing import Any
 
 from ..fleet.audit import DELETE, Audit, Entry
 from ..fleet.wire import Piece
-from ..server.edit import as_journal, check_idle
+from ..store.changes import as_journal, check_idle
 from ..store.run import StoredRun
 from .books import AuditTable, ViewTable
 from .database import Database
@@ -27,13 +27,15 @@ class DirectChanges:
         name, data = as_journal(run, facts)
         self._intake.append(run.project, Piece(run.id, name, 0, 0, data))
 
-    def check_deletable(self, run: StoredRun) -> None:
-        check_idle(run, ("running",))
+    def check_deletable(self, run: StoredRun, *, force: bool = False) -> None:
+        if not force:
+            check_idle(run, ("running",))
 
-    def delete(self, run: StoredRun) -> None:
+    def delete(self, run: StoredRun) -> int:
         """Write down first, then delete."""
         self._audit.write(Entry(time.time(), DELETE, _user(), "this machine", run.project, run.id, {"name": run.name}))
         self._intake.delete(run.project, run.id, _user())
+        return 0
 
 
 def _user() -> str:

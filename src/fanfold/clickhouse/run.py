@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -20,7 +21,9 @@ from ..journal.liveness import LOST_SECONDS
 from ..journal.reader import Columns
 from ..journal.walker import NO_STEP, Rows, Walker
 from ..store.attempts import group
+from ..store.rows import Row
 from ..store.run import StoredRun
+from .blobs import fetch, names_of
 from .database import Database
 from .decode import KINDS, run_number, series_number
 
@@ -140,8 +143,8 @@ def _nothing() -> Columns:
 class FleetRun(StoredRun):
     """A run in ClickHouse. Its path is a folder of the cache, where blobs are brought when they are asked for."""
 
-    def __init__(self, database: Database, path: Path, project: str, id: str) -> None:
-        super().__init__(path)
+    def __init__(self, database: Database, path: Path, project: str, id: str, *, row: Row | None = None) -> None:
+        super().__init__(path, row)
         self.database = database
         self.number = run_number(project, id)
         self.names = (project, id)
@@ -159,12 +162,38 @@ class FleetRun(StoredRun):
         """Put journals in order again after some were read on."""
         for journal in self.found.values():
             journal.look_at_times()
-        self._attempts = group([journal for journal in self.found.values() if journal.begun])
-        self._row = None
+        self._read(group([journal for journal in self.found.values() if journal.begun]))
         self._columns.clear()
         self._size = 0
-        for name in ("info", "metrics", "latest", "summary"):
-            self.__dict__.pop(name, None)
+
+    @property
+    def place(self) -> str:
+        return self.database.address.shown
+
+    @property
+    def store(self) -> str:
+        return self.database.address.text
+
+    def reopened(self) -> FleetRun:
+        return FleetRun(self.database, self.path, *self.names).refresh()
+
+    def artifact_file(self, blob: str) -> Path:
+        fetch(self.database, self.number, self.path, blob)
+        return super().artifact_file(blob)
+
+    def pulled(self) -> Path:
+        folder = self.path / "journal"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.refresh()
+        for journal in self.found.values():
+            with journal.path.open("r+b" if journal.path.exists() else "wb") as file:
+                have = file.seek(0, os.SEEK_END)
+                for at, data in self.bytes_of(journal.number, have):
+                    file.seek(at)
+                    file.write(data)
+        for name in names_of(self.database, self.number):
+            fetch(self.database, self.number, self.path, name)
+        return self.path
 
     def _header(self, name: str) -> Any:
         return super()._header(name) or {"project": self.names[0], "run": self.names[1]}.get(name)

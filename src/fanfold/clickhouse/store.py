@@ -1,30 +1,30 @@
-"""The query face over ClickHouse: the same calls, the same answers as over a directory of runs."""
+"""The store over ClickHouse: the same calls, the same answers as over a directory of runs."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..errors import FanfoldError
-from ..journal import blobs, directory
+from ..journal import directory
 from ..journal.liveness import LOST_SECONDS
 from ..process import digest
 from ..settings import cache_directory
-from ..store import axes, catalogue, deadline
+from ..store import axes, deadline
 from ..store.buckets import Buckets
-from ..store.filter import Filter, sort_rows
+from ..store.catalogue import Progress
 from ..store.points import holders, points
-from ..store.query import Name, Row, Rows
-from ..store.run import StoredRun, not_found
+from ..store.query import Name, rows_of
+from ..store.rows import LIVE, Project, Row, Rows
+from ..store.run import Runs, StoredRun, not_found
 from . import schema
 from .address import Address, parse
-from .blobs import fetch, names_of
 from .buckets import thin_many
 from .changes import DirectChanges
 from .database import Database
@@ -49,23 +49,20 @@ class ClickHouseStore:
         self._watching = threading.Lock()  # of what changed() knows
         self._listings: dict[str | None, threading.Lock] = {}  # by project
         self._runs: dict[Name, FleetRun] = {}
-        self._rows: dict[Name, tuple[int, dict[str, Any]]] = {}  # the sum of its journals' ends, and its row as of there
+        self._rows: dict[Name, tuple[int, Row]] = {}  # the sum of its journals' ends, and its row as of there
         self._seen: dict[Name, tuple[int, bool]] = {}
         self._version: dict[Name, int] = {}
         self._token = 0
         self._looked = 0.0
-        blobs.fetchers[self.root] = self._fetch
-        catalogue.mounted[self.root] = self
-
-    @property
-    def place(self) -> str:
-        """Where the runs are, for people."""
-        return self.database.address.shown
+        self.place = database.address.shown
 
     # Runs
 
-    def projects(self) -> list[Row]:
-        """Return the projects, the one with the newest sign of life first: name, runs, last."""
+    @cached_property
+    def changes(self) -> DirectChanges:
+        return DirectChanges(self.database)
+
+    def projects(self) -> list[Project]:
         found = self.database.ask(
             "SELECT project, count() AS runs, max(seen) AS last FROM (SELECT any(project) AS project, run FROM runs "
             "WHERE run NOT IN (SELECT run FROM deleted) GROUP BY run) AS r INNER JOIN (SELECT run, "
@@ -73,7 +70,7 @@ class ClickHouseStore:
             "GROUP BY project ORDER BY last DESC"
         )  # fmt: skip
         return [
-            {"name": name.decode("utf-8", "replace"), "runs": int(count), "last": int(last) / 1e6}
+            Project(name.decode("utf-8", "replace"), int(count), int(last) / 1e6)
             for name, count, last in zip(*found.values(), strict=True)
         ]
 
@@ -93,7 +90,7 @@ class ClickHouseStore:
             if not id.startswith(b".")
         }
 
-    def _listing(self, project: str | None, progress: Callable[[Iterable[Any], int], Iterable[Any]] | None) -> list[Name]:
+    def _listing(self, project: str | None, progress: Progress | None) -> list[Name]:
         """Bring the rows of all runs up to date, and return whose they are."""
         there = self.names(project)
         for gone in [name for name in self._rows if name not in there and project in (None, name[0])]:
@@ -111,7 +108,7 @@ class ClickHouseStore:
 
     def _is_stale(self, name: Name, ends: int) -> bool:
         kept = self._rows.get(name)
-        return kept is None or kept[0] != ends or kept[1]["verdict"]["status"] in catalogue.LIVE
+        return kept is None or kept[0] != ends or kept[1].status in LIVE
 
     def _renew(self, names: Sequence[Name]) -> None:
         """Make the rows of runs anew. Of a run that is over its row is all that is kept; one that goes on stays open."""
@@ -126,10 +123,9 @@ class ClickHouseStore:
     def _renew_row(self, name: Name, run: FleetRun) -> None:
         kept, ends = self._rows.get(name), sum(run.ends)
         if kept is None or kept[0] != ends:
-            more = {"latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))}
-            kept = (ends, {**run.row(), **more})
-        self._rows[name] = (ends, {**kept[1], "verdict": run.verdict, "seen": run.seen})
-        if run.status in catalogue.LIVE:
+            kept = (ends, run.row())
+        self._rows[name] = (ends, msgspec.structs.replace(kept[1], verdict=run.verdict, seen=run.seen))
+        if run.status in LIVE:
             self._keep(name, run)
 
     def _keep(self, name: Name, run: FleetRun) -> None:
@@ -140,14 +136,10 @@ class ClickHouseStore:
             for old in list(self._runs)[: max(0, len(self._runs) - MOST_OPEN)]:
                 del self._runs[old]
 
-    def listed(
-        self, project: str | None = None, *, progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
-    ) -> list[StoredRun]:
-        """Return all runs, newest first, as the catalogue lists those of a directory."""
+    def listed(self, project: str | None = None, *, progress: Progress | None = None) -> Runs:
         with self._listings.setdefault(project, threading.Lock()):
-            names = self._listing(project, progress)
-            found = [StoredRun.from_row(directory.run_path(self.root, *name), self._rows[name][1]) for name in names]
-        return sorted(found, key=lambda run: run.started, reverse=True)
+            found = [self._new(name, self._rows[name][1]) for name in self._listing(project, progress)]
+        return Runs(sorted(found, key=lambda run: run.started, reverse=True))
 
     def runs(
         self,
@@ -158,34 +150,22 @@ class ClickHouseStore:
         *,
         stats: Sequence[str] = (),
     ) -> Rows:
-        """Return one row of facts per run, newest first unless `sort` names a column (`-loss`: highest first)."""
-        wanted = Filter(filter)
-        rows = [catalogue.as_row(run) for run in self.listed(project)]
-        rows = [row for row in rows if wanted.matches(row, stats=self.statistics)]
-        if sort:
-            rows = sort_rows(rows, sort, stats=self.statistics)
-        rows = rows if limit is None else rows[:limit]
-        for row in rows if stats else ():
-            row["stats"] = {key: self.statistics(row, key) for key in stats if key in row["latest"]}
-        return Rows(rows)
+        return rows_of(self, project, filter, sort, limit, stats)
 
-    def statistics(self, row: Mapping[str, Any], key: str) -> dict[str, Any] | None:
-        """Return min, max, mean, first, last and count of a run's key."""
+    def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
         deadline.check()
-        run = self.run(row["project"], row["id"])
+        run = self.run(row.project, row.id)
         with holding([run]):
             ranks = holders(run, key)
             return points(run, key, ranks[0]).statistics() if ranks else None
 
     def run(self, project: str, id: str) -> StoredRun:
-        """Open a run, or read on where it was opened before."""
         found = self.several(project, [id])
         if id not in found:
-            raise not_found(f"{project}/{id}", Path(self.database.address.shown))
+            raise not_found(f"{project}/{id}", self.place)
         return found[id]
 
     def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
-        """Open many runs in one call, by id; those that are not there are left out."""
         deadline.check()
         runs = {id: self._runs.get((project, id)) or self._new((project, id)) for id in ids}
         with holding(runs.values()) as held:
@@ -200,37 +180,14 @@ class ClickHouseStore:
                     self._runs.pop((project, id), None)
         return found
 
-    def _new(self, name: Name) -> FleetRun:
-        return FleetRun(self.database, directory.run_path(self.root, *name), *name)
+    def _new(self, name: Name, row: Row | None = None) -> FleetRun:
+        return FleetRun(self.database, directory.run_path(self.root, *name), *name, row=row)
 
     def _deleted(self, numbers: list[int]) -> set[int]:
         sql = "SELECT DISTINCT run FROM deleted WHERE run IN {runs:Array(UInt64)}"
         return set(self.database.ask(sql, runs=numbers)["run"].tolist()) if numbers else set()
 
-    def run_at(self, path: Path) -> StoredRun:
-        """Open the run that a folder of the cache stands for."""
-        for name in [*self._runs, *self.names()]:
-            if directory.run_path(self.root, *name) == path:
-                return self.run(*name)
-        raise not_found(directory.decode_name(path.name), Path(self.database.address.shown))
-
-    def pull(self, path: Path) -> None:
-        """Bring a run's journals and blobs into the folder that stands for it."""
-        run = self.run_at(path)
-        assert isinstance(run, FleetRun)
-        pull(run)
-
-    @cached_property
-    def changes(self) -> DirectChanges:
-        """Where a page's changes go."""
-        return DirectChanges(self.database)
-
-    def delete(self, path: Path) -> None:
-        """Delete a run for good, and write down who did."""
-        self.changes.delete(self.run_at(path))
-
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
-        """Return a token, and the runs that are new, grew, ended or went away since the token given."""
         with self._watching:
             if time.monotonic() - self._looked > FRESH_SECONDS:
                 self._looked = time.monotonic()
@@ -245,13 +202,11 @@ class ClickHouseStore:
     # Points
 
     def series(self, run: StoredRun, key: str, **how: Any) -> Buckets:
-        """Return one key's series, thinned exactly; as LocalStore.series."""
         with holding([run]):
             quick = thin_many(self.database, [(run, key)], **how)
             return quick[0] or axes.thin(run, key, **_whole(how))
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
-        """Return many series in one call, in the order asked; None where a run has nothing under the key."""
         deadline.check()
         with holding(run for run, _ in wanted):
             quick = thin_many(self.database, wanted, **how)
@@ -264,10 +219,6 @@ class ClickHouseStore:
             raise
         except FanfoldError:  # the rank or the x that was asked for is not there
             return None
-
-    def _fetch(self, run: Path, name: str) -> None:
-        for number in [one.number for one in list(self._runs.values()) if one.path == run]:
-            fetch(self.database, number, run, name)
 
 
 @contextlib.contextmanager
@@ -285,20 +236,6 @@ def holding(runs: Iterable[StoredRun], *, skip: Sequence[StoredRun] = ()) -> Ite
             run.lock.release()
 
 
-def pull(run: FleetRun) -> None:
-    """Write a run's journals and blobs into its folder of the cache, exactly as they were on their node."""
-    folder = run.path / "journal"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for journal in run.found.values():
-        with journal.path.open("r+b" if journal.path.exists() else "wb") as file:
-            have = file.seek(0, os.SEEK_END)
-            for at, data in run.bytes_of(journal.number, have):
-                file.seek(at)
-                file.write(data)
-    for name in names_of(run.database, run.number):
-        fetch(run.database, run.number, run.path, name)
-
-
 def _is_live(seen: int) -> bool:
     """Tell whether a run may still be going on: one that falls silent changes without a byte being written."""
     return time.time() - seen / 1e6 <= LOST_SECONDS
@@ -311,14 +248,9 @@ def _whole(how: Mapping[str, Any]) -> dict[str, Any]:
 _stores: dict[Address, ClickHouseStore] = {}
 
 
-def open_store(text: str) -> ClickHouseStore:
+def connect(text: str) -> ClickHouseStore:
     """Open the store at an address, once for each process."""
     address = parse(text)
     if address not in _stores:
         _stores[address] = ClickHouseStore(Database(address))
     return _stores[address]
-
-
-def mount(text: str) -> Path:
-    """Open the store at an address, and return the folder of the cache that stands for it wherever a directory of runs does."""
-    return open_store(text).root

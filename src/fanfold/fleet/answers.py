@@ -11,8 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..errors import FanfoldError, RunError, RunNotFound
-from ..server.access import Forbidden
+from ..errors import FanfoldError, Forbidden, RunError, RunNotFound
 from .limits import Busy
 from .metrics import Metrics
 from .wire import Refused

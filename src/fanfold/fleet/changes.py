@@ -6,9 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import SettingError
-from ..server.access import Forbidden
-from ..server.edit import Views, as_journal, check_idle
+from ..errors import Forbidden, SettingError
+from ..store.changes import Views, as_journal, check_idle
 from ..store.run import StoredRun
 from .audit import DELETE, DELETE_FAILED, Audit, Entry, unsafe
 from .grants import Holder
@@ -43,15 +42,16 @@ class CallerChanges:
         name, data = as_journal(run, facts)
         self.place.intake.append(run.project, Piece(run.id, name, 0, 0, data))
 
-    def check_deletable(self, run: StoredRun) -> None:
+    def check_deletable(self, run: StoredRun, *, force: bool = False) -> None:
         self._check_write(run.project)
         if not self.place.allow_delete or self.place.audit is None:
             raise Forbidden(
                 "this gateway keeps everything. Nothing was deleted. Whoever runs it can start it with --allow-delete."
             )
-        check_idle(run, ("running",))  # what a lost run still sends finds the note that it was deleted
+        if not force:
+            check_idle(run, ("running",))  # what a lost run still sends finds the note that it was deleted
 
-    def delete(self, run: StoredRun) -> None:
+    def delete(self, run: StoredRun) -> int:
         """Write down first, then delete: a deletion that nobody knows of is worse than one that failed."""
         self.check_deletable(run)
         detail = {"name": run.name, "journals": len(run.journals), "points": points(run), "status": run.status}
@@ -61,6 +61,7 @@ class CallerChanges:
         except OSError as error:
             self._record(DELETE_FAILED, run, {"error": str(error)})
             raise SettingError(f"run {run.id} could not be deleted: {error}. What is left of it is hidden. Try again.") from error
+        return 0
 
     @property
     def views(self) -> Views:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..server.access import Forbidden
-from ..server.edit import Changes
+from ..errors import Forbidden
 from ..store.buckets import Buckets
-from ..store.query import Name, Row, Rows, Store
-from ..store.run import StoredRun
+from ..store.catalogue import Progress
+from ..store.changes import Changes
+from ..store.query import Name, Store
+from ..store.rows import Project, Row, Rows
+from ..store.run import Runs, StoredRun
 
 
 class ProjectsView:
@@ -19,9 +21,26 @@ class ProjectsView:
         self._store = store
         self._sees = sees
         self.changes = changes
+        self.place, self.root = store.place, store.root
 
-    def projects(self) -> list[Row]:
-        return [row for row in self._store.projects() if self._sees(row["name"])]
+    def projects(self) -> list[Project]:
+        return [project for project in self._store.projects() if self._sees(project.name)]
+
+    def names(self, project: str | None = None) -> list[Name]:
+        if project is not None:
+            self._check(project)
+        return [name for name in self._store.names(project) if self._sees(name[0])]
+
+    def listed(self, project: str | None = None, *, progress: Progress | None = None) -> Runs:
+        if project is not None:
+            self._check(project)
+        found = self._store.listed(project, progress=progress)
+        unreadable = [] if project is None else found.unreadable  # a folder that cannot be read does not tell whose it is
+        return Runs((run for run in found if self._sees(run.project)), unreadable)
+
+    def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
+        self._check(row.project)
+        return self._store.statistics(row, key)
 
     def runs(
         self, project: str | None = None, filter: str = "", sort: str = "", limit: int | None = None, *,
@@ -31,7 +50,7 @@ class ProjectsView:
             self._check(project)
             return self._store.runs(project, filter, sort, limit, stats=stats)
         rows = self._store.runs(None, filter, sort, None, stats=stats)
-        seen = [row for row in rows if self._sees(row["project"])]
+        seen = [row for row in rows if self._sees(row.project)]
         return Rows(seen if limit is None else seen[:limit])  # a folder that cannot be read does not tell whose it is
 
     def run(self, project: str, id: str) -> StoredRun:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -78,19 +78,6 @@ def _store(run: Path, chunks: Iterator[bytes | memoryview], name: str | None = N
     return digest.hexdigest()
 
 
-# Where runs lie elsewhere: by the folder that stands for their store, what brings a blob of a run here.
-fetchers: dict[Path, Callable[[Path, str], object]] = {}
-
-
-def present(run: Path, name: str) -> Path:
-    """Return where a blob lies, after it was brought here from a store that keeps it elsewhere."""
-    path = path_of(run, name)
-    fetch = fetchers.get(run.parent.parent)
-    if fetch is not None and not path.exists():
-        fetch(run, name)
-    return path
-
-
 def opened(run: Path, name: str) -> BinaryIO:
     """Open a blob that is here: a regular file of the run, reached through no link."""
     path = path_of(run, name)
@@ -113,7 +100,7 @@ def is_here(run: Path, name: str) -> bool:
 
 def get(run: Path, name: str) -> bytes:
     """Read a blob, checking that it still is what its name says."""
-    path = present(run, name)
+    path = path_of(run, name)
     with opened(run, name) as file:
         data = file.read()
     if hashlib.sha256(data).hexdigest() != name:

@@ -28,7 +28,7 @@ from ..journal import Kind, origin
 from ..journal.directory import decode_name, journal_files
 from ..journal.index import open_indexed
 from ..journal.spool import is_network
-from ..settings import cache_directory, find_directory, read_file, resolve
+from ..settings import cache_directory, find_directory, is_address, read_file, resolve, store_address
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, ROWS, find_class
 from .cursor import Cursor, Owned, cursor_name, public
 from .track import SENT
@@ -129,7 +129,7 @@ def remaining(run: Path, cursor: Cursor) -> int:
 
 def left_line(run: Path, cursor: Cursor, address: str, *, counted: bool = True) -> str:
     """Say what a tracker has not got yet, why, and the command that delivers it; uncounted, where there is no time to count."""
-    home = find_directory() == run.parent.parent
+    home = not is_address(store_address()) and find_directory() == run.parent.parent
     word = decode_name(run.name) if home else str(run)
     why = f" ({cursor.error})" if cursor.error else ""
     left = remaining(run, cursor) if counted else 2

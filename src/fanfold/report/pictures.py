@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from ..drawing import Markup, tag
 from ..drawing.markup import lone
 from ..errors import JournalError
-from ..journal import blobs
 from ..store import StoredRun
 from ..store.run import MediaPoint
 
@@ -33,7 +32,7 @@ class Budget:
         """Return a picture as an address that holds it, or None and remember why not."""
         said = f"{point.key} at step {point.step}"
         try:
-            data = blobs.get(point.run, str(point.entry.get("blob")))
+            data = point.run.blob(str(point.entry.get("blob")))
         except (OSError, JournalError):
             self.left_out.append(f"{said}: its file is missing or damaged")
             return None

@@ -11,14 +11,9 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from ..errors import FanfoldError
 from ..store.query import Store
 
 STILL_HERE = b": still here\n\n"
-
-
-class Forbidden(FanfoldError):
-    """Something this caller may not do, or see."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ..errors import FanfoldError, RunNotFound, SettingError
+from ..errors import FanfoldError, Forbidden, RunNotFound, SettingError
 from ..store import deadline
-from ..store.query import Store, store_at
+from ..store.query import Store
+from ..stores import open_store
 from . import endpoints, media
-from .access import Access, Forbidden, access_of, notices
+from .access import Access, access_of, notices
 from .guard import Guard
 from .live import INTERVAL, Notices
 
@@ -65,7 +66,7 @@ def app(
         middleware=[] if guarded else [Middleware(Guard, hosts=hosts, token=token, embed=embed)],
         exception_handlers={FanfoldError: _said, OSError: _said},
     )
-    reader: Store = store or store_at(dir)
+    reader: Store = store or open_store(dir)
 
     async def changed(since: int | None) -> tuple[int, list[Any]]:
         return await run_in_threadpool(reader.changed, since or 0)

@@ -15,6 +15,7 @@ from ..media import Table
 from ..store.buckets import Buckets
 from ..store.ops import steps_of
 from ..store.query import Store
+from ..store.rows import Row
 from ..store.run import MediaPoint, StoredRun
 from . import wire
 
@@ -85,11 +86,11 @@ def flat(config: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any
 def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
     """Return a project's runs, each with what the list shows, and which columns and keys there are."""
     rows = store.runs(project, filter, sort)
-    listed = [{**{name: row.get(name) for name in BASICS}, "archived": bool(row.get("archived")), "failed": _failed(row)}
+    listed = [{**{name: row[name] for name in BASICS}, "archived": row.archived, "failed": _failed(row)}
               for row in rows]  # fmt: skip
-    settings = dict.fromkeys(f"config:{path}" for row in rows for path, _ in flat(row["config"]))
+    settings = dict.fromkeys(f"config:{path}" for row in rows for path, _ in flat(row.config))
     logged, figures = _keys(rows, "latest"), _keys(rows, "summary")
-    seen = dict.fromkeys(key for row in rows for key in row.get("media") or ())
+    seen = dict.fromkeys(key for row in rows for key in row.media)
     return {
         "runs": safe(listed),
         "keys": [key for key, number in logged.items() if number],
@@ -101,16 +102,16 @@ def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
 
 def passing(store: Store, project: str, filter: str) -> dict[str, Any]:
     """Return the ids of the runs that pass a filter: the page has the rest."""
-    return {"ids": [row["id"] for row in store.runs(project, filter)]}
+    return {"ids": [row.id for row in store.runs(project, filter)]}
 
 
-def _keys(rows: Sequence[Mapping[str, Any]], part: str) -> dict[str, bool]:
+def _keys(rows: Sequence[Row], part: str) -> dict[str, bool]:
     """Return which keys runs have, and whether each is a number. Runs of a sweep have the same ones: those are looked at once."""
     found: dict[str, bool] = {}
     known: set[tuple[str, ...]] = set()
     for row in rows:
-        values = row.get(part) or {}
-        if part == "summary" and values is row.get("latest"):
+        values = row[part]
+        if part == "summary" and values is row.latest:
             continue  # the two say the same
         names = tuple(values)
         if names not in known:
@@ -119,10 +120,9 @@ def _keys(rows: Sequence[Mapping[str, Any]], part: str) -> dict[str, bool]:
     return found
 
 
-def _figure(row: Mapping[str, Any], key: str) -> Any:
+def _figure(row: Row, key: str) -> Any:
     """Return the latest value of a key, or what the user's summary says instead."""
-    summary = row.get("summary") or {}
-    return summary[key] if key in summary else (row.get("latest") or {}).get(key)
+    return row.summary[key] if key in row.summary else row.latest.get(key)
 
 
 def columns(store: Store, query: ColumnQuery) -> bytes:
@@ -132,7 +132,7 @@ def columns(store: Store, query: ColumnQuery) -> bytes:
     rows = store.runs(query.project)
     if len(query.names) * len(rows) > MOST_CELLS:
         raise SettingError(f"that is more than {MOST_CELLS} cells. None was read. Ask for fewer columns at a time.")
-    settings = [dict(flat(row["config"])) for row in rows] if any(name.startswith("config:") for name in query.names) else []
+    settings = [dict(flat(row.config)) for row in rows] if any(name.startswith("config:") for name in query.names) else []
     items = []
     for name in query.names:
         origin, _, path = name.partition(":")
@@ -143,7 +143,7 @@ def columns(store: Store, query: ColumnQuery) -> bytes:
             items.append(({"name": name, "missing": missing}, {"values": numbers}))
         else:
             items.append(({"name": name, "texts": [_text(cell) for cell in cells]}, {}))
-    return wire.encode({"runs": [row["id"] for row in rows]}, items)
+    return wire.encode({"runs": [row.id for row in rows]}, items)
 
 
 def _is_number(cell: Any) -> bool:
@@ -231,25 +231,25 @@ def alerts(store: Store, project: str) -> list[dict[str, Any]]:
     """Return what fired in a project, newest first, with the run it fired in."""
     found = []
     rows = store.runs(project)
-    opened = _several(store, project, [row["id"] for row in rows])
+    opened = _several(store, project, [row.id for row in rows])
     for row in rows:
-        one = opened.get(row["id"])
-        found += [{**alert, "run": row["id"], "name": row["name"]} for alert in (one.alerts if one else ())]
+        one = opened.get(row.id)
+        found += [{**alert, "run": row.id, "name": row.name} for alert in (one.alerts if one else ())]
         if _failed(row):
             found.append(_ending(row))
     return safe(sorted(found, key=lambda alert: -alert["t"])[:MOST_ALERTS])  # type: ignore[no-any-return]
 
 
-def _failed(row: Mapping[str, Any]) -> bool:
+def _failed(row: Row) -> bool:
     """Tell whether a run ended otherwise than it should have. One that somebody stopped with Ctrl-C did not."""
-    stopped = (row.get("error") or "").rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")
-    return row["status"] in ("failed", "killed", "lost") and not stopped
+    stopped = (row.error or "").rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")
+    return row.status in ("failed", "killed", "lost") and not stopped
 
 
-def _ending(row: Mapping[str, Any]) -> dict[str, Any]:
-    last = (row.get("error") or "").strip().splitlines()[-1:]
-    return {"t": int(row["seen"] * 1e9), "level": "error", "title": f"run {row['status']}", "text": "".join(last),
-            "run": row["id"], "name": row["name"], "event": "end"}  # fmt: skip
+def _ending(row: Row) -> dict[str, Any]:
+    last = (row.error or "").strip().splitlines()[-1:]
+    return {"t": int(row.seen * 1e9), "level": "error", "title": f"run {row.status}", "text": "".join(last),
+            "run": row.id, "name": row.name, "event": "end"}  # fmt: skip
 
 
 def console(store: Store, project: str, id: str, before: int | None) -> dict[str, Any]:

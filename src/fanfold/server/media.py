@@ -25,7 +25,7 @@ async def blob(request: Request) -> Response:
     """Serve one blob of a run by its name; ranges are answered, so that sound and film can be searched."""
     asked = request.query_params
     run = await run_in_threadpool(data.open_run, access_of(request).store, asked.get("project", ""), asked.get("run", ""))
-    path = await run_in_threadpool(blobs.present, run.path, asked.get("blob", ""))
+    path = await run_in_threadpool(run.artifact_file, asked.get("blob", ""))
     if not await run_in_threadpool(blobs.is_here, run.path, path.name):
         raise RunNotFound("there is no such blob in the run. Nothing was read. It may have been pruned, or not copied along.")
     kind = TYPES.get(asked.get("ext", "").lower())

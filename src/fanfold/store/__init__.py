@@ -1,6 +1,6 @@
 """The store: the reading side. Runs, series, folds, tables, and the catalogue that makes a thousand runs fast."""
 
-from .catalogue import find_unfinished, open, open_run, runs
+from .query import find_unfinished, open_run
 from .run import Series, StoredRun
 
-__all__ = ["Series", "StoredRun", "find_unfinished", "open", "open_run", "runs"]
+__all__ = ["Series", "StoredRun", "find_unfinished", "open_run"]

@@ -35,6 +35,19 @@ def axis_of(run: StoredRun, key: str, x: str) -> str:
     return str(chosen) if known else "step"
 
 
+def curve(run: StoredRun, key: str, *, buckets: int, x: str) -> Buckets | None:
+    """Return a key's series as it is drawn: the mean over ranks where several have it; None where there is nothing."""
+    ranks = holders(run, key)
+    if not ranks:
+        return None
+    fold = "mean" if len(ranks) > 1 and not key.startswith("system/") else None
+    try:
+        found = thin(run, key, buckets=buckets, x=x, rank=None, fold=fold, lo=None, hi=None)
+    except FanfoldError:  # it has nothing under the key that was asked for as x
+        return None
+    return found if len(found) else None
+
+
 def thin(
     run: StoredRun,
     key: str,
@@ -47,7 +60,7 @@ def thin(
     hi: float | None,
     log: bool = False,
 ) -> Buckets:
-    """Return a key's series in buckets of x; see LocalStore.series."""
+    """Return a key's series in buckets of x; see Store.series."""
     x = axis_of(run, key, x)
     ranks = holders(run, key)
     if not ranks or (rank is not None and rank not in ranks):

@@ -11,28 +11,30 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 from zlib import crc32
 
-from ..errors import FanfoldError, RunError, notices, outcome
+import msgspec
+
+from ..errors import FanfoldError, RunError, outcome
 from ..journal import directory, packed
 from ..journal import format as fmt
-from ..settings import cache_directory, find_directory
+from ..settings import cache_directory
 from . import deadline, segments
-from .attempts import UNFINISHED
-from .display import Runs
-from .filter import Filter
 from .points import holders, points
-from .run import StoredRun, not_found
+from .rows import LIVE, Row
+from .run import Runs, StoredRun
 
 VERSION = 4  # of the file's name; a change that older readers cannot live with opens a new file
-LIVE = frozenset({"running", "lost"})  # these two can change without a byte being written
 SETTLED_SECONDS = 60.0
 _UNUSABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter where sqlite names what is damaged in bytes that are no text
 MOST_OPEN = 16_384  # journals at once: each is mapped, and Linux allows a process about 65,000 maps
+_rows, _statistics = msgspec.msgpack.Decoder(Row), msgspec.msgpack.Decoder(dict[str, Any])
+Progress = Callable[[Iterable[Any], int], Iterable[Any]]  # shows how far a listing is
+_Kept = TypeVar("_Kept")
 
 
 def _runs_table(connection: sqlite3.Connection) -> None:
@@ -114,18 +116,20 @@ def _ask(connection: sqlite3.Connection, query: str, *given: str) -> list[tuple[
         return []
 
 
-def _sealed(content: dict[str, Any], *place: str) -> bytes:
+def _sealed(content: Any, *place: str) -> bytes:
     """Pack what is kept, with a checksum over it and the place it belongs to: sqlite has none."""
     data = fmt.pack(content)
     return _sum(data, place) + data
 
 
-def _unsealed(kept: object, *place: object) -> dict[str, Any] | None:
-    """Return what was kept for a place; None if it is damaged, or belongs elsewhere."""
+def _unsealed(kept: object, decoder: msgspec.msgpack.Decoder[_Kept], *place: object) -> _Kept | None:
+    """Return what was kept for a place; None if it is damaged, belongs elsewhere, or another version wrote it."""
     if not isinstance(kept, bytes) or kept[:4] != _sum(kept[4:], place):
         return None
-    found: dict[str, Any] = fmt.unpack(kept[4:])
-    return found
+    try:
+        return decoder.decode(kept[4:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _sum(data: bytes, place: tuple[object, ...]) -> bytes:
@@ -150,24 +154,6 @@ def _part(entry: os.DirEntry[str]) -> str:
     return f"{entry.name}:{entry.stat(follow_symlinks=False).st_size}"
 
 
-class Mounted(Protocol):
-    """A store that keeps its runs elsewhere; a folder of the cache stands for it, and `place` says where it really is."""
-
-    @property
-    def place(self) -> str: ...
-
-    def listed(
-        self, project: str | None = None, *, progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
-    ) -> list[StoredRun]: ...
-    def statistics(self, row: Mapping[str, Any], key: str) -> dict[str, Any] | None: ...
-    def run_at(self, path: Path) -> StoredRun: ...
-    def pull(self, path: Path) -> None: ...
-    def delete(self, path: Path) -> None: ...
-
-
-mounted: dict[Path, Mounted] = {}
-
-
 @dataclass
 class Shelf:
     """What a reader that stays keeps between two listings: rows with their signatures, and the runs it has open.
@@ -180,20 +166,12 @@ class Shelf:
     settled: dict[Path, int] = field(default_factory=dict)  # the folder's date, of runs that ended a while ago
     whole: dict[Path, int | None] = field(default_factory=dict)  # that date when an open run was last read on
     files: dict[Path, int] = field(default_factory=dict)  # how many each open run holds
-    facts: dict[Path, tuple[StoredRun, dict[str, Any]]] = field(default_factory=dict)  # rows as pages know them, of listed runs
     _locks: dict[Path, threading.RLock] = field(default_factory=dict)
     _opening: threading.Lock = field(default_factory=threading.Lock)
 
     def reading(self, folder: Path) -> threading.RLock:
         """Return the lock of one run."""
         return self._locks.setdefault(folder, threading.RLock())
-
-    def row(self, run: StoredRun) -> dict[str, Any]:
-        """Return a listed run's facts, to read only: of one that has ended they are made once."""
-        kept = self.facts.get(run.path)
-        if kept is None or kept[0] is not run or kept[1]["status"] in LIVE:
-            kept = self.facts[run.path] = (run, as_row(run))
-        return kept[1]
 
     def unchanged(self, folder: Path, date: int) -> StoredRun | None:
         """Return a run that cannot have changed: it ended a while ago, and no journal came or went since."""
@@ -244,34 +222,8 @@ class Shelf:
             self.files.pop(folder, None)
 
 
-def runs(
-    project: str | None = None,
-    *,
-    filter: str = "",
-    dir: str | os.PathLike[str] | None = None,
-    progress: Callable[[Iterable[Path], int], Iterable[Path]] | None = None,
-) -> Runs:
-    """Return the stored runs, newest first: of one project, or of all; `filter` keeps those it fits (see docs/query.md)."""
-    wanted = Filter(filter)
-    root = find_directory(dir)
-    found = listed(root, project, progress=progress)
-    if found.unreadable:
-        notices.once(f"unreadable:{root}", unreadable_text(found.unreadable))
-    chosen = Runs(run for run in found if not filter or wanted.matches(as_row(run), stats=statistics))
-    chosen.unreadable = found.unreadable
-    return chosen
-
-
-def listed(
-    root: Path,
-    project: str | None = None,
-    *,
-    shelf: Shelf | None = None,
-    progress: Callable[[Iterable[Path], int], Iterable[Path]] | None = None,
-) -> Runs:
+def listed(root: Path, project: str | None = None, *, shelf: Shelf | None = None, progress: Progress | None = None) -> Runs:
     """Return all runs below a directory, newest first, from their rows as far as those hold; `unreadable` names the others."""
-    if root in mounted:
-        return Runs(mounted[root].listed(project, progress=progress))
     failed: dict[Path, str] = {}
     dates = {folder: date for folder in directory.run_folders(root, project, failed=failed) if (date := date_of(folder))}
     folders = list(dates)
@@ -284,9 +236,8 @@ def listed(
             deadline.check()
             run = _entry(connection, folder, dates[folder], shelf, failed)
             found += [] if run is None else [run]
-    runs = Runs(sorted(found, key=lambda run: run.started, reverse=True))
-    runs.unreadable = [{"path": _printable(path), "reason": reason} for path, reason in sorted(failed.items())]
-    return runs
+    unreadable = [{"path": _printable(path), "reason": reason} for path, reason in sorted(failed.items())]
+    return Runs(sorted(found, key=lambda run: run.started, reverse=True), unreadable)
 
 
 def _printable(path: Path) -> str:
@@ -335,9 +286,9 @@ def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[Path, tu
     for root in {str(folder.parent.parent) for folder in folders}:
         query = "SELECT path, signature, row FROM runs WHERE path >= ? AND path < ?"
         for path, sign, kept in _ask(connection, query, root + "/", root + "0"):
-            row = _unsealed(kept, path, sign) if path in asked else None
+            row = _unsealed(kept, _rows, path, sign) if path in asked else None
             if row is not None:
-                rows[asked[path]] = (sign, StoredRun.from_row(asked[path], _whole(row)))
+                rows[asked[path]] = (sign, StoredRun(asked[path], row.whole(path)))
     return rows
 
 
@@ -394,67 +345,31 @@ def _current(connection: sqlite3.Connection, folder: Path, date: int, shelf: She
         shelf.settle(folder, date, kept[1])
         return kept[1]
     row = _read(folder, shelf)
-    run = StoredRun.from_row(folder, _whole(row))
-    if not same or kept is None or kept[1].verdict != row["verdict"]:
+    if not same or kept is None or kept[1].verdict != row.verdict:
         with contextlib.suppress(*_UNUSABLE):
             query = "INSERT OR REPLACE INTO runs (path, signature, row, seen) VALUES (?, ?, ?, ?)"
-            connection.execute(query, (str(folder), now, _sealed(row, str(folder), now), row["seen"]))
+            connection.execute(query, (str(folder), now, _sealed(row, str(folder), now), row.seen))
+    run = StoredRun(folder, row.whole(str(folder)))
     shelf.rows[folder] = (now, run)
     return run
 
 
-def _read(folder: Path, shelf: Shelf) -> dict[str, Any]:
+def _read(folder: Path, shelf: Shelf) -> Row:
     kept = folder in shelf.opened
     run = shelf.run(folder)
     if run.status not in LIVE and not kept:
         shelf.close(folder)  # its row is all that is asked of it
-    return _slim({**run.row(), "latest": run.latest, "media": run.keys("media"), "archived": bool(run.info.get("archived"))})
+    return run.row().slim()
 
 
-def _slim(row: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of the summary what the latest values say as well: of a wide run that is all of it."""
-    latest, summary = row["latest"], row["summary"]
-    own = {key: value for key, value in summary.items() if latest.get(key, row) is not value}
-    return {**row, "summary": own, "unsummed": [key for key in latest if key not in summary]}
-
-
-def _whole(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with its summary, which shares the latest values where the two say the same."""
-    latest, own, without = row["latest"], row["summary"], set(row["unsummed"])
-    if own or without:
-        own = {**{key: value for key, value in latest.items() if key not in without}, **own}
-    return {**row, "summary": own or latest}
-
-
-def as_row(run: StoredRun) -> dict[str, Any]:
-    """Return a listed run's facts as one row, as filters and pages know them."""
-    row = run.row()
-    same = ("id", "project", "name", "group", "notes", "tags", "config", "seen", "summary")
-    return {
-        **{name: row[name] for name in same},
-        "status": row["verdict"]["status"],
-        "error": row["verdict"].get("error"),
-        "created": row["started"],
-        "duration": run.duration,
-        "ranks": len(row["ranks"]),
-        "attempts": len(row["attempts"]),
-        "latest": row.get("latest") or {},
-        "media": row.get("media") or [],
-        "archived": bool(row.get("archived")),
-        "path": str(run.path),
-    }
-
-
-def statistics(row: Mapping[str, Any], key: str, *, run: StoredRun | None = None) -> dict[str, Any] | None:
+def statistics(row: Row, key: str, *, run: StoredRun | None = None) -> dict[str, Any] | None:
     """Return min, max, mean, first, last and count of a run's key; kept until the run grows."""
-    folder = Path(row["path"])
-    if folder.parent.parent in mounted:
-        return mounted[folder.parent.parent].statistics(row, key)
+    folder = Path(row.path)
     now = signature(folder)
     with contextlib.closing(_connect()) as connection:
         query = "SELECT row FROM stats WHERE path = ? AND key = ? AND signature = ?"
         for (kept,) in _ask(connection, query, str(folder), key, now):
-            if (found := _unsealed(kept, str(folder), key, now)) is not None:
+            if (found := _unsealed(kept, _statistics, str(folder), key, now)) is not None:
                 return found
         run = run or StoredRun(folder).refresh()
         ranks = holders(run, key)
@@ -484,7 +399,7 @@ def _journals(sign: str) -> Iterator[str]:
         yield line.rpartition(":")[0].removesuffix(fmt.SUFFIX).rpartition("-")[2]
 
 
-def reindex(root: Path, *, progress: Callable[[Iterable[Path], int], Iterable[Path]] | None = None) -> tuple[int, int]:
+def reindex(root: Path, *, progress: Progress | None = None) -> tuple[int, int]:
     """Make every row below a directory anew, and drop what belongs to runs that are gone; return both counts."""
     with contextlib.closing(_connect()) as connection:
         rows = connection.execute("SELECT path, signature FROM runs").fetchall()
@@ -495,58 +410,3 @@ def reindex(root: Path, *, progress: Callable[[Iterable[Path], int], Iterable[Pa
             span = (f"{root}/", f"{root}0")
             connection.execute(f"DELETE FROM {table} WHERE path >= ? AND path < ?", span)  # noqa: S608 - the two names above
     return len(listed(root, progress=progress)), len(gone)
-
-
-def open_run(path: Path) -> StoredRun:
-    """Open the run in a directory."""
-    if path.parent.parent in mounted:
-        return mounted[path.parent.parent].run_at(path)
-    if not (path / "journal").is_dir():
-        raise not_found(str(path), path.parent)
-    return StoredRun(path).refresh()
-
-
-def open(
-    id_or_path: str | os.PathLike[str], *, dir: str | os.PathLike[str] | None = None, project: str | None = None
-) -> StoredRun:
-    """Open one stored run by its id, the beginning of its id, its name, or its directory. `-` is the newest run."""
-    if isinstance(id_or_path, os.PathLike) or _is_run(id_or_path):
-        return open_run(Path(id_or_path))
-    root = find_directory(dir)
-    word = str(id_or_path)
-    folders = () if root in mounted else directory.run_directories(root, project)
-    exact = [folder for folder in folders if directory.decode_name(folder.name) == word]
-    if len(exact) == 1:
-        return open_run(exact[0])
-    matches = list(_matching(word, runs(project, dir=root)))
-    if len(matches) > 1:
-        names = ", ".join(f"{run.id} ({run.name}, {run.project})" for run in matches[:6])
-        raise RunError(f"{word!r} names {len(matches)} runs: {names}. None was opened. Give more of the id, or --project.")
-    if not matches:
-        raise not_found(word, root)
-    return open_run(matches[0].path)
-
-
-def _is_run(word: str) -> bool:
-    try:
-        return (Path(word) / "journal").is_dir()
-    except (OSError, ValueError):  # too long for a path, or with a NUL: a name, then
-        return False
-
-
-def _matching(word: str, found: list[StoredRun]) -> Iterator[StoredRun]:
-    if word == "-":
-        yield from found[:1]
-        return
-    named = [run for run in found if word in (run.id, run.name)]
-    yield from named or [run for run in found if run.id.startswith(word)]
-
-
-def find_unfinished(root: Path, project: str, *, name: str | None, ignore_attempt: str) -> str | None:
-    """Return the id of the newest run that an earlier attempt left unfinished. Our own attempt does not count: ranks agree."""
-    for run in runs(project, dir=root):
-        row: dict[str, Any] = run.row()  # from the catalogue: no journal is opened
-        earlier = [attempt for attempt in row["attempts"] if not attempt[0].startswith(ignore_attempt)]
-        if earlier and earlier[-1][1] in UNFINISHED and name in (None, run.name):
-            return run.id
-    return None

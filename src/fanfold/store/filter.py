@@ -1,7 +1,7 @@
 """The filter language for runs: `lr<1e-3 and status=running and tag:baseline and loss.min<0.2`. One language everywhere.
 
 The grammar and every rule of comparison are in docs/query.md; tests/data/filter_cases.json holds cases for other
-implementations. A filter is parsed once and asked of rows, the dictionaries that the store lists runs as.
+implementations. A filter is parsed once and asked of the rows that a store lists runs as.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from ..errors import SettingError
 from . import deadline
+from .rows import Row
 
-Row = Mapping[str, Any]
 Stats = Callable[[Row, str], Mapping[str, Any] | None]
 Test = Callable[[Row, float, Stats], bool]
 

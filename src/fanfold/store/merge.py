@@ -24,7 +24,7 @@ from ..journal.index import open_indexed
 from ..journal.packed import raw_size
 from ..settings import cache_directory
 from . import segments
-from .catalogue import mounted
+from .query import LocalStore, Store
 from .segments import MAGIC, TICK
 
 if TYPE_CHECKING:
@@ -77,16 +77,16 @@ def start(root: Path, *, quiet: bool = True) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def beside(root: Path, after: float = AFTER_SECONDS) -> Iterator[None]:
+def beside(store: Store, after: float = AFTER_SECONDS) -> Iterator[None]:
     """Merge beside a server as long as it runs; not in its first moments, when somebody waits for the page.
 
-    Runs that lie in a database have nothing to merge here.
+    Runs in a database have nothing to merge here.
     """
-    if root in mounted:
+    if not isinstance(store, LocalStore):
         yield
         return
     children: list[subprocess.Popen[bytes]] = []
-    timer = threading.Timer(after, lambda: children.append(start(root)))
+    timer = threading.Timer(after, lambda: children.append(start(store.root)))
     timer.daemon = True
     timer.start()
     try:

@@ -1,95 +1,55 @@
-"""The query face of the store: what dashboards, the command line and notebooks ask. A fleet store answers the same calls."""
+"""What every store answers, and the store over a directory of runs. `clickhouse/store.py` answers the same from a database."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import FanfoldError, RunNotFound
+import msgspec
+
+from ..errors import FanfoldError, RunError, RunNotFound, notices
 from ..journal import directory
 from ..settings import find_directory
 from . import axes, catalogue, deadline
+from .attempts import UNFINISHED
 from .buckets import Buckets
+from .catalogue import Progress
+from .changes import Changes, OnDisk
 from .filter import Filter, sort_rows
-from .run import StoredRun, not_found
+from .rows import LIVE, Project, Row, Rows
+from .run import Runs, StoredRun, not_found
 
-Row = dict[str, Any]
 Name = tuple[str, str]  # project, run id
 
 
-class Rows(list[Row]):
-    """Rows of runs. `unreadable` has the path and the reason of each run that should be among them and could not be read."""
-
-    def __init__(self, rows: Iterable[Row] = (), unreadable: Sequence[dict[str, str]] = ()) -> None:
-        super().__init__(rows)
-        self.unreadable = list(unreadable)
-
-
 class Store(Protocol):
-    """What a store answers, wherever it keeps its points."""
+    """What a store answers, wherever it keeps its runs. `fanfold.stores.open_store` opens the one at an address."""
 
-    def projects(self) -> list[Row]:
-        """Return the projects: name, runs, last."""
+    @property
+    def place(self) -> str:
+        """Where the runs are, for people."""
 
-    def runs(
-        self,
-        project: str | None = None,
-        filter: str = "",
-        sort: str = "",
-        limit: int | None = None,
-        *,
-        stats: Sequence[str] = (),
-    ) -> Rows:
-        """Return one row of facts per run."""
+    @property
+    def root(self) -> Path:
+        """The folder of this machine that has the runs, or what was copied here of those kept elsewhere."""
 
-    def run(self, project: str, id: str) -> StoredRun:
-        """Open a run."""
+    @property
+    def changes(self) -> Changes:
+        """Where changes to the runs go: new names and tags, deletions, saved views."""
 
-    def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
-        """Open many runs in one call, by id; those that are not there are left out."""
+    def projects(self) -> list[Project]:
+        """Return the projects, the one with the newest sign of life first."""
 
-    def changed(self, since: int = 0) -> tuple[int, list[Name]]:
-        """Return a token, and the runs that changed since the token given."""
+    def names(self, project: str | None = None) -> Iterable[Name]:
+        """Return which runs there are."""
 
-    def series(
-        self, run: StoredRun, key: str, *, buckets: int = 330, x: str = "step", rank: int | None = None,
-        fold: str | None = None, lo: float | None = None, hi: float | None = None, log: bool = False,
-    ) -> Buckets:  # fmt: skip
-        """Return one key's series, thinned exactly."""
-
-    def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
-        """Return many series in one call."""
-
-
-class LocalStore:
-    """The runs below one directory. Journals stay open, so that asking again is cheap.
-
-    Threads may share it: they wait for each other only where both read the same run on, or both ask what changed.
-    """
-
-    def __init__(self, dir: str | os.PathLike[str] | None = None) -> None:
-        self.root = find_directory(dir)
-        self._watching = threading.Lock()  # of what changed() knows
-        self._shelf = catalogue.Shelf()
-        self._seen: dict[Path, tuple[str, str]] = {}  # signature, and how it ended without a byte, as of the last changed()
-        self._version: dict[Path, int] = {}
-        self._token = 0
-
-    # Runs
-
-    def projects(self) -> list[Row]:
-        """Return the projects, the one with the newest sign of life first: name, runs, last."""
-        found: dict[str, Row] = {}
-        for folder, last in catalogue.last_signs(self.root, self._shelf):
-            name = directory.decode_name(folder.parent.name)
-            one = found.setdefault(name, {"name": name, "runs": 0, "last": 0.0})
-            one["runs"] += 1
-            one["last"] = max(one["last"], last)
-        return sorted(found.values(), key=lambda one: one["last"], reverse=True)
+    def listed(self, project: str | None = None, *, progress: Progress | None = None) -> Runs:
+        """Return all runs, newest first. Their facts are known; their journals are opened when they are asked for more."""
 
     def runs(
         self,
@@ -105,31 +65,89 @@ class LocalStore:
         `filter` is the language of docs/query.md. `stats` names metrics whose min, max, mean, first, last and count each row
         is to hold under `stats`.
         """
-        wanted = Filter(filter)
-        listed = catalogue.listed(self.root, project, shelf=self._shelf)
-        rows = [self._shelf.row(run) for run in listed]
-        rows = [dict(row) for row in rows if not filter or wanted.matches(row, stats=self._statistics)]
-        if sort:
-            rows = sort_rows(rows, sort, stats=self._statistics)
-        rows = rows if limit is None else rows[:limit]
-        for row in rows if stats else ():
-            row["stats"] = {key: self._statistics(row, key) for key in stats if key in row["latest"]}
-        return Rows(rows, listed.unreadable)
 
-    def _statistics(self, row: Mapping[str, Any], key: str) -> dict[str, Any] | None:
-        return catalogue.statistics(row, key, run=self._shelf.opened.get(Path(row["path"])))
+    def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
+        """Return min, max, mean, first, last and count of a run's key."""
 
     def run(self, project: str, id: str) -> StoredRun:
         """Open a run, or read on where it was opened before."""
+
+    def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
+        """Open many runs in one call, by id; those that are not there are left out."""
+
+    def changed(self, since: int = 0) -> tuple[int, list[Name]]:
+        """Return a token, and the runs that are new, grew, ended or went away since the token given. 0 gets every run."""
+
+    def series(
+        self, run: StoredRun, key: str, *, buckets: int = 330, x: str = "step", rank: int | None = None,
+        fold: str | None = None, lo: float | None = None, hi: float | None = None, log: bool = False,
+    ) -> Buckets:  # fmt: skip
+        """Return one key's series, thinned exactly.
+
+        x: step, time (seconds since 1970), relative (seconds since the run began), or any key that was logged: a point is
+        then placed at that key's last value at or before the point's step. `auto` is the x that `define_metric` chose, else
+        the step. The whole is sorted by x, equal x by step. rank: which one (default: the lowest that has the key). fold:
+        all ranks as one (mean, min, max, sum, std, last). log: buckets for a logarithmic axis.
+        """
+
+    def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
+        """Return many series in one call, in the order asked; None where a run has nothing under the key."""
+
+
+class LocalStore:
+    """The runs below one directory. Journals stay open, so that asking again is cheap.
+
+    Threads may share it: they wait for each other only where both read the same run on, or both ask what changed.
+    """
+
+    def __init__(self, dir: str | os.PathLike[str] | None = None) -> None:
+        self.root = find_directory(dir)
+        self.place = str(self.root)
+        self._watching = threading.Lock()  # of what changed() knows
+        self._shelf = catalogue.Shelf()
+        self._seen: dict[Path, tuple[str, str]] = {}  # signature, and how it ended without a byte, as of the last changed()
+        self._version: dict[Path, int] = {}
+        self._token = 0
+
+    # Runs
+
+    @cached_property
+    def changes(self) -> Changes:
+        return OnDisk(self.root)
+
+    def projects(self) -> list[Project]:
+        found: dict[str, Project] = {}
+        for folder, last in catalogue.last_signs(self.root, self._shelf):
+            name = directory.decode_name(folder.parent.name)
+            one = found.setdefault(name, Project(name, 0, 0.0))
+            one.runs += 1
+            one.last = max(one.last, last)
+        return sorted(found.values(), key=lambda one: one.last, reverse=True)
+
+    def names(self, project: str | None = None) -> Iterator[Name]:
+        return (_name(folder) for folder in directory.run_directories(self.root, project))
+
+    def listed(self, project: str | None = None, *, progress: Progress | None = None) -> Runs:
+        return catalogue.listed(self.root, project, shelf=self._shelf, progress=progress)
+
+    def runs(
+        self, project: str | None = None, filter: str = "", sort: str = "", limit: int | None = None, *,
+        stats: Sequence[str] = (),
+    ) -> Rows:  # fmt: skip
+        return rows_of(self, project, filter, sort, limit, stats)
+
+    def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
+        return catalogue.statistics(row, key, run=self._shelf.opened.get(Path(row.path)))
+
+    def run(self, project: str, id: str) -> StoredRun:
         folder = directory.run_path(self.root, project, id)
         linked = directory.is_link(folder.parent) or directory.is_link(folder)  # neither is listed
         if linked or not os.path.isdir(f"{folder}/journal"):  # noqa: PTH112 - by the hundred
             self._shelf.close(folder)
-            raise not_found(f"{project}/{id}", self.root)
+            raise not_found(f"{project}/{id}", self.place)
         return self._shelf.run(folder)
 
     def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
-        """Open many runs in one call, by id; those that are not there are left out."""
         found = {}
         for id in ids:
             with contextlib.suppress(RunNotFound):
@@ -160,7 +178,7 @@ class LocalStore:
         except OSError as error:  # that it can be read again is news, too
             return str(error), ""
         row, run = self._shelf.rows.get(folder), self._shelf.opened.get(folder)
-        if row is not None and run is not None and row[0] == sign and row[1].status in catalogue.LIVE:
+        if row is not None and run is not None and row[0] == sign and row[1].status in LIVE:
             now = run.status
             if now != row[1].status:  # other than what was last listed: that is news, listing it afterwards is none
                 return sign, now
@@ -181,17 +199,9 @@ class LocalStore:
         hi: float | None = None,
         log: bool = False,
     ) -> Buckets:
-        """Return one key's series, thinned exactly.
-
-        x: step, time (seconds since 1970), relative (seconds since the run began), or any key that was logged: a point is
-        then placed at that key's last value at or before the point's step. `auto` is the x that `define_metric` chose, else
-        the step. The whole is sorted by x, equal x by step. rank: which one (default: the lowest that has the key). fold:
-        all ranks as one (mean, min, max, sum, std, last). log: buckets for a logarithmic axis.
-        """
         return axes.thin(run, key, buckets=buckets, x=x, rank=rank, fold=fold, lo=lo, hi=hi, log=log)
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
-        """Return many series in one call, in the order asked; None where a run has nothing under the key."""
         return [self._or_none(run, key, how) for run, key in wanted]
 
     def _or_none(self, run: StoredRun, key: str, how: dict[str, Any]) -> Buckets | None:
@@ -207,8 +217,70 @@ def _name(folder: Path) -> Name:
     return directory.decode_name(folder.parent.name), directory.decode_name(folder.name)
 
 
-def store_at(dir: str | os.PathLike[str] | None = None) -> Store:
-    """Return the store at a directory, or at the address of a server."""
-    root = find_directory(dir)
-    found = catalogue.mounted.get(root)
-    return LocalStore(root) if found is None else found  # type: ignore[return-value]
+def rows_of(
+    store: Store, project: str | None, filter: str, sort: str, limit: int | None, stats: Sequence[str]
+) -> Rows:  # fmt: skip
+    """Return the rows of a store's runs, as Store.runs."""
+    wanted, found = Filter(filter), store.listed(project)
+    rows = [run.row() for run in found]
+    if filter:
+        rows = [row for row in rows if wanted.matches(row, stats=store.statistics)]
+    if sort:
+        rows = sort_rows(rows, sort, stats=store.statistics)
+    rows = rows if limit is None else rows[:limit]
+    if stats:
+        rows = [_with_statistics(store, row, stats) for row in rows]
+    return Rows(rows, found.unreadable)
+
+
+def _with_statistics(store: Store, row: Row, keys: Sequence[str]) -> Row:
+    return msgspec.structs.replace(row, stats={key: store.statistics(row, key) for key in keys if key in row.latest})
+
+
+def matching(store: Store, project: str | None = None, filter: str = "", *, progress: Progress | None = None) -> Runs:
+    """Return a store's runs that fit a filter, newest first; warn once of those that cannot be read."""
+    wanted, found = Filter(filter), store.listed(project, progress=progress)
+    if found.unreadable:
+        notices.once(f"unreadable:{store.place}", catalogue.unreadable_text(found.unreadable))
+    if not filter:
+        return found
+    return Runs((run for run in found if wanted.matches(run.row(), stats=store.statistics)), found.unreadable)
+
+
+def find(store: Store, word: str, project: str | None = None) -> StoredRun:
+    """Open the run that has a word as its id, the beginning of its id, or its name. `-` is the newest run."""
+    exact = [name for name in store.names(project) if name[1] == word]
+    if len(exact) == 1:
+        with contextlib.suppress(RunNotFound):  # a folder with a name of its own making: the listing knows the run's
+            return store.run(*exact[0])
+    matches = list(_meant(word, matching(store, project)))
+    if len(matches) > 1:
+        names = ", ".join(f"{run.id} ({run.name}, {run.project})" for run in matches[:6])
+        raise RunError(f"{word!r} names {len(matches)} runs: {names}. None was opened. Give more of the id, or --project.")
+    if not matches:
+        raise not_found(word, store.place)
+    return matches[0].reopened()
+
+
+def _meant(word: str, found: Runs) -> Iterator[StoredRun]:
+    if word == "-":
+        yield from found[:1]
+        return
+    named = [run for run in found if word in (run.id, run.name)]
+    yield from named or [run for run in found if run.id.startswith(word)]
+
+
+def open_run(path: Path) -> StoredRun:
+    """Open the run in a directory."""
+    if not (path / "journal").is_dir():
+        raise not_found(str(path), str(path.parent))
+    return StoredRun(path).refresh()
+
+
+def find_unfinished(root: Path, project: str, *, name: str | None, ignore_attempt: str) -> str | None:
+    """Return the id of the newest run that an earlier attempt left unfinished. Our own attempt does not count: ranks agree."""
+    for run in matching(LocalStore(root), project):
+        earlier = [life for life in run.row().lives if not life.key.startswith(ignore_attempt)]
+        if earlier and earlier[-1].status in UNFINISHED and name in (None, run.name):
+            return run.id
+    return None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
 from .. import fold as folding
 from ..errors import FanfoldError, JournalError, RunNotFound, notices
@@ -22,10 +21,13 @@ from ..settings import cache_directory
 from . import deadline
 from .attempts import Attempt, group
 from .points import holders, points, reduce
+from .rows import Life, Row, lasted
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from .buckets import Buckets
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class MediaPoint(NamedTuple):
     time: float
     rank: int
     entry: dict[str, Any]
-    run: Path
+    run: StoredRun
 
     @property
     def kind(self) -> str:
@@ -64,7 +66,7 @@ class MediaPoint(NamedTuple):
         from ..media import decode
 
         name = self.entry.get("blob")
-        return decode(self.kind, self.entry, blobs.get(self.run, name) if name else b"")
+        return decode(self.kind, self.entry, self.run.blob(name) if name else b"")
 
 
 class TextPoint(NamedTuple):
@@ -76,34 +78,55 @@ class TextPoint(NamedTuple):
     text: str
 
 
-class StoredRun:
-    """A run on disk. Reading never disturbs the processes that write it; `refresh()` reads on."""
+# What a row says of a run, by the names that StoredRun knows it by. A listed run has them already, until it is read on.
+_SAME = ("id", "project", "name", "group", "notes", "tags", "config", "seen", "summary", "rules", "latest")
+_KNOWN = {"started": "created", "ranks": "rank_list"} | {name: name for name in _SAME}
+_READ = (*_KNOWN, "info", "metrics")
 
-    def __init__(self, path: Path | str) -> None:
+
+class StoredRun:
+    """A run on disk. Reading never disturbs the processes that write it; `refresh()` reads on.
+
+    A run that was listed knows the facts of its row; its journals are opened when it is asked for more.
+    """
+
+    def __init__(self, path: Path | str, row: Row | None = None) -> None:
         self.path = path if isinstance(path, Path) and path.is_absolute() else Path(path).absolute()
         self._journals: dict[Path, Journal] = {}
         self._attempts: list[Attempt] | None = None
-        self._row: dict[str, Any] | None = None
-
-    @classmethod
-    def from_row(cls, path: Path, row: dict[str, Any]) -> StoredRun:
-        """Make a run whose facts are known from the catalogue; its journals are opened only when asked for more."""
-        run = cls(path)
-        run._row = row
-        return run
+        self._row = row
+        if row is not None:
+            self.__dict__.update({name: getattr(row, field) for name, field in _KNOWN.items()})
 
     def refresh(self) -> StoredRun:
         """Read what was written since the last time."""
         journals = {file: self._read_on(file) for file in directory.journal_files(self.path, strict=True)}
         self._journals = {file: journal for file, journal in journals.items() if journal is not None and journal.begun}
-        self._attempts = group(list(self._journals.values()))
-        self._row = None
-        for name in ("info", "metrics", "latest", "summary"):
-            self.__dict__.pop(name, None)
+        self._read(group(list(self._journals.values())))
         return self
 
+    def _read(self, attempts: list[Attempt]) -> None:
+        """Note what the journals say now, and forget what was known before."""
+        self._attempts, self._row = attempts, None
+        for name in _READ:
+            self.__dict__.pop(name, None)
+
+    @property
+    def place(self) -> str:
+        """Where the run is kept, for people."""
+        return str(self.path)
+
+    @property
+    def store(self) -> str:
+        """The address of the store that has the run."""
+        return str(self.path.parent.parent)
+
+    def pulled(self) -> Path:
+        """Return the folder that has the run's journals and blobs, after those kept elsewhere were copied into it."""
+        return self.path
+
     def reopened(self) -> StoredRun:
-        """Return the run as it is now, reading on where this object left off; this one stays as it is."""
+        """Return the run as it is now, with its journals read on from where this object is; this one stays as it is."""
         run = StoredRun(self.path)
         run._journals = dict(self._journals)
         return run.refresh()
@@ -158,42 +181,36 @@ class StoredRun:
                 facts.update(record.data.given)
         return facts
 
-    def _fact(self, name: str, default: Any = None) -> Any:
-        if self._row is not None and name in self._row:
-            return self._row[name]
-        value = self.info.get(name)
-        return default if value is None else value
-
     def _header(self, name: str) -> Any:
         return getattr(self.attempts[0].journals[0].header, name) if self.attempts else None
 
-    @property
+    @cached_property
     def id(self) -> str:
-        return str(self._row["id"] if self._row else self._header("run") or directory.decode_name(self.path.name))
+        return str(self._header("run") or directory.decode_name(self.path.name))
 
-    @property
+    @cached_property
     def project(self) -> str:
-        return str(self._row["project"] if self._row else self._header("project") or directory.decode_name(self.path.parent.name))
+        return str(self._header("project") or directory.decode_name(self.path.parent.name))
 
-    @property
+    @cached_property
     def name(self) -> str:
-        return str(self._fact("name") or self._header("name") or self.id)
+        return str(self.info.get("name") or self._header("name") or self.id)
 
-    @property
+    @cached_property
     def config(self) -> dict[str, Any]:
-        return dict(self._fact("config", {}))
+        return dict(self.info.get("config") or {})
 
-    @property
+    @cached_property
     def tags(self) -> list[str]:
-        return list(self._fact("tags", []))
+        return list(self.info.get("tags") or [])
 
-    @property
+    @cached_property
     def group(self) -> str | None:
-        return self._fact("group")  # type: ignore[no-any-return]
+        return self.info.get("group")
 
-    @property
+    @cached_property
     def notes(self) -> str | None:
-        return self._fact("notes")  # type: ignore[no-any-return]
+        return self.info.get("notes")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -208,7 +225,7 @@ class StoredRun:
     def verdict(self) -> dict[str, Any]:
         """How the latest attempt stands, and the rank, signal and error that explain it."""
         if self._row is not None:
-            return dict(self._row["verdict"])
+            return dict(self._row.verdict)
         return self.attempts[-1].verdict() if self.attempts else {"status": "lost", "rank": None, "error": None}
 
     @property
@@ -216,32 +233,25 @@ class StoredRun:
         """The traceback of the rank that failed first."""
         return self.verdict.get("error")
 
-    @property
+    @cached_property
     def started(self) -> float:
         """When the first attempt began, in seconds since 1970."""
-        return float(self._row["started"]) if self._row else (self.attempts[0].started / 1e9 if self.attempts else 0.0)
+        return self.attempts[0].started / 1e9 if self.attempts else 0.0
 
-    @property
+    @cached_property
     def seen(self) -> float:
         """When it last gave a sign of life."""
-        if self._row is not None:
-            return float(self._row["seen"])
         return max((attempt.seen / 1e9 for attempt in self.attempts), default=self.started)
 
     @property
     def duration(self) -> float:
         """How many seconds it has run: each attempt from its start to its last sign of life, without the time in between."""
-        lives: list[tuple[int, int]] = [(attempt.started, attempt.seen) for attempt in self.attempts] if self._row is None else [
-            (begin, end) for *_, begin, end in self._row["attempts"]
-        ]  # fmt: skip
-        if lives and self.status == "running":
-            lives[-1] = (lives[-1][0], time.time_ns())
-        return sum(max(0, end - begin) for begin, end in lives) / 1e9
-
-    @property
-    def ranks(self) -> list[int]:
         if self._row is not None:
-            return list(self._row["ranks"])
+            return self._row.duration
+        return lasted(((attempt.started, attempt.seen) for attempt in self.attempts), running=self.status == "running")
+
+    @cached_property
+    def ranks(self) -> list[int]:
         return sorted({j.header.rank for attempt in self.attempts for j in attempt.mains})
 
     @property
@@ -288,6 +298,12 @@ class StoredRun:
         if len(steps) and steps.min() == NO_STEP:
             steps = np.where(steps == NO_STEP, -1, steps)
         return Series(key, steps, times, values)
+
+    def curve(self, key: str, *, buckets: int = 330, x: str = "auto") -> Buckets | None:
+        """Return a key's series as it is drawn: the mean over ranks where several have it; None where there is nothing."""
+        from .axes import curve
+
+        return curve(self, key, buckets=buckets, x=x)
 
     def _nothing(self, key: str, rank: int | None = None) -> Any:
         ranks = holders(self, key)
@@ -344,11 +360,9 @@ class StoredRun:
             return self.metrics[key]
         return next((rule for name, rule in reversed(self.metrics.items()) if fnmatch.fnmatchcase(key, name)), {})
 
-    @property
+    @cached_property
     def rules(self) -> dict[str, str]:
         """Which keys define_metric(summary=…) wants low ("min") or high ("max")."""
-        if self._row is not None:
-            return dict(self._row["rules"])
         found = {key: str(self.metric(key).get("summary")) for key in self.summary} if self.metrics else {}
         return {key: rule for key, rule in found.items() if rule in ("min", "max")}
 
@@ -358,8 +372,6 @@ class StoredRun:
 
         Of several ranks the lowest that has the key counts, as in `latest` and `series`.
         """
-        if self._row is not None:
-            return dict(self._row["summary"])
         found = {key: value for key, value in self.latest.items() if not key.startswith("system/")}
         for key in list(found) if self.metrics else ():
             rule = self.metric(key).get("summary")
@@ -402,7 +414,7 @@ class StoredRun:
         for journal, data in self._values():
             found = data.v.get(key, "")
             entries = found if isinstance(found, list) else [found] if isinstance(found, dict) else []
-            points += [MediaPoint(key, data.s, data.t / 1e9, journal.header.rank, entry, self.path) for entry in entries]
+            points += [MediaPoint(key, data.s, data.t / 1e9, journal.header.rank, entry, self) for entry in entries]
         return sorted(points, key=lambda point: point.step)
 
     def table(self, key: str, step: int | None = None) -> Any:
@@ -441,9 +453,14 @@ class StoredRun:
 
         return usage(self)
 
+    def blob(self, name: str) -> bytes:
+        """Return the content of a medium or artifact, checked against its name."""
+        self.artifact_file(name)
+        return blobs.get(self.path, name)
+
     def artifact_file(self, blob: str) -> Path:
-        """Return where an artifact's content lies."""
-        return blobs.present(self.path, blob)
+        """Return the file with the content of an artifact or medium."""
+        return blobs.path_of(self.path, blob)
 
     def console(self) -> bytes:
         """Return what the processes printed, where it was captured, in order of time."""
@@ -455,26 +472,17 @@ class StoredRun:
         """Device values that never landed, with the reason."""
         return [bodies.as_dict(record.data) for journal in self.journals for record in journal.records(Kind.LOST)]
 
-    def row(self) -> dict[str, Any]:
-        """Return the facts the catalogue keeps of a run."""
+    def row(self) -> Row:
+        """Return what is known of the run at a glance, as the catalogue keeps it and filters see it."""
         if self._row is not None:
             return self._row
-        return {
-            "id": self.id,
-            "project": self.project,
-            "name": self.name,
-            "group": self.group,
-            "notes": self.notes,
-            "tags": self.tags,
-            "config": self.config,
-            "verdict": self.verdict,
-            "started": self.started,
-            "seen": self.seen,
-            "ranks": self.ranks,
-            "summary": self.summary,
-            "rules": self.rules,
-            "attempts": [[a.key, a.verdict()["status"], a.started, a.seen] for a in self.attempts],
-        }
+        return Row(
+            id=self.id, project=self.project, name=self.name, group=self.group, notes=self.notes, tags=self.tags,
+            config=self.config, verdict=self.verdict, created=self.started, seen=self.seen, rank_list=self.ranks,
+            summary=self.summary, rules=self.rules, latest=self.latest, media=self.keys("media"),
+            lives=[Life(a.key, a.verdict()["status"], a.started, a.seen) for a in self.attempts],
+            archived=bool(self.info.get("archived")), path=str(self.path),
+        )  # fmt: skip
 
     # Data frames
 
@@ -500,12 +508,43 @@ class StoredRun:
         return f"<run {self.name} ({self.id}) of {self.project}: {self.status}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from .display import run_html, shown
+        from ..drawing.runs import run_html
+        from ..notebook import shown
 
         return {"text/plain": repr(self), "text/html": shown(run_html(self), [self])}
 
 
-def not_found(what: str, root: Path) -> RunNotFound:
+SHOWN = 50  # runs that a list prints
+
+
+class Runs(list[StoredRun]):
+    """Stored runs, in a list that shows itself as a table. `unreadable` has the path and reason of each that is missing."""
+
+    def __init__(self, runs: Iterable[StoredRun] = (), unreadable: Iterable[dict[str, str]] = ()) -> None:
+        super().__init__(runs)
+        self.unreadable = list(unreadable)
+
+    @overload
+    def __getitem__(self, place: SupportsIndex, /) -> StoredRun: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> Runs: ...
+    def __getitem__(self, place: SupportsIndex | slice, /) -> StoredRun | Runs:
+        found = super().__getitem__(place)
+        return Runs(found) if isinstance(found, list) else found
+
+    def __repr__(self) -> str:
+        shown = [f"  {run!r}" for run in self[:SHOWN]]
+        more = [f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        return "\n".join([f"{len(self)} run{'' if len(self) == 1 else 's'}", *shown, *more])
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from ..drawing.runs import runs_html
+        from ..notebook import shown
+
+        return {"text/plain": repr(self), "text/html": shown(runs_html(self), self)}
+
+
+def not_found(what: str, place: str) -> RunNotFound:
     return RunNotFound(
-        f"no run {what!r} in {root}. Nothing was read. `fanfold ls` lists the runs; --dir or FANFOLD_DIR names the place."
+        f"no run {what!r} in {place}. Nothing was read. `fanfold ls` lists the runs; --dir or FANFOLD_DIR names the place."
     )

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import FanfoldError, missing_extra
-from ..settings import find_directory
-from . import catalogue
 from .filter import number
 from .points import holders, points
+from .query import LocalStore, Store
 from .run import StoredRun
 
 BATCH = 1 << 16
@@ -61,15 +60,17 @@ class Result:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-def query(text: str, *, dir: str | os.PathLike[str] | None = None, project: str | None = None) -> Result:
-    """Run one SELECT over the runs below a directory; see docs/query.md for the tables."""
+def query(
+    text: str, *, dir: str | os.PathLike[str] | None = None, project: str | None = None, store: Store | None = None
+) -> Result:
+    """Run one SELECT over the runs of a store, or below a directory; see docs/query.md for the tables."""
     try:
         import duckdb
         import pyarrow  # noqa: F401 - how tables reach the engine
     except ImportError as error:
         raise missing_extra("duckdb", "sql", "SQL") from error
     with tempfile.TemporaryDirectory(prefix="fanfold-sql-") as spill, contextlib.closing(duckdb.connect(":memory:")) as engine:
-        listing = Listing(dir, project)
+        listing = Listing(store or LocalStore(dir), project)
         try:
             _check(engine, text)
             for name, table in _tables(listing, wanted(engine, text)).items():
@@ -85,8 +86,8 @@ def query(text: str, *, dir: str | os.PathLike[str] | None = None, project: str 
 class Listing:
     """Lists the runs once, when the first table is read; the engine reads from several threads."""
 
-    def __init__(self, dir: str | os.PathLike[str] | None, project: str | None) -> None:
-        self.dir, self.project = dir, project
+    def __init__(self, store: Store, project: str | None) -> None:
+        self.store, self.project = store, project
         self.unreadable: list[dict[str, str]] = []
         self._found: list[StoredRun] | None = None
         self._lock = threading.Lock()
@@ -94,7 +95,7 @@ class Listing:
     def __call__(self) -> list[StoredRun]:
         with self._lock:
             if self._found is None:
-                self._found = found = catalogue.listed(find_directory(self.dir), self.project)
+                self._found = found = self.store.listed(self.project)
                 self.unreadable = found.unreadable
             return self._found
 
@@ -280,7 +281,7 @@ def _tables(runs: Callable[[], list[StoredRun]], wanted: dict[str, Wanted]) -> d
     def of(name: str, rows: Callable[[StoredRun], Iterable[tuple[Any, ...]]], *, opened: bool = True) -> Stream:
         def batches() -> Iterator[dict[str, Any]]:
             for run in _chosen(runs(), wanted[name]):
-                found = rows(_open(run) if opened else run)
+                found = rows(run.reopened() if opened else run)
                 columns = list(zip(*((run.project, run.id, *row) for row in found), strict=True))
                 if columns:
                     yield dict(zip(TABLES[name], columns, strict=True))
@@ -290,7 +291,7 @@ def _tables(runs: Callable[[], list[StoredRun]], wanted: dict[str, Wanted]) -> d
     return {
         "runs": Stream(TABLES["runs"], lambda: _run_rows(runs())),
         "config": of("config", lambda run: [(key, *_both(value)) for key, value in flat(run.config)], opened=False),
-        "latest": of("latest", lambda run: [(k, *_both(v)) for k, v in catalogue.as_row(run)["latest"].items()], opened=False),
+        "latest": of("latest", lambda run: [(k, *_both(v)) for k, v in run.latest.items()], opened=False),
         "points": Stream(TABLES["points"], lambda: _point_batches(runs(), wanted["points"])),
         "texts": of("texts", lambda run: [
             (key, text.rank, text.step, text.time, text.text)
@@ -310,15 +311,10 @@ def _chosen(runs: Iterable[StoredRun], wanted: Wanted) -> Iterator[StoredRun]:
     return (run for run in runs if wanted.passes("run", run.id) and wanted.passes("project", run.project))
 
 
-def _open(run: StoredRun) -> StoredRun:
-    """Open the journals of a run that was only listed so far, apart from the list: only one is held open at a time."""
-    return catalogue.open_run(run.path)
-
-
 def _run_rows(runs: list[StoredRun]) -> Iterator[dict[str, Any]]:
-    rows = [{**(row := catalogue.as_row(run)), "group_name": row["group"]} for run in runs]
+    rows = [run.row() for run in runs]
     if rows:
-        yield {name: [row[name] for row in rows] for name in TABLES["runs"]}
+        yield {name: [row["group" if name == "group_name" else name] for row in rows] for name in TABLES["runs"]}
 
 
 def _both(value: Any) -> tuple[str | None, float | None]:
@@ -342,7 +338,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _point_batches(runs: Iterable[StoredRun], wanted: Wanted) -> Iterator[dict[str, Any]]:
     for listed_run in _chosen(runs, wanted):
-        run = _open(listed_run)
+        run = listed_run.reopened()  # apart from the list: only one is held open at a time
         for key in [*run.keys(), *run.keys("system")]:
             if wanted.passes("key", key):
                 for rank in holders(run, key):

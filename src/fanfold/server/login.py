@@ -16,15 +16,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from . import audit as record
-from .form import form
-from .grants import Anybody, Grants, Holder, Person
-from .limits import Rates
-from .oidc import LoginFailed, Oidc
-from .proxy import Proxies
-from .sessions import Errand, Session, Sessions
-from .tokens import TokenBook
-from .wire import Refused
+from ..fleet import audit as record
+from ..fleet.form import form
+from ..fleet.grants import Anybody, Grants, Holder, Person
+from ..fleet.limits import Rates
+from ..fleet.oidc import LoginFailed, Oidc
+from ..fleet.proxy import Proxies
+from ..fleet.sessions import Errand, Session, Sessions
+from ..fleet.tokens import TokenBook
+from ..fleet.wire import Refused
 
 if TYPE_CHECKING:
     from .gateway import Gateway

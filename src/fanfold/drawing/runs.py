@@ -1,91 +1,28 @@
-"""Runs as they show themselves in a notebook: a table and small charts, without a script; text everywhere else."""
+"""Runs as they show themselves in a notebook: a table and small charts, without a script. A run is anything like Any."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import Any
 
-from ..drawing import STYLE, Line, Markup, chart, drawn, line_of, table, tag
-from ..drawing.markup import join, status
-from ..drawing.numbers import duration, moment, number
-from ..drawing.order import curve_order
-from ..errors import FanfoldError
-from . import axes
-from .buckets import Buckets
-from .points import holders
-
-if TYPE_CHECKING:
-    from .run import StoredRun
+from .chart import Line, chart, drawn, line_of
+from .markup import Markup, join, status, table, tag
+from .numbers import duration, moment, number
+from .order import curve_order
 
 CHARTS, SETTINGS, FIGURES = 4, 16, 16  # of one run
 ROWS, SPARKS = 50, 20  # of a list of runs: a curve needs the run's journals, a row does not
 SPARK_BUCKETS = 60
-LIVE = "fanfold.notebook"  # stands after the store, so it is asked by name, when something is shown
 
 
-class Runs(list["StoredRun"]):
-    """Stored runs, in a list that shows itself as a table. `unreadable` has the path and reason of each that is missing."""
-
-    unreadable: list[dict[str, str]]
-
-    def __init__(self, runs: Iterable[StoredRun] = ()) -> None:
-        super().__init__(runs)
-        self.unreadable = []
-
-    @overload
-    def __getitem__(self, place: SupportsIndex, /) -> StoredRun: ...
-    @overload
-    def __getitem__(self, place: slice, /) -> Runs: ...
-    def __getitem__(self, place: SupportsIndex | slice, /) -> StoredRun | Runs:
-        found = super().__getitem__(place)
-        return Runs(found) if isinstance(found, list) else found
-
-    def __repr__(self) -> str:
-        shown = [f"  {run!r}" for run in self[:ROWS]]
-        more = [f"  and {len(self) - ROWS} more"] if len(self) > ROWS else []
-        return "\n".join([f"{len(self)} run{'' if len(self) == 1 else 's'}", *shown, *more])
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": shown(runs_html(self), self)}
-
-
-def shown(picture: object, runs: Sequence[Any]) -> str:
-    """Return runs as a notebook shows them: live while they run, else as a picture.
-
-    A live one holds the picture of now, too. It is shown when the dashboard's server is gone, as in a notebook that was saved
-    and is opened later.
-    """
-    return dressed(import_module(LIVE).live(runs, picture) or picture)
-
-
-def dressed(*parts: object) -> str:
-    """Return HTML with its styles, for a place that has none of ours."""
-    inside = tag("div", *parts, class_="fanfold", style="padding:12px;border-radius:7px")
-    return str(join([tag("style", Markup(STYLE)), inside]))
-
-
-def series(run: StoredRun, key: str, *, buckets: int = 330, x: str = "auto") -> Buckets | None:
-    """Return a key's series as it is drawn: the mean over ranks where several have it; None where there is nothing."""
-    ranks = holders(run, key)
-    if not ranks:
-        return None
-    fold = "mean" if len(ranks) > 1 and not key.startswith("system/") else None
-    try:
-        found = axes.thin(run, key, buckets=buckets, x=x, rank=None, fold=fold, lo=None, hi=None)
-    except FanfoldError:  # it has nothing under the key that was asked for as x
-        return None
-    return found if len(found) else None
-
-
-def lines(runs: Iterable[StoredRun], key: str, *, buckets: int = 330, x: str = "auto", smooth: float = 0.0) -> list[Line]:
+def lines(runs: Iterable[Any], key: str, *, buckets: int = 330, x: str = "auto", smooth: float = 0.0) -> list[Line]:
     """Return a line per run that has the key, each in the colour of its run's place."""
-    found = [(place, run, series(run, key, buckets=buckets, x=x)) for place, run in enumerate(runs)]
+    found = [(place, run, run.curve(key, buckets=buckets, x=x)) for place, run in enumerate(runs)]
     return [line_of(run.name, place, one, smooth=smooth) for place, run, one in found if one is not None]
 
 
 def flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested settings as one level, names joined by dots."""
+    """Return a nested config as one level, names joined by dots."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict) and value:
@@ -95,13 +32,13 @@ def flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def lasted(run: StoredRun) -> str:
-    """Say how long a run has lasted, or lasted until its last sign of life."""
+def lasted(run: Any) -> str:
+    """Return how long a run has lasted, or lasted until its last sign of life, as text."""
     return duration(run.duration)
 
 
-def run_html(run: StoredRun) -> Markup:
-    """Return one run: how it stands, what it was told, what it came to, and its first curves."""
+def run_html(run: Any) -> Markup:
+    """Return one run: its status, config, summary, and its first curves."""
     keys = curve_order(run.keys())
     parts = [_head(run), _pairs("config", flat(run.config), SETTINGS)]
     parts.append(_pairs("summary", run.summary, FIGURES))
@@ -114,7 +51,7 @@ def run_html(run: StoredRun) -> Markup:
     return join(parts)
 
 
-def _head(run: StoredRun) -> Markup:
+def _head(run: Any) -> Markup:
     words = [run.project, run.id, f"started {moment(run.started)}", lasted(run)]
     words += [f"{len(run.ranks)} ranks"] if len(run.ranks) > 1 else []
     words += [f"tags: {', '.join(map(str, run.tags))}"] if run.tags else []
@@ -137,7 +74,7 @@ def _cut(text: str, width: int = 40) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _figure(run: StoredRun, key: str) -> Markup:
+def _figure(run: Any, key: str) -> Markup:
     found = lines([run], key)
     last = number(run.latest.get(key))
     picture = chart(found, label=f"{key} of {run.name}", width=420, height=170)
@@ -145,7 +82,7 @@ def _figure(run: StoredRun, key: str) -> Markup:
                tag("figcaption", drawn(found), class_="dim"))  # fmt: skip
 
 
-def runs_html(runs: Sequence[StoredRun]) -> Markup:
+def runs_html(runs: Sequence[Any]) -> Markup:
     """Return a table of runs, newest first as they are listed, with a small curve of what people look at first."""
     if not runs:
         return tag("p", "No runs. fanfold.init(project=…) starts one; dir=… looks elsewhere.", class_="dim")
@@ -156,8 +93,8 @@ def runs_html(runs: Sequence[StoredRun]) -> Markup:
     return join([count, table(titles, rows, label="Runs", right=(6,))])
 
 
-def _row(run: StoredRun, with_curve: bool) -> list[object]:
-    latest = run.row().get("latest") or run.latest
+def _row(run: Any, with_curve: bool) -> list[object]:
+    latest = run.latest
     numbers = [key for key, value in latest.items() if isinstance(value, (int, float)) and not key.startswith("system/")]
     key = next(iter(curve_order(numbers)), "")
     curve = _spark(run, key) if key and with_curve else ""
@@ -165,11 +102,11 @@ def _row(run: StoredRun, with_curve: bool) -> list[object]:
     return [*facts, moment(run.started), lasted(run), key, number(latest.get(key)) if key else "", curve]
 
 
-def _spark(run: StoredRun, key: str) -> Markup:
+def _spark(run: Any, key: str) -> Markup:
     """Return a curve the size of a word."""
     import numpy as np
 
-    found = series(run, key, buckets=SPARK_BUCKETS)
+    found = run.curve(key, buckets=SPARK_BUCKETS)
     if found is None or not np.isfinite(found.last).any():
         return Markup("")
     x, y = found.x_last, found.last

@@ -23,23 +23,17 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ..errors import FanfoldError, SettingError
-from ..server.edit import Views
-from ..server.guard import Guard
-from ..server.live import Notices
-from ..store.query import Store
-from . import page
-from .answers import answered
-from .answers import as_json as _json
-from .audit import Audit
-from .changes import Change
-from .grants import Anybody, Holder
-from .intake import Intake, Result
-from .limits import Budget, Busy, Rates
-from .login import Logins
-from .metrics import Metrics
-from .proxy import Proxied
-from .tokens import ALL, READ, WRITE, Token, TokenBook
-from .wire import (
+from ..fleet.answers import answered
+from ..fleet.answers import as_json as _json
+from ..fleet.audit import Audit
+from ..fleet.changes import Change
+from ..fleet.grants import Anybody, Holder
+from ..fleet.intake import Intake, Result
+from ..fleet.limits import Budget, Busy, Rates
+from ..fleet.metrics import Metrics
+from ..fleet.proxy import Proxied
+from ..fleet.tokens import ALL, READ, WRITE, Token, TokenBook
+from ..fleet.wire import (
     APPEND,
     BATCH,
     BLOB,
@@ -56,6 +50,12 @@ from .wire import (
     checked_name,
     decode,
 )
+from ..store.changes import Views
+from ..store.query import Store
+from . import gate
+from .guard import Guard
+from .live import Notices
+from .login import Logins
 
 logger = logging.getLogger("fanfold.gateway")
 MEMORY = 256 << 20
@@ -241,7 +241,7 @@ async def _runs(gateway: Gateway, request: Request, project: str) -> Response:  
     if gateway.store is None:
         raise Refused(404, "this store lists no runs. Nothing was read.")
     rows = await run_in_threadpool(gateway.store.runs, project)
-    return _json({"runs": [{name: row[name] for name in _COLUMNS if name in row} for row in rows]})
+    return _json({"runs": [{name: row[name] for name in _COLUMNS} for row in rows]})
 
 
 async def _delete(gateway: Gateway, request: Request, project: str) -> Response:
@@ -316,7 +316,7 @@ def app(
     gateway = Gateway(Change(intake, audit, views, allow_delete), logins.tokens, limits or Limits(), store)
     routes: list[BaseRoute] = [door.route(gateway) for door in DOORS]
     served = Starlette(
-        routes=[*routes, *(page.routes(gateway, logins, store) if store is not None else [])],
+        routes=[*routes, *(gate.routes(gateway, logins, store) if store is not None else [])],
         middleware=[Middleware(Proxied, proxies=logins.proxies), _guard(logins)],
     )
     served.state.gateway = gateway

@@ -12,16 +12,16 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import FanfoldError
-from ..server.access import Access, Forbidden
-from ..server.app import app as dashboard
+from ..errors import FanfoldError, Forbidden
+from ..fleet.answers import answered, refused, tell, unavailable
+from ..fleet.grants import Holder, Person
+from ..fleet.tokens import READ
+from ..fleet.views import ProjectsView
+from ..fleet.wire import Refused
 from ..store.query import Store
-from .answers import answered, refused, tell, unavailable
-from .grants import Holder, Person
+from .access import Access
+from .app import app as dashboard
 from .login import Entrance, Logins
-from .tokens import READ
-from .views import ProjectsView
-from .wire import Refused
 
 if TYPE_CHECKING:
     from .gateway import Gateway

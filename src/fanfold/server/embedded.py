@@ -1,0 +1,54 @@
+"""The dashboard's process for a notebook: over the store in FANFOLD_DIR, for as long as the process that started it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+from typing import Any
+
+import uvicorn
+
+from ..errors import FanfoldError
+from ..store.merge import beside
+from ..stores import open_store
+from .app import app
+from .connections import Connections
+
+
+def serve() -> None:
+    """Serve the dashboard on a free port of this machine until the pipe on stdin closes."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()  # whoever reads the address may ask at once
+    token = secrets.token_urlsafe(24)  # other users of this machine can reach the port, too
+    store = open_store()
+    served = app(store=store, embed=True, token=token)
+    config = uvicorn.Config(
+        served, http=Connections().protocol(), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    threading.Thread(target=_watch, args=[server, served.state.notices], daemon=True).start()
+    print(json.dumps({"address": f"http://localhost:{listener.getsockname()[1]}/?token={token}"}), flush=True)
+    with beside(store):
+        server.run(sockets=[listener])
+
+
+def _watch(server: Any, notices: Any) -> None:
+    """End the server when whoever started it is gone."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    server.should_exit = True
+    notices.close()  # open pages hold a stream each; without this the server would wait for them
+
+
+if __name__ == "__main__":
+    try:
+        serve()
+    except FanfoldError as error:
+        sys.exit(f"fanfold: {error}")

@@ -1,0 +1,112 @@
+"""Rows: what is known of a run without opening its journals. The catalogue keeps them, filters and the dashboard read them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+LIVE = frozenset({"running", "lost"})  # these two can change without a byte being written
+
+
+class Life(msgspec.Struct, array_like=True):
+    """One attempt of a run: its key, how it ended, and when it began and last gave a sign of life (ns)."""
+
+    key: str
+    status: str
+    started: int
+    seen: int
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """The facts of one run, to read only. `row["id"]` is `row.id`, for every field and property."""
+
+    id: str = ""
+    project: str = ""
+    name: str = ""
+    group: Any = None
+    notes: Any = None
+    tags: list[Any] = []
+    config: dict[Any, Any] = {}
+    verdict: dict[str, Any] = {}
+    created: float = msgspec.field(default=0.0, name="started")
+    seen: float = 0.0
+    rank_list: list[int] = msgspec.field(default_factory=list, name="ranks")
+    summary: dict[str, Any] = {}
+    rules: dict[str, str] = {}
+    lives: list[Life] = msgspec.field(default_factory=list, name="attempts")
+    latest: dict[str, Any] = {}
+    media: list[str] = []
+    archived: bool = False
+    unsummed: list[str] = []  # keys of `latest` that `summary` leaves out, in the form that is kept
+    path: str = ""
+    stats: dict[str, Any] | None = None  # statistics of metrics, where they were asked for
+
+    @property
+    def status(self) -> str:
+        return str(self.verdict.get("status") or "lost")
+
+    @property
+    def error(self) -> str | None:
+        return self.verdict.get("error")
+
+    @property
+    def ranks(self) -> int:
+        return len(self.rank_list)
+
+    @property
+    def attempts(self) -> int:
+        return len(self.lives)
+
+    @property
+    def duration(self) -> float:
+        return lasted(((life.started, life.seen) for life in self.lives), running=self.status == "running")
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+    def slim(self) -> Row:
+        """Return the row as it is kept: the summary without what the latest values say as well, in a wide run all of it."""
+        latest, summary = self.latest, self.summary
+        own = {key: value for key, value in summary.items() if latest.get(key, self) is not value}
+        return msgspec.structs.replace(self, path="", summary=own, unsummed=[key for key in latest if key not in summary])
+
+    def whole(self, path: str) -> Row:
+        """Fill in, after it was read back, where the run is and its summary, which shares the latest values."""
+        own, without = self.summary, set(self.unsummed)
+        if own or without:
+            own = {**{key: value for key, value in self.latest.items() if key not in without}, **own}
+        self.path, self.summary, self.unsummed = path, own or self.latest, []
+        return self
+
+
+class Rows(list[Row]):
+    """Rows of runs. `unreadable` has the path and the reason of each run that should be among them and could not be read."""
+
+    def __init__(self, rows: Iterable[Row] = (), unreadable: Sequence[dict[str, str]] = ()) -> None:
+        super().__init__(rows)
+        self.unreadable = list(unreadable)
+
+
+class Project(msgspec.Struct):
+    """A project: how many runs it has, and when one of them last gave a sign of life."""
+
+    name: str
+    runs: int
+    last: float
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+def lasted(lives: Iterable[tuple[int, int]], *, running: bool) -> float:
+    """Return how many seconds a run has run: each attempt from its start to its last sign of life, the last one until now."""
+    spans = list(lives)
+    if spans and running:
+        spans[-1] = (spans[-1][0], time.time_ns())
+    return sum(max(0, end - begin) for begin, end in spans) / 1e9

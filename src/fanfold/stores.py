@@ -1,0 +1,57 @@
+"""Opening a store by its address: a directory of runs, or a database. Everything that reads runs begins here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .errors import SettingError
+from .settings import find_directory, is_address, store_address
+from .store import StoredRun, open_run
+from .store.catalogue import Progress
+from .store.query import LocalStore, Store, find, matching
+from .store.run import Runs
+
+SCHEMES = ("clickhouse", "clickhouses")
+
+
+def open_store(address: str | os.PathLike[str] | None = None) -> Store:
+    """Open the store at an address: a directory, or clickhouse://host/database; without one, where FANFOLD_DIR or .fanfold is."""
+    given = store_address(address)
+    if not is_address(given):
+        return LocalStore(find_directory(address))
+    scheme = str(given).partition("://")[0]
+    if scheme not in SCHEMES:
+        raise SettingError(
+            f"there is no store of the kind {scheme!r}. Nothing was opened. Name a directory, or clickhouse://host/database."
+        )
+    from .clickhouse.store import connect  # only then: it needs its own driver
+
+    return connect(str(given))
+
+
+def runs(
+    project: str | None = None,
+    *,
+    filter: str = "",
+    dir: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Runs:
+    """Return the stored runs, newest first: of one project, or of all; `filter` keeps those it fits (see docs/query.md)."""
+    return matching(open_store(dir), project, filter, progress=progress)
+
+
+def open(
+    id_or_path: str | os.PathLike[str], *, dir: str | os.PathLike[str] | None = None, project: str | None = None
+) -> StoredRun:
+    """Open one stored run by its id, the beginning of its id, its name, or its directory. `-` is the newest run."""
+    if isinstance(id_or_path, os.PathLike) or _is_run(id_or_path):
+        return open_run(Path(id_or_path))
+    return find(open_store(dir), id_or_path, project)
+
+
+def _is_run(word: str) -> bool:
+    try:
+        return (Path(word) / "journal").is_dir()
+    except (OSError, ValueError):  # too long for a path, or with a NUL: a name, then
+        return False
