@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -292,6 +293,65 @@ def test_a_damaged_head_costs_one_journal_and_says_so(two_ranks, caplog, at, why
         f"fanfold: {path} cannot be unpacked: {why}. What that process logged is not shown; other journals of the run are"
     )
     assert said.endswith("Restore the file from a copy.")
+
+
+@pytest.fixture
+def unpackings(monkeypatch) -> list[int]:
+    """The lengths of the blocks that were unpacked, in order."""
+    found: list[int] = []
+
+    def unpack(stored: bytes, length: int, seed: int) -> bytes:
+        found.append(length)
+        return blocks.unpack(stored, length, seed)
+
+    monkeypatch.setattr(packed, "unpack", unpack)
+    return found
+
+
+def give_other_digest(path: Path) -> None:
+    """Let a packed journal promise content that it does not hold, with every checksum right."""
+    data = bytearray(path.read_bytes())
+    data[24] ^= 0xFF
+    data[packed.HEAD_SIZE - 4 : packed.HEAD_SIZE] = crc32(data[: packed.HEAD_SIZE - 4]).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("fault", ["other content", "a damaged block"])
+def test_what_is_wrong_with_a_packed_journal_is_found_out_once(two_ranks, unpackings, fault, tmp_path, caplog):
+    path = journal_files(two_ranks)[0]
+    if fault == "other content":
+        give_other_digest(path)
+    else:
+        with packed.open_packed(path) as file:
+            spoil(path, file.entries[1].at + 1000)
+    time.sleep(packed.SETTLED_NS / 1e9 + 0.1)
+    ranks = fanfold.open(two_ranks).ranks
+    first = len(unpackings)
+    assert first >= 2
+    for _ in range(3):
+        assert fanfold.open(two_ranks).ranks == ranks
+        shutil.rmtree(tmp_path / "cache" / "index", ignore_errors=True)
+    assert len(unpackings) == first
+    assert len({record.message for record in caplog.records}) == 1
+    copy = path.with_suffix(".copy")  # the verdict is about this very file: the same bytes elsewhere are judged again
+    shutil.copyfile(path, copy)
+    copy.replace(path)
+    fanfold.open(two_ranks)
+    assert len(unpackings) > first
+
+
+def test_a_file_that_claims_to_be_another_journal_does_not_spoil_that_one(two_ranks, tmp_path):
+    path = journal_files(two_ranks)[0]
+    forged = tmp_path / "forged" / path.name
+    forged.parent.mkdir()
+    with packed.open_packed(path) as file:
+        entry = file.entries[0]
+    shutil.copyfile(path, forged)
+    spoil(forged, entry.at + 10)
+    time.sleep(packed.SETTLED_NS / 1e9 + 0.1)
+    assert packed.readable(forged).suffix == ".damaged"
+    assert packed.readable(path).suffix == ".ffj"
+    assert len(fanfold.open(two_ranks).series("loss")) == 60_000
 
 
 def test_a_newer_packed_format_asks_for_an_upgrade(two_ranks):

@@ -34,6 +34,7 @@ HEAD_SIZE: Final = HEAD.size + 4  # and the crc of all that
 ENTRY: Final = struct.Struct("<III")  # of the table: raw length, stored length, crc of what is stored
 MOST_STORED: Final = BLOCK + (1 << 16)  # what a block can take where nothing in it can be packed
 CACHE_BYTES: Final = 4 << 30
+SETTLED_NS: Final = 2_000_000_000
 
 
 class Entry(NamedTuple):
@@ -80,6 +81,9 @@ class PackedJournal(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
 
     def readable(self) -> bool:
         return True
@@ -185,6 +189,10 @@ def unreadable(path: Path, why: str) -> JournalError:
     )
 
 
+def _other_content(path: Path) -> JournalError:
+    return unreadable(path, "its content is not what was packed")
+
+
 # Where readers find a journal's bytes
 
 
@@ -228,11 +236,13 @@ def unpacked(path: Path, cache: Path) -> Path:
         head = packed.head
         # By content, too: the same journal may have been packed again after it grew.
         target = cache / "unpacked" / f"{head.journal}-{head.digest.hex()[:16]}{SUFFIX}"
-        with contextlib.suppress(OSError):
-            found = target.stat()
-            if found.st_size == head.size:
-                os.utime(target, ns=(time.time_ns(), found.st_mtime_ns))  # its last use, which few filesystems keep by themselves
-                return target
+        wrong, damaged = _verdicts(packed, target)
+        if wrong.exists():
+            raise _other_content(path)
+        for known in (target, damaged):
+            if _is_whole(known, head.size):
+                _tell(packed, known == damaged)
+                return known
         try:
             return _unpack_to(packed, target)
         except OSError as error:
@@ -240,6 +250,27 @@ def unpacked(path: Path, cache: Path) -> Path:
                 f"{path} cannot be unpacked to {target.parent}: {error.strerror or error}. What that process logged is not shown "
                 "now; nothing is lost. Make room there, or name another folder by FANFOLD_CACHE_DIR."
             ) from error
+
+
+def _verdicts(packed: PackedJournal, target: Path) -> tuple[Path, Path]:
+    """Return where the cache remembers of this very file that its content is wrong, and what could be read of it.
+
+    A file is known by its inode and dates: another one that claims to be the same journal is judged by itself.
+    """
+    found = os.fstat(packed.fileno())
+    known = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    mark = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+    return target.with_suffix(f".{mark}.wrong"), target.with_suffix(f".{mark}.damaged")
+
+
+def _is_whole(target: Path, size: int) -> bool:
+    """Tell whether a file was unpacked before; then note that it was used, which few filesystems do by themselves."""
+    with contextlib.suppress(OSError):
+        found = target.stat()
+        if found.st_size == size:
+            os.utime(target, ns=(time.time_ns(), found.st_mtime_ns))
+            return True
+    return False
 
 
 def _unpack_to(packed: PackedJournal, target: Path) -> Path:
@@ -250,29 +281,40 @@ def _unpack_to(packed: PackedJournal, target: Path) -> Path:
     if disk.f_bavail * disk.f_frsize < packed.head.size:
         raise OSError(errno.ENOSPC, f"there is no room for {packed.head.size} bytes")
     aside = target.with_name(f".{os.getpid()}-{secrets.token_hex(4)}")
+    wrong, damaged = _verdicts(packed, target)
+    # A file that was written a moment ago may be written again without a new date: what is wrong with it is not remembered.
+    settled = time.time_ns() - os.fstat(packed.fileno()).st_ctime_ns > SETTLED_NS
     try:
         with aside.open("xb") as file:
-            sound = copy(packed, file)
+            try:
+                sound = copy(packed, file)
+            except JournalError:
+                if settled:
+                    with contextlib.suppress(OSError):
+                        wrong.touch(mode=0o600)
+                raise
         os.utime(aside, ns=(time.time_ns(), packed.path.stat().st_mtime_ns))
         if not sound:  # never under the name of the sound file: that may come back
-            _tell(packed)
-            target = target.with_suffix(".damaged")
+            _tell(packed, True)
+            target = damaged if settled else target.with_suffix(".damaged")
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)
     return target
 
 
-def _tell(packed: PackedJournal) -> None:
+def _tell(packed: PackedJournal, damaged: bool) -> None:
     """Warn of what is lost of a journal: once, however many places are damaged."""
-    if not packed.lost:
+    if not damaged:
         return
-    first, others = packed.lost[0], len(packed.lost) - 1
-    places = f", and {others} other parts are" if others else ""
+    places, lost = "", "where it cannot be read"
+    if packed.lost:
+        first, others = packed.lost[0], len(packed.lost) - 1
+        places = f" at byte {first.at}" + (f", and {others} other parts are" if others else "")
+        lost = f"in bytes {first.start} to {first.start + first.length} of that journal"
     notices.once(
         f"packed:{packed.path}",
-        f"{packed.path} is damaged at byte {first.at}{places}. What was logged in bytes {first.start} to "
-        f"{first.start + first.length} of that journal is lost; the rest is read. Restore the file from a copy.",
+        f"{packed.path} is damaged{places}. What was logged {lost} is lost; the rest is read. Restore the file from a copy.",
     )
 
 
@@ -285,7 +327,7 @@ def copy(packed: PackedJournal, file: IO[bytes]) -> bool:
     file.flush()
     os.fsync(file.fileno())
     if not packed.lost and digest.digest() != packed.head.digest:
-        raise unreadable(packed.path, "its content is not what was packed")
+        raise _other_content(packed.path)
     return not packed.lost
 
 
