@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import fanfold
-from fanfold.errors import JournalError, RunNotFound
+from fanfold.errors import FanfoldError, JournalError, RunNotFound
 from fanfold.fleet.following import Following
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.journal import blobs
@@ -24,6 +25,7 @@ from fanfold.journal.files import open_inside, open_regular
 from fanfold.journal.mapping import map_file
 from fanfold.server import app
 from fanfold.store.query import LocalStore
+from fleet_tools import Gateway
 
 
 @pytest.fixture
@@ -190,3 +192,96 @@ def test_a_run_folder_whose_name_is_not_text_hides_no_other(run, tmp_path):
     assert answer.status_code == 200
     assert [one["id"] for one in answer.json()["runs"]] == ["r1"]
     assert "not UTF-8" in answer.text
+
+
+# Folders of a run that are links
+
+
+OWN_FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes")
+
+
+def command(*words: str, where: Path) -> subprocess.CompletedProcess[str]:
+    whole = [sys.executable, "-m", "fanfold", *words, "--dir", str(where)]
+    return subprocess.run(whole, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def linked(run, tmp_path) -> Path:
+    """A run directory as somebody else hands it on: its journals are a link to those of a private run."""
+    folder = tmp_path / "evil" / "llm" / "copied"
+    folder.mkdir(parents=True)
+    (folder / "journal").symlink_to(run.path / "journal")
+    return folder
+
+
+def test_a_linked_folder_of_journals_is_no_run_to_any_reader(run, linked, tmp_path):
+    root, before = tmp_path / "evil", everything(run.path)
+    assert fanfold.runs(dir=root) == []
+    assert LocalStore(root).projects() == []
+    assert LocalStore(root).changed()[1] == []
+    for ask in (
+        lambda: LocalStore(root).run("llm", "copied"),
+        lambda: fanfold.open(linked),
+        lambda: fanfold.open("r1", dir=root),
+    ):
+        with pytest.raises(RunNotFound):
+            ask()
+    client = TestClient(app(root), base_url="http://127.0.0.1:8642")
+    assert client.get("/api/runs", params={"project": "llm"}).json()["runs"] == []
+    assert client.get("/api/run", params={"project": "llm", "id": "copied"}).status_code == 404
+    for words in (["ls"], ["show", "copied"], ["report", "copied", "-o", str(tmp_path / "x.html")], ["usage"], ["merge"],
+                  ["prune"], ["rm", "copied", "--yes"], ["rm", str(linked), "--yes"], ["sync", "copied", "--to", "tensorboard"],
+                  ["sync", str(linked), "--to", "tensorboard"]):  # fmt: skip
+        done = command(*words, where=root)
+        assert "Traceback" not in done.stderr, words
+        assert "loss" not in done.stdout, words
+    assert everything(run.path) == before
+    assert DirectoryIntake(root).root == root
+    with pytest.raises(FanfoldError, match="link"):
+        DirectoryIntake(root).offset("llm", "copied", "0-" + "1" * 16)
+
+
+def test_a_run_directory_that_is_a_link_is_listed_nowhere_and_opens_where_it_is_named(run, tmp_path):
+    root = tmp_path / "evil"
+    (root / "llm").mkdir(parents=True)
+    (root / "llm" / "copied").symlink_to(run.path)
+    assert fanfold.runs(dir=root) == []
+    with pytest.raises(RunNotFound):
+        LocalStore(root).run("llm", "copied")
+    assert fanfold.open(root / "llm" / "copied").id == "r1"
+    assert command("rm", str(root / "llm" / "copied"), "--yes", where=root).returncode != 0
+    assert run.path.is_dir()
+    with pytest.raises(FanfoldError, match="link"):
+        DirectoryIntake(root).offset("llm", "copied", "0-" + "1" * 16)
+
+
+@pytest.mark.parametrize("name", OWN_FOLDERS)
+def test_nothing_is_written_or_removed_through_a_linked_folder_of_a_run(run, name, tmp_path, ends):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "precious").write_text("mine")
+    folder = run.path / name
+    if folder.exists():
+        folder.rename(tmp_path / "aside")
+    folder.symlink_to(mine)
+    command("sync", "r1", "--to", "tensorboard", where=tmp_path / "runs")
+    command("prune", where=tmp_path / "runs")
+    gateway = ends(Gateway(tmp_path / "store"))
+    command("forward", "--to", gateway.url, "--once", "--prune", where=tmp_path / "runs")
+    with contextlib.suppress(FanfoldError):
+        fanfold.init("llm", dir=tmp_path / "runs", id="r1", system=False, quiet=True, resume="allow").finish()
+    assert everything(mine) == {"precious": b"mine"}
+
+
+def test_a_link_in_place_of_a_relays_log_or_lock_is_not_written_through(run, tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    (run.path / "relay").mkdir()
+    for suffix in ("log", "lock"):
+        (run.path / "relay" / f"tensorboard.{suffix}").symlink_to(mine)
+    command("sync", "r1", "--to", "tensorboard", where=tmp_path / "runs")
+    assert mine.read_text() == "mine"

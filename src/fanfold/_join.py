@@ -18,7 +18,7 @@ from ._version import __version__
 from .errors import RunError, SettingError
 from .journal import format as fmt
 from .journal.bodies import Header
-from .journal.directory import journal_files, last_step, read_header, run_path
+from .journal.directory import check_folders, journal_files, last_step, read_header, run_path
 from .journal.origin import choose_root, spool_roots
 from .journal.spool import Spool, is_network, recover
 from .journal.writer import Writer
@@ -151,6 +151,7 @@ def open_writer(place: Place, options: Mapping[str, Any]) -> Writer:
     _make_root(Path(options["root"]))
     directory = place.path / "journal"
     place.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_folders(place.path)
     directory.mkdir(exist_ok=True, mode=0o700)
     home = _spool(place, options, directory)
     me = place.me

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from .errors import SettingError
+from .journal.directory import is_run
 from .settings import find_directory, is_address, store_address
 from .store import StoredRun, open_run
 from .store.catalogue import Progress
@@ -51,7 +52,4 @@ def open(
 
 
 def _is_run(word: str) -> bool:
-    try:
-        return (Path(word) / "journal").is_dir()
-    except (OSError, ValueError):  # too long for a path, or with a NUL: a name, then
-        return False
+    return is_run(Path(word))  # False where it is too long for a path, or has a NUL: a name, then

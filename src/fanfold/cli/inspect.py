@@ -50,7 +50,8 @@ def _folder(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> Path |
         return None
     for folder in find_directory(args.dir).glob("*/*"):
         wanted = _is(folder.name, named) and (args.project is None or _is(folder.parent.name, args.project))
-        if wanted and (folder / "journal").is_dir() and not folder.is_symlink() and not folder.parent.is_symlink():
+        linked = any(path.is_symlink() for path in (folder / "journal", folder, folder.parent))
+        if wanted and (folder / "journal").is_dir() and not linked:
             return folder
     return None
 

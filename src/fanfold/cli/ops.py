@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import FanfoldError, SettingError, suggestion
+from ..journal.directory import check_folders
 from ..probes.image import Table
 from ..store import StoredRun
 from ..store import ops as store
@@ -205,6 +206,7 @@ def _trace(args: argparse.Namespace, words: list[str]) -> int:
             f"run {stored.id} is {stored.status}: it takes no more steps. Nothing was asked. Name a run that is running."
         )
     token, folder = secrets.token_hex(4), stored.path / "ops"
+    check_folders(stored.path)
     if not folder.is_dir():
         raise FanfoldError(
             f"run {stored.id} keeps no operator profile, so nobody there would answer. Nothing was asked. "

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from .. import approvals
 from ..errors import FanfoldError, SettingError
 from ..journal.directory import run_directories
+from ..journal.files import is_folder
 from ..relay.cursor import Cursor, cursors, public
 from ..relay.process import OWNED, Relay, cursor_of, learn, remaining
 from ..store import StoredRun, open_run
@@ -108,7 +109,7 @@ def _runs(args: argparse.Namespace, names: list[str]) -> Iterator[StoredRun]:
     if names:
         raise SettingError("--to without RUN would send every run there is. Nothing was sent. Name the runs.")
     for folder in run_directories(choose.store(args).root, args.project):
-        if any((folder / "relay").glob("*.cursor")):
+        if is_folder(folder / "relay") and any((folder / "relay").glob("*.cursor")):
             yield open_run(folder)
 
 

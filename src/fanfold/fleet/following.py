@@ -94,8 +94,7 @@ class Following:
         return some is None and not self.large
 
     def _all_blobs(self) -> Iterator[str]:
-        for folder in sorted((self.path / "blobs").glob("[0-9a-f][0-9a-f]")):
-            yield from sorted(file.name for file in folder.iterdir() if self._size(file.name) is not None)
+        return blobs.names(self.path)
 
     def _size(self, name: str) -> int | None:
         try:

@@ -126,6 +126,7 @@ class DirectoryIntake:
 
     def _journal(self, project: str, run: str, journal: str) -> tuple[Path, int]:
         folder = self._run(project, run)
+        _check_no_link(folder, folder / "journal")
         _, journal_id = checked_journal(journal)
         return folder / "journal" / f"{journal}{fmt.SUFFIX}", fmt.seed_of(journal_id)
 
@@ -193,6 +194,7 @@ class DirectoryIntake:
     def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
         folder = self._run(project, run)
         final, part = _blob_path(folder, name), _part(folder, name)
+        _check_no_link(folder, folder / "blobs", final.parent)
         if not 0 <= offset <= offset + len(data) <= total:
             raise Refused(400, "a blob's piece is out of range. Nothing was stored.")
         self._check_there(project, run)
@@ -275,6 +277,15 @@ class DirectoryIntake:
         with probe.open("wb") as file:
             file.write(b"x")
         probe.unlink()
+
+
+def _check_no_link(run: Path, *inside: Path) -> None:
+    """Refuse to write through a link, which a run that somebody copied into the store may hold."""
+    for folder in (run.parent, run, *inside):
+        if directory.is_link(folder):
+            raise Refused(
+                422, f"{folder.name} is a link in the gateway's store. Nothing was stored. Its administrator can remove it."
+            )
 
 
 def _check_frames(project: str, piece: Piece, seed: int) -> None:

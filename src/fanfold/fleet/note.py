@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 
-from ..journal.files import read_text
+from ..journal.files import is_folder, read_text, replace_text
 from ..journal.packed import raw_size
 from ..process import digest
 
@@ -30,6 +29,8 @@ class Note:
 
     def _load(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            if not is_folder(self.path.parent):
+                return
             known = json.loads(read_text(self.path))
             self.offsets = {str(name): int(offset) for name, offset in known["offsets"].items()}
             self.over = {str(name): int(size) for name, size in known["over"].items()}
@@ -45,7 +46,8 @@ class Note:
 
     def forget(self) -> None:
         """Drop the note: everything is to be asked anew."""
-        self.path.unlink(missing_ok=True)
+        if is_folder(self.path.parent):
+            self.path.unlink(missing_ok=True)
         self.offsets, self.over, self.whole, self.deleted, self._saved = {}, {}, False, False, ""
 
     def save(self) -> None:
@@ -57,10 +59,9 @@ class Note:
             return
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(exist_ok=True, mode=0o700)
-            aside = self.path.with_suffix(f".{os.getpid()}")
-            aside.write_text(text, encoding="utf-8")
-            aside.replace(self.path)
-            self._saved = text
+            if is_folder(self.path.parent):  # and not a link to one of somebody's
+                replace_text(self.path, text)
+                self._saved = text
 
 
 def behind(run: Path, journal: Path) -> list[str]:

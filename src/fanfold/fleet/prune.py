@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from ..errors import JournalError
-from ..journal import Journal, Kind, directory
+from ..journal import Journal, Kind, blobs, directory
+from ..journal.files import is_folder
 from ..journal.format import PACKED
 from ..relay.cursor import settled
 from .client import Client
@@ -24,12 +25,12 @@ def prune(run: Following, client: Client) -> bool:
     files = directory.journal_files(run.path)
     if not files or any(why_not(file, run, client) for file in files):
         return False
-    names = [file for folder in (run.path / "blobs").glob("[0-9a-f][0-9a-f]") for file in folder.iterdir()]
+    names = list(blobs.names(run.path))
     for start in range(0, len(names), 1000):
-        if client.missing(run.project, run.id, [file.name for file in names[start : start + 1000]]):
+        if client.missing(run.project, run.id, names[start : start + 1000]):
             return False
     packed = [file.with_suffix(PACKED) for file in files]  # one that a killed `fanfold prune` left beside its journal
-    for file in [*files, *packed, *names]:
+    for file in [*files, *packed, *(blobs.path_of(run.path, name) for name in names)]:
         file.unlink(missing_ok=True)
         file.with_name(f"{file.name}.alive").unlink(missing_ok=True)
     _remove_empty(run.path)
@@ -65,8 +66,11 @@ def _behind(file: Path, run: Following) -> list[dict[str, int]]:
 
 def _remove_empty(run: Path) -> None:
     """Remove the folders this leaves empty; trackers' own files stay, and so does the run's folder then."""
-    for note in (run / FOLDER).glob("*"):
+    for note in (run / FOLDER).glob("*") if is_folder(run / FOLDER) else ():
         note.unlink(missing_ok=True)
-    for folder in [*(run / "blobs").glob("*"), run / "blobs", run / FOLDER, run / "journal", run]:
+    for folder in [*(run / "blobs").glob("*")] if is_folder(run / "blobs") else ():
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    for folder in [run / "blobs", run / FOLDER, run / "journal", run]:
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import _api
 from ..errors import notices
-from ..journal.directory import run_path
+from ..journal.directory import is_run, run_path
 from ..settings import resolve
 
 LIVE = ("running", "disabled")
@@ -157,11 +157,7 @@ class Session:
         found: dict[str, Any] = {"id": str(note["run"]), "project": str(note.get("project"))}
         # A run that was given no directory may have been started from another working directory. A checkpoint may come from
         # anybody: what it names must be that very run.
-        if (
-            resolve("dir") is None
-            and (path / "journal").is_dir()
-            and path == run_path(path.parents[1], found["project"], found["id"])
-        ):
+        if resolve("dir") is None and is_run(path) and path == run_path(path.parents[1], found["project"], found["id"]):
             found["dir"] = path.parents[1]
         return found
 

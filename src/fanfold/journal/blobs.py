@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import JournalError
-from .files import open_inside
+from .files import is_folder, open_inside
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -87,6 +87,18 @@ def opened(run: Path, name: str) -> BinaryIO:
         if error.errno in (errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.ENXIO):
             raise JournalError(f"{path} is a link or not a plain file, as blobs are. It was not read.") from error
         raise
+
+
+def names(run: Path) -> Iterator[str]:
+    """Yield the names of the blobs in a run; folders and files that are links are passed over."""
+    top = run / "blobs"
+    if not is_folder(top):
+        return
+    for folder in sorted(top.glob("[0-9a-f][0-9a-f]")):
+        if is_folder(folder):
+            with os.scandir(folder) as entries:
+                found = [entry.name for entry in entries if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)]
+            yield from sorted(found)
 
 
 def is_here(run: Path, name: str) -> bool:

@@ -9,16 +9,18 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from ..errors import JournalError
+from ..errors import JournalError, RunError
 from . import bodies, packed
 from . import format as fmt
 from .bodies import Header
+from .files import is_folder
 from .format import HEAD_SIZE, PACKED, SUFFIX, Kind, Layout
 from .walker import Record, Walker, all_spans
 
 _TAIL = 1 << 18
 MAX_HEADER = 1 << 20
 MAX_NAME = 200
+FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes")  # that a run has of its own
 
 
 @lru_cache(maxsize=1 << 12)
@@ -47,8 +49,10 @@ def run_path(root: Path, project: str, run_id: str) -> Path:
 def journal_files(run: Path, *, strict: bool = False) -> list[Path]:
     """Return a run's journals, packed ones too; of one that is there twice, as its process wrote it. Links are not followed.
 
-    A folder that cannot be read has none, unless `strict`: then it raises.
+    A folder that cannot be read has none, unless `strict`: then it raises. One that is a link has none either.
     """
+    if is_link(run / "journal"):
+        return []
     try:
         with os.scandir(run / "journal") as entries:
             names = [entry.path for entry in entries
@@ -66,7 +70,22 @@ def journal_files(run: Path, *, strict: bool = False) -> list[Path]:
 
 def run_directories(root: Path, project: str | None = None) -> Iterator[Path]:
     """Yield the directories of all runs below `root`, of one project or of all."""
-    return (run for run in run_folders(root, project) if os.path.isdir(f"{run}/journal"))  # noqa: PTH112 - by the thousand
+    return (run for run in run_folders(root, project) if is_run(run))
+
+
+def is_run(path: Path) -> bool:
+    """Tell whether a directory is a run: it holds a folder of journals, and not a link to one elsewhere."""
+    return is_folder(f"{path}/journal")
+
+
+def check_folders(run: Path) -> None:
+    """Raise RunError where one of a run's own folders is a link: what is written for the run would end up elsewhere."""
+    for name in FOLDERS:
+        if is_link(run / name):
+            raise RunError(
+                f"{run / name} is a link, and a run's own folders never are. Nothing was read or written through it. "
+                "Remove the link, or copy what it points to."
+            )
 
 
 def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, str] | None = None) -> Iterator[Path]:

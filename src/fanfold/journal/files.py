@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -44,6 +45,37 @@ def open_inside(folder: Path, *names: str) -> BinaryIO:
         return os.fdopen(open_fd(names[-1], dir_fd=fd), "rb")
     finally:
         os.close(fd)
+
+
+def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
+    """Write a small file beside its place and rename it there; nothing that somebody put there before is written through."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with aside.open("x", encoding="utf-8") as file:
+            file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def open_to_write(path: Path, flags: int = 0) -> int:
+    """Open or make a regular file to write to it, never through a link, and return its descriptor."""
+    fd = os.open(path, (_FLAGS & ~os.O_RDONLY) | os.O_RDWR | os.O_CREAT | flags, 0o600)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def is_folder(path: str | Path) -> bool:
+    """Tell whether there is a folder at a path, and not a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def is_mostly_holes(path: Path, ratio: int) -> bool:

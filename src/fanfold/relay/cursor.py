@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
-from ..journal.files import read_text
+from ..journal.files import is_folder, open_to_write, read_text, replace_text
 from ..journal.writer import try_lock
 from ..mask import is_secret, mask
 from ..process import boot_id, digest
@@ -106,12 +106,8 @@ class Cursor:
 
     def _write(self) -> None:
         self.owner = _me() if self._lock_fd >= 0 else None
-        aside = self.path.with_suffix(f".{os.getpid()}.tmp")
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({**self._saved, "owner": self.owner}))
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut may leave an empty file, and everything would be sent again
-        aside.replace(self.path)
+        # To the disk: else a power cut may leave an empty file, and everything would be sent again.
+        replace_text(self.path, json.dumps({**self._saved, "owner": self.owner}), sync=True)
 
     def acquire(self) -> None:
         """Become the one relay of this cursor, with what it says now, or raise Owned."""
@@ -119,7 +115,7 @@ class Cursor:
         if self.path in _held:
             raise self._owned()
         _held.add(self.path)
-        fd = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_to_write(self.path.with_suffix(".lock"))
         mine, tracker, kwargs = try_lock(fd), self.tracker, self.kwargs
         self.reload()  # under the lock: whoever had it may have moved on since we looked
         self.tracker, self.kwargs = tracker or self.tracker, kwargs or self.kwargs
@@ -188,4 +184,5 @@ def settled(run: Path) -> dict[str, dict[str, int]]:
 
 def cursors(run: Path) -> list[Cursor]:
     """Return what is known of every tracker this run was ever sent to."""
-    return [Cursor.load(path) for path in sorted((run / "relay").glob("*.cursor"))]
+    folder = run / "relay"
+    return [Cursor.load(path) for path in sorted(folder.glob("*.cursor"))] if is_folder(folder) else []

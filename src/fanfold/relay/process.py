@@ -25,7 +25,8 @@ from typing import Any
 
 from ..errors import JournalError, SettingError, notices, outcome
 from ..journal import Kind, origin
-from ..journal.directory import decode_name, journal_files
+from ..journal.directory import check_folders, decode_name, journal_files
+from ..journal.files import open_to_write
 from ..journal.index import open_indexed
 from ..journal.spool import is_network
 from ..settings import cache_directory, find_directory, is_address, read_file, resolve, store_address
@@ -190,11 +191,12 @@ class Relay:
 
     def start(self) -> None:
         folder = self.run / "relay"
+        check_folders(self.run)
         folder.mkdir(exist_ok=True, mode=0o700)
         cursor = self.cursor()
         if not cursor.path.exists():
             cursor.save()  # should we and the relay die at once, `fanfold sync` still knows what is to be done
-        with (folder / f"{self.name}.log").open("ab") as log:
+        with os.fdopen(open_to_write(folder / f"{self.name}.log", os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fanfold.relay"],
                 stdin=subprocess.PIPE,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -295,7 +296,8 @@ def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[Path, tu
 def date_of(run: Path) -> int:
     """Return when a journal last came or went, as a number to compare: 0 where there are none, -1 where nobody may look."""
     try:
-        return os.stat(f"{run}/journal").st_mtime_ns  # noqa: PTH116 - by the thousand
+        found = os.lstat(f"{run}/journal")
+        return found.st_mtime_ns if stat.S_ISDIR(found.st_mode) else 0
     except (FileNotFoundError, NotADirectoryError):
         return 0
     except OSError:
@@ -403,7 +405,7 @@ def reindex(root: Path, *, progress: Progress | None = None) -> tuple[int, int]:
     """Make every row below a directory anew, and drop what belongs to runs that are gone; return both counts."""
     with contextlib.closing(_connect()) as connection:
         rows = connection.execute("SELECT path, signature FROM runs").fetchall()
-        gone = [path for path, _ in rows if not (Path(path) / "journal").is_dir()]
+        gone = [path for path, _ in rows if not directory.is_run(Path(path))]
         for path in gone:
             forget(Path(path))
         for table in ("runs", "stats"):

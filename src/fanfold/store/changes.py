@@ -78,7 +78,7 @@ class DirectoryViews:
 
     def all(self, project: str) -> dict[str, str]:
         folder = self._folder(project)
-        found = StoredRun(folder).refresh().info if (folder / "journal").is_dir() else {}
+        found = StoredRun(folder).refresh().info if directory.is_run(folder) and not directory.is_link(folder) else {}
         named = {name.removeprefix(_MARK): text for name, text in sorted(found.items()) if name.startswith(_MARK)}
         return {name: text for name, text in named.items() if isinstance(text, str)}
 
@@ -86,6 +86,9 @@ class DirectoryViews:
         folder = self._folder(project)
         if not folder.parent.is_dir():
             raise RunError(f"there is no project {project!r}. Nothing was saved.")
+        if directory.is_link(folder):
+            raise RunError(f"{folder} is a link. Nothing was saved. Remove it.")
+        directory.check_folders(folder)
         header = {"run": VIEWS, "project": project, "name": "saved views", "attempt": VIEWS}
         _write(folder / "journal", header, {_MARK + name: fragment})
 

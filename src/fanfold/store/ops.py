@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ..journal import Kind, bodies
+from ..journal.files import is_folder
 from ..probes import image
 from ..probes.workers import ADDED, merge, read_file
 
@@ -115,7 +116,7 @@ def _row(row: _Row) -> dict[str, Any]:
 
 
 def _files(run: Any) -> Iterator[image.Table]:
-    for path in sorted((run.path / "ops").glob("*.ops")):
+    for path in sorted((run.path / "ops").glob("*.ops")) if is_folder(run.path / "ops") else ():
         data = read_file(path)
         try:
             if data:

@@ -142,7 +142,7 @@ class LocalStore:
     def run(self, project: str, id: str) -> StoredRun:
         folder = directory.run_path(self.root, project, id)
         linked = directory.is_link(folder.parent) or directory.is_link(folder)  # neither is listed
-        if linked or not os.path.isdir(f"{folder}/journal"):  # noqa: PTH112 - by the hundred
+        if linked or not directory.is_run(folder):
             self._shelf.close(folder)
             raise not_found(f"{project}/{id}", self.place)
         return self._shelf.run(folder)
@@ -272,7 +272,7 @@ def _meant(word: str, found: Runs) -> Iterator[StoredRun]:
 
 def open_run(path: Path) -> StoredRun:
     """Open the run in a directory."""
-    if not (path / "journal").is_dir():
+    if not directory.is_run(path):
         raise not_found(str(path), str(path.parent))
     return StoredRun(path).refresh()
 
