@@ -244,6 +244,47 @@ def test_a_call_of_more_keys_than_a_shape_may_have_is_written_as_several_rows(tm
     assert journal.column("k131074").steps.tolist() == [2, 3]
 
 
+RULES, KEYS, RANKS = 8000, 4000, 600
+READ = """
+import sys
+from fanfold.store import StoredRun
+row = StoredRun(sys.argv[1]).refresh().row()
+print(len(row["summary"]), len(row["rules"]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["rules", "ranks", "shapes"])
+def test_what_a_run_holds_is_not_multiplied_with_what_else_it_holds(tmp_path, kind):
+    """Patterns of define_metric times keys, journals times keys, shapes times shapes: each would take minutes."""
+    folder = tmp_path / "runs" / "llm" / "r1"
+    keys = [f"k{number}" for number in range(KEYS if kind != "shapes" else 1)]
+
+    def journal(rank: int, *frames: Any) -> None:
+        id = f"{rank + 1:016x}"
+        header = {**HEADER, "journal": id, "rank": rank, "started": 1, "attempt": "a"}
+        seed = fmt.seed_of(id)
+        path = folder / "journal" / f"{rank}-{id}.ffj"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(fmt.frame(Kind.HEADER, fmt.pack(header), 0) + b"".join(frame(seed) for frame in frames))
+
+    def rule(pattern: str) -> Any:
+        return lambda seed: fmt.frame(Kind.EVENT, fmt.pack({"t": 1, "event": "metric", "key": pattern, "summary": "min"}), seed)
+
+    def rows(number: int) -> Any:
+        shape = fmt.Shape(number, 0, "d" * len(keys), tuple(keys))
+        body = fmt.struct.pack(shape.codes, number, 1, number, *[1.0] * len(keys))
+        return lambda seed: fmt.frame(Kind.SHAPE, shape.body(), seed) + fmt.frame(Kind.ROW, body, seed)
+
+    patterns = [rule(f"*q{number}*z") for number in range(RULES if kind == "rules" else 0)]
+    count = 40_000 if kind == "shapes" else 1
+    journal(0, *(rows(number + 1) for number in range(count)), *patterns, rule("k*"))
+    for rank in range(1, RANKS if kind == "ranks" else 1):
+        journal(rank, lambda seed: fmt.frame(Kind.BEAT, fmt.pack({"t": 1}), seed))
+    command = [sys.executable, "-c", READ, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{len(keys)} {len(keys)}\n"
+
+
 def test_a_row_too_short_for_its_flags_gives_no_step(tmp_path):
     from fanfold.journal.directory import last_step
 

@@ -212,10 +212,11 @@ class Journal:
         """Where each key's values are: the rows, and its place in them."""
         if self._unnamed:
             with self._naming:
-                fresh, found = self._unnamed[:], dict(self._by_key)
+                fresh, added = self._unnamed[:], dict[str, list[tuple[Rows, int]]]()
                 for rows in fresh:
                     for index, key in enumerate(rows.shape.keys):
-                        found[key] = [*found.get(key, ()), (rows, index)]
+                        added.setdefault(key, []).append((rows, index))
+                found = {**self._by_key, **{key: [*self._by_key.get(key, ()), *places] for key, places in added.items()}}
                 self._by_key = found  # another one each time: a thread may be going through the last
                 del self._unnamed[: len(fresh)]
         return self._by_key

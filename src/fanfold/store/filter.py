@@ -40,6 +40,7 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 _DEPTH = 100
 MOST_CHARACTERS = 4_000  # of a filter: what one costs for each run grows with its length
 MOST_CONDITIONS = 200
+MOST_PLACES = 1 << 16  # characters of a text that a pattern with ? is tried on: each takes a step
 _STRETCH = 1 << 14  # characters that are matched between two looks at the clock
 _MOST_DIGITS = 400  # of a number that is kept as text
 
@@ -315,7 +316,7 @@ def _by_parts(parts: list[str]) -> Callable[[str], bool]:
 
 
 def _by_places(pattern: str) -> Callable[[str], bool]:
-    """Return the same for a pattern with ?, in one step for each character of the text.
+    """Return the same for a pattern with ?, in one step for each character of the text; a very long text never matches.
 
     A regular expression would try every way to divide a text among the stars, which for thirty of them takes for ever.
     Here bit i of `places` says whether the text so far can be what stands before the pattern's i-th character.
@@ -334,6 +335,8 @@ def _by_places(pattern: str) -> Callable[[str], bool]:
     end = 1 << len(characters)
 
     def test(text: str) -> bool:
+        if len(text) > MOST_PLACES:
+            return False
         places = 1
         for start in range(0, len(text), _STRETCH):
             deadline.check()

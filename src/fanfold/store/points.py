@@ -141,7 +141,7 @@ class Points:
 
 def holders(run: StoredRun, key: str) -> list[int]:
     """Return the ranks that logged numbers under a key, lowest first."""
-    return sorted({j.header.rank for j in run.journals if key in j.by_key and j.count(key)})
+    return sorted({journal.header.rank for _, journal in run.holding(key) if journal.count(key)})
 
 
 def points(run: StoredRun, key: str, rank: int, *, raw: bool = False) -> Points:
@@ -150,8 +150,12 @@ def points(run: StoredRun, key: str, rank: int, *, raw: bool = False) -> Points:
     restarts: list[tuple[int, float]] = []
     kinds: set[np.dtype[Any]] = set()
     deadline.check()
-    for attempt in run.attempts:
-        own = [c for j in attempt.journals if j.header.rank == rank and key in j.by_key for c in chunks(j, key)]
+    attempts: dict[int, list[Journal]] = {}
+    for attempt, journal in run.holding(key):
+        if journal.header.rank == rank:
+            attempts.setdefault(attempt, []).append(journal)
+    for journals in attempts.values():
+        own = [chunk for journal in journals for chunk in chunks(journal, key)]
         if not own:
             continue
         first = int(own[0].axis[0])

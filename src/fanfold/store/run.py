@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .buckets import Buckets
+
+
+MOST_PATTERNS = 256  # of define_metric that count, the newest
+MOST_PATTERN = 256  # characters of one
+_WILD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class TextPoint(NamedTuple):
 # What a row says of a run, by the names that StoredRun knows it by. A listed run has them already, until it is read on.
 _SAME = ("id", "project", "name", "group", "notes", "tags", "config", "seen", "summary", "rules", "latest")
 _KNOWN = {"started": "created", "ranks": "rank_list"} | {name: name for name in _SAME}
-_READ = (*_KNOWN, "info", "metrics")
+_READ = (*_KNOWN, "info", "metrics", "_rules", "_patterns", "_holders")
 
 
 class StoredRun:
@@ -163,6 +169,22 @@ class StoredRun:
     @property
     def journals(self) -> list[Journal]:
         return [journal for attempt in self.attempts for journal in attempt.journals]
+
+    def holding(self, key: str) -> Iterable[tuple[int, Journal]]:
+        """Return the journals that have a key, each with the number of its attempt."""
+        if "_holders" in self.__dict__:
+            return self._holders.get(key, ())
+        return ((n, journal) for n, attempt in enumerate(self.attempts) for journal in attempt.journals if key in journal.by_key)
+
+    @cached_property
+    def _holders(self) -> dict[str, list[tuple[int, Journal]]]:
+        """Those journals by key: made where every key is asked for, since asking each journal for each key takes long."""
+        found: dict[str, list[tuple[int, Journal]]] = {}
+        for n, attempt in enumerate(self.attempts):
+            for journal in attempt.journals:
+                for key in journal.by_key:
+                    found.setdefault(key, []).append((n, journal))
+        return found
 
     # Facts
 
@@ -358,7 +380,20 @@ class StoredRun:
         """Return what define_metric said that holds for a key: its own word, else the last pattern that matches."""
         if key in self.metrics:
             return self.metrics[key]
-        return next((rule for name, rule in reversed(self.metrics.items()) if fnmatch.fnmatchcase(key, name)), {})
+        match = self._patterns.match(key)
+        return self._rules[int(str(match.lastgroup)[1:])] if match else {}
+
+    @cached_property
+    def _rules(self) -> list[dict[str, Any]]:
+        """The rules for patterns, newest first. Each is tried on each key: of very many, or very long ones, some do not count."""
+        named = [(name, rule) for name, rule in self.metrics.items() if _WILD.search(name) and len(name) <= MOST_PATTERN]
+        return [rule for _, rule in reversed(named[-MOST_PATTERNS:])]
+
+    @cached_property
+    def _patterns(self) -> re.Pattern[str]:
+        """The patterns of those rules as one expression, whose groups are numbered as they are."""
+        parts = [f"(?P<r{place}>{fnmatch.translate(str(rule['key']))})" for place, rule in enumerate(self._rules)]
+        return re.compile("|".join(parts) or r"(?!)")
 
     @cached_property
     def rules(self) -> dict[str, str]:
@@ -373,7 +408,10 @@ class StoredRun:
         Of several ranks the lowest that has the key counts, as in `latest` and `series`.
         """
         found = {key: value for key, value in self.latest.items() if not key.startswith("system/")}
+        if self.metrics:
+            self._holders  # noqa: B018 - made before each key is asked for
         for key in list(found) if self.metrics else ():
+            deadline.check()
             rule = self.metric(key).get("summary")
             if rule == "none":
                 del found[key]
