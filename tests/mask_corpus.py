@@ -7,6 +7,7 @@ from __future__ import annotations
 
 _R = "q7Xk2Vb9Tn4Lm8Rc1Zd6Wf3Hs5Jg0PyKe"  # letters and digits as a generator would draw them
 _HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
+_UUID = "0f8b2c1e-3d4a-4b5c-9e6f-7a8b9c0d1e2f"
 
 
 def _jwt() -> str:
@@ -32,6 +33,21 @@ SHAPED = [
     "tskey-auth-" + _R, "AGE-SECRET-KEY-1" + (_R + _R).upper(), "a1b8Q~" + _R, "123456789:AA" + _R[:33], "123456789:" + "AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw",
     "MTIzNDU2Nzg5MDEyMzQ1Njc4" + ".GabcDE.0123456789abcdefghijklmnopqrstuvwxyzAB", "MTIzNDU2Nzg5MDEyMzQ1Njc4OQ" + ".GabcDE." + _R[:27],
     "ffk_0a1b2c3d_" + _R,
+    "HRKU-" + _UUID, "v1.0-" + _HEX[:24] + "-" + _HEX * 3, "key-" + _HEX[:32], _HEX[:32] + "-us12", "EAAA" + _R + _R,
+    "SK" + _HEX[:32], "EZAK" + _R + _R[:20], "patq7Xk2Vb9Tn4Lm8." + _HEX + _HEX[:24],
+    "dt0c01." + _R[:24].upper() + "." + (_R + _R)[:64].upper(), "rdme_" + _HEX + _HEX[:30], "sk_" + _HEX + _HEX[:8],
+    "ls__" + _HEX[:32], "amzn.mws." + _UUID, "xkeysib-" + _HEX + _HEX[:24] + "-" + _R[:16], "EAACEdEose0cBA" + _R, "1//0" + _R,
+    "bkua_" + _HEX, "re_" + _R[:8] + "_" + _R[:24], "access-sandbox-" + _UUID, "ATCTT3xFfGN0" + _R + _R, "ops_eyJ" + _R * 2,
+    "snyk_" + _UUID, "sdk-" + _UUID, "squ_" + _HEX, "sqp_" + _HEX, "AKCp8" + _R + _R, "cmVmdGtuO" + _R,
+]  # fmt: skip
+
+# Tokens of vendors that no list knows: a prefix of words, and what a generator drew.
+DRAWN = [
+    "vercel_blob_rw_" + _R, "fo1_" + _R, "FlyV1 fm2_" + _R + _R, "rnd_" + _R, "nfp_" + _R, "sq0atp-" + _R[:22],
+    "pscale_tkn_" + _R, "q7Xk2Vb9Tn4Lm8.atlasv1." + _R + _R, "dp.st.dev." + _R, "pnu_" + _R, "CFPAT-" + _R, "db-" + _R,
+    "pa-" + _R, "ak-" + _R[:22], "esecret_" + _R, "secret_" + _R, "CCIPAT_" + _R[:22] + "_" + _HEX, "sb_secret_" + _R,
+    "napi_" + _R, "hf_oauth_" + _R, "tfp_" + _R, "fio-u-" + _R, "aio_" + _R[:28], "dhp_" + _R, "neverheardof_" + _R,
+    "NEWVENDOR-" + _R,
 ]  # fmt: skip
 
 # A name, and a value that it makes a secret.
@@ -117,4 +133,23 @@ HARMLESS = [
     ("group", "sweep-2024-05-13"), ("tags", ["baseline", "v2", "fp16"]), ("layer_key", "layers.0.attn.k_proj"), ("state_key", "ema_0.999"),
     ("cls_pooling", "first_token"), ("data_key", "pixel_values"), ("rng_key", 0), ("key_padding_mask", "causal"), ("keystroke", "a1b2"),
     ("subject_token", "sks"), ("placeholder_token", "<cat-toy>"), ("initializer_token", "toy"), ("instance_token", "zwx dog"),
+    ("key_frames", "0,10,20"), ("secret_santa", True), ("dataset_key", "train"), ("deepspeed", "ds_config_zero3.json"), ("api_type", "open_ai"),
+    ("fsdp_transformer_layer_cls_to_wrap", "LlamaDecoderLayer"), ("lora_target_modules", "q_proj,k_proj,v_proj,o_proj"),
+    ("chat_template", "{% for message in messages %}{{ message['content'] }}{% endfor %}"), ("image_token_index", 32000), ("api_version", "2024-02-15-preview"),
+    ("token_merging", "tome"), ("cookie_cutter", "v2"), ("key_value_heads", "8"), ("kv_cache_dtype", "fp8_e4m3"), ("api_base", "https://api.openai.com/v1"),
+    ("hub_model_id", "me/my-model"), ("hub_strategy", "every_save"), ("wandb_run_id", "3k2j9d8f"), ("neptune_run", "LLM-123"),
+    ("checkpoint", "/data/ckpt/step_00010000-abcdef0123456789.pt"), ("etag", 'W/"33a64df551425fcc55e4d42a148795d9f25f89d4"'),
+    ("layer", "model.layers.0.self_attn.q_proj.weight"), ("regex", r"^(?!.*(lm_head|embed)).*$"), ("args", "--key-dim 64 --token-limit 4096 --pass-through"),
+    ("container", "nvcr.io/nvidia/pytorch:24.05-py3"), ("digest", "sha256:" + _HEX + _HEX[:24]), ("seed_str", "0x9f86d081884c7d65"), ("pin_memory", True),
+    ("secret_dim", 64), ("keyword", "attention"), ("attn_implementation", "flash_attention_2"), ("estimator", "sk-LogisticRegressionCVWithPipeline"),
+    ("task", "key-value-retrieval-with-long-context-128k"), ("exp", "pa-baseline-large-batch-cosine-warmup"), ("exp", "re_train_with_augmentation_v2_large"),
+    ("exp", "us_english_speech_commands_v2_dataset"), ("exp", "as-built-baseline-2024-transformer"), ("exp", "db-lookup-benchmark-large-scale-eval"),
+    ("exp", "fo1_ablation_no_dropout_large_model_v3"), ("exp", "npm_package_classifier_bert_base_uncased"), ("exp", "gsk_chemistry_transformer_large_uncased"),
+    ("exp", "fw_edu_sample_100BT_deduplicated_v1_5"), ("exp", "xai-explanations-integrated-gradients-v2"), ("exp", "r8_resnet_cifar100_augmented_baseline_1"),
+    ("exp", "glc_landcover_2020_sentinel2_tiles_v3"), ("exp", "jina_embeddings_v3_base_multilingual_x"), ("exp", "local-attention-window-4096-rope-theta"),
+    ("exp", "sk-proj-up-down-gate-mlp-variant-large"), ("model", "timm-ResNet50V2ImageNet1kPretrained224"), ("model", "keras_EfficientNetV2B3ImageNet21kFinetuned"),
+    ("model", "vit_base_patch16_224_augreg_in21k_ft_in1k"), ("file", "models--BAAI--bge-M3Embedding1024DimMultilingual"), ("run", "run-20240513_123456-3k2j9d8f"),
+    ("integrity", "sha512-q7Xk2Vb9Tn4Lm8Rc1Zd6Wf3Hs5Jg0PyKe=="), ("drive_id", "1BxiMVs0XRA5nFMdKvBdBZjgmUUqptlbs74OgvE2upms"), ("run", "llm-" + _HEX), ("id", "job-" + _UUID),
+    ("artifact", "run-8f14e45fceea167a5a36dedd4bea2543-history:v0"), ("snapshot", "snapshots/" + _HEX + "/model-00001-of-00004.safetensors"),
+    ("class", "my_pkg.TransformerEncoderLayerWithRoPE2D"), ("config", "T5ForConditionalGeneration-V1dot1XXL"),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanfold.mask import is_secret, mask, mask_argv, mask_text, mask_traceback
-from mask_corpus import ARGUMENTS, HARMLESS, NAMED, SHAPED, TEXTS
+from mask_corpus import ARGUMENTS, DRAWN, HARMLESS, NAMED, SHAPED, TEXTS
 
 SECRET_KEYS = [
     "token", "hub_token", "HF_TOKEN", "accessToken", "api_key", "apikey", "OPENAI_API_KEY", "MyApiKey", "wandb-api-key",
@@ -285,6 +285,11 @@ def test_text_that_cannot_be_encoded_becomes_text_that_can() -> None:
         "a/b/",
         "AKIA",
         "xoxb-1-",
+        "jina_",
+        "EAA",
+        "re_",
+        "a-b_",
+        "ab_" + "x1" * 10 + "-",
     ],
 )
 def test_long_hostile_text_takes_time_in_proportion(text: str) -> None:
@@ -305,6 +310,16 @@ def test_tokens_of_a_published_form_are_hidden_everywhere(secret: str) -> None:
     assert secret not in mask_text(f'client = Client("{secret}")', code=True)
     assert secret not in mask_traceback(f'  File "a.py", line 1\n    connect("{secret}")\nAuthError: {secret} is expired\n')
     assert secret not in repr(mask_argv(["train.py", "--x", secret, f"--y={secret}"]))
+
+
+@pytest.mark.parametrize("secret", DRAWN)
+def test_tokens_of_no_published_form_are_hidden_by_how_they_look(secret: str) -> None:
+    drawn = "q7Xk2Vb9Tn4Lm8Rc1Zd6Wf"
+    assert drawn in secret
+    for text in (f"Error 401 for {secret}: denied", f'client = Client("{secret}")', f"--y={secret}", secret):
+        assert drawn not in mask_text(text)
+    assert drawn not in repr(mask({"note": secret, "list": [secret]}))
+    assert drawn not in repr(mask_argv(["train.py", "--x", secret]))
 
 
 @pytest.mark.parametrize(("key", "secret"), NAMED)

@@ -263,10 +263,12 @@ _DISCORD = re.compile(
 )
 _BEARER = re.compile(r"((?:Bearer|bearer|BEARER)\s{1,4})[\w.~+/=-]{16,}")
 # The published forms of tokens: a fixed beginning, and what follows it.
+_MIXED = r"(?=[\w+/=-]{0,60}?[A-Z])(?=[\w+/=-]{0,60}?\d)"  # a name of words and underscores may begin in the same way
+_UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b"
 _SHAPES = (
     ("hf_", r"[A-Za-z0-9]{20,}"),
     ("api_org_", r"[A-Za-z0-9]{20,}"),
-    ("sk-", r"(?:(?:ant|proj|or|svcacct|admin|lf)-[\w-]{16,}|(?=[\w-]{0,80}?[A-Za-z0-9]{16})[\w-]{16,})"),
+    ("sk-", r"(?=[A-Za-z_-]{0,60}\d)(?:(?:ant|proj|or|svcacct|admin|lf)-[\w-]{16,}|(?=[\w-]{0,80}?[A-Za-z0-9]{16})[\w-]{16,})"),
     ("pk-lf-", r"[\w-]{16,}"),
     ("sk_live_", r"\w{16,}"),
     ("sk_test_", r"\w{16,}"),
@@ -311,10 +313,10 @@ _SHAPES = (
     ("xai-", r"[A-Za-z0-9]{30,}"),
     ("tgp_v1_", r"[\w-]{20,}"),
     ("fw_", r"[A-Za-z0-9]{20,}\b"),
-    ("pcsk_", r"\w{20,}"),
+    ("pcsk_", _MIXED + r"\w{20,}"),
     ("lsv2_", r"[ps][tk]_\w{20,}"),
     ("tvly-", r"[\w-]{20,}"),
-    ("jina_", r"\w{30,}"),
+    ("jina_", _MIXED + r"\w{30,}"),
     ("rpa_", r"[A-Z0-9]{20,}"),
     ("csk-", r"[a-z0-9]{30,}"),
     ("npm_", r"[A-Za-z0-9]{30,}"),
@@ -328,17 +330,17 @@ _SHAPES = (
     ("hvb.", r"[\w-]{20,}"),
     ("shpat_", r"[0-9a-fA-F]{32}"),
     ("SG.", r"[\w-]{16,}\.[\w-]{16,}"),
-    ("lin_api_", r"\w{30,}"),
-    ("ntn_", r"\w{30,}"),
-    ("figd_", r"[\w-]{30,}"),
+    ("lin_api_", _MIXED + r"\w{30,}"),
+    ("ntn_", _MIXED + r"\w{30,}"),
+    ("figd_", _MIXED + r"[\w-]{30,}"),
     ("PMAK-", r"[0-9a-f-]{40,}"),
     ("dp.pt.", r"\w{30,}"),
     ("sntrys_", r"[\w+/=]{30,}"),
     ("sntryu_", r"[0-9a-f]{40,}"),
-    ("glsa_", r"\w{30,}"),
-    ("glc_", r"[\w+/=]{30,}"),
+    ("glsa_", _MIXED + r"\w{30,}"),
+    ("glc_", _MIXED + r"[\w+/=]{30,}"),
     ("NRAK-", r"[A-Z0-9]{20,}"),
-    ("phx_", r"\w{30,}"),
+    ("phx_", _MIXED + r"\w{30,}"),
     ("ATATT3", r"[\w=-]{40,}"),
     ("ATBB", r"[\w=]{20,}"),
     ("sgp_", r"[0-9a-f_]{40,}"),
@@ -347,7 +349,41 @@ _SHAPES = (
     ("tskey-", r"[\w-]{20,}"),
     ("AGE-SECRET-KEY-1", r"[A-Z0-9]{50,}"),
     ("ffk_", r"[\w-]{16,}"),
+    ("key-", r"[0-9a-f]{32}\b"),
+    ("SK", r"[0-9a-f]{32}\b"),
+    ("sk_", r"[0-9a-f]{40,}\b"),
+    ("ls__", r"[0-9a-f]{32}\b"),
+    ("squ_", r"[0-9a-f]{40}\b"),
+    ("sqp_", r"[0-9a-f]{40}\b"),
+    ("sqa_", r"[0-9a-f]{40}\b"),
+    ("bkua_", r"[0-9a-f]{40}\b"),
+    ("rdme_", r"[0-9a-z]{50,}"),
+    ("xkeysib-", r"[0-9a-f]{40,}[\w-]*"),
+    ("v1.0-", r"[0-9a-f]{24}-[0-9a-f]{100,}"),
+    ("HRKU-", r"[\w-]{30,}"),
+    ("snyk_", r"[\w.-]{30,}"),
+    ("sdk-", _UUID),
+    ("amzn.mws.", _UUID),
+    ("access-", r"(?:sandbox|development|production)-" + _UUID),
+    ("ops_eyJ", r"[\w+/=-]{40,}"),
+    ("1//0", r"[\w-]{30,}"),
+    ("EAA", r"(?=[A-Za-z-]{0,60}\d)[\w-]{40,}"),
+    ("EZ", r"[AT]K(?=[A-Za-z]{0,60}\d)[A-Za-z0-9]{50,}"),
+    ("AKCp", r"(?=[A-Za-z]{0,60}\d)[A-Za-z0-9]{40,}"),
+    ("cmVmdGtuO", r"[\w=-]{30,}"),
+    ("ATCTT3", r"[\w=-]{40,}"),
+    ("dt0", r"[a-z]\d\d\.[A-Z0-9]{20,}\.[A-Z0-9]{40,}"),
+    ("re_", r"[A-Za-z0-9]{8}_(?=[A-Za-z]{0,60}\d)[A-Za-z0-9]{20,}"),
+    ("pat", r"[A-Za-z0-9]{14}\.[0-9a-f]{64}\b"),
+    ("hooks.zapier.com/hooks/catch/", r"[\w/]{8,}"),
 )
+_MAILCHIMP = re.compile(r"\b[0-9a-f]{32}-us\d{1,2}\b")
+# What vendors nobody has listed here give out: words in one case, a separator, and letters and digits that a generator drew.
+_DRAWN = re.compile(r"[_.-][A-Za-z0-9]{20,}(?![A-Za-z0-9])[\w=-]*")
+_BEFORE_DRAWN = re.compile(
+    r"(?<![A-Za-z0-9])(?:[a-z]{2}[a-z0-9]{0,14}|[A-Z]{2}[A-Z0-9]{0,14})(?:[_.-]{1,2}[a-z0-9]{1,14}){0,3}[_.-]?$"
+)
+_RUNS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 
 
 def mask_text(text: str, *, code: bool = False) -> str:
@@ -395,11 +431,34 @@ def _shapes(text: str) -> str:
         text = _AZURE.sub(MASKED, text)
     if ":AA" in text:
         text = _TELEGRAM.sub(MASKED, text)
-    text = _DISCORD.sub(MASKED, text)
+    return _tokens(text)
+
+
+def _tokens(text: str) -> str:
+    """Replace tokens by how they look."""
     for start, rest in _SHAPES:
         if start in text:
             text = _shape(start, rest).sub(MASKED, text)
-    return text
+    if "-us" in text:
+        text = _MAILCHIMP.sub(MASKED, text)
+    text = _DISCORD.sub(MASKED, text)
+    return _DRAWN.sub(_drawn, text)
+
+
+def _drawn(match: re.Match[str]) -> str:
+    """Replace what follows a prefix if nobody wrote it: names of models and classes have words in them."""
+    word = match[0][1:]
+    before = _BEFORE_DRAWN.search(match.string[max(0, match.start() - 80) : match.start()])
+    if before is None or before[0].startswith(("sha", "md5")):
+        return match[0]
+    runs = _RUNS.findall(word)
+    kinds = {kind: [len(run) for run in runs if test(run)] for kind, test in _KINDS.items()}
+    words = kinds["lower"]
+    drawn = all(sum(kinds[kind]) >= 2 for kind in kinds) and sum(words) <= 2.4 * len(words) and len(runs) >= 0.4 * len(word)
+    return match[0][0] + MASKED if drawn else match[0]
+
+
+_KINDS = {"lower": str.islower, "upper": str.isupper, "digit": str.isdigit}
 
 
 @functools.cache  # compiled when first seen: all of them at import would cost milliseconds
