@@ -137,6 +137,12 @@ def test_another_site_may_link_to_the_dashboard_but_not_post_to_it(tmp_path, hea
     assert client.get("/", headers=foreign).status_code == (200 if headers else 403)
 
 
+@pytest.mark.parametrize("origin", ["http://[", "http://]", "http://[::1", "http://[x]y", "null", "//", "javascript:alert(1)"])
+def test_an_origin_that_is_not_an_address_is_another_site(tmp_path, origin):
+    client = TestClient(app(tmp_path), base_url="http://localhost:8642")
+    assert client.get("/api/projects", headers={"origin": origin}).status_code == 403
+
+
 @pytest.mark.parametrize("number", ["9" * 5000, "-1", "1e3", "٣", "x", ""])
 def test_a_number_no_page_sends_is_refused_politely(tmp_path, number):
     run = fanfold.init("llm", dir=tmp_path, system=False, quiet=True)

@@ -36,6 +36,14 @@ def host_of(netloc: str) -> str:
         return ""
 
 
+def netloc_of(address: str) -> str:
+    """Return the `name:port` of an address; empty when it is not one."""
+    try:
+        return urlsplit(address).netloc
+    except ValueError:
+        return ""
+
+
 class Guard:
     """Stand before the app. `hosts` are the names it answers to (None: any, which only a token makes safe).
 
@@ -76,7 +84,7 @@ class Guard:
         """Tell whether a request comes from our own page or from no page; another site may only link to us."""
         origin = headers.get("origin")
         if origin is not None:
-            place = urlsplit(origin).netloc
+            place = netloc_of(origin)
             return bool(place) and (place.lower() == host.lower() or host_of(place) in self.extra)
         link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
         return link or headers.get("sec-fetch-site") not in ("cross-site", "same-site")
