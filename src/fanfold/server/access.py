@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from ..store.query import Store
+from .turns import Turns
 
+T = TypeVar("T")
 STILL_HERE = b": still here\n\n"
 
 
@@ -31,6 +33,13 @@ def access_of(request: Request) -> Access:
     """Return what a request may see: as whoever stands guard said, else as the app was made."""
     access: Access = getattr(request.state, "access", None) or request.app.state.access
     return access
+
+
+async def ask(request: Request, question: Callable[[], T]) -> T:
+    """Answer a question to the store in a thread, when it is the caller's turn."""
+    access, client = access_of(request), request.client
+    turns: Turns = request.app.state.turns
+    return await turns.run(access.user or (client.host if client else ""), question)
 
 
 class _Changed(msgspec.Struct, forbid_unknown_fields=True):

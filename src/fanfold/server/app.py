@@ -12,28 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..errors import FanfoldError, Forbidden, RunNotFound, SettingError
-from ..store import deadline
+from ..fleet.limits import Busy
 from ..store.query import Store
 from ..stores import open_store
 from . import endpoints, media
-from .access import Access, access_of, notices
+from .access import Access, access_of, ask, notices
 from .guard import Guard
 from .live import INTERVAL, Notices
+from .turns import Turns
 
 STATIC = Path(__file__).parent / "static"
-SECONDS = 60.0  # that one request may take
 MOST_BYTES = 4 << 20  # of one request
-THREADS = 16  # answers worked on at once: a page must not take every thread from whatever else the process does
 
 
 def app(
@@ -64,7 +62,7 @@ def app(
     served = Starlette(
         routes=[*_routes(), Mount("/", _Page(directory=STATIC, html=True))],
         middleware=[] if guarded else [Middleware(Guard, hosts=hosts, token=token, embed=embed)],
-        exception_handlers={FanfoldError: _said, OSError: _said},
+        exception_handlers={FanfoldError: _said, OSError: _said, ClientDisconnect: _left},
     )
     reader: Store = store or open_store(dir)
 
@@ -72,7 +70,7 @@ def app(
         return await run_in_threadpool(reader.changed, since or 0)
 
     served.state.access = None if guarded else Access(reader, write)
-    served.state.threads = CapacityLimiter(THREADS)
+    served.state.turns = Turns()
     served.state.notices = Notices(changed, interval)
     return served
 
@@ -107,8 +105,7 @@ def _asked(one: endpoints.Endpoint) -> Callable[[Request], Any]:
                 raise Forbidden("you may only read here. Nothing was changed. Ask whoever runs this gateway.")
             raise SettingError("this dashboard only reads. Nothing was changed. Start it with `fanfold ui --write`.")
         given = one.arguments(request.query_params, await _body(request))
-        asked = partial(_answered, one.function, access.store, **given)
-        result = await to_thread.run_sync(asked, limiter=request.app.state.threads)
+        result = await ask(request, partial(one.function, access.store, **given))
         if isinstance(result, bytes):
             return Response(result, media_type="application/octet-stream")
         extra = {"write": access.write, **({"user": access.user} if access.user else {})} if one.path == "api/projects" else {}
@@ -128,11 +125,6 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _answered(function: Callable[..., Any], store: Store, **given: Any) -> Any:
-    with deadline.within(SECONDS):
-        return function(store, **given)
-
-
 async def _live(request: Request) -> Response:
     stream = notices(request.app.state.notices.stream(), access_of(request))
     return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
@@ -142,9 +134,16 @@ async def _openapi(request: Request) -> Response:  # noqa: ARG001 - the interfac
     return Response(msgspec.json.encode(endpoints.openapi()), media_type="application/json")
 
 
+async def _left(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the interface
+    return Response(status_code=400)  # to nobody: whoever asked left before the request was whole
+
+
 async def _said(request: Request, error: Exception) -> Response:
     if isinstance(error, OSError):  # a database that is away, a disk that fails
         return Response(msgspec.json.encode({"error": f"the store cannot be read now: {error}. Try again."}), 503)
+    if isinstance(error, Busy):
+        headers = {"retry-after": str(max(1, round(error.seconds)))}
+        return Response(msgspec.json.encode({"error": str(error)}), error.status, headers, media_type="application/json")
     code = 404 if isinstance(error, RunNotFound) else 403 if isinstance(error, Forbidden) else 400
     if request.url.path.endswith(("/media", "/html")):
         return PlainTextResponse(f"{error}\n", code)

@@ -33,7 +33,7 @@ MAX_BODY = 4 << 20
 def routes(gateway: Gateway, logins: Logins, store: Store) -> list[BaseRoute]:
     """Return the page's addresses; the login's own are open, and everything else is behind the gate."""
     page, entrance = dashboard(store=store, guarded=True), Entrance(gateway, logins)
-    gateway.notices = page.state.notices
+    gateway.notices, page.state.turns = page.state.notices, gateway.turns
     ways = (
         ("/login", "GET", entrance.show),
         ("/login", "POST", entrance.log_in),

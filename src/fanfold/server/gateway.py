@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,6 +57,7 @@ from . import gate
 from .guard import Guard
 from .live import Notices
 from .login import Logins
+from .turns import Turns
 
 logger = logging.getLogger("fanfold.gateway")
 MEMORY = 256 << 20
@@ -84,6 +86,7 @@ class Gateway:
         self.tokens = tokens
         self.store = store
         self.notices: Notices | None = None  # of the page, where it is served
+        self.turns = Turns()  # at the store, for the page too
         self.budget = Budget(limits.memory)
         self.rates = Rates(limits.rate, limits.burst)
         self.strangers = Rates(STRANGER_RATE, STRANGER_BURST)
@@ -237,10 +240,10 @@ async def _blob(gateway: Gateway, request: Request, project: str) -> Response:
     return _json({"offset": offset})
 
 
-async def _runs(gateway: Gateway, request: Request, project: str) -> Response:  # noqa: ARG001 - the interface
+async def _runs(gateway: Gateway, request: Request, project: str) -> Response:
     if gateway.store is None:
         raise Refused(404, "this store lists no runs. Nothing was read.")
-    rows = await run_in_threadpool(gateway.store.runs, project)
+    rows = await gateway.turns.run(request.state.holder.label, partial(gateway.store.runs, project))
     return _json({"runs": [{name: row[name] for name in _COLUMNS} for row in rows]})
 
 

@@ -27,16 +27,15 @@ class Notices:
         self._listeners: set[asyncio.Queue[bytes]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = asyncio.Lock()
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events until the page goes away."""
         queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=8)
         self._loop = asyncio.get_running_loop()
-        token, _ = await self._changed(None)  # looked at before we say hello: whatever comes later will be told
         self._listeners.add(queue)
-        if self._watcher is None or self._watcher.done():
-            self._watcher = asyncio.create_task(self._watch(token))
         try:
+            await self._begin()  # before we say hello: whatever comes later will be told
             yield b"retry: 1000\nevent: hello\ndata: {}\n\n"
             while True:
                 try:
@@ -48,6 +47,13 @@ class Notices:
                     yield b": still here\n\n"
         finally:
             self._listeners.discard(queue)
+
+    async def _begin(self) -> None:
+        """Start the watcher unless it is at work; streams that begin together cost one look at the store."""
+        async with self._starting:
+            if self._watcher is None or self._watcher.done():
+                token, _ = await self._changed(None)
+                self._watcher = asyncio.create_task(self._watch(token))
 
     def close(self) -> None:
         """End all streams, from any thread or signal handler: a server that stops need not wait for them."""

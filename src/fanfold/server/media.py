@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from starlette.concurrency import run_in_threadpool
+import os
+from functools import partial
+from typing import Any, BinaryIO
+
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.types import Receive, Scope, Send
 
-from ..errors import RunNotFound
+from ..errors import JournalError, RunNotFound
 from ..journal import blobs
+from ..store.query import Store
 from . import data
-from .access import access_of
+from .access import access_of, ask
 from .guard import MEDIA_POLICY
 
 # What a browser may show by itself. Anything else, SVG and HTML among it, is only handed over as a file.
@@ -21,20 +26,41 @@ TYPES = {
 FOREVER = "private, max-age=31536000, immutable"  # a blob's name is the hash of its content
 
 
+class OpenFile(FileResponse):
+    """A file that is open already: whatever happens to its path meanwhile, what was checked is what is sent."""
+
+    def __init__(self, file: BinaryIO, **how: Any) -> None:
+        super().__init__(f"/dev/fd/{file.fileno()}", stat_result=os.fstat(file.fileno()), **how)
+        self.file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.file:  # a server that sends files by itself would open the path after this
+            await super().__call__({**scope, "extensions": {}}, receive, send)
+
+
 async def blob(request: Request) -> Response:
     """Serve one blob of a run by its name; ranges are answered, so that sound and film can be searched."""
     asked = request.query_params
-    run = await run_in_threadpool(data.open_run, access_of(request).store, asked.get("project", ""), asked.get("run", ""))
-    path = await run_in_threadpool(run.artifact_file, asked.get("blob", ""))
-    if not await run_in_threadpool(blobs.is_here, run.path, path.name):
-        raise RunNotFound("there is no such blob in the run. Nothing was read. It may have been pruned, or not copied along.")
+    store, project, run, wanted = access_of(request).store, asked.get("project", ""), asked.get("run", ""), asked.get("blob", "")
+    file = await ask(request, partial(_opened, store, project, run, wanted))
     kind = TYPES.get(asked.get("ext", "").lower())
     headers = {"content-security-policy": MEDIA_POLICY, "cache-control": FOREVER}
-    name = asked.get("name") or f"{path.name[:12]}.{asked.get('ext', 'bin')}"
+    name = asked.get("name") or f"{wanted[:12]}.{asked.get('ext', 'bin')}"
     how = "inline" if kind and not asked.get("name") else "attachment"
-    return FileResponse(
-        path, media_type=kind or "application/octet-stream", headers=headers, filename=name, content_disposition_type=how
+    return OpenFile(
+        file, media_type=kind or "application/octet-stream", headers=headers, filename=name, content_disposition_type=how
     )
+
+
+def _opened(store: Store, project: str, id: str, name: str) -> BinaryIO:
+    run = data.open_run(store, project, id)
+    run.artifact_file(name)  # brought here from a store that keeps it elsewhere
+    try:
+        return blobs.opened(run.path, name)
+    except (OSError, JournalError) as error:
+        raise RunNotFound(
+            "there is no such blob in the run. Nothing was read. It may have been pruned, or not copied along."
+        ) from error
 
 
 async def html(request: Request) -> Response:
@@ -42,11 +68,13 @@ async def html(request: Request) -> Response:
     asked = request.query_params
     number = asked.get("n", "0")
     place = int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
-    store = access_of(request).store
-    point = await run_in_threadpool(
-        data.media_point, store, asked.get("project", ""), asked.get("run", ""), asked.get("key", ""), place
-    )
+    project, run, key = asked.get("project", ""), asked.get("run", ""), asked.get("key", "")
+    text = await ask(request, partial(_html, access_of(request).store, project, run, key, place))
+    return HTMLResponse(text, headers={"content-security-policy": MEDIA_POLICY})
+
+
+def _html(store: Store, project: str, id: str, key: str, place: int) -> str:
+    point = data.media_point(store, project, id, key, place)
     if point.kind != "html":
         raise RunNotFound(f"{point.key!r} is a {point.kind}, not HTML. Nothing was read.")
-    loaded = await run_in_threadpool(point.load)
-    return HTMLResponse(loaded.html, headers={"content-security-policy": MEDIA_POLICY})
+    return str(point.load().html)
