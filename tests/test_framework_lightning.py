@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import lightning.pytorch
@@ -322,3 +323,85 @@ def test_a_logger_goes_through_pickle_with_its_name_and_folder():
     again = pickle.loads(pickle.dumps(logger))
     again.log_metrics({"b": 1.0})
     assert (again.name, again.save_dir) == (logger.name, logger.save_dir)
+
+
+# The rules that Lightning's own suite has for every logger (tests_pytorch/loggers/test_all.py)
+
+
+class History(FanfoldLogger):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.history = []
+
+    def log_metrics(self, metrics, step):
+        super().log_metrics(metrics, step)
+        self.history.append((step, sorted(metrics)))
+
+
+@pytest.fixture
+def no_threads_left():
+    """Stop threads the way Lightning's suite does: a daemon thread must have a `stop` that ends it, others must have ended."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        assert thread.daemon, thread
+        if thread.name.startswith("fanfold-"):
+            thread.stop()
+            assert not thread.is_alive(), thread
+
+
+def test_fit_and_test_hand_over_the_names_and_steps_of_every_logger(no_threads_left, monkeypatch):
+    monkeypatch.setenv("FANFOLD_SYSTEM", "1")
+    logger, model = History("lit"), Model()
+    job = trainer(logger, limit_train_batches=1, limit_val_batches=1)
+    job.fit(model, loader(), loader())
+    job.test(model, loader(), verbose=False)
+    assert logger.history == [(0, ["epoch", "train_loss"]), (0, ["epoch", "val_loss"]), (1, ["epoch", "val_loss"])]
+    assert {one.name for one in threading.enumerate()} >= {"fanfold-keeper", "fanfold-system"}
+
+
+def test_a_trainer_goes_through_pickle_with_its_logger(no_threads_left):
+    logger = FanfoldLogger("lit")
+    logger.log_metrics({"a": 1})
+    logger.save()
+    job = pickle.loads(pickle.dumps(trainer(logger)))
+    job.logger.log_metrics({"acc": 1.0})
+    assert (job.logger.name, job.logger.save_dir) == (logger.name, logger.save_dir)
+
+
+@pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
+def test_the_tuner_leaves_the_logger_alone(method):
+    class Tuned(Model):
+        def __init__(self, lr=0.1, batch_size=1):
+            super().__init__(lr=lr)
+            self.save_hyperparameters()
+
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(DATA, batch_size=self.hparams.batch_size)
+
+        val_dataloader = train_dataloader
+
+    logger = FanfoldLogger("lit")
+    job, model = trainer(logger, max_steps=2), Tuned()
+    getattr(lightning.pytorch.tuner.tuning.Tuner(job), method)(model)
+    assert job.logger is logger
+    assert model.logger is logger
+
+
+class RankCheck(lightning.pytorch.Callback):
+    """On ranks above 0 an experiment takes any call, as Lightning's dummy does; what a run has works on all."""
+
+    def on_train_batch_start(self, trainer, module, batch, index):
+        experiment = trainer.logger.experiment
+        assert isinstance(experiment, lightning.pytorch.loggers.logger.DummyExperiment) == (trainer.global_rank > 0)
+        if trainer.global_rank > 0:
+            assert experiment.something(foo="bar") is None
+        experiment.log({"by_hand": float(trainer.global_rank)}, step=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's and torch's, in two processes
+def test_spawned_ranks_have_an_experiment_that_takes_any_call(runs_dir):
+    job = trainer(FanfoldLogger("lit"), strategy="ddp_spawn", devices=2, max_steps=1, callbacks=[RankCheck()])
+    job.fit(lightning.pytorch.demos.boring_classes.BoringModel())
+    (run,) = fanfold.runs(dir=runs_dir)
+    assert [run.series("by_hand", rank=rank).values.tolist() for rank in run.ranks] == [[0.0], [1.0]]

@@ -55,7 +55,7 @@ def test_every_public_name_is_there():
 ORDER = [
     {"_version"},
     {"errors"},
-    {"settings", "names", "_summary", "mask", "drawing", "sources", "uncompiled"},
+    {"settings", "names", "_summary", "mask", "drawing", "sources", "threads", "uncompiled"},
     {"process", "approvals"},
     {"media"},
     {"values"},

@@ -23,6 +23,7 @@ from .journal import Kind, blobs
 from .keeper import Keeper
 from .mask import mask, mask_traceback
 from .settings import resolve
+from .threads import Background
 from .values import clean_text, text_of
 
 time_ns = time.time_ns
@@ -514,7 +515,7 @@ def _chosen_trackers(options: Mapping[str, Any]) -> list[Any]:
 
 
 def _start_probes(run: Run, options: Mapping[str, Any]) -> None:
-    gatherer = threading.Thread(target=_gather, args=(run,), name="fanfold-facts", daemon=True)
+    gatherer = Background(lambda: _gather(run), "facts", lambda: None)
     gatherer.start()
     run._stoppers.append(lambda timeout: gatherer.join(min(timeout, FACTS_SECONDS)))  # noqa: SLF001 - the other half of Run
     if options["console"]:

@@ -12,6 +12,7 @@ from typing import Any
 from .deferred import Call
 from .errors import guard, notices
 from .journal import blobs
+from .threads import Background
 
 MAX_WAITING = 256
 
@@ -43,7 +44,8 @@ class Encoder:
     def _enqueue(self, item: tuple[Call, Mapping[str, Any]] | threading.Event) -> None:
         self._waiting.put(item)
         if next(self._calls) == 0:  # whichever thread comes first starts it
-            self._thread = threading.Thread(target=self._loop, args=(self._waiting,), name="fanfold-media", daemon=True)
+            waiting = self._waiting
+            self._thread = Background(lambda: self._loop(waiting), "media", lambda: waiting.put(None))
             self._thread.start()
 
     def _loop(self, waiting: queue.SimpleQueue[tuple[Call, Mapping[str, Any]] | threading.Event | None]) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from .errors import guard
+from .threads import Background
 
 SYNC_SECONDS = 1.0
 BEAT_SECONDS = 10.0
@@ -19,7 +20,7 @@ class Keeper:
         self.chores = chores
         self._beat = beat
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="fanfold-keeper", daemon=True)
+        self._thread = Background(self._loop, "keeper", self._stop.set)
 
     def start(self) -> None:
         self._thread.start()

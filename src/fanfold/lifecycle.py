@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from .errors import after_fork_in_child, guard
+from .threads import Background
 
 # SIGTERM and the signals schedulers send before it mean "make room"; a closed terminal means the job was cut off.
 SIGNALS = {
@@ -187,7 +188,7 @@ def _watch_for_stuck_main_thread() -> None:
         os.close(write)
         return
     _wakeup = (read, write)
-    threading.Thread(target=_await_signal, args=(read,), name="fanfold-signals", daemon=True).start()
+    Background(lambda: _await_signal(read), "signals", _stop_watching).start()
 
 
 _handled: list[int] = []  # one entry for each signal
@@ -219,7 +220,7 @@ def _await_signal(read: int) -> None:
 
 
 def _restore() -> None:
-    global _real_exit, _wakeup  # noqa: PLW0603 - see _install_once
+    global _real_exit  # noqa: PLW0603 - see _install_once
     if _real_exit is not None and getattr(sys.exit, "_fanfold", False):
         sys.exit = _real_exit
         _real_exit = None
@@ -229,13 +230,20 @@ def _restore() -> None:
         if signal.getsignal(number) is _on_signal:
             signal.signal(number, before)
         _previous.pop(number)
-    if _wakeup is not None:
-        _, write = _wakeup
-        current = signal.set_wakeup_fd(-1)
-        if current not in (-1, write):
-            signal.set_wakeup_fd(current)
-        os.close(write)  # ends the thread
-        _wakeup = None
+    _stop_watching()
+
+
+def _stop_watching() -> None:
+    """End the thread that watches for signals, and give the wakeup descriptor back; from the main thread only."""
+    global _wakeup  # noqa: PLW0603 - see _install_once
+    if _wakeup is None:
+        return
+    _, write = _wakeup
+    current = signal.set_wakeup_fd(-1)
+    if current not in (-1, write):
+        signal.set_wakeup_fd(current)
+    os.close(write)  # ends the thread
+    _wakeup = None
 
 
 def _at_exit() -> None:

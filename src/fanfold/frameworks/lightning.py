@@ -67,17 +67,20 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
 
     @property
     def experiment(self) -> Any:
-        """The run; opened by the Trainer when it sets up, once every process has its rank."""
+        """The run; opened by the Trainer when it sets up, once every process has its rank. See OtherRank for those above 0."""
         if self._session.run is None:
             trainer, checkpoint = _calling_trainer()
             self._session.begin(_note_in(checkpoint) if checkpoint is not None else None)
             if trainer is not None:
                 trainer.callbacks.insert(0, CheckpointNote(self._session))  # those that save stay last
-        return self._session.run
+        run = self._session.run
+        return run if run.is_main_process else OtherRank(run)
 
     def _live(self) -> Any:
         """Return the run to write to: open, as a new attempt where it had ended."""
-        return self._session.live() if self._session.run is not None else self.experiment
+        if self._session.run is None:
+            _ = self.experiment
+        return self._session.live()
 
     @property
     def name(self) -> str:
@@ -188,6 +191,23 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
             self._session.fail(*sys.exc_info())
         else:
             self._session.end()
+
+
+class OtherRank(library.loggers.logger.DummyExperiment):  # type: ignore[misc]  # as above
+    """The run as ranks above 0 see it.
+
+    Lightning's loggers give those ranks a dummy that accepts every call, so that a module can call
+    `self.logger.experiment.anything()` without checking its rank. So does this one; what a run has works as on rank 0.
+    """
+
+    def __init__(self, run: Any) -> None:
+        vars(self)["_run"] = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name, self.nop)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._run, name, value)
 
 
 def _spell_out() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fanfold import errors
+from fanfold.threads import Background
 
 from .cgroup import Cgroup
 from .gpus import GB, Gpus, Reader, percent
@@ -52,7 +53,8 @@ class SystemProbe:
         if self._thread is not None and self._thread.is_alive():
             return
         self._stopping = threading.Event()
-        thread = threading.Thread(target=self._run, args=(self._stopping,), name="fanfold-system", daemon=True)
+        stopping = self._stopping
+        thread = Background(lambda: self._run(stopping), "system", stopping.set)
         with errors.guard("start the system probe"):
             self._thread = thread
             thread.start()

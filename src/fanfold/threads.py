@@ -1,0 +1,21 @@
+"""Background threads of a run, which can be stopped one by one as well as with their run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Background(threading.Thread):
+    """Run `work` on a daemon thread; `stop` calls `end`, which must let `work` return, and waits for it.
+
+    A run ends its own threads. `stop` is for code that cleans up threads it did not start, as Lightning's test suite does.
+    """
+
+    def __init__(self, work: Callable[[], object], name: str, end: Callable[[], object]) -> None:
+        super().__init__(target=work, name=f"fanfold-{name}", daemon=True)
+        self._end = end
+
+    def stop(self, timeout: float = 10.0) -> None:
+        self._end()
+        self.join(timeout)
