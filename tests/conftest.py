@@ -86,7 +86,10 @@ def clickhouse(clickhouse_server):
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
-    """Print what `make faults` counted; a whole run without a failure also writes it to docs/guarantees.md."""
+    """Print what `make faults` counted; without a failure, write it to docs/guarantees.md.
+
+    `make faults` replaces the tables; `pytest -m faults FILE …` replaces the rows that these files record.
+    """
     import datetime
     import platform
 
@@ -98,6 +101,8 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
     terminalreporter.write_sep("-", "faults")
     for line in found:
         terminalreporter.write_line(line)
-    if config.option.markexpr == "faults" and not config.option.keyword and config.args_source.name != "ARGS" and exitstatus == 0:
+    whole = config.args_source.name != "ARGS"
+    part = config.option.keyword or any("::" in one for one in config.args)
+    if config.option.markexpr == "faults" and exitstatus == 0 and not part:
         today = datetime.datetime.now(datetime.timezone.utc).date()
-        fault_table.write(f"{today}, Python {platform.python_version()}, {os.cpu_count()} cores")
+        fault_table.write(f"{today}, Python {platform.python_version()}, {os.cpu_count()} cores", whole=whole)

@@ -8,6 +8,7 @@ from pathlib import Path
 PAGE = Path(__file__).parent.parent / "docs" / "guarantees.md"
 BEGIN, END = "<!-- faults: written by `make faults`, do not edit by hand -->", "<!-- /faults -->"
 COLUMNS = ("times", "points", "lost", "doubled", "raised")
+TOTAL = "**together**"
 ABUSES = ("inputs", "crashes", "hangs", "memory", "invented")
 _rows: dict[str, Counter[str]] = {}
 _abuses: dict[str, Counter[str]] = {}
@@ -41,13 +42,27 @@ def _table(title: str, columns: tuple[str, ...], rows: dict[str, Counter[str]]) 
     for row in rows.values():
         total.update(row)
     head = [f"| {title} | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-    named = [*rows.items(), ("**together**", total)]
+    named = [*rows.items(), (TOTAL, total)]
     return head + [f"| {what} | " + " | ".join(f"{row[name]:,}" for name in columns) + " |" for what, row in named]
 
 
-def write(when: str) -> None:
-    """Put the table into the docs page, in place of the last one."""
+def _rows_of(page: str, title: str, columns: tuple[str, ...]) -> dict[str, Counter[str]]:
+    """Read a table back from the docs page."""
+    table = page.partition(f"| {title} |")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+    numbers = {what: Counter({name: int(n.replace(",", "")) for name, n in zip(columns, ns, strict=True)}) for what, *ns in cells}
+    return {what: row for what, row in numbers.items() if what != TOTAL}
+
+
+def write(when: str, *, whole: bool) -> None:
+    """Put the tables into the docs page: in place of the last ones after a whole run, else only the rows that were recorded."""
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
+    shown, _, after = rest.partition(END)
+    if not whole:
+        for rows, title, columns in ((_rows, "what was done", COLUMNS), (_abuses, "what was tried", ABUSES)):
+            known = _rows_of(shown, title, columns)
+            known.update(rows)
+            rows.clear()
+            rows.update(known)
     PAGE.write_text("\n".join([before + BEGIN, "", *lines(), "", f"{when}.", "", END + after]), encoding="utf-8")

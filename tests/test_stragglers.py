@@ -60,9 +60,10 @@ def test_waiting_for_another_rank_is_not_counted_as_computing():
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(1800)  # twenty trainings, each of them with its own torchrun
 def test_nobody_is_named_in_twenty_trainings_without_a_slow_rank(tmp_path):
     named = [found(tmp_path / str(turn), "nowhere", -1, ranks=2 + turn % 3) for turn in range(20)]
-    fault_table.record("trainings without a slow rank (raised: ranks accused)", times=20, raised=sum(map(len, named)))
+    fault_table.record("trainings without a slow rank (raised: ranks accused wrongly)", times=20, raised=sum(map(len, named)))
     assert named == [set()] * 20
 
 
@@ -70,4 +71,8 @@ def test_nobody_is_named_in_twenty_trainings_without_a_slow_rank(tmp_path):
 @pytest.mark.parametrize("slow", [0, 1, 2])
 @pytest.mark.parametrize(("where", "key"), [("compute", "time/compute"), ("data", "time/data"), ("io", "time/compute")])
 def test_any_slow_rank_among_three_is_named(where, key, slow, tmp_path):
-    assert found(tmp_path, where, slow, ranks=3) == {(slow, key)}
+    named = found(tmp_path, where, slow, ranks=3)
+    wrong = len(named - {(slow, key)})
+    fault_table.record("trainings with one slow rank (points: ranks named with the cause; raised: ranks accused wrongly)", points=1,
+                       lost=int((slow, key) not in named), raised=wrong)  # fmt: skip
+    assert named == {(slow, key)}
