@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help system setup web native native-check clickhouse check test unit faults bench bench-dashboard bench-fleet demo clean
+.PHONY: help system setup web native native-check clickhouse check test unit upstream faults bench bench-dashboard bench-fleet demo clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -102,6 +102,9 @@ unit-%:
 .venvs/%/$(SMALL):
 	$(call step,venv-$*,Making .venvs/$*,$(PYTHON) -m venv .venvs/$* && .venvs/$*/bin/pip install -e . hypothesis pytest pytest-timeout)
 	@rm -f .venvs/$*/.stamp-*; touch $@
+
+upstream: $(STAMP)  ## Accelerate's own tracking tests, with our Accelerator as the class
+	$(BIN)/python tests/upstream.py
 
 faults: $(STAMP)  ## the long fault and soak runs
 	$(BIN)/pytest -m faults $(ARGS)
