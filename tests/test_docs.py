@@ -1,5 +1,6 @@
 """The docs run: every Python block of a page, in order, in one process; links lead somewhere; every command is documented."""
 
+import ast
 import os
 import re
 import subprocess
@@ -12,28 +13,37 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = [page for page in PAGES if page.parent.name != "trackers" or page.name == "index.md"]  # the others need their system set up
 
-# What the snippets speak of without saying where it comes from.
-PRELUDE = """
-import fanfold, itertools
-loss, lr, n, step = 0.5, 1e-3, 10, 0
-loader = range(5)
-def train_step(batch): return 1.0 / (batch + 1)
-run = fanfold.init(project="llm")
-run.log({"loss": loss}, step=0)
-"""
-
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [page for page in RUN if blocks(page)], ids=lambda page: page.name)
-def test_every_snippet_runs(page, runs_dir, tmp_path):
-    code = PRELUDE + "\n".join(blocks(page))
-    code = code.replace("rank=3", "rank=0")  # the docs speak of a job with many ranks
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+def python(code: str, folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=100,
                           env={**os.environ, "FANFOLD_SYSTEM": "0"})  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", [page for page in RUN if blocks(page)], ids=lambda page: page.name)
+def test_every_snippet_runs(page, runs_dir, tmp_path):
+    """A page's blocks are pasted one after another, by somebody who has logged a run before."""
+    python('import fanfold; fanfold.init(project="llm").log({"loss": 0.5}, step=0)', tmp_path)
+    python("\n".join(blocks(page)).replace("rank=3", "rank=0"), tmp_path)  # the docs speak of a job with many ranks
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_every_snippet_imports_what_it_uses(page):
+    """A block may use what an earlier one of its page made; imports are repeated, so that each can be pasted without looking for them."""
+    trees = [ast.parse(block) for block in blocks(page)]
+    known = {"fanfold"}.union(*map(imported, trees))
+    used = [{node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & known for tree in trees]
+    missing = {number: names - imported(tree) for number, (names, tree) in enumerate(zip(used, trees, strict=True), 1)}
+    assert {number: names for number, names in missing.items() if names} == {}
+
+
+def imported(tree: ast.AST) -> set[str]:
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
