@@ -184,4 +184,4 @@ run.finish()
     assert main(["usage", "--dir", str(runs_dir), "--api", "rich.print"]) == 1
     assert "Did you mean rich.old_print?" in capsys.readouterr().err
     assert main(["usage", "--dir", str(runs_dir), "--project", "nosuch"]) == 1
-    assert "no runs found in project nosuch" in capsys.readouterr().err
+    assert "no runs yet in project nosuch" in capsys.readouterr().err

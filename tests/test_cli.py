@@ -175,7 +175,13 @@ def test_a_bad_setting_is_exit_code_2(run: Any, capsys: pytest.CaptureFixture[st
     assert "--format json is not known. Nothing was written. Did you mean jsonl? Known: csv, jsonl, parquet." in said
     for words in (["export", "-"], ["report", "-"]):
         assert "Nothing was written. It has" in call(capsys, *words, "--keys", "nope", code=2)
-    assert "Known: id" in call(capsys, "ls", "--columns", "colour", code=2)
+    said = call(capsys, "export", "-", "--fold", "nope", code=2)
+    assert said.startswith("fanfold: --fold nope is not known. Nothing was written.")  # and no row before it
+    for wrong in ("-1", "few"):
+        with pytest.raises(SystemExit):
+            main(["ls", f"--limit={wrong}"])
+        assert f"'{wrong}' is not a number of runs. Write 0 for all" in capsys.readouterr().err
+    assert "Known columns: id" in call(capsys, "ls", "--columns", "colour", code=2)
     assert "KEY=VALUE" in call(capsys, "ls", "--config", "lr", code=2)
 
 
@@ -287,7 +293,7 @@ def test_ls_columns_reach_config_and_summary(run: Any, capsys: pytest.CaptureFix
 
 
 def test_ls_of_an_empty_place_says_so_and_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no runs found" in call(capsys, "ls", "--dir", str(tmp_path), code=1)
+    assert "no runs yet" in call(capsys, "ls", "--dir", str(tmp_path), code=1)
     assert answer(capsys, "ls", "--dir", str(tmp_path), code=1) == []
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import pytorch_lightning
 import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 import fanfold
 from fanfold.frameworks.lightning import MARK, FanfoldLogger, _note_in
@@ -402,6 +403,6 @@ class RankCheck(lightning.pytorch.Callback):
 @pytest.mark.filterwarnings("ignore")  # Lightning's and torch's, in two processes
 def test_spawned_ranks_have_an_experiment_that_takes_any_call(runs_dir):
     job = trainer(FanfoldLogger("lit"), strategy="ddp_spawn", devices=2, max_steps=1, callbacks=[RankCheck()])
-    job.fit(lightning.pytorch.demos.boring_classes.BoringModel())
+    job.fit(BoringModel())
     (run,) = fanfold.runs(dir=runs_dir)
     assert [run.series("by_hand", rank=rank).values.tolist() for rank in run.ranks] == [[0.0], [1.0]]

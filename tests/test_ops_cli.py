@@ -231,12 +231,12 @@ def test_all_runs_of_a_version_a_tag_or_a_node_are_compared(spread, capsys):
         (["diff", "narrow", "wide", "--format", "otlp"], 2, "Use --json"),
         (["wide", "--format", "otlp", "--by", "rank"], 2, "takes no --by"),
         (["wide", "--format", "prometheus", "--top", "3", "--json"], 2, "takes no --top and no --json"),
-        (["--project", "nosuch", "--format", "prometheus"], 1, "no runs found in project nosuch"),
+        (["--project", "nosuch", "--format", "prometheus"], 1, "no runs yet in project nosuch"),
         (["--project", "nosuch", "--status", "running", "--format", "otlp"], 1, "project nosuch"),
         (["wide", "--by", "lable"], 2, "Did you mean label?"),
         (["wide", "--kind", "collective"], 1, "nothing of that kind"),
-        (["--project", "nosuch"], 1, "no runs found in project nosuch"),
-        (["--all", "--tag", "nosuch"], 1, "fits --tag"),
+        (["--project", "nosuch"], 1, "no runs yet in project nosuch"),
+        (["--all", "--tag", "nosuch"], 1, "matches --tag"),
     ],
 )
 def test_what_is_not_there_is_said_with_what_is(words, code, said, two, capsys):

@@ -172,6 +172,7 @@ def test_every_kind_of_media_is_in_the_report_or_named_as_left_out(runs_dir, tmp
             "table": fanfold.Table(columns=["first", HOSTILE], data=[[i, f"cell {i} {HOSTILE}"] for i in range(60)]),
             "histogram": fanfold.Histogram(rng.normal(size=1000)),
             "text": f"an epitaph {HOSTILE}",
+            "typed": fanfold.Text(f"a sonnet {HOSTILE}"),
             "sound": fanfold.Audio(np.zeros(80, np.float32), sample_rate=8000),
             "clip": fanfold.Video(rng.integers(0, 255, (3, 8, 8, 3), dtype=np.uint8), fps=4),
             "web": fanfold.Html("<b>never shown</b>"),
@@ -182,13 +183,13 @@ def test_every_kind_of_media_is_in_the_report_or_named_as_left_out(runs_dir, tmp
     out = tmp_path / "r.html"
     said = json.loads(report("all", "-o", str(out), "--json"))
     counts = {name: said[name] for name in ("pictures", "tables", "histograms", "texts")}
-    assert counts == {"pictures": 4 + 16 + 1 + 1, "tables": 1, "histograms": 1, "texts": 1}
+    assert counts == {"pictures": 4 + 16 + 1 + 1, "tables": 1, "histograms": 1, "texts": 2}
     named = [line.partition(":")[0] for line in said["left_out"]]
     assert named == ["sound", "web", "many at step 7", "plotly at step 7", "table at step 7"]
     html = out.read_text()
     assert html.count("<img") == 22
     assert "cell 49 " in html and "cell 50 " not in html
-    assert "an epitaph &lt;img" in html and "1,000 values from" in html
+    assert "an epitaph &lt;img" in html and "a sonnet &lt;img" in html and "1,000 values from" in html
     assert HOSTILE not in html and "never shown" not in html
     for line in said["left_out"]:
         assert escape(line) in html

@@ -58,6 +58,8 @@ def test_show_tells_why_a_finished_run_stopped_early(runs_dir):
         [sys.executable, "-m", "fanfold", "show", "pruned", "--json"], capture_output=True, text=True, timeout=60
     )
     assert json.loads(told.stdout)["status"] == "finished"
+    listed = subprocess.run([sys.executable, "-m", "fanfold", "ls"], capture_output=True, text=True, timeout=60)
+    assert "stopped early by optuna.exceptions.TrialPruned: plateau" in listed.stdout
 
 
 def test_a_subclass_of_trial_pruned_counts_and_a_class_of_that_name_elsewhere_does_not(runs_dir):

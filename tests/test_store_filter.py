@@ -210,4 +210,4 @@ def test_python_and_the_command_line_filter_alike(runs_dir):
     done = subprocess.run([*command, "lrr<1"], capture_output=True, text=True, env=dict(os.environ), timeout=60)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert "no run has lrr, so none fits the filter. Fields: " in done.stderr
+    assert "no run has lrr, so none matches the filter. Fields: " in done.stderr

@@ -122,7 +122,7 @@ def test_a_terminal_shows_runs_live_and_obeys_keys(training, runs_dir):
     screen.press("s")
     screen.until("sort: newest")
     screen.press("/name=~\r")
-    screen.until("the filter cannot be understood at column 6")
+    screen.until("the filter has a mistake at column 6")
     screen.press("\x15name~alp\r")
     lines = screen.until("filter: name~alp\n")
     assert [line.split()[2] for line in lines[2:3]] == ["alpha"] and not any("done-run" in line for line in lines)

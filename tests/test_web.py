@@ -237,7 +237,7 @@ def test_filter_by_keyboard_stands_in_the_address_and_survives_a_reload(context,
     expect(page.get_by_role("alert")).to_be_visible()
     context.expected[:] = [error for error in context.expected if "400" not in error]  # the refusal, as the browser notes it
     page.locator("#filter").fill("name=nobody")
-    page.get_by_role("button", name="Clear the filter").click()
+    page.get_by_role("button", name="Clear filter").click()
     expect(page.get_by_text("12 runs")).to_be_visible()
 
 
@@ -301,7 +301,7 @@ def test_smoothing_log_axes_band_and_groups_change_the_picture(page):
         expect(page).to_have_url(re.compile(re.escape(mark)))
     assert inked(page, figure) != plain
     page.locator("summary", has_text="group").click()
-    page.get_by_label("Chart by").select_option("config:model.dim")
+    page.get_by_label("Facet by").select_option("config:model.dim")
     expect(page.locator("figure[data-key='train/loss']")).to_have_count(2)
     expect(page.get_by_text("train/loss · model.dim=128")).to_be_visible()
 
@@ -317,7 +317,7 @@ def test_a_group_is_its_mean_with_a_band_unless_every_run_is_asked_for(context, 
     figure.get_by_label("Show train/acc as a table").or_(figure.get_by_label("Show train/loss as a table")).click()
     expect(figure.locator("tbody tr")).to_have_count(2)
     page.locator("summary", has_text="group").click()
-    page.get_by_label("Every run a line").check()
+    page.get_by_label("Show individual runs").check()
     expect(figure).to_have_attribute("aria-label", re.compile(r"^train/loss: 12 runs, "))
     expect(page).to_have_url(re.compile("each=1"))
 
@@ -498,7 +498,7 @@ def test_the_table_sorts_chooses_and_compares(context, address):
     stays = "() => [...document.querySelectorAll('[role=row]')].every((row, i) => row === window.rows[i])"
     assert page.evaluate(stays)  # other texts in the same elements
     for name in ("run-02", "run-05"):
-        grid.get_by_label(f"Choose {name}").check()
+        grid.get_by_label(f"Select {name}").check()
     page.get_by_role("button", name="compare", exact=True).click()
     expect(page.get_by_role("group", name="Config")).to_contain_text("model.dim")
     expect(page.locator("figure[data-key='train/loss']")).to_be_visible()
@@ -531,7 +531,7 @@ def test_a_run_is_renamed_tagged_archived_and_deleted_from_the_page(context, tmp
         page.wait_for_timeout(200)  # the page may have asked for the run once more while it went
         context.expected[:] = [error for error in context.expected if "404" not in error]
         page.locator("summary", has_text="views").click()
-        page.get_by_label("Name of this view").fill("mine")
+        page.get_by_label("View name").fill("mine")
         page.get_by_role("button", name="save", exact=True).click()
         expect(page.get_by_role("button", name="mine", exact=True)).to_be_visible()
 
@@ -552,7 +552,7 @@ def test_media_share_one_step(context, address):
     ):
         page.get_by_role("button", name=key, exact=True).click()
         expect(page.locator(sight).first).to_be_visible()
-    page.get_by_label("show differences to the first").check()
+    page.get_by_label("Show differences from the first").check()
     expect(page.locator("ins").first).to_be_visible()
     page.get_by_role("button", name="page", exact=True).click()
     expect(page.frame_locator("iframe").first.get_by_role("heading", name="inside")).to_be_visible()
@@ -584,7 +584,7 @@ def test_hostile_names_are_only_text(context, address):
     expect(page.locator("aside .name")).to_have_text(HOSTILE)
     main = page.get_by_role("main")
     sights = {"charts": "figure[data-painted]", "table": "[role=row] >> nth=1", "run": "h2", "compare": ".chip", "media": "p.text",
-              "logs": "text=kept nothing", "alerts": "li b", "provenance": "svg g.run", "profile": "text=no operator profile"}  # fmt: skip
+              "logs": "text=No console output captured", "alerts": "li b", "provenance": "svg g.run", "profile": "text=No operator profile"}  # fmt: skip
     for number, view in enumerate(PAGES, 1):
         page.keyboard.press(str(number))
         main.locator(sights[view]).first.wait_for()

@@ -295,7 +295,7 @@ def test_colour_and_dash_make_groups_one_line_with_a_band_or_each_run_a_line(con
     expect(page.get_by_role("group", name="Legend")).to_have_text(re.compile(r"depth\s*2\s*4\s*lr\s*0\.01\s*0\.1"))
     page.get_by_label("Colour by").select_option("")
     expect(figure).to_have_attribute("aria-label", "loss: 2 groups, 40 points")
-    page.get_by_label("Every run a line").check()
+    page.get_by_label("Show individual runs").check()
     expect(figure).to_have_attribute("aria-label", "loss: 4 runs, 40 points")
     assert {row[0] for row in numbers(page, figure, "loss")[1:]} == {"a", "b", "c", "d"}
     expect(page).to_have_url(re.compile("dash=config:lr&each=1"))
@@ -321,7 +321,7 @@ def test_a_saved_view_brings_back_everything_it_was_saved_with(context, address)
     page = open_page(context, address, "p=edit&f=depth=4&log=1&colour=config:lr&each=1&zoom=20..60")
     painted(page, "loss")
     page.locator("summary", has_text="views").click()
-    page.get_by_label("Name of this view").fill("deep ones")
+    page.get_by_label("View name").fill("deep ones")
     page.get_by_role("button", name="save", exact=True).click()
     expect(page.get_by_role("button", name="deep ones", exact=True)).to_be_visible()
     page = open_page(context, address, "p=edit&v=table&s=0.5")
@@ -338,7 +338,7 @@ def test_a_saved_view_brings_back_everything_it_was_saved_with(context, address)
     page.go_back()
     expect(page.get_by_role("grid")).to_be_visible()
     page.locator("summary", has_text="views").click()
-    page.get_by_role("button", name="Drop the view deep ones").click()
+    page.get_by_role("button", name="Delete the view deep ones").click()
     expect(page.get_by_text("No saved views in this project.")).to_be_visible()
 
 
@@ -452,7 +452,7 @@ def test_table_columns_are_chosen_cut_to_what_differs_and_rows_are_grouped(conte
     page.locator("summary", has_text="columns").click()
     page.get_by_label("Search columns").fill("config:")
     expect(page.locator("details li")).to_have_text(["depth", "lr", "optimizer"])
-    page.get_by_role("button", name="all found").click()
+    page.get_by_role("button", name="All", exact=True).click()
     expect(heads).to_have_text(["run", "depth", "lr", "optimizer"])
     page.locator("details li").get_by_label("optimizer").uncheck()
     expect(heads).to_have_text(["run", "depth", "lr"])
@@ -471,7 +471,7 @@ def test_table_columns_are_chosen_cut_to_what_differs_and_rows_are_grouped(conte
     expect(heads).to_have_text([re.compile(one) for one in ("run", "depth", "lr", "loss")])
     expect(first).to_have_count(6)
     page.locator("summary", has_text="columns").click()
-    page.get_by_role("button", name="usual").click()
+    page.get_by_role("button", name="Default", exact=True).click()
     expect(heads).to_have_count(len(usual))
 
 
@@ -498,8 +498,8 @@ def test_chosen_runs_are_tagged_hidden_archived_and_taken_back_together(answerin
 
     def choose(*names: str) -> None:
         for name in names:
-            grid.get_by_label(f"Choose {name}", exact=True).check()
-        expect(page.get_by_text(f"{len(names)} chosen")).to_be_visible()
+            grid.get_by_label(f"Select {name}", exact=True).check()
+        expect(page.get_by_text(f"{len(names)} selected")).to_be_visible()
 
     choose("b", "d")
     page.get_by_role("button", name="tag", exact=True).click()
@@ -512,7 +512,7 @@ def test_chosen_runs_are_tagged_hidden_archived_and_taken_back_together(answerin
     page.get_by_role("button", name="archive", exact=True).click()
     expect(rows).to_have_count(3)
     expect(page.get_by_text("2 of 4 runs")).to_be_visible()
-    page.locator("aside").get_by_label("archived").check()
+    page.locator("aside").get_by_label("Show archived").check()
     expect(rows).to_have_count(5)
     expect(page).to_have_url(re.compile("archived=1"))
     page.reload()

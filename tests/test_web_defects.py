@@ -118,7 +118,7 @@ def test_a_run_that_is_filtered_away_is_not_drawn_any_more(context, address):
     top = figure.locator("canvas.top")
     page.wait_for_function(f"canvas => ({INK})(canvas) > 0", arg=top.element_handle())
     page.get_by_label("Filter runs").fill("name=nothing")
-    expect(page.get_by_text("No run passes")).to_be_visible()
+    expect(page.get_by_text("No runs match")).to_be_visible()
     page.wait_for_function(f"canvas => ({INK})(canvas) === 0", arg=top.element_handle())
 
 

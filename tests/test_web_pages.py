@@ -142,11 +142,11 @@ def test_compare_names_the_commits_between_two_runs_and_what_was_not_committed(c
         page.get_by_role("button", name="copy the command").click()
         expect(page.get_by_role("main")).to_contain_text("copied")
         assert page.evaluate("() => navigator.clipboard.readText()") == command
-        page.get_by_role("button", name="show the difference").click()
+        page.get_by_role("button", name="Show differences").click()
         expect(page.locator("pre ins")).to_contain_text("+# not committed")
         assert first not in page.locator("pre").inner_text()  # said above, once
         accessible(page)
-        page.get_by_label("Take after out").click()
+        page.get_by_label("Remove after").click()
         expect(page.locator("pre ins")).to_have_count(0)  # of a pair that is no longer there
 
 
@@ -160,7 +160,7 @@ def test_compare_keeps_what_is_shown_in_the_address(context, tmp_path):  # noqa:
         settings = page.get_by_role("group", name="Config")
         expect(settings).to_contain_text("lr")
         expect(settings).not_to_contain_text("seed")
-        page.get_by_label("Show equal rows").check()
+        page.get_by_label("Show identical values").check()
         page.get_by_label("Scatter x").select_option("config:dim")
         page.get_by_label("Scatter y").select_option("config:lr")
         expect(page).to_have_url(re.compile("sx=config:dim&sy=config:lr"))
@@ -188,7 +188,7 @@ def test_profile_shows_the_operators_of_the_run_that_is_picked(context, tmp_path
         page.get_by_label("Run", exact=True).select_option(found["divides"])
         expect(table).to_contain_text("aten::div")
         expect(table).not_to_contain_text("aten::add")
-        expect(page.get_by_text("click a box to look inside")).to_be_visible()
+        expect(page.get_by_text("Click a box to zoom in")).to_be_visible()
         accessible(page)
         page.get_by_role("button", name="operator").click()
         expect(page.get_by_role("columnheader", name="operator")).to_have_attribute("aria-sort", "ascending")
@@ -198,7 +198,7 @@ def test_profile_shows_the_operators_of_the_run_that_is_picked(context, tmp_path
         expect(table.locator("tbody tr")).to_have_count(1)
         expect(page.get_by_role("columnheader", name="operator")).to_have_attribute("aria-sort", "ascending")
         page.get_by_label("Run", exact=True).select_option(found["short"])
-        expect(page.get_by_text("No operator was observed yet")).to_be_visible()
+        expect(page.get_by_text("No operators recorded yet")).to_be_visible()
 
 
 def test_workers_are_named_and_what_is_not_known_of_them_is_left_blank(context, tmp_path, capsys):  # noqa: F811
@@ -211,7 +211,7 @@ def test_workers_are_named_and_what_is_not_known_of_them_is_left_blank(context, 
         page = open_page(context, address, f"p=p&v=profile&r={stored.id}")
         (taken,) = steps_of(stored)
         assert 0 < taken["observed_steps"] < taken["steps"] == 8
-        expect(page.get_by_text(f"{taken['observed_steps']} of 8 steps observed in full", exact=True)).to_be_visible()
+        expect(page.get_by_text(f"{taken['observed_steps']} of 8 steps recorded in full", exact=True)).to_be_visible()
         linspace = page.locator("tr", has=page.get_by_text("aten::linspace", exact=True))
         expect(linspace).to_have_count(1)
         cells = linspace.locator("td").all_inner_texts()
@@ -321,6 +321,16 @@ def test_every_row_of_a_table_can_be_reached(context, tmp_path):  # noqa: F811
 
 
 # Run and Logs
+
+
+def test_the_run_page_tells_why_a_run_stopped_early(context, tmp_path):  # noqa: F811
+    import optuna
+
+    with pytest.raises(optuna.TrialPruned), start(tmp_path, name="pruned") as run:
+        raise optuna.TrialPruned("worse than the median")
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, f"p=llm&v=run&r={run.id}")
+        expect(page.get_by_text("stopped early by optuna.exceptions.TrialPruned: worse than the median")).to_be_visible()
 
 
 def test_a_note_keeps_its_lines(context, tmp_path):  # noqa: F811

@@ -57,6 +57,7 @@ describe('numbers', () => {
     expect([0.123456789, 3e-4, 1234567, -2, NaN, Infinity, -Infinity, null, 'x'].map(number)).toEqual(['0.12346', '3e-4', '1,234,567', '−2', 'NaN', '∞', '−∞', '', 'x']);
     expect([51000, 2e6, 0.5, 1e-5, 0].map((value) => tick(value))).toEqual(['51k', '2M', '0.5', '1e-5', '0']);
     expect([5, 65, 3700, 90_000].map(duration)).toEqual(['5 s', '1 min 5 s', '1 h 2 min', '1 d 1 h']);
+    expect([0, 0.0001, 0.412, 0.9999, 59.7, 119.6].map(duration)).toEqual(['0 s', '1 ms', '412 ms', '1 s', '1 min 0 s', '2 min 0 s']);
   });
 });
 

@@ -13,28 +13,28 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("ls", "list the runs, newest first"),
     "ui": ("ui", "open the dashboard in the browser"),
     "top": ("top", "watch the runs live in the terminal, with sparklines"),
-    "show": ("show", "show one run: how it stands, its figures and charts"),
-    "tail": ("tail", "print a run's last figures, and follow it live with -f"),
+    "show": ("show", "show one run: status, metrics and charts"),
+    "tail": ("tail", "print a run's latest metrics; -f follows it live"),
     "export": ("export", "write runs as CSV, JSON lines or Parquet"),
-    "report": ("page", "write charts, settings and figures of runs as one HTML file"),
-    "query": ("query", "ask anything of the runs in SQL"),
-    "sync": ("sync", "deliver runs to trackers: what is left, or all of it to a new one"),
-    "ops": ("ops", "show which PyTorch operators the time went to; compare runs, trace a running job"),
-    "usage": ("usage", "tell which PyTorch APIs runs use, and which model files they wrote and read"),
-    "inspect": ("inspect", "say which run a model file comes from"),
-    "server start": ("serve", "run a gateway that takes in the runs of many nodes"),
+    "report": ("page", "write charts, config and metrics of runs to one HTML file"),
+    "query": ("query", "query the runs in SQL"),
+    "sync": ("sync", "deliver runs to trackers: the remaining points, or a whole run to a new tracker"),
+    "ops": ("ops", "show where PyTorch spent its time, by operator; compare runs, trace a running job"),
+    "usage": ("usage", "list the PyTorch APIs that runs use and the model files they wrote and read"),
+    "inspect": ("inspect", "show which run a model file comes from"),
+    "server start": ("serve", "run a gateway that collects the runs of many nodes"),
     "server forward": ("forward", "send the runs of this node to a gateway"),
     "server token": ("token", "create, list and revoke a gateway's tokens"),
     "server db": ("db", "create, check and rebuild the tables of a ClickHouse store"),
-    "server audit": ("audit", "print what was deleted at a gateway, and who logged in"),
+    "server audit": ("audit", "print who deleted runs and who logged in at a gateway"),
     "rm": ("rm", "delete runs"),
-    "prune": ("prune", "free space and lose nothing: pack finished journals, delete leftovers"),
+    "prune": ("prune", "losslessly compress finished runs and delete leftover files"),
     "doctor": ("doctor", "check this machine: directory, disk, ranks, libraries, GPUs"),
-    "demo": ("demo", "train a small model on two processes and look at it"),
+    "demo": ("demo", "train a small model in two processes and show the run"),
 }
 
 # The first word of several commands, and what they are about.
-GROUPS: dict[str, str] = {"server": "run a gateway for many nodes: its tokens, its database, what nodes send it"}
+GROUPS: dict[str, str] = {"server": "run a gateway for many nodes; manage its tokens, database and forwarders"}
 
 # Names from before, and commands that are rarely needed: they work, and are not listed.
 HIDDEN: dict[str, tuple[str, str]] = {
@@ -43,7 +43,7 @@ HIDDEN: dict[str, tuple[str, str]] = {
     "token": COMMANDS["server token"],
     "db": COMMANDS["server db"],
     "audit": COMMANDS["server audit"],
-    "merge": ("merge", "make finished and long journals quicker to read"),
+    "merge": ("merge", "make finished and long journals faster to read"),
     "reindex": ("reindex", "rebuild the run index"),
     "version": ("version", "print the version"),
 }

@@ -64,16 +64,23 @@ def report_unreadable(args: argparse.Namespace, unreadable: list[dict[str, str]]
         remark(args, catalogue.unreadable_text(unreadable, shown=10))
 
 
+def count(word: str) -> int:
+    """Read the value of --limit."""
+    if word.isdecimal():
+        return int(word)
+    raise argparse.ArgumentTypeError(f"{word!r} is not a number of runs. Write 0 for all, or a positive number.")
+
+
 def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--filter", default="", metavar="F",
-                        help="only runs it fits: 'lr<1e-3 and tag:baseline and loss.min<0.2' (see docs/query.md)")  # fmt: skip
+                        help="only runs that match: 'lr<1e-3 and tag:baseline and loss.min<0.2' (see docs/query.md)")  # fmt: skip
     parser.add_argument(
         "--status", action="append", metavar="S", help=f"only runs that are {', '.join(STATUS)} (a list, or repeatable)"
     )
-    parser.add_argument("--tag", action="append", metavar="T", help="only runs with this tag (repeatable: all of them)")
+    parser.add_argument("--tag", action="append", metavar="T", help="only runs with this tag (repeatable: runs that have all)")
     parser.add_argument("--name", metavar="GLOB", help="only runs whose name matches, such as 'base-*'")
     parser.add_argument("--config", nargs="+", action="extend", metavar="KEY=VALUE",
-                        help="only runs with these settings, such as lr=0.001 model.dim=64")  # fmt: skip
+                        help="only runs with these config values, such as lr=0.001 model.dim=64")  # fmt: skip
 
 
 def filtered(args: argparse.Namespace) -> bool:
@@ -86,9 +93,9 @@ def say_none(args: argparse.Namespace) -> None:
     where = f"{f'project {args.project} in ' if args.project else ''}{store(args).place}"
     given = [f"--{name}" for name in ("status", "tag", "name", "config") if getattr(args, name)]
     if given and not args.filter:
-        remark(args, f"no run in {where} fits {' and '.join(given)}. `fanfold ls` lists them.")
+        remark(args, f"no run in {where} matches {' and '.join(given)}. `fanfold ls` lists all runs.")
     elif not args.filter:
-        remark(args, f"no runs found in {where}. Start one with fanfold.init(), or look elsewhere with --dir.")
+        remark(args, f"no runs yet in {where}. Start one with fanfold.init(), or name another directory with --dir.")
 
 
 def matching(args: argparse.Namespace, found: list[StoredRun]) -> list[StoredRun]:
@@ -96,7 +103,7 @@ def matching(args: argparse.Namespace, found: list[StoredRun]) -> list[StoredRun
     statuses = [status.strip() for some in args.status or () for status in some.split(",")]
     for status in statuses:
         if status not in STATUS:
-            raise SettingError(f"--status {status} is not known. Nothing was listed.{suggestion(status, STATUS)}")
+            raise SettingError(f"--status {status} is not known.{suggestion(status, STATUS)}")
     wanted = dict(_pair(word) for word in args.config or ())
     fits = Filter(args.filter)
     kept = [run for run in found if _passes(run, args, statuses, wanted)]
@@ -107,8 +114,8 @@ def matching(args: argparse.Namespace, found: list[StoredRun]) -> list[StoredRun
     if not chosen:
         unknown = fits.unknown(rows) if rows else []
         fields = f"Fields: {', '.join(FIELDS)}, config and metric names."
-        why = f"no run has {', '.join(unknown)}, so none fits the filter. {fields}"
-        remark(args, why if unknown else "no run fits the filter.")
+        why = f"no run has {', '.join(unknown)}, so none matches the filter. {fields}"
+        remark(args, why if unknown else "no run matches the filter.")
     return chosen
 
 
@@ -126,7 +133,7 @@ def _passes(run: StoredRun, args: argparse.Namespace, statuses: list[str], wante
 def _pair(word: str) -> tuple[str, str]:
     name, equals, text = word.partition("=")
     if not equals or not name:
-        raise SettingError(f"--config {word!r} is not KEY=VALUE. Nothing was listed. Write for example --config lr=0.001.")
+        raise SettingError(f"--config {word!r} is not KEY=VALUE. Write for example --config lr=0.001.")
     return name, text
 
 

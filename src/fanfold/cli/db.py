@@ -1,6 +1,6 @@
-"""Make and keep the tables of a ClickHouse store: `migrate` before the first gateway and at each upgrade, `status` to look.
+"""Create and upgrade the tables of a ClickHouse store: `migrate` before the first gateway and at each upgrade, `status` to check.
 
-`rebuild` makes everything that is derived from the journals' bytes anew, of one run or of all: points, rollups, latest values.
+`rebuild` derives everything again from the stored journals, for one run or all: points, rollups, latest values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Train a small real model on two processes, and look at what was recorded.
+"""Train a small real model in two processes and show what was recorded.
 
-It needs torch and about a quarter of a minute, and leaves one run in the runs' directory.
+It needs torch and about 15 seconds, and leaves one run in the runs' directory.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def hints(printed: report.Report, args: argparse.Namespace) -> None:
     for command, what in (
         (f"{call} ls{place}", "all runs"),
         (f"{call} show -{place}", "the newest run, as above"),
-        (f"{call} tail - -f{place}", "its figures, live while it trains"),
-        (f"{call} export - -o demo.csv{place}", "its figures as a table"),
+        (f"{call} tail - -f{place}", "its metrics, live while it trains"),
+        (f"{call} export - -o demo.csv{place}", "its metrics as a table"),
     ):
         printed.line("  ", (f"{clean(command):<{31 + len(call) + len(place)}}", "cyan"), (what, "dim"))
     printed.line("  ", ("python", "cyan"), (" >>> ", "dim"), f"fanfold.open({clean(run.id)!r}{where}).to_pandas()")

@@ -106,7 +106,7 @@ def _top(words: Sequence[str]) -> int:
         "fanfold",
         usage="fanfold COMMAND [options]",
         formatter_class=Help,
-        description="Look at, follow, export and clean up runs that fanfold recorded.\n\ncommands:\n" + _listed(_overview()),
+        description="List, watch, export and clean up the runs that fanfold recorded.\n\ncommands:\n" + _listed(_overview()),
         epilog="`fanfold COMMAND --help` explains one command. Every command takes --dir, --project, --json and -q.\n"
         "RUN is an id, the beginning of one, a name, a run's directory, or - for the newest run.",
     )
@@ -148,12 +148,14 @@ def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
     )
     module.arguments(parser)
     common = parser.add_argument_group("common options")
-    common.add_argument("--dir", metavar="DIR", help="where runs live (default: FANFOLD_DIR, else .fanfold, found upward)")
-    common.add_argument("--project", metavar="NAME", help="only this project")
     common.add_argument(
-        "--json", action="store_true", help='JSON on stdout; numbers JSON lacks are "NaN", "Infinity", "-Infinity"'
+        "--dir",
+        metavar="DIR",
+        help="where runs are stored (default: FANFOLD_DIR, else the nearest .fanfold in this or a parent directory)",
     )
-    common.add_argument("-q", "--quiet", action="store_true", help="no progress bars and no remarks")
+    common.add_argument("--project", metavar="NAME", help="only this project")
+    common.add_argument("--json", action="store_true", help='print JSON; non-finite numbers are "NaN", "Infinity", "-Infinity"')
+    common.add_argument("-q", "--quiet", action="store_true", help="no progress bars and no notices")
     return parser
 
 

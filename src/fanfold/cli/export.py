@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ..errors import SettingError, suggestion
+from ..fold import FOLDS
 from ..journal.directory import encode_name
 from ..store import StoredRun
 from . import choose, output
@@ -36,18 +37,21 @@ SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "p
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help=choose.RUN_HELP)
-    parser.add_argument("--format", metavar="{csv,jsonl,parquet}", help="default: by the ending of -o, else csv")
-    parser.add_argument("-o", "--output", metavar="FILE|DIR", help="where to (default: stdout); a folder gets a file per run")
+    parser.add_argument("--format", metavar="{csv,jsonl,parquet}", help="default: by the extension of -o, else csv")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE|DIR", help="where to write (default: stdout); a folder gets one file per run"
+    )
     parser.add_argument("--keys", nargs="+", action="extend", metavar="KEY", help="only these keys (patterns such as 'val/*')")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="N", help="only this rank (default: rank 0; with --long: all ranks)")
-    which.add_argument("--fold", metavar="HOW", help="ranks folded to one: mean, min, max, sum, std or last")
+    which.add_argument("--fold", metavar="HOW", help="combine all ranks: mean, min, max, sum, std or last")
     parser.add_argument("--long", action="store_true", help="one row per point")
 
 
 def run(args: argparse.Namespace) -> int:
     args.output = None if args.output == "-" else args.output
     kind = _format(args)
+    _check_fold(args.fold)
     stored = choose.several(args, args.runs)
     if args.output and _is_folder(args.output, stored):
         folder = Path(args.output)
@@ -66,10 +70,14 @@ def _format(args: argparse.Namespace) -> str:
     kind = args.format or (SUFFIXES.get(Path(args.output).suffix.lower()) if args.output else None)
     kind = kind or ("jsonl" if args.json else "csv")
     if kind == "parquet" and not args.output:
-        raise SettingError(
-            "Parquet is no text and does not go to the terminal. Nothing was written. Name a file: -o run.parquet."
-        )
+        raise SettingError("Parquet is binary and is not printed. Nothing was written. Name a file: -o run.parquet.")
     return str(kind)
+
+
+def _check_fold(how: str | None) -> None:
+    """Refuse an unknown fold before the first row is written."""
+    if how is not None and how not in FOLDS:
+        raise SettingError(f"--fold {how} is not known. Nothing was written.{suggestion(how, FOLDS)}")
 
 
 def _is_folder(target: str, stored: list[StoredRun]) -> bool:

@@ -1,7 +1,7 @@
-"""Carry the runs of this node to a gateway, as they grow and after their processes are gone.
+"""Send the runs of this node to a gateway, while they are written and after their processes have ended.
 
-One forwarder serves a directory. It tries for ever, holds one batch in memory, and goes on where the gateway stands after
-any crash. init() starts one by itself when FANFOLD_SERVER is set.
+One forwarder serves a directory. It retries without end, holds one batch in memory, and continues where the
+gateway left off after any crash. init() starts one automatically when FANFOLD_SERVER is set.
 """
 
 from __future__ import annotations

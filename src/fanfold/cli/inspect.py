@@ -1,4 +1,4 @@
-"""Say where a model file comes from: its stamp, its format and its run; no weight is loaded."""
+"""Show where a model file comes from: its stamp, format and run. No weights are loaded."""
 
 from __future__ import annotations
 

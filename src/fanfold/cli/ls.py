@@ -27,7 +27,7 @@ SHOWN = 50
 # How the words in a metric's name end, or what they are, when low values are good.
 _LOW_ENDS = ("loss", "error", "perplexity", "ppl", "nll", "mse", "mae")
 _LOW = frozenset({"err", "wer", "cer", "fid", "time", "seconds", "latency"})
-DEFAULT = ("status", "name", "id", "project", "started", "duration", "ranks", "tags")
+DEFAULT = ("status", "name", "id", "project", "started", "duration", "ranks", "tags", "reason")
 
 
 _FIELDS: dict[str, Callable[[StoredRun], Any]] = {
@@ -42,6 +42,7 @@ _FIELDS: dict[str, Callable[[StoredRun], Any]] = {
     "tags": lambda run: run.tags,
     "group": lambda run: run.group,
     "notes": lambda run: run.notes,
+    "reason": lambda run: run.verdict.get("reason"),
     "path": lambda run: str(run.path),
 }
 _WHOLE = frozenset({"status", "id", "started", "duration", "ranks"})  # never cut: they are short, and typed or compared
@@ -53,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", metavar="COLUMN", default="started",
                         help="sort by a column, best or newest first; -COLUMN: highest first, +COLUMN: lowest first")  # fmt: skip
     parser.add_argument("--reverse", action="store_true", help="reverse the order")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most this many (0: all)")
+    parser.add_argument("--limit", type=choose.count, metavar="N", help="show at most N runs (0: all)")
     parser.add_argument("--columns", metavar="A,B,…", help=f"of: {', '.join(_FIELDS)}, config.KEY, summary.KEY")
 
 
@@ -78,15 +79,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _says_something(name: str, chosen: list[StoredRun]) -> bool:
-    """Leave out default columns in which every row is the same nothing."""
-    return {"tags": any(one.tags for one in chosen), "ranks": any(len(one.ranks) > 1 for one in chosen)}.get(name, True)
+    """Leave out default columns that are empty for every run."""
+    return {
+        "tags": any(one.tags for one in chosen),
+        "ranks": any(len(one.ranks) > 1 for one in chosen),
+        "reason": any(one.verdict.get("reason") for one in chosen),
+    }.get(name, True)
 
 
 def _check(name: str) -> None:
     if name not in _FIELDS and not name.startswith(("config.", "summary.")):
-        raise SettingError(
-            f"column {name!r} is not known. Nothing was listed. Known: {', '.join(_FIELDS)}, config.KEY, summary.KEY."
-        )
+        raise SettingError(f"unknown column {name!r}. Known columns: {', '.join(_FIELDS)}, config.KEY, summary.KEY.")
 
 
 def value_of(run: StoredRun, name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Turn finished or long journals into column segments, which are quicker to read and a third of the size.
+"""Turn finished or long journals into column segments, which are faster to read and a third of the size.
 
-Segments are a cache in the user's cache folder. Journals stay as they are, and runs may be written and read meanwhile.
+Segments are a cache in the user's cache folder. Journals do not change, and runs can be written and read meanwhile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Write a report: charts, settings, figures, last pictures and a note of some runs, in one HTML file.
+"""Write a report of some runs to one HTML file: charts, config, metrics, latest media and a note.
 
-The file opens by itself, in any browser, without a server and without asking anything of anyone.
+The file is self-contained: it opens in any browser, offline and without a server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Free space and lose nothing: pack journals that are finished and settled everywhere, delete leftovers that hold no data.
+"""Losslessly compress finished runs that every tracker has received, and delete leftover files without data.
 
-A packed journal takes 40 to 70 % of the room and is read as before, to the last bit. Leftovers are empty journals, files of
-dead processes, half-deleted runs. No point, text, image or fact goes: `fanfold rm` deletes a run, and
-`fanfold server forward --prune` the journals that a gateway holds whole.
+A packed journal takes 40 to 70 % of the space and reads back bit for bit. Leftovers are empty journals, files of
+dead processes, half-deleted runs. No logged data is deleted: `fanfold rm` deletes a run, and
+`fanfold server forward --prune` the journals that a gateway holds completely.
 """
 
 from __future__ import annotations

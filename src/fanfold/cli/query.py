@@ -1,4 +1,4 @@
-"""Ask anything of the runs in SQL: one SELECT over the tables runs, config, latest, points, texts, media and alerts.
+"""Query the runs in SQL: one SELECT over the tables runs, config, latest, points, texts, media and alerts.
 
 Read-only, and without access to files or the network. `--tables` lists the tables and their columns.
 """

@@ -1,6 +1,6 @@
-"""Make the catalogue of runs anew from their journals, and drop what it holds of runs that are gone.
+"""Rebuild the run index from the journals, and drop entries of runs that no longer exist.
 
-The catalogue and the segments are a cache: this is never needed for right answers, and harmless at any time.
+The index and the segments are caches: results are correct without this command, and it is safe at any time.
 """
 
 from __future__ import annotations

@@ -110,9 +110,9 @@ class Report:
 
     def error(self) -> None:
         verdict = self.run.verdict
+        if verdict.get("reason"):
+            self.fact("reason", clean(str(verdict["reason"])))
         if verdict["status"] in ("running", "finished"):
-            if verdict.get("reason"):
-                self.fact("ended", clean(str(verdict["reason"])))
             return
         parts = [f"rank {verdict['rank']}"] if verdict.get("rank") is not None else []
         asked = verdict["status"] == "preempted"

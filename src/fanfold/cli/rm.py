@@ -1,4 +1,4 @@
-"""Delete runs, with their journals, media and artifacts. There is no way back.
+"""Delete runs, with their journals, media and artifacts. This cannot be undone.
 
 It asks first, refuses a run that is still being written, and deletes nothing outside the runs' directory.
 """

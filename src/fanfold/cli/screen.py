@@ -128,7 +128,7 @@ class Screen:
             try:
                 Filter(self.typed)
             except FilterError as error:
-                self.said = str(error).partition(" Nothing was listed")[0]
+                self.said = str(error).partition("\n")[0]
                 return
             self.filter, self.typed, self.said, self.first = self.typed, None, "", 0
             self.look()
@@ -189,7 +189,7 @@ class Screen:
 
         room = self._room()
         if not self.looks:
-            empty = "No run fits the filter." if self.filter else "No runs to watch yet. They appear here when they start."
+            empty = "No run matches the filter." if self.filter else "No runs to watch yet. They appear here when they start."
             return [Text(""), Text(empty, style="dim")]
         at = self.place
         self.first = max(at - room + 1, min(self.first, at, max(0, len(self.looks) - room)))

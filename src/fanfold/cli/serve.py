@@ -1,4 +1,4 @@
-"""Run a gateway: take in the runs of many nodes, into one store that every fanfold command reads, and show them at /ui/.
+"""Run a gateway: collect the runs of many nodes in one store that every fanfold command reads, and show them at /ui/.
 
 It listens on this machine only, unless told otherwise; on any other address tokens are needed (`fanfold server token create`).
 Any number of gateways may serve one directory.

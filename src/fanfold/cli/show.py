@@ -1,4 +1,4 @@
-"""Show one run: how it stands and why, its settings, its figures and their curves."""
+"""Show one run: status and cause, config, metrics and their curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", nargs="+", action="extend", metavar="KEY", help="draw these keys (patterns such as 'val/*')")
     parser.add_argument("--all", action="store_true", help="all keys, settings, alerts and artifacts, however many")
     parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
-    parser.add_argument("--rank", type=int, metavar="N", help="figures of this rank (default: the mean over ranks)")
+    parser.add_argument("--rank", type=int, metavar="N", help="metrics of this rank (default: the mean over ranks)")
 
 
 def run(args: argparse.Namespace) -> int:

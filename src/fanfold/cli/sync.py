@@ -1,7 +1,7 @@
-"""Deliver runs to trackers: what is left for those they were sent to, or all of it to one that was not there.
+"""Deliver runs to trackers: the remaining points to the trackers they were logged to, or a whole run to another one.
 
-Without RUN, every run that has something left. With --to, the whole run goes to that tracker, live or finished; what it
-has already is not sent again. A tracker of your own is named by module:Class.
+Without RUN: every run with undelivered points. With --to, the whole run goes to that tracker, running or finished; points it
+already has are not sent again. A tracker of your own is named by module:Class.
 
 A run folder may come from somebody else. A destination recorded in it is used only if you named it before, in fanfold.init() or
 here; otherwise this command asks, or refuses where there is no terminal.

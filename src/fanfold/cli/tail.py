@@ -1,6 +1,6 @@
-"""Print a run's last figures, one line per step, and follow it live until it ends with -f.
+"""Print a run's latest metrics, one line per step; -f follows it live until it ends.
 
-The figures are those of one rank (default: 0). With --json each line is one JSON object.
+Values are those of one rank (default: 0). With --json each line is one JSON object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make, list and take back the tokens of a gateway. A token is shown once; the file keeps its hash."""
+"""Create, list and revoke the tokens of a gateway. A token is shown once; the file keeps its hash."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Watch the runs live in the terminal: how each stands, its speed, its loss as a sparkline, and who needs a look first.
+"""Watch the runs live in the terminal: status, speed and loss as a sparkline; runs that need attention come first.
 
-Shown are runs that live and those that ended within a day. Keys: j k or arrows move, enter shows a run, s sorts, / filters,
+Shows running runs and those that ended within a day. Keys: j k or arrows move, enter shows a run, s sorts, / filters,
 q quits. Without a terminal, or with --once, one table is printed.
 """
 

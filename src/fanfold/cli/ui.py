@@ -1,6 +1,6 @@
 """Open the dashboard: every run, live, in the browser.
 
-It listens on this machine only and changes nothing, unless told otherwise. The printed address carries a token, new at
+By default it listens on this machine only and is read-only. The printed address carries a token, new at
 each start (or taken from FANFOLD_TOKEN), because other users of this machine can reach its ports, too.
 """
 

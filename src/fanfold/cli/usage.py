@@ -1,4 +1,4 @@
-"""Tell which PyTorch APIs (and those of your own libraries) runs use, and which model files they wrote and read.
+"""List the PyTorch APIs (and those of your own libraries) that runs use, and the model files they wrote and read.
 
 Recorded by runs started with ops=True, and by fanfold.log_api_usage_once(). It stays with the runs; nothing is sent anywhere.
 """

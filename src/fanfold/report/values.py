@@ -16,8 +16,8 @@ from .pictures import PICTURES, Budget
 KEYS, ROWS, COLUMNS, CELL, TEXT, TABLE_BYTES = 24, 50, 20, 200, 4_000, 16 << 20
 WIDE, TALL = 320, 120
 REASONS = {
-    "audio": "sound is not kept in a report",
-    "html": "HTML of a run is not shown in a report, which holds no foreign markup",
+    "audio": "audio is not included",
+    "html": "HTML is not included, for security",
 }
 
 
@@ -33,7 +33,7 @@ def histograms(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
 
 
 def texts(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
-    """Yield each run's last text of each key."""
+    """Yield each run's last text of each key: of strings, and of fanfold.Text."""
     keys = list(dict.fromkeys(key for run in runs for key in run.keys("text")))
     for key in keys[:KEYS]:
         yield tag("h3", key)
@@ -41,18 +41,16 @@ def texts(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
             found = run.texts(key)
             if found:
                 budget.shown["texts"] += 1
-                text = found[-1].text
-                if len(text) > TEXT:
-                    budget.left_out.append(f"{key} of {run.name}: {len(text) - TEXT:,} of {len(text):,} characters")
-                yield tag("figure", _caption(place, run, found[-1].step), tag("pre", text[:TEXT], class_="text"))
+                yield _written(key, found[-1].step, found[-1].text, _caption(place, run, found[-1].step), budget)
+    yield from _by_key(runs, "text", budget, _text)
     budget.left_out += [f"{key}: a report shows texts of {KEYS} keys" for key in keys[KEYS:]]
 
 
 def others(runs: Sequence[StoredRun], budget: Budget) -> None:
     """Name media of kinds that a report has no place for."""
     for key in dict.fromkeys(key for run in runs for key in run.keys("media")):
-        for kind in sorted({point.kind for run in runs for point in run.media(key)} - {*PICTURES, "table", "histogram"}):
-            budget.left_out.append(f"{key}: {REASONS.get(kind, f'a report has no place for the kind {kind}')}")
+        for kind in sorted({point.kind for run in runs for point in run.media(key)} - {*PICTURES, "table", "histogram", "text"}):
+            budget.left_out.append(f"{key}: {REASONS.get(kind, f'media of type {kind} are not included')}")
 
 
 def _by_key(
@@ -94,6 +92,16 @@ def _loaded(point: MediaPoint, budget: Budget) -> Any:
 
 def _caption(place: int, run: StoredRun, step: int) -> Markup:
     return tag("figcaption", swatch(place), run.name, tag("span", f", step {step}", class_="dim"))
+
+
+def _text(point: MediaPoint, found: Any, _place: int, caption: Markup, budget: Budget) -> Markup:
+    return _written(point.key, point.step, found.text, caption, budget)
+
+
+def _written(key: str, step: int, text: str, caption: Markup, budget: Budget) -> Markup:
+    if len(text) > TEXT:
+        budget.left_out.append(f"{key} at step {step}: {len(text) - TEXT:,} of {len(text):,} characters")
+    return tag("figure", caption, tag("pre", text[:TEXT], class_="text"))
 
 
 def _table(point: MediaPoint, found: Any, _place: int, caption: Markup, budget: Budget) -> Markup:

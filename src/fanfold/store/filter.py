@@ -51,9 +51,7 @@ class FilterError(SettingError):
     def __init__(self, text: str, column: int, what: str) -> None:
         self.column = column
         shown = text.replace("\n", " ").replace("\t", " ")
-        super().__init__(
-            f"the filter cannot be understood at column {column}: {what} Nothing was listed.\n  {shown}\n  {'^':>{column}}"
-        )
+        super().__init__(f"the filter has a mistake at column {column}: {what}\n  {shown}\n  {'^':>{column}}")
 
 
 class _Token:

@@ -1,6 +1,6 @@
 // Everything the server says about one run but its points.
 
-export interface Verdict { status: string; rank: number | null; error: string | null; signal?: string | number | null }
+export interface Verdict { status: string; rank: number | null; error: string | null; reason?: string | null; signal?: string | number | null }
 export interface Alert { t: number; title: string; text: string; level: string; s?: number; rank?: number; run?: string; name?: string }
 export interface Artifact { t: number; name: string; kind: string; files: { path: string; blob: string; size: number }[]; metadata?: Record<string, unknown>; s?: number }
 export interface Details {

@@ -3,9 +3,9 @@ import { model } from './model.svelte';
 import { PAGES, copied, link, view } from './view.svelte';
 
 export const HELP: [string, string][] = [
-  ['/', 'filter runs'], ['j  k', 'move in the runs'], ['x', 'show or hide the run'], ['p', 'make it the baseline'], ['c', 'choose it for Compare'],
-  ['o', 'open it'], ['1 … 9', 'pages'], ['l', 'log y axis'], ['b', 'band'], ['[  ]', 'less or more smoothing'], ['0', 'reset zoom'],
-  ['← →', 'move the crosshair in a focused chart'], ['+', 'zoom in there'], ['t', 'theme'], ['y', 'copy the address of this view'], ['?', 'this help'],
+  ['/', 'filter runs'], ['j  k', 'previous or next run'], ['x', 'show or hide the run'], ['p', 'set as baseline'], ['c', 'add to Compare'],
+  ['o', 'open the run'], ['1 … 9', 'pages'], ['l', 'log y axis'], ['b', 'min–max band'], ['[  ]', 'less or more smoothing'], ['0', 'reset zoom'],
+  ['← →', 'move the crosshair in a focused chart'], ['+', 'zoom in at the crosshair'], ['t', 'theme'], ['y', 'copy a link to this view'], ['?', 'this help'],
 ];
 
 const runs = (what: string) => () => { dispatchEvent(new CustomEvent('fanfold:runs', { detail: what })); };
@@ -19,7 +19,7 @@ const ACTIONS: Record<string, () => void> = {
   '[': smooth(-0.1), ']': smooth(0.1),
   0: () => { view.zoom = null; },
   t: () => { model.theme = model.dark ? 'light' : 'dark'; },
-  y: () => { void copied(link()).then((done) => done || prompt('The address of this view. No clipboard here: press Ctrl+C.', link())); },
+  y: () => { void copied(link()).then((done) => done || prompt('The clipboard is not available here. Press Ctrl+C to copy the link.', link())); },
 };
 
 export function keyboard(help: () => void): () => void {
