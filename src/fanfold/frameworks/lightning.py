@@ -201,7 +201,7 @@ class OtherRank(library.loggers.logger.DummyExperiment):  # type: ignore[misc]  
     """
 
     def __init__(self, run: Any) -> None:
-        vars(self)["_run"] = run
+        self.__dict__["_run"] = run
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._run, name, self.nop)
