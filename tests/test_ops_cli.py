@@ -226,7 +226,7 @@ def test_all_runs_of_a_version_a_tag_or_a_node_are_compared(spread, capsys):
         (["diff", "narrow", "@torch=1.2"], 1, "no run has torch 1.2"),
         (["diff", "narrow@rank=7", "wide"], 1, "There are: 0."),
         (["diff", "narrow", "@unheard-of=1"], 2, "Known: rank, node, label"),
-        (["diff", "narrow@rank", "wide"], 2, "is no part of a run"),
+        (["diff", "narrow@rank", "wide"], 2, "is not part of a run"),
         (["diff", "@project=twins@label=x", "wide"], 1, r"model=two\nlines."),
         (["diff", "narrow", "wide", "--format", "otlp"], 2, "Use --json"),
         (["wide", "--format", "otlp", "--by", "rank"], 2, "takes no --by"),
@@ -495,5 +495,5 @@ def test_a_run_without_steps_says_how_much_time_was_observed(tmp_path, capsys):
 def test_nobody_is_asked_for_a_trace_where_nobody_would_answer(tmp_path, capsys):
     run = fanfold.init("plain", dir=tmp_path, quiet=True, system=False)
     assert main(["ops", "trace", run.id, "--dir", str(tmp_path)]) == 2
-    assert "keeps no operator profile" in capsys.readouterr().err
+    assert "records no operator profile" in capsys.readouterr().err
     run.finish()

@@ -268,7 +268,7 @@ def test_what_may_grow_or_is_awaited_is_not_packed(runs_dir, tmp_path):
     """Live, of a live run, not confirmed by a tracker, not at its gateway, young: each has its reason."""
     reasons = {
         "live": "is still being written",
-        "beside": "is of a run that goes on",
+        "beside": "belongs to a run that is still running",
         "undelivered": "is not delivered to lines yet (fanfold sync)",
         "unforwarded": "is not at http://gateway yet (fanfold server forward)",
         "ended": "is still being written",

@@ -17,7 +17,7 @@ EXAMPLE = """examples:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="DIR", help="the gateway's store (default: as --dir)")
-    parser.add_argument("--limit", type=int, default=1000, metavar="N", help="how many of the newest (default: 1000)")
+    parser.add_argument("--limit", type=int, default=1000, metavar="N", help="show the newest N entries (default: 1000)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     elif found:
         output.table(("TIME", "WHAT", "BY", "FROM", "RUN", "DETAIL"), [_row(entry) for entry in found])
     else:
-        output.remark(args, "nothing is recorded there.")
+        output.remark(args, "no entries.")
     return 0 if found else 1
 
 

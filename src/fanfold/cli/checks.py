@@ -130,7 +130,7 @@ def ranks(_args: argparse.Namespace) -> Iterator[Line]:
     yield Line("launcher", me.launcher)
     yield Line("rank", f"{me.rank} of {me.world_size} (local rank {me.local_rank}) on node {me.node}")
     seen = [name for row in process.LAUNCHERS for name in (row.rank, row.world, row.local_rank, *row.job) if name in os.environ]
-    yield Line("variables", ", ".join(dict.fromkeys(seen)) or "none of a launcher's", "note")
+    yield Line("variables", ", ".join(dict.fromkeys(seen)) or "not started by a launcher", "note")
     if run_id:
         yield Line("run id", "from FANFOLD_RUN_ID")
     else:

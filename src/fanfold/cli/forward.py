@@ -31,10 +31,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ca", metavar="FILE", help="certificates that sign the gateway's (default: FANFOLD_SERVER_CA, or the system's)"
     )
-    parser.add_argument("--once", action="store_true", help="ship what is there now, and end")
+    parser.add_argument("--once", action="store_true", help="send everything recorded so far, then exit")
     parser.add_argument("--prune", action="store_true", help="delete journals and blobs here once the gateway has them")
-    parser.add_argument("--idle", type=float, metavar="SECONDS", help="end when there was nothing to do for so long")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between looks for news (default: 1)")
+    parser.add_argument("--idle", type=float, metavar="SECONDS", help="exit after this long without new data")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="seconds between checks for new data (default: 1)"
+    )
     parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)  # by init(): the end of stdin means hurry
 
 
@@ -60,7 +62,7 @@ def _once(args: argparse.Namespace, forwarder: Forwarder) -> int:
     url = forwarder.client.url
     with only_one(forwarder.root, url):
         arrived = forwarder.once()
-    output.remark(args, f"everything is at {url}." if arrived else f"not everything is at {url} yet.")
+    output.remark(args, f"all runs are delivered to {url}." if arrived else f"not all runs are delivered to {url} yet.")
     return 0 if arrived else 1
 
 

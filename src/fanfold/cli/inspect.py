@@ -81,7 +81,7 @@ def _lines(found: Mapping[str, Any], folder: Path | None) -> Iterator[str]:
         fields = ", ".join(f"{name}={value}" for name, value in foreign.items())
         yield _short("foreign", f"another program's producer_info.json: {fields or 'it says nothing'}")
     if not stamp:
-        yield "  no stamp: nothing says which run made it. Save with fanfold.init(stamp=True), or call fanfold.stamp(path)."
+        yield "  no stamp, so its run is unknown. Save with fanfold.init(stamp=True), or call fanfold.stamp(path)."
         return
     yield from (_short(name, value) for name, value in _told(stamp) if value)
     if folder is not None:

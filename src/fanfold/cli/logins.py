@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("logins to the page (tokens always work)")
-    group.add_argument("--public-url", metavar="URL", help="the address people open, where a proxy stands before the gateway")
+    group = parser.add_argument_group("logins to the dashboard (tokens always work)")
+    group.add_argument("--public-url", metavar="URL", help="the public address, if the gateway is behind a proxy")
     group.add_argument("--session-hours", type=float, default=12.0, metavar="N", help="how long a login lasts (default: 12)")
     group.add_argument("--grant", action="append", default=[], metavar="WHO=PROJECT:SCOPE",
-                       help="what people may: WHO is user:NAME, group:NAME or *; SCOPE read or write (repeatable)")  # fmt: skip
+                       help="grant access: WHO is user:NAME, group:NAME or *; SCOPE read or write (repeatable)")  # fmt: skip
     group.add_argument("--grants", metavar="FILE", help="the same as TOML; read again whenever it changes")
     group.add_argument("--trusted-proxy", action="append", default=[], metavar="NETWORK",
-                       help="a proxy whose X-Forwarded-… headers count (repeatable)")  # fmt: skip
-    group.add_argument("--trust-header", metavar="NAME", help="the header in which it names the user: X-Forwarded-User")
-    group.add_argument("--trust-groups", metavar="NAME", help="the header in which it names the user's groups, by commas")
-    group.add_argument("--oidc-issuer", metavar="URL", help="log in by this OpenID Connect provider")
-    group.add_argument("--oidc-client", metavar="ID", help="our name there; the secret is FANFOLD_OIDC_SECRET")
+                       help="trust the X-Forwarded-… headers of this proxy (repeatable)")  # fmt: skip
+    group.add_argument("--trust-header", metavar="NAME", help="the header with the user name, such as X-Forwarded-User")
+    group.add_argument("--trust-groups", metavar="NAME", help="the header with the user's groups, comma-separated")
+    group.add_argument("--oidc-issuer", metavar="URL", help="log in with this OpenID Connect provider")
+    group.add_argument("--oidc-client", metavar="ID", help="the client id; the secret is read from FANFOLD_OIDC_SECRET")
     group.add_argument("--oidc-scopes", default="openid email profile", metavar="WORDS", help="default: openid email profile")
     group.add_argument("--oidc-user", default="email", metavar="CLAIM", help="the claim that names the user (default: email)")
     group.add_argument("--oidc-groups", default="groups", metavar="CLAIM", help="the claim that names groups (default: groups)")
@@ -76,7 +76,7 @@ def check(args: argparse.Namespace) -> None:
     """Raise for options that cannot work together."""
     place = urlsplit(args.public_url or "")
     if args.public_url and (place.scheme not in ("http", "https") or not place.hostname or place.query or place.username):
-        raise SettingError(f"--public-url {args.public_url!r} is no address. The gateway was not started. Write https://name.")
+        raise SettingError(f"--public-url {args.public_url!r} is not a URL. The gateway was not started. Write https://name.")
     if bool(args.oidc_issuer) != bool(args.oidc_client) or (args.oidc_issuer and not args.public_url):
         raise SettingError(
             "a login by OpenID Connect needs --oidc-issuer, --oidc-client and --public-url. The gateway was not started. Give "

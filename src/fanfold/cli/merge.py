@@ -25,8 +25,8 @@ EXAMPLE = """examples:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{choose.RUN_HELP} (default: all)")
-    parser.add_argument("--follow", action="store_true", help="go on, and look again every minute, until stdin is closed")
-    parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS", help="how often --follow looks")
+    parser.add_argument("--follow", action="store_true", help="keep running and merge again every minute, until stdin is closed")
+    parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS", help="seconds between merges with --follow")
 
 
 def run(args: argparse.Namespace) -> int:

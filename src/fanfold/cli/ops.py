@@ -46,13 +46,11 @@ EXAMPLE = """examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RUN", help="runs; or: diff A B; or: trace RUN")
     parser.add_argument("--all", action="store_true", help="all runs of all projects")
-    parser.add_argument("--by", action="append", metavar="A,B,…", help=f"split by these as well, of: {', '.join(BY)}")
-    parser.add_argument("--kind", action="append", metavar="A,B,…", help=f"only these kinds, of: {', '.join(store.KINDS)}")
+    parser.add_argument("--by", action="append", metavar="A,B,…", help=f"also split by any of: {', '.join(BY)}")
+    parser.add_argument("--kind", action="append", metavar="A,B,…", help=f"only these kinds: {', '.join(store.KINDS)}")
     parser.add_argument("--top", type=int, metavar="N", help=f"how many rows (default: {ops_diff.ROWS}, with --json all; 0: all)")
-    parser.add_argument(
-        "--format", choices=sorted(FORMATS), help="print for a monitoring system instead; nothing is sent anywhere"
-    )
-    parser.add_argument("--steps", type=int, default=5, metavar="K", help="trace: how many steps (default: 5)")
+    parser.add_argument("--format", choices=sorted(FORMATS), help="print in a format for monitoring systems; nothing is sent")
+    parser.add_argument("--steps", type=int, default=5, metavar="K", help="trace: number of steps (default: 5)")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="trace: how long to wait (default: 120 s)")
     choose.add_filters(parser)
 
@@ -197,20 +195,17 @@ def _trace(args: argparse.Namespace, words: list[str]) -> int:
 
     if len(words) != 1 or not 1 <= args.steps <= trace.MAX_STEPS or not args.timeout >= 0:
         raise SettingError(
-            f"trace takes one run, 1 to {trace.MAX_STEPS} steps and a --timeout in seconds. Nothing was asked. "
+            f"trace needs one run, 1 to {trace.MAX_STEPS} steps and a --timeout in seconds. Nothing was asked. "
             "Write: fanfold ops trace RUN --steps 5."
         )
     stored = choose.one(args, words[0])
     if stored.status != "running":
-        raise FanfoldError(
-            f"run {stored.id} is {stored.status}: it takes no more steps. Nothing was asked. Name a run that is running."
-        )
+        raise FanfoldError(f"run {stored.id} is {stored.status}: it takes no more steps. Name a run that is running.")
     token, folder = secrets.token_hex(4), stored.path / "ops"
     check_folders(stored.path)
     if not folder.is_dir():
         raise FanfoldError(
-            f"run {stored.id} keeps no operator profile, so nobody there would answer. Nothing was asked. "
-            "Start runs with fanfold.init(ops=True)."
+            f"run {stored.id} records no operator profile, so it cannot be traced. Start runs with fanfold.init(ops=True)."
         )
     trace.request(folder, args.steps, token)
     wanted = {folder / trace.file_name(token, rank) for rank in stored.ranks}

@@ -41,7 +41,7 @@ def side(args: argparse.Namespace, word: str, kinds: Sequence[str]) -> Side:
     name, *parts = re.split(r"@(?=[\w.-]+=)", word)
     wanted = [(field, value) for field, _, value in (part.partition("=") for part in parts)]
     if "@" in name or not word:
-        raise SettingError(f"{word!r} is no part of a run. Nothing was compared. Write RUN@rank=1 or @torch=2.13. {KNOWN}")
+        raise SettingError(f"{word!r} is not part of a run. Nothing was compared. Write RUN@rank=1 or @torch=2.13. {KNOWN}")
     runs = [choose.one(args, name)] if name else choose.matching(args, choose.everything(args))
     for field, value in wanted:
         runs = runs if field in PARTS else _having(runs, field, value, word)

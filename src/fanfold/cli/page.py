@@ -24,13 +24,13 @@ EXAMPLE = """examples:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help=choose.RUN_HELP)
-    parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="where to (default: report.html)")
+    parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="where to write (default: report.html)")
     parser.add_argument("--keys", nargs="+", action="extend", metavar="KEY",
                         help="draw these keys (patterns such as 'val/*'; default: the first two dozen)")  # fmt: skip
-    parser.add_argument("--text", metavar="FILE", help="a note in Markdown that stands above the charts")
+    parser.add_argument("--text", metavar="FILE", help="a Markdown note to put above the charts")
     parser.add_argument("--title", metavar="TEXT", help="the report's title")
     parser.add_argument("--x", metavar="AXIS", help="step, time, relative, or a key (default: as define_metric says, else step)")
-    parser.add_argument("--smooth", type=float, default=0.0, metavar="N", help="from 0 to 1; the raw line stays beneath")
+    parser.add_argument("--smooth", type=float, default=0.0, metavar="N", help="0 to 1; the raw values stay visible")
     parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
 
 

@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", metavar="DIR", help="where runs are kept (default: as --dir)")
+    parser.add_argument("--store", metavar="DIR", help="where runs are stored (default: as --dir)")
     parser.add_argument("--tokens", metavar="FILE", help="the file of tokens (default: .tokens.json in the store)")
 
 

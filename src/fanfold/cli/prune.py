@@ -66,8 +66,10 @@ class Found:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--older-than", metavar="AGE", default="0s", help="only runs silent for so long: 12h, 30d, 8w")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be packed and deleted")
+    parser.add_argument(
+        "--older-than", metavar="AGE", default="0s", help="only runs with no new data for this long: 12h, 30d, 8w"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be packed and deleted")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -132,7 +134,7 @@ def expected(file: Path, kept: Counter[str]) -> Packed | None:
 def _age(text: str) -> float:
     match = _AGE.fullmatch(text.strip())
     if not match:
-        raise SettingError(f"--older-than {text!r} is no age. Nothing was deleted. Write for example 12h, 30d or 8w.")
+        raise SettingError(f"--older-than {text!r} is not an age. Nothing was deleted. Write for example 12h, 30d or 8w.")
     return int(match[1]) * _SECONDS[match[2]]
 
 
@@ -144,7 +146,7 @@ def being_written(journal: Journal) -> str | None:
 
 
 def has_no_end(journal: Journal) -> str | None:
-    return None if _ended(journal) else "has no end, which is the record of how its process died"
+    return None if _ended(journal) else "has no end record, which shows how its process died"
 
 
 def ended_badly(journal: Journal) -> str | None:
@@ -187,7 +189,7 @@ def may_grow(journal: Journal) -> str | None:
         return "ended a moment ago, perhaps on another node" if _silence(journal) < LOST_SECONDS else None
     if locked:
         return "is still being written"
-    return "is not brought home from its spool yet" if home is not None and home != journal.path and home.exists() else None
+    return "is not copied from its spool yet" if home is not None and home != journal.path and home.exists() else None
 
 
 def too_small(journal: Journal) -> str | None:
@@ -224,7 +226,7 @@ def look(folder: Path, found: Found) -> None:
     judged = [judge(file) for file in directory.journal_files(folder)]
     live = any(one.live for one in judged)
     for one in judged:
-        why = one.why or ("is of a run that goes on" if live and not one.empty else None)
+        why = one.why or ("belongs to a run that is still running" if live and not one.empty else None)
         if why:
             found.kept[why] += 1
         elif one.empty:

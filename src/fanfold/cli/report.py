@@ -296,8 +296,8 @@ class Report:
 
 
 _MEANING = {
-    "killed": "the process ended without a word: kill -9, out of memory, or power",
-    "lost": "no sign of life for a minute; it may come back",
+    "killed": "the process exited without reporting a status: kill -9, out of memory or power loss",
+    "lost": "no heartbeat for a minute; it may come back",
 }
 _SYSTEM: dict[str, Callable[[float], str]] = {
     "system/cpu": "CPU {:.0f} %".format,

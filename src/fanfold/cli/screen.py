@@ -120,7 +120,7 @@ class Screen:
         self.chosen = self.looks[to].name
 
     def _type(self, key: str) -> None:
-        """Take a letter of the filter; enter uses it, escape forgets it. One that cannot be understood is said and kept."""
+        """Take a letter of the filter; enter applies, escape cancels. One that cannot be understood is said and kept."""
         assert self.typed is not None
         if key == "escape":
             self.typed, self.said = None, ""
@@ -250,9 +250,7 @@ class Screen:
 
         if self.typed is None:
             return Text(HELP, style="dim", no_wrap=True, overflow="ellipsis")
-        return Text.assemble(
-            ("filter: ", "bold"), clean(self.typed), ("▏", "blink"), ("  enter uses it, escape forgets it", "dim")
-        )
+        return Text.assemble(("filter: ", "bold"), clean(self.typed), ("▏", "blink"), ("  enter applies, escape cancels", "dim"))
 
 
 def _title(shown: list[Look], wide: int) -> str:

@@ -35,11 +35,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"the port (default: {PORT}; 0: any that is free)")
     parser.add_argument("--tls-cert", metavar="FILE", help="a certificate, to speak TLS")
     parser.add_argument("--tls-key", metavar="FILE", help="its key")
-    parser.add_argument("--allow-delete", action="store_true", help="let those who may write a project delete its runs")
+    parser.add_argument(
+        "--allow-delete", action="store_true", help="allow callers with write access to delete runs of their projects"
+    )
     parser.add_argument("--durability", choices=("power", "process"), default="power",
-                        help="what an answer means: the disk has it, or the kernel has it (default: power)")  # fmt: skip
-    parser.add_argument("--memory", type=int, default=256, metavar="MB", help="bodies in hand at most (default: 256)")
-    parser.add_argument("--rate", type=float, default=64.0, metavar="MB", help="taken from a project per second (default: 64)")
+                        help="acknowledge when data is on disk (power) or in the kernel (process); default: power")  # fmt: skip
+    parser.add_argument("--memory", type=int, default=256, metavar="MB", help="memory for request bodies (default: 256)")
+    parser.add_argument("--rate", type=float, default=64.0, metavar="MB", help="accepted per project and second (default: 64)")
     parser.add_argument("--log-level", choices=("debug", "info", "warning"), default="info", help="default: info")
     logins.arguments(parser)
 

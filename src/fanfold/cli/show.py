@@ -18,7 +18,7 @@ EXAMPLE = """examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=choose.RUN_HELP)
     parser.add_argument("--key", nargs="+", action="extend", metavar="KEY", help="draw these keys (patterns such as 'val/*')")
-    parser.add_argument("--all", action="store_true", help="all keys, settings, alerts and artifacts, however many")
+    parser.add_argument("--all", action="store_true", help="show all keys, config values, alerts and artifacts")
     parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
     parser.add_argument("--rank", type=int, metavar="N", help="metrics of this rank (default: the mean over ranks)")
 

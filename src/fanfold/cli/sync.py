@@ -33,7 +33,7 @@ from . import choose, output
 from .text import clean, plural
 
 EXAMPLE = """examples:
-  fanfold sync                              everything that is left, of all runs
+  fanfold sync                              undelivered points of all runs
   fanfold sync quick-otter-42
   fanfold sync quick-otter-42 --to mlflow --kwargs '{"tracking_uri": "http://mlflow:5000"}'
   fanfold sync - --to tensorboard --follow  a live run, until it ends"""
@@ -44,13 +44,13 @@ CODES = {"failed": 1, "behind": 1, "refused": 2, "owned": 3}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{choose.RUN_HELP} (default: all runs with something left)")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{choose.RUN_HELP} (default: all runs with undelivered points)")
     parser.add_argument("--to", action="append", metavar="NAME", help="to this tracker, or module:Class (repeatable)")
     parser.add_argument(
         "--kwargs", metavar="JSON", help="the tracker's arguments; @FILE or - (stdin) keeps secrets out of the process list"
     )
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends, and try again for ever")
-    parser.add_argument("--timeout", type=float, metavar="S", help="give up on a tracker after so many seconds")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep delivering until the run ends, and retry without end")
+    parser.add_argument("--timeout", type=float, metavar="S", help="give up on a tracker after this many seconds")
 
 
 class Job(NamedTuple):
@@ -198,7 +198,7 @@ def _deliver(job: Job, args: argparse.Namespace) -> Done:
     after = Cursor.load(job.cursor.path)
     values, left = after.delivered - before.delivered, remaining(job.run, after)
     if code == OWNED:
-        return Done(job, "owned", 0, left, "another relay delivers it now; nothing was sent from here")
+        return Done(job, "owned", 0, left, "another process is delivering it; nothing was sent from here")
     if code != 0:
         said = "it took longer than --timeout" if code is None else f"see {job.run / 'relay' / job.cursor.tracker}.log"
         return Done(job, "failed", values, left, after.error or said)
@@ -224,7 +224,7 @@ def _report(args: argparse.Namespace, done: list[Done]) -> None:
         output.print_json([_as_dict(one) for one in done])
         return
     if not done:
-        output.remark(args, "nothing is left to deliver.")
+        output.remark(args, "everything is delivered.")
         return
     output.table(
         ["RUN", "TRACKER", "OUTCOME", "VALUES", "LEFT", "WHERE", "WHY"],
@@ -238,7 +238,7 @@ def _report(args: argparse.Namespace, done: list[Done]) -> None:
     failed = sum(one.outcome == "failed" for one in done)
     if failed:
         output.remark(
-            args, f"{plural(failed, 'tracker')} could not be served; nothing is lost. Fix the cause and run this again."
+            args, f"{plural(failed, 'tracker')} could not be delivered; no data is lost. Fix the cause and run this again."
         )
     for one in done:
         if one.outcome == "refused":

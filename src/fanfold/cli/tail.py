@@ -30,8 +30,8 @@ FIRST_KEYS, CELL, MARGIN = 6, 12, 10
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=choose.RUN_HELP)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends (or Ctrl-C)")
-    parser.add_argument("-n", type=int, default=10, metavar="N", help="how many steps to begin with (default: 10)")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow until the run ends (or Ctrl-C)")
+    parser.add_argument("-n", type=int, default=10, metavar="N", help="number of steps to start with (default: 10)")
     parser.add_argument("--key", nargs="+", action="extend", metavar="KEY", help="these keys (patterns such as 'val/*')")
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="of this rank (default: 0)")
 
@@ -59,7 +59,7 @@ def follow(args: argparse.Namespace, stored: StoredRun, reader: Reader, printer:
             output.remark(args, f"run {stored.name} {status}.")
             return
         if status != said == "lost" or status == "lost" != said:
-            output.remark(args, f"run {stored.name} is {status}; still looking. Ctrl-C stops.")
+            output.remark(args, f"run {stored.name} is {status}; waiting for more. Ctrl-C stops.")
         said = status
         time.sleep(POLL_SECONDS)
         stored.refresh()

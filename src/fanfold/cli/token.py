@@ -20,9 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("create", "list", "revoke"))
     parser.add_argument("name", nargs="?", help="create: what it is for; revoke: its id")
     parser.add_argument("--for", dest="projects", action="append", default=[], metavar="PROJECT",
-                        help="a project it opens (repeatable; '*': all)")  # fmt: skip
+                        help="a project it gives access to (repeatable; '*': all)")  # fmt: skip
     parser.add_argument("--scope", action="append", choices=("read", "write"), default=[], help="what it allows (repeatable)")
-    parser.add_argument("--days", type=float, metavar="N", help="how long it is good for (default: until it is revoked)")
+    parser.add_argument("--days", type=float, metavar="N", help="expires after this many days (default: never)")
     places.arguments(parser)
 
 

@@ -28,13 +28,13 @@ LEAST_INTERVAL = 0.1
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--filter", default="", metavar="F", help="only runs it fits: 'lr<1e-3 and tag:baseline'")
-    parser.add_argument("--sort", default=SORTS[0], choices=SORTS, help=f"the order to begin with (default: {SORTS[0]})")
-    parser.add_argument("--key", metavar="KEY", help="draw this key where a run has it (default: the one most like a loss)")
-    parser.add_argument("--since", default="24h", metavar="TIME", help="ended runs stay this long (default: 24h)")
+    parser.add_argument("--filter", default="", metavar="F", help="only runs that match: 'lr<1e-3 and tag:baseline'")
+    parser.add_argument("--sort", default=SORTS[0], choices=SORTS, help=f"initial sort order (default: {SORTS[0]})")
+    parser.add_argument("--key", metavar="KEY", help="metric for the sparkline (default: the one most like a loss)")
+    parser.add_argument("--since", default="24h", metavar="TIME", help="show runs for this long after they ended (default: 24h)")
     parser.add_argument("--all", action="store_true", help="all runs, however long ago they ended")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)")
-    parser.add_argument("--once", action="store_true", help="print one table and end")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)")
+    parser.add_argument("--once", action="store_true", help="print one table and exit")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def _since(args: argparse.Namespace) -> float | None:
         return None
     seconds = length(args.since)
     if seconds is None:
-        raise SettingError(f"--since {args.since!r} is no length of time. Nothing was shown. Write 90s, 15m, 3h, 2d or 1w.")
+        raise SettingError(f"--since {args.since!r} is not a duration. Write 90s, 15m, 3h, 2d or 1w.")
     return seconds
 
 

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: this machine only)")
     parser.add_argument("--open", action="store_true", help="open the browser")
     parser.add_argument(
-        "--no-token", action="store_true", help="ask for no token: every user of this machine can then read the runs"
+        "--no-token", action="store_true", help="require no token: every user of this machine can then read the runs"
     )
     parser.add_argument("--write", action="store_true", help="allow renaming, tags, notes, archiving and deleting")
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME",
@@ -141,5 +141,5 @@ def _say(args: argparse.Namespace, addresses: list[str]) -> None:
         )  # one line: the command goes on, and its reader must know where it ends
     else:
         print("\n".join(addresses))
-        output.remark(args, "Ctrl-C stops it." + ("" if args.write else " It only reads; --write allows changes."))
+        output.remark(args, "Ctrl-C stops it." + ("" if args.write else " Read-only; --write allows changes."))
     sys.stdout.flush()

@@ -157,7 +157,7 @@ def _error(run: StoredRun) -> Markup:
 def _charts(found: dict[str, list[Line]], options: Options, more: int) -> Markup:
     """Return a figure per key: the picture, its legend, what it shows, and the same as a table."""
     figures = [_figure(key, some, options) for key, some in found.items()]
-    left = [tag("p", f"and {_count(more, 'key')} more; --keys chooses.", class_="dim")] if more > 0 else []
+    left = [tag("p", f"and {_count(more, 'key')} more; select with --keys.", class_="dim")] if more > 0 else []
     return _section("Charts", *([tag("div", *figures, class_="charts")] if figures else []), *left)
 
 

@@ -41,7 +41,7 @@ class Budget:
             why = (
                 f"a {point.kind} of this kind cannot be shown in a report"
                 if kind is None
-                else f"{len(data) / 1e6:.1f} MB do not fit"
+                else f"{len(data) / 1e6:.1f} MB, too large"
             )
             self.left_out.append(f"{said}: {why}")
             return None

@@ -81,7 +81,7 @@ def _loaded(point: MediaPoint, budget: Budget) -> Any:
     said = f"{point.key} at step {point.step}"
     size = point.entry.get("size")
     if isinstance(size, int) and size > TABLE_BYTES:
-        budget.left_out.append(f"{said}: {size / 1e6:.1f} MB do not fit")
+        budget.left_out.append(f"{said}: {size / 1e6:.1f} MB, too large")
         return None
     try:
         return point.load()

@@ -72,7 +72,7 @@ class Passing(TypedDict):
 
 
 class Run(TypedDict):
-    """Everything about one run but its points. `config` is flat: model.dim; `values` are the latest ones."""
+    """Everything about one run except its points. `config` is flat: model.dim; `values` are the latest ones."""
 
     id: str
     project: str

@@ -58,7 +58,7 @@ def app(
             "read the runs. Pass token=…, or name the hosts."
         )
     if not (STATIC / "index.html").is_file():
-        raise FanfoldError("the dashboard's page is not built. The server was not started. In a checkout, run `make web`.")
+        raise FanfoldError("the dashboard is not built. The server was not started. In a checkout, run `make web`.")
     served = Starlette(
         routes=[*_routes(), Mount("/", _Page(directory=STATIC, html=True))],
         middleware=[] if guarded else [Middleware(Guard, hosts=hosts, token=token, embed=embed)],
@@ -102,8 +102,8 @@ def _asked(one: endpoints.Endpoint) -> Callable[[Request], Any]:
         access = access_of(request)
         if one.writes and not access.write:
             if access.user:
-                raise Forbidden("you may only read here. Nothing was changed. Ask whoever runs this gateway.")
-            raise SettingError("this dashboard only reads. Nothing was changed. Start it with `fanfold ui --write`.")
+                raise Forbidden("you have read access only. Nothing was changed. Ask the operator of this gateway.")
+            raise SettingError("this dashboard is read-only. Nothing was changed. Start it with `fanfold ui --write`.")
         given = one.arguments(request.query_params, await _body(request))
         result = await ask(request, partial(one.function, access.store, **given))
         if isinstance(result, bytes):

@@ -48,7 +48,7 @@ class Endpoint:
         try:
             return {"query": msgspec.json.decode(body, type=self.body)}
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SettingError(f"the request cannot be understood: {error}. Nothing was done. See api/openapi.json.") from error
+            raise SettingError(f"the request is malformed: {error}. Nothing was done. See api/openapi.json.") from error
 
 
 def _read(one: Argument, query: Any) -> Any:
@@ -75,18 +75,18 @@ PROJECT = Argument("project")
 RUN = (PROJECT, Argument("id"))
 ROWS = Argument("count", "integer", 100)
 ALL = (
-    Endpoint("api/projects", _projects, "The projects, the one with the newest sign of life first.", answer=answers.Projects),
+    Endpoint("api/projects", _projects, "The projects, most recently active first.", answer=answers.Projects),
     Endpoint("api/runs", data.runs, "A project's runs that pass a filter, and which keys and columns there are.",
              (PROJECT, Argument("filter", default=""), Argument("sort", default="")), answer=answers.Runs),
     Endpoint("api/passing", data.passing, "The ids of a project's runs that pass a filter.", (PROJECT, Argument("filter")),
              answer=answers.Passing),
-    Endpoint("api/run", data.run, "Everything about one run but its points.", RUN, answer=answers.Run),
+    Endpoint("api/run", data.run, "Everything about one run except its points.", RUN, answer=answers.Run),
     Endpoint("api/columns", data.columns, "Columns of the run table.", body=data.ColumnQuery, binary=True),
     Endpoint("api/series", data.series, "Series of many runs and keys, thinned exactly.", body=data.SeriesQuery, binary=True),
     Endpoint("api/csv", export.csv, "Every point of these series as CSV.", body=data.SeriesQuery, binary=True),
     Endpoint("api/parquet", export.parquet, "Every point of these series as a Parquet file.", body=data.SeriesQuery, binary=True),
-    Endpoint("api/alerts", data.alerts, "What fired in a project, newest first.", (PROJECT,), answer=list[answers.Alert]),
-    Endpoint("api/console", data.console, "What a run's processes printed.", (*RUN, Argument("before", "integer")),
+    Endpoint("api/alerts", data.alerts, "Alerts of a project, newest first.", (PROJECT,), answer=list[answers.Alert]),
+    Endpoint("api/console", data.console, "Console output of a run.", (*RUN, Argument("before", "integer")),
              answer=answers.Console),
     Endpoint("api/media", data.media, "Media and texts logged under a key.",
              (PROJECT, Argument("ids", many=True), Argument("key")), answer=list[answers.Media]),
@@ -97,7 +97,7 @@ ALL = (
     Endpoint("api/edit", edit.edit, "Rename, tag, note or archive runs.", body=edit.Edit, writes=True, answer=answers.Changed),
     Endpoint("api/delete", edit.delete, "Delete runs that are no longer written.", body=edit.Delete, writes=True,
              answer=answers.Deleted),
-    Endpoint("api/view", edit.save_view, "Save or drop a named view.", body=edit.SaveView, writes=True, answer=answers.Views),
+    Endpoint("api/view", edit.save_view, "Save or delete a named view.", body=edit.SaveView, writes=True, answer=answers.Views),
 )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _operation(one: Endpoint, schemas: dict[str, Any]) -> Mapping[str, Any]:
         "summary": one.meaning,
         "responses": {
             "200": {"description": "the answer", "content": {kind: {"schema": form}}},
-            "400": {"description": "the request cannot be understood, or is not allowed"},
+            "400": {"description": "the request is malformed, or is not allowed"},
             "404": {"description": "there is no such run"},
         },
     }
