@@ -164,7 +164,7 @@ def context(browser):
     made.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     made.on(
         "dialog",
-        lambda dialog: dialog.accept() if "for good" in dialog.message else (errors.append(dialog.message), dialog.dismiss()),
+        lambda dialog: dialog.accept() if "permanently" in dialog.message else (errors.append(dialog.message), dialog.dismiss()),
     )
     made.expected = errors  # a test that provokes an error takes it out
     yield made

@@ -184,7 +184,7 @@ def test_profile_shows_the_operators_of_the_run_that_is_picked(context, tmp_path
         box = icicle.bounding_box()
         icicle.click(position={"x": box["width"] / 4, "y": box["height"] - 5})
         page.mouse.move(0, 0)
-        expect(page.get_by_text("click the top row to go back")).to_be_visible()
+        expect(page.get_by_text("Click the top row to zoom out")).to_be_visible()
         page.get_by_label("Run", exact=True).select_option(found["divides"])
         expect(table).to_contain_text("aten::div")
         expect(table).not_to_contain_text("aten::add")
