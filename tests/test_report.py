@@ -119,6 +119,18 @@ def look_at(browser, out: Path, theme: str) -> str:
     return ground
 
 
+def test_a_link_beside_a_report_is_not_written_through(runs_dir, tmp_path):
+    run = start("one")
+    run.log({"loss": 1.0})
+    run.finish()
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / ".report.html.part").symlink_to(precious)
+    report("one", "-o", str(tmp_path / "report.html"))
+    assert precious.read_text() == "mine"
+    assert "<html" in (tmp_path / "report.html").read_text()
+
+
 def test_keys_of_any_run_are_drawn_and_unknown_ones_refused(runs_dir, tmp_path):
     for name, key in (("one", "a/x"), ("two", "a/y")):
         run = start(name)

@@ -6,11 +6,11 @@ The file is self-contained: it opens in any browser, offline and without a serve
 from __future__ import annotations
 
 import argparse
-import contextlib
 from pathlib import Path
 from typing import Any
 
 from ..errors import FanfoldError, SettingError
+from ..journal.files import replace_text
 from ..report import Options, page
 from ..store import StoredRun
 from . import choose, output
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     options = Options(_keys(stored, args.keys), args.title, note, args.x, args.smooth, args.log)
     text, found = page(stored, options)
     target = Path(args.output)
-    _write(target, text)
+    replace_text(target, text)
     facts = {"file": str(target), "bytes": target.stat().st_size, **found}
     if args.json:
         output.print_json(facts)
@@ -77,17 +77,6 @@ def _keys(stored: list[StoredRun], patterns: list[str] | None) -> list[str] | No
             raise missing
         found.update(dict.fromkeys(hits))
     return list(found)
-
-
-def _write(target: Path, text: str) -> None:
-    """Write aside and rename: a report is there whole or not at all."""
-    aside = target.with_name(f".{target.name}.part")
-    try:
-        aside.write_text(text, "utf-8")
-        aside.replace(target)
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
 
 
 def _say(args: argparse.Namespace, facts: dict[str, Any]) -> None:
