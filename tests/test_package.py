@@ -116,6 +116,22 @@ def test_imports_point_one_way():
     assert wrong == []
 
 
+def test_no_import_by_name_evades_the_order():
+    """Names given to import_module are those of other libraries, or of modules in the same room."""
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if not called.endswith(("import_module", "__import__")) or path == SOURCE / "__init__.py":
+                continue
+            texts = [
+                part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            ]
+            if any(text.startswith(("fanfold", "..")) for text in texts):
+                wrong.append(f"{path.relative_to(SOURCE)}: {ast.unparse(node)}")
+    assert wrong == []
+
+
 def test_only_the_guard_catches_everything():
     broad = []
     for path in SOURCE.rglob("*.py"):

@@ -108,6 +108,19 @@ def test_reindex_makes_every_row_anew_and_forgets_what_is_gone(tmp_path):
     assert [row["id"] for row in LocalStore(tmp_path).runs()] == ["stays"]
 
 
+def test_listing_drops_the_rows_of_runs_whose_folders_are_gone(tmp_path):
+    made(tmp_path, id="stays")
+    gone, other = made(tmp_path, id="goes"), made(tmp_path / "elsewhere", id="other")
+    LocalStore(tmp_path).runs()
+    LocalStore(tmp_path / "elsewhere").runs()
+    shutil.rmtree(gone)
+    shutil.rmtree(other)
+    assert [row.id for row in LocalStore(tmp_path).runs()] == ["stays"]
+    with sqlite3.connect(database()) as now:
+        kept = {Path(path).name for (path,) in now.execute("SELECT path FROM runs")}
+    assert "stays" in kept and "goes" not in kept
+
+
 def test_a_deleted_catalogue_comes_back_under_a_store_that_stays(tmp_path):
     made(tmp_path)
     store = LocalStore(tmp_path)

@@ -559,9 +559,14 @@ def _ops_options(options: Mapping[str, Any]) -> Any:
 
 def _start_ops(run: Run, options: Any) -> None:
     from .probes import ops
+    from .provenance import automatic
 
     def write(facts: Mapping[str, Any]) -> bool:
-        return run._writer.append((Kind.EVENT, {"t": time_ns(), **facts}))  # noqa: SLF001 - the other half of Run
+        kept = run._writer.append((Kind.EVENT, {"t": time_ns(), **facts}))  # noqa: SLF001 - the other half of Run
+        if facts["event"] == "ops":  # the native library also stamps what C++ saves: with each snapshot, the step of now
+            with guard("bring the stamp of exported files up to date"):
+                automatic.refresh()
+        return kept
 
     place = run._place  # noqa: SLF001 - the other half of Run
     local = place.spool is None  # a table is written many times a second: never through a network filesystem

@@ -192,8 +192,6 @@ class OpsProbe:
         kept = self._write({"event": "ops", **facts})
         size = len(facts["table"]) + self._fold_workers(living=last)
         self._next = self._clock() + max(SNAPSHOT_SECONDS, 3600.0 * size / BYTES_PER_HOUR)
-        for refresh in (*refreshers,):
-            refresh()
         return kept
 
     def refresh(self) -> None:
@@ -252,7 +250,6 @@ class OpsProbe:
 
 
 _active: OpsProbe | None = None
-refreshers: list[Callable[[], None]] = []  # what is to be brought up to date with each snapshot
 _forks_watched = False
 
 

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import guard
-from ..probes import ops
 from .hooks import Later
 from .record import of_process
 from .savers import HOOKS
 from .stamper import Stamper, active, export_natively
 
 
-def _refresh() -> None:
+def refresh() -> None:
     """Bring the stamp that is exported natively up to the run's step."""
     for newest in active[-1:]:  # one look: a run may end in another thread
         export_natively(Stamper(newest))
@@ -38,8 +37,7 @@ _later = Later(frozenset(hook.module for hook in HOOKS), functools.partial(_put_
 def start(run: Any) -> Callable[[float], None]:
     """Stamp everything saved from now on with `run`; return what ends that."""
     active.append(run)
-    if export_natively(Stamper(run)):
-        ops.refreshers.append(_refresh)
+    export_natively(Stamper(run))
     for name in {hook.module for hook in HOOKS}:
         if name in sys.modules:
             _put_on(name)
@@ -54,8 +52,6 @@ def _stop(run: Any) -> None:
     if run in active:
         active.remove(run)
     export_natively(Stamper(active[-1]) if active else None)
-    if _refresh in ops.refreshers:
-        ops.refreshers.remove(_refresh)
     if not active:
         for hook in HOOKS:
             hook.take_off()

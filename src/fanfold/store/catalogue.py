@@ -231,7 +231,9 @@ def listed(root: Path, project: str | None = None, *, shelf: Shelf | None = None
     shelf = Shelf() if shelf is None else shelf
     with contextlib.closing(_connect()) as connection:
         if not all(folder in shelf.rows for folder in folders):
-            shelf.rows.update({f: kept for f, kept in _known(connection, folders).items() if f not in shelf.rows})
+            shelf.rows.update(
+                {f: kept for f, kept in _known(connection, root, folders, project is None).items() if f not in shelf.rows}
+            )
         found = []
         for folder in progress(folders, len(folders)) if progress else folders:
             deadline.check()
@@ -281,15 +283,17 @@ def _signature(folder: Path) -> str:
         return ""
 
 
-def _known(connection: sqlite3.Connection, folders: list[Path]) -> dict[Path, tuple[str, StoredRun]]:
+def _known(connection: sqlite3.Connection, root: Path, folders: list[Path], whole: bool) -> dict[Path, tuple[str, StoredRun]]:
+    """Return the runs that the catalogue has rows of. Where the whole directory is listed, rows of runs that are gone go."""
     rows: dict[Path, tuple[str, StoredRun]] = {}
     asked = {str(folder): folder for folder in folders}
-    for root in {str(folder.parent.parent) for folder in folders}:
-        query = "SELECT path, signature, row FROM runs WHERE path >= ? AND path < ?"
-        for path, sign, kept in _ask(connection, query, root + "/", root + "0"):
-            row = _unsealed(kept, _rows, path, sign) if path in asked else None
-            if row is not None:
-                rows[asked[path]] = (sign, StoredRun(asked[path], row.whole(path)))
+    query = "SELECT path, signature, row FROM runs WHERE path >= ? AND path < ?"
+    for path, sign, kept in _ask(connection, query, f"{root}/", f"{root}0"):
+        if path not in asked:
+            if whole and isinstance(path, str) and date_of(Path(path)) == 0:
+                forget(Path(path))
+        elif (row := _unsealed(kept, _rows, path, sign)) is not None:
+            rows[asked[path]] = (sign, StoredRun(asked[path], row.whole(path)))
     return rows
 
 
