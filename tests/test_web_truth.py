@@ -145,9 +145,7 @@ def test_ranks_in_a_pixel_are_named_with_the_range_they_span(context, address):
 
 @needs_browser
 @pytest.mark.parametrize(("project", "made", "pixel", "zooms"), CASES, ids=["short", "long", "ranks"])
-def test_exported_files_hold_every_point_as_it_was_logged(request, context, address, project, made, pixel, zooms):
-    if request.node.callspec.id == "clickhouse-long":
-        pytest.xfail("an export of 400,000 points of a series of 3 million in ClickHouse does not arrive yet")
+def test_exported_files_hold_every_point_as_it_was_logged(context, address, project, made, pixel, zooms):
     values = made()
     for zoom in zooms[:3]:
         if project == "long" and not zoom:
@@ -166,6 +164,46 @@ def test_exported_files_hold_every_point_as_it_was_logged(request, context, addr
         assert table["x"].to_pylist() == steps.tolist()
         assert np.allclose(table["value"].to_numpy(), values[steps], rtol=1e-12, atol=0)
         page.close()
+
+
+@needs_browser
+def test_an_export_does_not_wait_for_the_chart_to_be_drawn(context, address):
+    page = context.new_page()
+    held = []
+    page.route("**/api/series", lambda route: held.append(route))  # the points of the chart do not arrive
+    page.goto(f"{address}#p=short")
+    figure = painted(page, "loss")
+    rows = list(csv.DictReader(io.StringIO(exported(page, figure, "CSV").decode())))
+    assert held and [float(row["loss"]) for row in rows] == short_values().tolist()
+    figure.get_by_role("button", name="Save loss").click()
+    figure.get_by_role("button", name="PNG", exact=True).click()
+    expect(figure.get_by_role("alert")).to_have_text(re.compile("was not saved as PNG: the chart shows no points yet"))
+    for route in held:
+        route.continue_()
+    inked(page, figure, 0.005)
+    figure.get_by_role("button", name="Close").click()
+    expect(figure.get_by_role("alert")).to_have_count(0)
+
+
+@needs_browser
+@pytest.mark.parametrize("kind", ["CSV", "Parquet"])
+def test_an_export_that_fails_says_so_until_it_is_closed(context, place, kind):
+    with serving(context, place) as address:
+        page = open_page(context, address, "p=short")
+        figure = painted(page, "loss")
+        inked(page, figure, 0.005)
+        context.set_offline(True)
+        figure.hover()
+        figure.get_by_role("button", name="Save loss").click()
+        figure.get_by_role("button", name=kind, exact=True).click()
+        alert = figure.get_by_role("alert")
+        expect(alert).to_contain_text(f"loss was not saved as {kind}: ")
+        context.set_offline(False)
+        figure.get_by_role("button", name="Show loss as a table").click()  # the chart is hidden; the message is not
+        expect(alert).to_be_visible()
+        assert exported(page, figure, kind)
+        expect(alert).to_have_count(0)
+    context.expected.clear()  # the browser reports what it could not fetch
 
 
 @needs_browser

@@ -6,7 +6,7 @@ Every address is relative to where the app is mounted, so that it works inside a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,8 @@ def _asked(one: endpoints.Endpoint) -> Callable[[Request], Any]:
         result = await ask(request, partial(one.function, access.store, **given))
         if isinstance(result, bytes):
             return Response(result, media_type="application/octet-stream")
+        if isinstance(result, Iterator):
+            return StreamingResponse(result, media_type="application/octet-stream")
         extra = {"write": access.write, **({"user": access.user} if access.user else {})} if one.path == "api/projects" else {}
         return Response(msgspec.json.encode({**result, **extra} if extra else result), media_type="application/json")
 

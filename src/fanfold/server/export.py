@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv as csv_format
 import io
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import missing_extra
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     Found = list[tuple[str, StoredRun, Buckets]]
 
 MOST_POINTS = 10_000_000  # rows in one file
+AT_ONCE = 50_000  # rows of CSV in memory as text
 
 
 def every_point(store: Store, query: SeriesQuery) -> Found:
@@ -29,35 +31,38 @@ def every_point(store: Store, query: SeriesQuery) -> Found:
     return found_series(store, query, buckets=MOST_POINTS if total <= MOST_POINTS else MOST_BUCKETS)
 
 
-def csv(store: Store, query: SeriesQuery) -> bytes:
-    """Return run, x, value, lowest, highest, points and id; the columns of x and value have the names of axis and key."""
+def csv(store: Store, query: SeriesQuery) -> Iterator[bytes]:
+    """Return run, x, value, lowest, highest, points and id; the columns of x and value have the names of axis and key.
+
+    Everything is read before this returns, so that what fails is answered as an error. The text is made as it is sent.
+    """
     found = every_point(store, query)
-    axes = {one.axis for _, _, one in found}
-    out = io.StringIO()
-    write = csv_format.writer(out, lineterminator="\n").writerow
-    write(["run", _safe("/".join(sorted(axes)) or query.x), _safe(", ".join(query.keys)), "lowest", "highest", "points", "id"])
-    for id, run, one in found:
-        _write_rows(out, _cell(run.name), one, _cell(id))
-    return out.getvalue().encode("utf-8", "replace")
+    axis = "/".join(sorted({one.axis for _, _, one in found})) or query.x
+    head = _row("run", axis, ", ".join(query.keys), "lowest", "highest", "points", "id")
+    return _lines(head, found)
 
 
-def _write_rows(out: io.StringIO, name: str, one: Buckets, id: str) -> None:
-    lowest, highest = _band(one)
-    columns = [_numbers(column) for column in (one.x_last, one.last, lowest, highest, one.count)]
-    out.writelines(f"{name},{x},{value},{low},{high},{count},{id}\n" for x, value, low, high, count in zip(*columns, strict=True))
+def _lines(head: str, found: Found) -> Iterator[bytes]:
+    yield f"{head}\n".encode("utf-8", "replace")
+    for run_id, run, one in found:
+        name, id = _row(run.name), _row(run_id)
+        columns = [_as_logged(column) for column in (one.x_last, one.last, *_band(one), one.count)]
+        for start in range(0, len(one.x), AT_ONCE):
+            some = zip(*(column[start : start + AT_ONCE].tolist() for column in columns), strict=True)
+            yield "".join(f"{name},{x},{y},{low},{high},{n},{id}\n" for x, y, low, high, n in some).encode("utf-8", "replace")
 
 
-def _numbers(column: Any) -> list[Any]:
-    """Return numbers as Python writes them; a whole column of whole ones without a fraction."""
+def _as_logged(column: Any) -> Any:
+    """Return a column of whole numbers as integers, so that they are written without a fraction; others as they are."""
     import numpy as np
 
     whole = column.dtype.kind == "f" and bool(np.all((column == np.floor(column)) & (np.abs(column) < 2.0**53)))
-    return list((column.astype(np.int64) if whole else column).tolist())
+    return column.astype(np.int64) if whole else column
 
 
-def _cell(text: str) -> str:
+def _row(*cells: str) -> str:
     out = io.StringIO()
-    csv_format.writer(out, lineterminator="").writerow([_safe(text)])
+    csv_format.writer(out, lineterminator="").writerow([_safe(cell) for cell in cells])
     return out.getvalue()
 
 
