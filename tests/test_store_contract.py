@@ -22,6 +22,7 @@ from clickhouse_tools import Fleet
 from fanfold.cli import main
 from fanfold.clickhouse.address import parse
 from fanfold.errors import RunNotFound
+from fanfold.journal import Writer
 from fanfold.journal import format as fmt
 from fanfold.server import edit
 from fanfold.store.query import LocalStore, Store
@@ -286,13 +287,7 @@ def test_no_extreme_of_a_long_series_is_lost(place):
     generator = np.random.default_rng(1)
     steps = 400_000
     values = generator.normal(size=steps)
-    from fanfold.journal import Writer
-
-    header = {"format": [1, 0], "rank": 0, "role": "main", "attempt": "a", "run": "long", "project": "p", "ordinal": 1, "mono": 0}
-    writer = Writer(place.root / "p" / "long" / "journal", header)
-    for step, value in enumerate(values.tolist()):
-        writer.row({"loss": value}, "d", time_ns=10**18 + step, step=step)
-    writer.close({"status": "finished", "t": 10**18 + steps})
+    write_long(place.root, "long", values)
     store = place.take_in()
     run = store.run("p", "long")
     thin = store.series(run, "loss", buckets=330)
@@ -307,6 +302,95 @@ def test_no_extreme_of_a_long_series_is_lost(place):
     assert zoom.raw
     assert same(zoom.last, values[1000:1201])
     assert (zoom.before, zoom.after) == ((999.0, values[999]), (1201.0, values[1201]))
+
+
+def write_long(root: Path, run: str, values: np.ndarray, *, attempt: int = 1, first: int = 0, every: int = 1) -> None:
+    started = 10**18 + attempt * 10**12
+    header = {"format": [1, 0], "rank": 0, "role": "main", "attempt": f"a{attempt}", "run": run, "project": "p",
+              "ordinal": attempt, "mono": 0, "t": started}  # fmt: skip
+    writer = Writer(root / "p" / run / "journal", header)
+    for i, value in enumerate(values.tolist()):
+        writer.row({"loss": value}, "d", time_ns=started + i, step=first + i * every)
+    writer.close({"status": "finished", "t": started + len(values)})
+
+
+def assert_true_points(thin: Any, local: Store, run: str) -> None:
+    """Compare each bucket with what the directory store finds between its first and its last step."""
+    stored = local.run("p", run)
+    for i in range(len(thin)):
+        one = local.series(stored, "loss", buckets=1, lo=thin.x[i], hi=thin.x_last[i])
+        for name in ("x", "x_last", "first", "last", "min", "max", "x_min", "x_max", "count"):
+            assert getattr(thin, name)[i] == getattr(one, name)[0], (run, i, name)
+
+
+WALKS = {
+    "normal": lambda some: some.normal(size=30_000),
+    "flat": lambda some: np.round(some.normal(size=30_000)),  # equal extremes: the first of them counts
+    "zeros": lambda some: np.where(some.random(30_000) < 0.5, -0.0, 0.0),
+    "tiny": lambda some: some.normal(size=30_000) * 1e-310,
+    "falling": lambda some: np.linspace(1e300, -1e300, 30_000),
+}
+
+
+@pytest.mark.parametrize("buckets", [40, 330])  # many cells to the bucket, grouped in the database; few, grouped here
+def test_buckets_of_a_long_series_name_the_steps_of_their_extremes(place, buckets):
+    for name, values in WALKS.items():
+        write_long(place.root, name, values(np.random.default_rng(1)), first=-1000, every=3)
+    write_long(place.root, "resumed", WALKS["normal"](np.random.default_rng(2)))
+    write_long(place.root, "resumed", WALKS["normal"](np.random.default_rng(3)), attempt=2, first=30_000)
+    store = place.take_in()
+    for name in [*WALKS, "resumed"]:
+        thin = store.series(store.run("p", name), "loss", buckets=buckets)
+        assert not thin.raw and buckets / 2 - 1 <= len(thin) <= buckets + 2
+        assert_true_points(thin, place.local, name)
+
+
+ZOOMS = [
+    (15_000.5, 15_050),
+    (0, 10),
+    (59_000, None),
+    (None, 40),
+    (14_990, 15_010),
+    (20_001, 20_001),
+    (-50, 10**7),
+    (10_000, 50_000),
+]
+
+
+def test_zooms_into_a_long_series_are_the_same_in_both_stores(tmp_path, clickhouse):
+    place = Place("clickhouse", tmp_path / "runs", Fleet(clickhouse))
+    write_long(place.root, "r", np.random.default_rng(1).normal(size=20_000), every=2)
+    write_long(place.root, "r", np.random.default_rng(2).normal(size=20_000), attempt=2, first=15_001, every=3)
+    store, local = place.take_in(), place.local
+    for lo, hi in ZOOMS:
+        for buckets in (1, 100, 1_000_000):  # the last brings every point, as an export does
+            how = {"buckets": buckets, "lo": lo, "hi": hi}
+            one, two = local.series(local.run("p", "r"), "loss", **how), store.series(store.run("p", "r"), "loss", **how)
+            for name in ("x", "x_last", "first", "last", "min", "max", "x_min", "x_max", "count"):
+                assert same(getattr(one, name), getattr(two, name)), (how, name)
+            for name in ("total", "raw", "restarts", "before", "after"):
+                assert getattr(one, name) == getattr(two, name), (how, name)
+    place.fleet.close()
+
+
+def test_a_zoom_reads_the_points_of_its_range_and_not_the_whole_series(tmp_path, clickhouse):
+    fleet = Fleet(clickhouse)
+    write_long(tmp_path / "runs", "r", np.random.default_rng(1).normal(size=50_000))
+    fleet.ship(tmp_path / "runs")
+    store, brought = fleet.store(), []
+    run, ask = store.run("p", "r"), store.database.ask
+
+    def counted(sql: str, **parameters: Any) -> dict[str, Any]:
+        found = ask(sql, **parameters)
+        brought.append(max(map(len, found.values()), default=0))
+        return found
+
+    store.database.ask = counted
+    for buckets in (500, 1_000_000):
+        brought.clear()
+        assert store.series(run, "loss", buckets=buckets, lo=20_000, hi=20_199).total == 200
+        assert max(brought) <= 200 + 4 * 32
+    fleet.close()
 
 
 # Live

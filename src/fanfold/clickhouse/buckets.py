@@ -20,7 +20,7 @@ from ..store.run import StoredRun
 from .database import Database
 from .decode import series_number
 from .run import FleetJournal, FleetRun, typed
-from .schema import CELL, EDGE_VALUE
+from .schema import CELL, EDGE_VALUE, HIGHEST, LOWEST
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +31,8 @@ FINE = 0.75  # a bucket must be this share of a cell wide before cells are its e
 LONG = 4096  # points; shorter series are brought here, and cut to the very bucket
 FEW_CELLS = 2  # as a power of two
 FAR = 1 << 62
+UNKNOWN = (1 << 63) - 1  # no step of a cell
+ANYWHERE = {"least": -(1 << 63), "most": (1 << 63) - 1}
 
 
 class Part(NamedTuple):
@@ -154,12 +156,14 @@ _OF = (
 # Few cells to the bucket are sent as they are and put together here: grouping them there costs five times as much.
 _CELLS = (
     "SELECT run, series, bitShiftRight(cell, {shift:UInt8}) AS c, since AS x, until AS x_last, low AS l, high AS h, "
+    + LOWEST.format("lowest") + ", " + HIGHEST.format("highest") + ", "
     + EDGE_VALUE.format("first") + " AS f, " + EDGE_VALUE.format("last") + " AS s, count AS n, odd AS odds "
     + _OF.format(" FINAL") + " ORDER BY run, series, cell, since"
 )  # fmt: skip
 _GROUPED = (
     "SELECT run, series, bitShiftRight(cell, {shift:UInt8}) AS c, min(since) AS x, max(until) AS x_last, min(low) AS l, "
-    "max(high) AS h, " + EDGE_VALUE.format("min(first)") + " AS f, " + EDGE_VALUE.format("max(last)") + " AS s, "
+    "max(high) AS h, " + LOWEST.format("min(lowest)") + ", " + HIGHEST.format("max(highest)") + ", "
+    + EDGE_VALUE.format("min(first)") + " AS f, " + EDGE_VALUE.format("max(last)") + " AS s, "
     "sum(count) AS n, sum(odd) AS odds " + _OF.format("") + " GROUP BY run, series, c ORDER BY run, series, c"
 )  # fmt: skip
 
@@ -184,10 +188,7 @@ def _bounds(found: dict[str, NDArray[Any]], *names: str) -> dict[tuple[int, ...]
 
 
 def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[int, Buckets]:
-    """Return the buckets of series that have whole cells to the bucket. One that holds NaN or infinities is left out.
-
-    Cells keep their extremes without the step of each: where those are is known to the cell, not to the point.
-    """
+    """Return the buckets of series that have whole cells to the bucket. One that holds NaN or infinities is left out."""
     import numpy as np
 
     found = database.ask(_CELLS if shift <= FEW_CELLS else _GROUPED, shift=shift, **_sets(plans))
@@ -202,12 +203,23 @@ def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[
         count = np.add.reduceat(rows["n"].astype(np.int64), starts)
         until = np.maximum.reduceat(rows["x_last"], starts)
         ends = _last_of(rows["x_last"], until, starts)
+        low, high = np.minimum.reduceat(rows["l"], starts), np.maximum.reduceat(rows["h"], starts)
         result[i] = Buckets(
-            plan.key, rows["x"][starts].astype(np.float64), until.astype(np.float64),
-            np.minimum.reduceat(rows["l"], starts), np.maximum.reduceat(rows["h"], starts), rows["f"][starts], rows["s"][ends],
-            count, int(count.sum()), raw=False, restarts=_shown(plan),
+            plan.key, rows["x"][starts].astype(np.float64), until.astype(np.float64), low, high, rows["f"][starts],
+            rows["s"][ends], count, int(count.sum()), raw=False, restarts=_shown(plan),
+            x_min=_first_at(rows["v_low"], rows["x_low"], low, starts),
+            x_max=_first_at(rows["v_high"], rows["x_high"], high, starts),
         )  # fmt: skip
     return result
+
+
+def _first_at(values: NDArray[Any], steps: NDArray[Any], wanted: NDArray[Any], starts: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the first step at which each bucket has its extreme; None where a cell of before version 2 does not tell."""
+    import numpy as np
+
+    spread = np.repeat(wanted, np.diff(np.append(starts, len(values))))
+    found = np.minimum.reduceat(np.where(values == spread, steps, UNKNOWN), starts)
+    return None if (found == UNKNOWN).any() else found.astype(np.float64)
 
 
 def _last_of(values: NDArray[Any], wanted: NDArray[Any], starts: NDArray[Any]) -> NDArray[Any]:
@@ -222,7 +234,8 @@ def _last_of(values: NDArray[Any], wanted: NDArray[Any], starts: NDArray[Any]) -
 
 _POINTS = (
     "SELECT run, series, journal, step, value{more} FROM points{final} WHERE run IN {{runs:Array(UInt64)}} AND series IN "
-    "{{series:Array(UInt64)}} AND journal IN {{journals:Array(UInt64)}} ORDER BY run, series, journal, pos"
+    "{{series:Array(UInt64)}} AND journal IN {{journals:Array(UInt64)}} AND step BETWEEN {{least:Int64}} AND {{most:Int64}} "
+    "ORDER BY run, series, journal, pos"
 )  # fmt: skip
 
 
@@ -233,7 +246,8 @@ def _here(database: Database, plans: dict[int, Plan], count: int) -> dict[int, B
     parts = [(plan, part) for plan in plans.values() for part in plan.parts]
     whole = any(part.journal.extents[plan.key].kinds != 1 for plan, part in parts)
     final = " FINAL" if any(part.journal.twice for _, part in parts) else ""
-    found = database.ask(_POINTS.format(more=", kind, whole" if whole else "", final=final), **_sets(plans))
+    question = _POINTS.format(more=", kind, whole" if whole else "", final=final)
+    found = database.ask(question, **_sets(plans), **_reach(database, plans))
     places = _bounds(found, "run", "series", "journal")
     result = {}
     for i, plan in plans.items():
@@ -288,10 +302,28 @@ _FROM_POINTS = (
     "countIf(value = inf) AS infs, minIf(step, value = -inf) AS neg_at, countIf(value = -inf) AS negs "
     "FROM (SELECT i, ord, step, pos, value, " + _PLACE.format(x="step", place="{place}") + " AS b, "
     "b < 0 OR b >= {n:UInt32} AS out "
-    "FROM (SELECT run, series, journal, step, pos, value FROM points{final} WHERE " + _WHERE + ") AS p "
+    "FROM (SELECT run, series, journal, step, pos, value FROM points{final} WHERE " + _WHERE + " AND step BETWEEN "
+    "{least:Int64} AND {most:Int64}) AS p "
     "INNER JOIN (" + _WANTED + ") AS w ON p.run = w.run AND p.series = w.series AND p.journal = w.journal WHERE step < lim) "
     "GROUP BY i, b ORDER BY i, b"
 )  # fmt: skip
+
+
+# The neighbours just outside of a range are in the cells nearest to it, which begin and end with points.
+_REACH = (
+    "SELECT min(a) AS least, max(b) AS most FROM (SELECT ifNull(maxOrNullIf(since, since < least(lo, lim)), any(lo)) AS a, "
+    "ifNull(minOrNullIf(until, until > hi), any(hi)) AS b FROM (SELECT run, series, journal, since, until FROM rollups WHERE "
+    + _WHERE + ") AS r INNER JOIN (" + _WANTED + ") AS w ON r.run = w.run AND r.series = w.series AND r.journal = w.journal "
+    "GROUP BY i, ord)"
+)  # fmt: skip
+
+
+def _reach(database: Database, plans: dict[int, Plan]) -> dict[str, int]:
+    """Return between which steps the points asked for are, with the neighbours just outside of the range."""
+    if not any(plan.most > LONG and (plan.lo is not None or plan.hi is not None) for plan in plans.values()):
+        return ANYWHERE
+    found = database.one(_REACH, **_asked(plans))
+    return {name: int(step) for name, step in found.items()}
 
 
 def _asked(plans: dict[int, Plan]) -> dict[str, Any]:
@@ -330,7 +362,7 @@ def _from_points(database: Database, plans: dict[int, Plan], count: int) -> dict
     twice = any(part.journal.twice for plan in plans.values() for part in plan.parts)
     place = "log(step)" if any(plan.log for plan in plans.values()) else "step"
     question = _FROM_POINTS.replace("{final}", " FINAL" if twice else "").replace("{place}", place)
-    found = database.ask(question, n=count, **_asked(plans))
+    found = database.ask(question, n=count, **_asked(plans), **_reach(database, plans))
     starts = np.searchsorted(found["i"], list(plans))
     stops = np.searchsorted(found["i"], list(plans), "right")
     return {

@@ -33,6 +33,10 @@ class Table:
     settings: str = ""
 
 
+# Added by version 2; a cell that was made before has these defaults until the migration fills it from its points.
+LOWEST_TYPE = "SimpleAggregateFunction(min, UInt128) DEFAULT bitNot(toUInt128(0))"
+HIGHEST_TYPE = "SimpleAggregateFunction(max, UInt128) DEFAULT 0"
+
 TABLES = (
     Table("pieces", "run UInt64, journal UInt64, start UInt64 CODEC(Delta, ZSTD(1)), gap UInt32, "
           "end UInt64 CODEC(Delta, ZSTD(1)), data String CODEC(ZSTD(1)), at DateTime64(6) DEFAULT now64(6)",
@@ -49,7 +53,8 @@ TABLES = (
           "high SimpleAggregateFunction(max, Float64), first SimpleAggregateFunction(min, UInt256), "
           "last SimpleAggregateFunction(max, UInt256), since SimpleAggregateFunction(min, Int64), "
           "until SimpleAggregateFunction(max, Int64), total SimpleAggregateFunction(sum, Float64), "
-          "count SimpleAggregateFunction(sum, UInt64), odd SimpleAggregateFunction(sum, UInt64)",
+          "count SimpleAggregateFunction(sum, UInt64), odd SimpleAggregateFunction(sum, UInt64), "
+          f"lowest {LOWEST_TYPE}, highest {HIGHEST_TYPE}",
           "AggregatingMergeTree", "run, series, journal, cell"),
     Table("latest", "run UInt64, journal UInt64, series UInt64, first SimpleAggregateFunction(min, UInt128), "
           "last SimpleAggregateFunction(max, UInt256), low SimpleAggregateFunction(min, Int64), "
@@ -95,17 +100,32 @@ _LAST = (
     "bitOr(bitShiftLeft(toUInt256(time), 64), "
     "toUInt256(if(kind = 1, reinterpretAsUInt64(whole), reinterpretAsUInt64(value)))))"
 )
+# An extreme with its step: the value above, as an integer in the order of the numbers, and the step below, so that the first
+# of equal values wins. For the highest, a maximum, the step is inverted.
+_BITS = "reinterpretAsUInt64(if(value = 0, 0., value))"  # one zero: -0.0 is not below it
+_RANK = f"bitXor({_BITS}, if({_BITS} >= 9223372036854775808, 18446744073709551615, 9223372036854775808))"
+_LOWEST = f"bitOr(bitShiftLeft(toUInt128({_RANK}), 64), toUInt128({_STEP}))"
+_HIGHEST = f"bitOr(bitShiftLeft(toUInt128({_RANK}), 64), toUInt128(bitNot({_STEP})))"
+_EXTREMES = (
+    f"if(isFinite(value), {_LOWEST}, bitNot(toUInt128(0))) AS lowest, if(isFinite(value), {_HIGHEST}, toUInt128(0)) AS highest"
+)
 VIEWS = {
     "rollups": "SELECT run, series, journal, bitShiftRight(step, 5) AS cell, "
     f"if(isFinite(value), value, inf) AS low, if(isFinite(value), value, -inf) AS high, "
     f"if(isFinite(value), {_EDGE}, bitNot(toUInt256(0))) AS first, if(isFinite(value), {_EDGE}, toUInt256(0)) AS last, "
     "step AS since, step AS until, if(isFinite(value), value, 0.) AS total, toUInt64(1) AS count, "
-    "toUInt64(NOT isFinite(value)) AS odd FROM {points} WHERE step != -9223372036854775808",
+    f"toUInt64(NOT isFinite(value)) AS odd, {_EXTREMES} "
+    "FROM {points} WHERE step != -9223372036854775808",
     "latest": f"SELECT run, journal, series, bitOr(bitShiftLeft(toUInt128(pos), 64), toUInt128({_STEP})) AS first, "
     f"{_LAST} AS last, "
     "step AS low, step AS high, toUInt8(bitShiftLeft(1, kind)) AS kinds, toUInt64(1) AS count FROM {points}",
 }
 EDGE_VALUE = "reinterpretAsFloat64(toUInt64({0}))"  # the value in a packed first or last of the rollups
+_TOP = "toUInt64(bitShiftRight({0}, 64))"
+_VALUE = f"reinterpretAsFloat64(bitXor({_TOP}, if({_TOP} >= 9223372036854775808, 9223372036854775808, 18446744073709551615)))"
+# What is in a packed extreme: its value and its step.
+LOWEST = _VALUE + " AS v_low, reinterpretAsInt64(bitXor(toUInt64({0}), 9223372036854775808)) AS x_low"
+HIGHEST = _VALUE + " AS v_high, reinterpretAsInt64(bitXor(bitNot(toUInt64({0})), 9223372036854775808)) AS x_high"
 
 
 def statements(address: Address, table: Table) -> Iterator[str]:
@@ -151,8 +171,36 @@ def _first(database: Database) -> None:
         database.run(view(database.address, name))
 
 
+def _extremes_with_steps(database: Database) -> None:
+    """Give the rollups the steps of their extremes: first of what arrives from now on, then of the points that are there."""
+    at = database.address
+    local = local_name(at, "rollups")
+    for name in dict.fromkeys((local, "rollups")):
+        database.run(
+            f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS lowest {LOWEST_TYPE}, ADD COLUMN IF NOT EXISTS highest {HIGHEST_TYPE}"
+        )
+    points = local_name(at, "points")
+    database.run(f"ALTER TABLE rollups_feed MODIFY QUERY {VIEWS['rollups'].format(points=points)}")
+    patient = Database(at, timeout=FILLING_SECONDS)
+    try:
+        for run in database.ask(f"SELECT DISTINCT run FROM {local}")["run"].tolist():
+            patient.run(_FILL.format(rollups=local, points=points), run=run)
+    finally:
+        patient.close()
+
+
+# Rows that say nothing but the extremes: merged with the cells that are there, they change nothing else.
+FILLING_SECONDS = 3600.0  # for the points of one run
+_FILL = (
+    "INSERT INTO {rollups} (run, series, journal, cell, low, high, first, last, since, until, total, count, odd, lowest, "
+    "highest) SELECT run, series, journal, bitShiftRight(step, 5) AS at, inf, -inf, bitNot(toUInt256(0)), toUInt256(0), "
+    "9223372036854775807, toInt64(-9223372036854775808), 0., 0, 0, min(lowest), max(highest) FROM (SELECT run, series, journal, "
+    f"step, {_EXTREMES} FROM {{points}} WHERE run = {{{{run:UInt64}}}} AND step != -9223372036854775808) "
+    "GROUP BY run, series, journal, at"
+)
+
 # In order; each is made once per server. They only add, so that gateways of the version before go on meanwhile.
-MIGRATIONS = (_first,)
+MIGRATIONS = (_first, _extremes_with_steps)
 
 
 def migrate(database: Database) -> tuple[int, int]:

@@ -32,8 +32,8 @@ class Buckets:
     `raw`: every point is there, one per bucket, and min = max = first = last = the value, NaN and infinities included.
     Otherwise first, last, min and max are those of the bucket's finite values (NaN where it has none), and `marks` names the
     first NaN, inf and -inf of each bucket; `marked` counts them all. `x`, `x_last`, `x_min` and `x_max` are where those four
-    values were logged (the first of equal extremes; x and x_last are the bucket's ends where no value is finite). A store
-    that keeps extremes without their place leaves `x_min` and `x_max` out: they are between `x` and `x_last`. `before` and
+    values were logged (the first of equal extremes; x and x_last are the bucket's ends where no value is finite). `x_min`
+    and `x_max` are None where a database of an older version kept the extremes and not their steps. `before` and
     `after` are the neighbours just outside of lo and hi, so that a line can be drawn to the edge. `restarts`: where later
     attempts begin. `axis` is the x in use: a key without steps (system metrics) asked for by step is given over `relative`
     time. A fold adds per bucket the lowest and highest value of any rank, and which rank that was.
