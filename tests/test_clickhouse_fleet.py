@@ -13,10 +13,11 @@ import clickhouse_server
 import fanfold
 from clickhouse_tools import Fleet
 from fanfold.cli import main
-from fanfold.clickhouse.rebuild import rebuild
+from fanfold.clickhouse.rebuild import DERIVED, rebuild
 from fanfold.fleet.wire import Conflict, Gone, Piece, Refused
 from fanfold.journal import blobs
 from fanfold.probes.workers import pack_rows
+from fanfold.store.query import LocalStore
 from fleet_tools import Forwarder, Gateway, Line, bounds, frames_of, journals, pieces_of, train, trained, until, write_run
 
 
@@ -315,6 +316,95 @@ def test_tables_are_made_looked_at_and_asked_for(clickhouse, capsys):
     capsys.readouterr()
     assert main(["token", "list", *words]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+# The rollups of version 1: extremes without their steps.
+OLD_TABLE = """CREATE TABLE rollups (run UInt64, series UInt64, journal UInt64, cell Int64,
+  low SimpleAggregateFunction(min, Float64), high SimpleAggregateFunction(max, Float64),
+  first SimpleAggregateFunction(min, UInt256), last SimpleAggregateFunction(max, UInt256),
+  since SimpleAggregateFunction(min, Int64), until SimpleAggregateFunction(max, Int64),
+  total SimpleAggregateFunction(sum, Float64), count SimpleAggregateFunction(sum, UInt64),
+  odd SimpleAggregateFunction(sum, UInt64)) ENGINE = AggregatingMergeTree() ORDER BY (run, series, journal, cell)"""
+OLD_COLUMNS = "run, series, journal, cell, low, high, first, last, since, until, total, count, odd"
+
+
+def as_of_version_1(client) -> None:
+    """Make the rollups of an empty database as version 1 made them, and fed them."""
+    (fed,) = client.query(
+        "SELECT as_select FROM system.tables WHERE database = currentDatabase() AND name = 'rollups_feed'"
+    ).first_row
+    for statement in ("DROP TABLE rollups_feed SYNC", "DROP TABLE rollups SYNC", OLD_TABLE,
+                      f"CREATE MATERIALIZED VIEW rollups_feed TO rollups AS SELECT {OLD_COLUMNS} FROM ({fed})",
+                      "ALTER TABLE meta DELETE WHERE version > 1 SETTINGS mutations_sync = 2"):  # fmt: skip
+        client.command(statement)
+
+
+def test_an_older_database_is_migrated_while_runs_arrive(tmp_path, clickhouse, capsys):
+    file = write_run(tmp_path / "runs", rows=20_000)
+    before, after = pieces_of(file, 12_345)
+    fleet = Fleet(clickhouse)
+    client = clickhouse.client()
+    as_of_version_1(client)
+    fleet.intake.append("llm", before)
+    assert main(["db", "status", "--store", clickhouse.url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == 1
+    assert main(["ls", "--dir", clickhouse.url]) == 2
+    assert "has tables of version 1, and this fanfold needs 2" in capsys.readouterr().err
+    for was in (1, 2):  # migrating twice does no harm
+        assert main(["db", "migrate", "--store", clickhouse.url, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)[0] | {"address": ""} == {"address": "", "before": was, "after": 2}
+    fleet.intake.append("llm", after)
+    local, store = LocalStore(tmp_path / "runs"), fleet.store()
+    there = store.run("llm", "r1")
+    for key in ("loss", "acc"):
+        for buckets in (20, 330):
+            thin = store.series(there, key, buckets=buckets)
+            assert (thin.total, int(thin.count.sum())) == (20_000, 20_000)
+            for i in range(len(thin)):
+                one = local.series(local.run("llm", "r1"), key, buckets=1, lo=thin.x[i], hi=thin.x_last[i])
+                for name in ("x", "x_last", "x_min", "x_max", "first", "last", "min", "max", "count"):
+                    assert getattr(thin, name)[i] == getattr(one, name)[0], (key, i, name)
+    fleet.close()
+
+
+def test_old_rollups_whose_points_expired_keep_their_extremes(tmp_path, clickhouse):
+    file = write_run(tmp_path / "runs", rows=20_000)
+    fleet = Fleet(clickhouse)
+    as_of_version_1(clickhouse.client())
+    fleet.intake.append("llm", Piece("r1", file.stem, 0, 0, file.read_bytes()))
+    clickhouse.client().command("TRUNCATE TABLE points")
+    assert main(["db", "migrate", "--store", clickhouse.url, "--quiet"]) == 0
+    thin = fleet.store().series(fleet.store().run("llm", "r1"), "loss", buckets=330)
+    assert (thin.max[0], thin.min[-1], thin.total) == (1.0, 1 / 20_000, 20_000)
+    assert thin.x_min is None and thin.x_max is None, "the steps are lost, and not made up"
+    fleet.close()
+
+
+def test_lost_tables_of_a_finished_run_are_rebuilt_at_once(tmp_path, clickhouse):
+    write_run(tmp_path / "runs", rows=50)
+    fleet = Fleet(clickhouse)
+    fleet.ship(tmp_path / "runs")
+    for table in DERIVED:
+        clickhouse.client().command(f"TRUNCATE TABLE {table}")
+    assert rebuild(fleet.database, "llm", "r1") == 100
+    assert fleet.store().run("llm", "r1").series("loss").steps.tolist() == list(range(50))
+    fleet.close()
+
+
+def test_a_run_that_is_still_growing_is_not_rebuilt(tmp_path, clickhouse):
+    run = fanfold.init("llm", id="r1", dir=tmp_path / "runs", system=False, quiet=True)
+    run.log({"loss": 1.0}, step=0)
+    fleet = Fleet(clickhouse)
+    fleet.ship(tmp_path / "runs")
+    with pytest.raises(fanfold.RunError, match="is still growing"):
+        rebuild(fleet.database, "llm", "r1")
+    clickhouse.client().command("TRUNCATE TABLE frames")
+    with pytest.raises(fanfold.RunError, match="is still growing"):
+        rebuild(fleet.database, "llm", "r1")
+    run.finish()
+    fleet.ship(tmp_path / "runs")
+    assert rebuild(fleet.database, "llm", "r1") == 1
+    fleet.close()
 
 
 def test_frames_of_a_journal_come_back_in_order(tmp_path, clickhouse):

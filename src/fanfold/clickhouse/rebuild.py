@@ -1,4 +1,4 @@
-"""Making what is derived anew: from the bytes of a run's journals, which are the record, to points, rollups and all the rest."""
+"""Rebuild the derived tables from the bytes of a run's journals, which are the record: points, rollups and all the rest."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 from ..errors import RunError
 from ..fleet.wire import Piece
-from ..journal.format import Shape
+from ..journal.format import Kind, Shape
 from . import schema
 from .batch import Job, tables_of
 from .database import Database
 from .decode import scan
-from .run import FleetRun, read
+from .run import FleetJournal, FleetRun, read
 
 DERIVED = ("frames", "points", "rollups", "latest", "keys", "ops", "usage")
 MOST_BYTES = 16 << 20
 
 
 def rebuild(database: Database, project: str, id: str) -> int:
-    """Make a run's derived rows anew; return how many points it has. A run that still grows is left as it is."""
+    """Rebuild a run's derived rows and return how many points it has. Raise RunError for a run that is still growing."""
     run = FleetRun(database, Path("/nowhere"), project, id)
     read([run])
-    if any(journal.status() == "running" and not list(journal.records(10)) for journal in run.journals):
-        raise RunError(f"run {id} still grows. Nothing was rebuilt. Wait until it ends.")
+    if any(journal.status() == "running" and not _ended(journal) for journal in run.found.values()):
+        raise RunError(f"run {id} is still growing. Nothing was rebuilt. Wait until it ends.")
     excess = _excess(database, run)
     for name in DERIVED:
         schema.delete(database, name, run.number)
@@ -40,6 +40,15 @@ def rebuild(database: Database, project: str, id: str) -> int:
     if len(excess["journal"]):
         database.insert("mended", excess)
     return points
+
+
+def _ended(journal: FleetJournal) -> bool:
+    """Return whether a journal has an end frame. The table of frames may be what was lost, so its bytes are asked as well."""
+    if any(journal.records(Kind.END)):
+        return True
+    shapes: dict[int, Shape] = {}
+    pieces = journal.owner.bytes_of(journal.number, 0)
+    return any(other.kind == Kind.END for at, data in pieces for other in scan(data, at, journal.seed, shapes).others)
 
 
 def _excess(database: Database, run: FleetRun) -> dict[str, Any]:
