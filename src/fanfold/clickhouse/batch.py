@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..fleet.wire import Piece
 from ..journal.format import Kind, Shape
 from .database import Unavailable
 from .decode import Block, Scanned, learn, series_number
-from .profile import add_profile
+from .profile import Profile, add_profile
 
 
 @dataclass
@@ -25,7 +25,8 @@ class Job:
     journal: int
     rank: int
     scanned: Scanned
-    shapes: dict[int, Shape]
+    shapes: MutableMapping[int, Shape]
+    profile: Profile
 
     @property
     def start(self) -> int:
@@ -49,6 +50,10 @@ class Batch:
     @property
     def size(self) -> int:
         return sum(len(job.piece.data) for job in self.jobs)
+
+    @property
+    def points(self) -> int:
+        return sum(job.scanned.points for job in self.jobs)
 
 
 def u64(values: Sequence[int]) -> Any:
@@ -94,7 +99,7 @@ def tables_of(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
             "body": [other.body for _, other in others],
         }
         _add_keys(tables, others)
-        add_profile(tables, others)
+    add_profile(tables, [job.profile for job in jobs])
     block = Block()
     for job in jobs:
         block.add(job.run, job.journal, job.scanned, job.shapes)

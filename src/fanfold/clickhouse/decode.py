@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# Caches keep what a job's ranks share, and nothing that is large: what was sent must not stay in memory because it was sent.
+SHORT_KEY = 256  # characters
+SMALL_SHAPE = 1 << 14  # bytes
+FEW_KEYS = 256
 KINDS = {"d": 0, "q": 1, "?": 2}
 DTYPES = ("<f8", "<i8", "?")
 
@@ -26,9 +30,13 @@ def run_number(project: str, run: str) -> int:
     return _number(f"{project}\0{run}")
 
 
-@lru_cache(maxsize=1 << 16)
 def series_number(key: str) -> int:
     """Return a key's number in the tables."""
+    return _short_number(key) if len(key) <= SHORT_KEY else _number(key)
+
+
+@lru_cache(maxsize=1 << 16)
+def _short_number(key: str) -> int:
     return _number(key)
 
 
@@ -55,21 +63,23 @@ class Scanned:
     others: list[Other] = field(default_factory=list)
     unnamed: int = 0  # rows whose shape is not known
     points: int = 0
+    runs: int = 0  # of equal frames
     crowded: bool = False
     end: int = 0
 
 
-MOST_FRAMES = 1 << 17  # other than rows, in a piece, and runs of rows: a batch of a megabyte has fewer
+MOST_FRAMES = 1 << 17  # other than rows, in a request, and runs of rows: a batch of a megabyte has fewer
 MOST_POINTS = 1 << 21
 
 
-def scan(data: bytes, base: int, seed: int, shapes: dict[int, Shape]) -> Scanned:
+def scan(data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape]) -> Scanned:
     """Walk whole frames, checking each; shapes that are named on the way are added to `shapes`.
 
     It ends early where a piece makes more rows of tables than its bytes explain: one byte of a row can be a point.
     """
     found = Scanned(data, base)
-    for runs, span in enumerate(spans(memoryview(data), 0, len(data), seed, header=not base)):
+    for span in spans(memoryview(data), 0, len(data), seed, header=not base):
+        found.runs += 1
         if span.kind == Kind.ROW:
             number = int.from_bytes(data[span.at + HEAD_SIZE : span.at + HEAD_SIZE + 4], "little")
             shape = shapes.get(number)
@@ -83,23 +93,27 @@ def scan(data: bytes, base: int, seed: int, shapes: dict[int, Shape]) -> Scanned
             if span.kind == Kind.SHAPE:
                 learn(shapes, body)
             found.others.append(Other(span.kind, span.flags, base + span.at, body))
-        found.crowded = runs >= MOST_FRAMES or found.points > MOST_POINTS
+        found.crowded = found.runs > MOST_FRAMES or found.points > MOST_POINTS
         if found.crowded:
             break
         found.end = span.end
     return found
 
 
-def learn(shapes: dict[int, Shape], body: bytes) -> None:
-    """Add a shape; the first of a number counts, and one that is none names nothing."""
-    shape = _parsed(body)
+def learn(shapes: MutableMapping[int, Shape], body: bytes) -> None:
+    """Add a shape; the first of a number counts, and one that cannot be read names nothing."""
+    shape = _shared(body) if len(body) <= SMALL_SHAPE else _parsed(body)
     if shape is not None:
         shapes.setdefault(shape.id, shape)
 
 
 @lru_cache(maxsize=4096)
-def _parsed(body: bytes) -> Shape | None:
+def _shared(body: bytes) -> Shape | None:
     """Read a shape. A job's ranks name the same ones: they share it."""
+    return _parsed(body)
+
+
+def _parsed(body: bytes) -> Shape | None:
     try:
         return Shape.parse(body)
     except JournalError:
@@ -113,7 +127,7 @@ class Block:
         self._parts: list[tuple[int, int, NDArray[np.uint64], Shape, NDArray[Any], NDArray[np.int64]]] = []
         self.count = 0
 
-    def add(self, run: int, journal: int, scanned: Scanned, shapes: dict[int, Shape]) -> None:
+    def add(self, run: int, journal: int, scanned: Scanned, shapes: Mapping[int, Shape]) -> None:
         """Take a piece's rows."""
         import numpy as np
 
@@ -123,9 +137,10 @@ class Block:
             joined = scanned.data[places[0][0] : places[0][0] + places[0][1] * stride] if len(places) == 1 else b"".join(
                 scanned.data[at : at + count * stride] for at, count in places
             )  # fmt: skip
-            rows = np.frombuffer(joined, _row_type(shape))
+            few = len(shape.keys) <= FEW_KEYS
+            rows = np.frombuffer(joined, _shared_type(shape) if few else _row_type(shape))
             pos = np.concatenate([np.arange(at, at + count * stride, stride) for at, count in places]) + scanned.base
-            series = _series(shape)
+            series = _shared_series(shape) if few else _series(shape)
             self._parts.append((run, journal, series, shape, rows, pos))
             self.count += len(rows) * len(series)
 
@@ -153,7 +168,16 @@ class Block:
         return [len(part[2]) * len(part[4]) for part in self._parts]
 
 
+@lru_cache(maxsize=1024)
+def _shared_type(shape: Shape) -> Any:
+    return _row_type(shape)
+
+
 @lru_cache(maxsize=4096)
+def _shared_series(shape: Shape) -> NDArray[np.uint64]:
+    return _series(shape)
+
+
 def _row_type(shape: Shape) -> Any:
     """Return how a row's frame reads: its fields, and one per key."""
     import numpy as np
@@ -172,7 +196,6 @@ def _row_type(shape: Shape) -> Any:
     return np.dtype({"names": names, "formats": kinds, "offsets": offsets, "itemsize": HEAD_SIZE + shape.size})
 
 
-@lru_cache(maxsize=4096)
 def _series(shape: Shape) -> NDArray[np.uint64]:
     import numpy as np
 

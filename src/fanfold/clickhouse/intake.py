@@ -11,37 +11,63 @@ import queue
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import FanfoldError, outcome
-from ..fleet.intake import Result, check_header
+from ..fleet.intake import Result, check_gap, check_header
 from ..fleet.wire import JOURNAL, MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
 from ..journal import format as fmt
 from ..journal.format import Kind, Shape
 from . import schema
 from .batch import Batch, Job, tables_of, token_of, u64
 from .database import Database, Unavailable
-from .decode import learn, run_number, scan
+from .decode import MOST_FRAMES, MOST_POINTS, Scanned, learn, run_number, scan
+from .profile import MOST_ROWS, profile_of
 
 GATHER_SECONDS = 0.25  # how long a batch is gathered: ClickHouse likes few large inserts
 MOST_BYTES = 64 << 20  # in one batch
+MOST_BATCH_POINTS = 2 * MOST_POINTS
 MOST_JOBS = 16_000  # … and their ids travel in the address of a query
 MOST_WAITING = 4096  # requests
 WAIT_SECONDS = 60.0
 REMEMBERED = 50_000  # journals
+REMEMBERED_BYTES = 128 << 20  # of their shapes
 DELETED_SECONDS = 2.0
 
 
 @dataclass
 class Known:
-    """What a gateway remembers of a journal: how far it is committed, and its shapes as of there."""
+    """What a gateway remembers of a journal: how far it is committed, and its shapes as of there, if they were asked for."""
 
     end: int
     shapes: dict[int, Shape] = field(default_factory=dict)
+    complete: bool = True  # the shapes are all there
+    weight: int = 0  # bytes that named the shapes
+
+    def fits(self, offset: int) -> bool:
+        """Return whether a piece at this offset can be taken, or refused, without asking the database."""
+        return self.end > offset or (self.end == offset and self.complete)
+
+
+class Room:
+    """What the pieces of one request may make in all. A piece for which there is no room left comes again in the next one."""
+
+    def __init__(self) -> None:
+        self.runs, self.points, self.rows = MOST_FRAMES, MOST_POINTS, MOST_ROWS
+
+    @property
+    def left(self) -> bool:
+        return min(self.runs, self.points, self.rows) > 0
+
+    def take(self, scanned: Scanned) -> bool:
+        """Take a piece's share; return whether there was room for it."""
+        self.runs -= scanned.runs
+        self.points -= scanned.points
+        return min(self.runs, self.points) >= 0
 
 
 class ClickHouseIntake:
@@ -54,6 +80,7 @@ class ClickHouseIntake:
         self.max_blob = max_blob
         self.inserts = 0
         self._known: OrderedDict[tuple[int, int], Known] = OrderedDict()
+        self._weight = 0
         self._deleted: set[int] = set()
         self._deleted_until = 0.0
         self._lock = threading.Lock()
@@ -65,8 +92,8 @@ class ClickHouseIntake:
     # Journals
 
     def offset(self, project: str, run: str, journal: str) -> int:
-        number = self._check(project, run)
-        return self._renewed(number, int(checked_journal(journal)[1], 16)).end
+        at = (self._check(project, run), int(checked_journal(journal)[1], 16))
+        return self._ends([at]).get(at, 0)
 
     def append(self, project: str, piece: Piece) -> int:
         """Keep a piece and return the new offset."""
@@ -80,17 +107,14 @@ class ClickHouseIntake:
         results: list[Result] = [0] * len(pieces)
         jobs: dict[int, Job] = {}
         taken: set[int] = set()
+        room = Room()
         try:
-            self._look_up(project, pieces)
+            sent = self._look_up(project, pieces)
         except (FanfoldError, OSError) as error:
             return _done([error] * len(pieces))
         for place, piece in enumerate(pieces):
             try:
-                job = self._prepared(project, piece)
-                if job.journal in taken:
-                    raise Conflict(job.start)  # a second piece of a journal in one request: it comes again, in its turn
-                taken.add(job.journal)
-                jobs[place] = job
+                jobs[place] = self._prepared(project, piece, taken, room, sent)
             except (FanfoldError, OSError) as error:
                 results[place] = error
         if not jobs:
@@ -105,32 +129,50 @@ class ClickHouseIntake:
         self._hand_over(Batch(list(jobs.values()), tell))
         return done
 
-    def _look_up(self, project: str, pieces: Sequence[Piece]) -> None:
-        """Ask once for all journals of a request that are not known here, or not as far as they come."""
-        unknown: dict[tuple[int, int], None] = {}
+    def _look_up(self, project: str, pieces: Sequence[Piece]) -> dict[tuple[int, int], int]:
+        """Ask once for all journals of a request that are not known here, or not as far as they come.
+
+        Return how many bytes came of the journals that have damage before a piece.
+        """
+        unknown: dict[tuple[int, int], set[int]] = {}
+        damaged: dict[tuple[int, int], None] = {}
         for piece in pieces:
             match = JOURNAL.fullmatch(piece.journal)
             if match and isinstance(piece.run, str):
                 at = (run_number(project, piece.run), int(match[2], 16))
                 known = self._remembered(*at)
-                if known is None or known.end < piece.offset:
-                    unknown[at] = None
+                if known is None or not known.fits(piece.offset):
+                    unknown.setdefault(at, set()).add(piece.offset)
+                if piece.gap:
+                    damaged[at] = None
         if unknown:
-            self._renew(list(unknown))
+            self._renew(unknown)
+        return self._sent(list(damaged)) if damaged else {}
 
-    def _prepared(self, project: str, piece: Piece) -> Job:
-        """Check one piece against what is here, and take it apart."""
+    def _sent(self, journals: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        found = self.database.ask(
+            "SELECT run, journal, sum(end - start - gap) AS sent FROM pieces WHERE run IN {runs:Array(UInt64)} AND journal IN "
+            "{all:Array(UInt64)} GROUP BY run, journal", **_asked(journals),
+        )  # fmt: skip
+        return {(run, journal): sent for run, journal, sent in zip(*(one.tolist() for one in found.values()), strict=True)}
+
+    def _prepared(self, project: str, piece: Piece, taken: set[int], room: Room, sent: Mapping[tuple[int, int], int]) -> Job:
+        """Check one piece against what is here, and decode it."""
         rank, id = checked_journal(piece.journal)
         run = self._check(project, piece.run)
         if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP or not piece.data:
             raise Refused(400, "an offset or gap is out of range, or nothing follows it. Nothing was stored.")
         journal = int(id, 16)
         known = self._remembered(run, journal)
-        if known is None or known.end < piece.offset:
-            known = self._renewed(run, journal)
-        if known.end != piece.offset:
+        if known is not None and known.end != piece.offset:
             raise Conflict(known.end)
-        shapes = dict(known.shapes)
+        if known is None or not known.complete:
+            raise Unavailable("other requests pushed the journal out of memory")
+        if journal in taken or not room.left:
+            raise Conflict(piece.offset)  # it comes again in the next request
+        if piece.gap:
+            check_gap(piece, sent.get((run, journal), 0))
+        shapes: ChainMap[int, Shape] = ChainMap({}, known.shapes)
         base = piece.offset + piece.gap
         scanned = scan(piece.data, base, fmt.seed_of(id), shapes)
         if scanned.crowded:
@@ -142,7 +184,12 @@ class ClickHouseIntake:
         if base == 0:
             first = next(iter(scanned.others), None)
             check_header(project, piece, first.body if first is not None and first.kind == Kind.HEADER else b"")
-        return Job(project, piece, run, journal, rank, scanned, shapes)
+        if not room.take(scanned) and taken:
+            raise Conflict(piece.offset)
+        profile = profile_of(run, rank, scanned.others)
+        room.rows -= len(profile["ops"])
+        taken.add(journal)
+        return Job(project, piece, run, journal, rank, scanned, shapes, profile)
 
     def _check(self, project: str, run: str) -> int:
         number = run_number(checked_name("project", project), checked_name("run", run))
@@ -161,37 +208,58 @@ class ClickHouseIntake:
 
     def _remember(self, run: int, journal: int, known: Known) -> None:
         with self._lock:
+            before = self._known.pop((run, journal), None)
             self._known[run, journal] = known
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
+            self._weight += known.weight - (before.weight if before else 0)
+            while len(self._known) > 1 and (len(self._known) > REMEMBERED or self._weight > REMEMBERED_BYTES):
+                self._weight -= self._known.popitem(last=False)[1].weight
 
     def _forget(self, run: int, journal: int) -> None:
         with self._lock:
-            self._known.pop((run, journal), None)
+            gone = self._known.pop((run, journal), None)
+            self._weight -= gone.weight if gone else 0
 
-    def _renewed(self, run: int, journal: int) -> Known:
-        self._renew([(run, journal)])
-        return self._remembered(run, journal) or Known(0)
+    def _ends(self, journals: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        """Ask the database how far journals are."""
+        ends = self.database.ask(
+            "SELECT run, journal, max(end) AS end FROM commits WHERE run IN {runs:Array(UInt64)} AND journal IN "
+            "{all:Array(UInt64)} GROUP BY run, journal", **_asked(journals),
+        )  # fmt: skip
+        return {(run, journal): end for run, journal, end in zip(*(column.tolist() for column in ends.values()), strict=True)}
 
-    def _renew(self, journals: Sequence[tuple[int, int]]) -> None:
-        """Ask the database how far journals are, and which shapes they named by then."""
-        asked = {"runs": list({run for run, _ in journals}), "all": [journal for _, journal in journals]}
-        where = "WHERE run IN {runs:Array(UInt64)} AND journal IN {all:Array(UInt64)}"
-        ends = self.database.ask(f"SELECT run, journal, max(end) AS end FROM commits {where} GROUP BY run, journal", **asked)
-        there = {(run, journal): end for run, journal, end in zip(*(column.tolist() for column in ends.values()), strict=True)}
+    def _renew(self, wanted: Mapping[tuple[int, int], set[int]]) -> None:
+        """Learn how far journals are, and of those that are at an offset wanted, which shapes they named by then."""
+        ends = self._ends(list(wanted))
         stale = {
-            at: Known(there.get(at, 0))
-            for at in journals
-            if (known := self._remembered(*at)) is None or known.end != there.get(at, 0)
+            at: Known(ends.get(at, 0), complete=ends.get(at, 0) in offsets)
+            for at, offsets in wanted.items()
+            if (known := self._remembered(*at)) is None or known.end != ends.get(at, 0) or not known.complete
         }
-        if any(known.end for known in stale.values()):
-            sql = f"SELECT run, journal, pos, body FROM frames {where} AND kind = {Kind.SHAPE:d} ORDER BY run, journal, pos"
-            for run, journal, pos, body in zip(*self.database.ask(sql, **asked).values(), strict=True):
+        fitting = [at for at, known in stale.items() if known.end and known.complete]
+        if fitting:
+            found = self.database.ask(
+                "SELECT run, journal, pos, body FROM frames WHERE run IN {runs:Array(UInt64)} AND journal IN {all:Array(UInt64)} "
+                "AND kind = {kind:UInt8} ORDER BY run, journal, pos", kind=int(Kind.SHAPE), **_asked(fitting),
+            )  # fmt: skip
+            for run, journal, pos, body in zip(*found.values(), strict=True):
                 known = stale.get((int(run), int(journal)))
                 if known is not None and pos < known.end:
                     learn(known.shapes, body)
+                    known.weight += len(body)
         for at, known in stale.items():
             self._remember(*at, known)
+
+    def _advance(self, job: Job) -> None:
+        """Note that a job is committed. Shapes are added to those known, not copied: a journal may have very many."""
+        known = self._remembered(job.run, job.journal)
+        assert isinstance(job.shapes, ChainMap)
+        named, base = job.shapes.maps
+        if known is None or known.shapes is not base:
+            self._forget(job.run, job.journal)  # it was looked up again meanwhile; the next piece does the same
+            return
+        known.shapes.update(named)
+        weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
+        self._remember(job.run, job.journal, Known(job.end, known.shapes, weight=weight))
 
     # The batch
 
@@ -284,7 +352,7 @@ class ClickHouseIntake:
         }
         self._insert("commits", ends, token)
         for job in jobs:
-            self._remember(job.run, job.journal, Known(job.end, job.shapes))
+            self._advance(job)
 
     def _insert(self, table: str, columns: dict[str, Any], token: str) -> None:
         self.inserts += 1
@@ -336,7 +404,12 @@ class ClickHouseIntake:
 
 def _has_room(waiting: Sequence[Batch | None]) -> bool:
     there = [one for one in waiting if one is not None]
-    return sum(one.size for one in there) < MOST_BYTES and sum(len(one.jobs) for one in there) < MOST_JOBS
+    few = sum(one.size for one in there) < MOST_BYTES and sum(len(one.jobs) for one in there) < MOST_JOBS
+    return few and sum(one.points for one in there) < MOST_BATCH_POINTS
+
+
+def _asked(journals: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+    return {"runs": list({run for run, _ in journals}), "all": [journal for _, journal in journals]}
 
 
 def _done(results: list[Result]) -> Future[list[Result]]:

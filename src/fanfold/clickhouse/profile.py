@@ -13,23 +13,40 @@ from ..journal.bodies import Ops, Usage, as_dict, decode
 from ..journal.format import Kind
 from ..probes import image
 from ..store.ops import table_of
+from .decode import Other
+
+MOST_TABLES = 8  # of one piece: a journal is that of one process and its children
+MOST_ROWS = 1 << 17  # of the tables of one request, which stops when it has more; those of a node have some thousands
+
+Profile = dict[str, list[dict[str, Any]]]
 
 
-def add_profile(tables: dict[str, dict[str, Any]], others: Sequence[tuple[Any, Any]]) -> None:
-    """Add the rows of the tables `ops` and `usage` that a batch's events hold."""
-    found: dict[str, list[dict[str, Any]]] = {"ops": [], "usage": []}
-    for job, other in others:
-        event = _event(other)
+def profile_of(run: int, rank: int, others: Sequence[Other]) -> Profile:
+    """Return the rows of the tables `ops` and `usage` that a piece holds.
+
+    A table is compressed, so it takes up to a thousand times its size. Only the newest of each process is unpacked.
+    """
+    newest: dict[str, Ops] = {}
+    uses: list[dict[str, Any]] = []
+    for event in map(_event, others):
         if isinstance(event, Ops):
-            found["ops"] += _operators(job, event)
+            newest.pop(event.id, None)
+            newest[event.id] = event
         elif isinstance(event, Usage):
-            found["usage"].append(_use(job, event))
-    for name, rows in found.items():
+            uses.append(_use(run, rank, event))
+    tables = list(newest.values())[-MOST_TABLES:]
+    return {"ops": [row for event in tables for row in _operators(run, rank, event)], "usage": uses}
+
+
+def add_profile(tables: dict[str, dict[str, Any]], profiles: Sequence[Profile]) -> None:
+    """Add the rows of a batch's profiles to the columns of their tables."""
+    for name in ("ops", "usage"):
+        rows = [row for profile in profiles for row in profile[name]]
         if rows:
             tables[name] = {column: _column(column, [row[column] for row in rows]) for column in rows[0]}
 
 
-def _event(other: Any) -> Any:
+def _event(other: Other) -> Any:
     if other.kind != Kind.EVENT:
         return None
     try:
@@ -41,11 +58,11 @@ def _event(other: Any) -> Any:
 _TEXTS = ("op", "overload", "scope", "thread", "label", "inputs")
 
 
-def _operators(job: Any, event: Ops) -> Iterator[dict[str, Any]]:
+def _operators(run: int, rank: int, event: Ops) -> Iterator[dict[str, Any]]:
     table = table_of(as_dict(event))
     if table is None:
         return
-    whose = {"run": job.run, "process": event.id, "rank": job.rank, "node": str(table.facts.get("node") or "")}
+    whose = {"run": run, "process": event.id, "rank": rank, "node": str(table.facts.get("node") or "")}
     for row in table.rows:
         scale = image.scale_of(table.facts, row)
         yield {
@@ -56,12 +73,12 @@ def _operators(job: Any, event: Ops) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _use(job: Any, event: Usage) -> dict[str, Any]:
+def _use(run: int, rank: int, event: Usage) -> dict[str, Any]:
     import msgspec
 
     pid = event.pid or 0
     return {
-        "run": job.run, "key": event.key, "rank": job.rank, "node": event.node or "", "pid": pid if 0 <= pid < 1 << 32 else 0,
+        "run": run, "key": event.key, "rank": rank, "node": event.node or "", "pid": pid if 0 <= pid < 1 << 32 else 0,
         "data": msgspec.json.encode(event.data or {}).decode(), "time": event.t,
     }  # fmt: skip
 

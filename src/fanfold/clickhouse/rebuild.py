@@ -14,6 +14,7 @@ from . import schema
 from .batch import Job, tables_of
 from .database import Database
 from .decode import scan
+from .profile import profile_of
 from .run import FleetJournal, FleetRun, read
 
 DERIVED = ("frames", "points", "rollups", "latest", "keys", "ops", "usage")
@@ -76,7 +77,8 @@ def _batches(run: FleetRun) -> Iterator[list[Job]]:
         for at, data in run.bytes_of(journal.number, 0):
             scanned = scan(data, at, journal.seed, shapes)
             piece = Piece(id, journal.path.stem, at, 0, data)
-            jobs.append(Job(project, piece, run.number, journal.number, rank, scanned, dict(shapes)))
+            profile = profile_of(run.number, rank, scanned.others)
+            jobs.append(Job(project, piece, run.number, journal.number, rank, scanned, shapes, profile))
             size += len(data)
             if size > MOST_BYTES:
                 yield jobs

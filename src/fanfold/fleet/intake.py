@@ -165,7 +165,8 @@ class DirectoryIntake:
             raise Conflict(have)
         place = have + piece.gap
         if piece.gap:
-            _check_gap(fd, piece, place)
+            found = os.fstat(fd)
+            check_gap(piece, min(found.st_size, found.st_blocks * 512))  # holes take no blocks
         _blank(fd, have, min(place, os.fstat(fd).st_size))
         _write(fd, piece.data, place)
         if self.power:
@@ -302,10 +303,9 @@ def _check_frames(project: str, piece: Piece, seed: int) -> None:
         check_header(project, piece, piece.data[fmt.HEAD_SIZE : fmt.HEAD_SIZE + length])
 
 
-def _check_gap(fd: int, piece: Piece, end: int) -> None:
-    """Refuse damage that is out of proportion to what was sent: a gap costs its sender nothing, and readers its length."""
-    found = os.fstat(fd)
-    sent = min(found.st_size, found.st_blocks * 512)  # holes take no blocks
+def check_gap(piece: Piece, sent: int) -> None:
+    """Refuse damage that is out of proportion to the bytes sent: a gap costs its sender nothing, and readers its length."""
+    end = piece.offset + piece.gap
     if end > GAP_RATIO * sent + GAP_FREE:
         raise Refused(
             422,

@@ -15,6 +15,7 @@ from ..probes import image
 from ..probes.workers import ADDED, merge, read_file
 
 MAX_UNPACKED = 32 << 20
+MAX_ROWS = 1 << 16  # of a table that is not an image; those have at most 4096
 KEPT = 3  # snapshots of a process: should the newest be of no use, one before it may be
 _WHERE = ("rank", "node", "role")
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | Annotated[float, msgspec.Meta(ge=0, le=1e300)]
@@ -63,7 +64,7 @@ class _Facts(msgspec.Struct):
     capacity: _Number = 0
 
 
-_decoder = msgspec.msgpack.Decoder(type=list[_Row])
+_decoder = msgspec.msgpack.Decoder(Annotated[list[_Row], msgspec.Meta(max_length=MAX_ROWS)])
 
 
 def tables(run: Any) -> list[image.Table]:
