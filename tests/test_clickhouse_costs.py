@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -214,9 +213,7 @@ def test_a_pulled_journal_with_gaps_reads_as_it_was_sent(tmp_path, fleet):
     first, second = pieces_of(file, 3)
     end = fleet.intake.append("llm", first)
     fleet.intake.append("llm", Piece("r1", file.stem, end, 1 << 20, second.data))
-    run = fleet.store().run("llm", "r1")
-    fleet.store().pull(run.path)
-    (copy,) = (Path(run.path) / "journal").glob("*.ffj")
+    (copy,) = (fleet.store().run("llm", "r1").pulled() / "journal").glob("*.ffj")
     journal = Journal(copy)
     journal.refresh()
     assert (journal.damaged, journal.count("loss")) == (1 << 20, 200)

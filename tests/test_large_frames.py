@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import fanfold
+from fanfold.cli import main
 from fanfold.fleet.client import Client
 from fanfold.fleet.wire import LENGTH, Piece, encode
 from fanfold.journal import Kind
 from fanfold.journal import format as fmt
-from fanfold.store.query import store_at
+from fanfold.stores import open_store
 from fleet_tools import Gateway, pieces_of, write_run
 
 SIZE = 17 << 20
@@ -31,7 +31,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Gat
     store = str(tmp_path / "store")
     if request.param == "clickhouse":
         store = request.getfixturevalue("clickhouse").url
-        assert fanfold.cli.main(["db", "migrate", "--store", store, "--quiet"]) == 0
+        assert main(["server", "db", "migrate", "--store", store, "--quiet"]) == 0
     gateway = Gateway(store, log=tmp_path / "gateway.log")
     yield gateway, store
     gateway.close()
@@ -84,11 +84,11 @@ def test_a_frame_of_17_mb_is_taken_and_other_projects_are_answered_meanwhile(ser
     answer = large.getresponse()
     assert (answer.status, msgspec.json.decode(answer.read())["pieces"]) == (200, [{"status": 200, "offset": end}])
     large.close()
-    reader = store_at(store)
+    reader = open_store(store)
     for name in small:
         assert reader.run(name, "r1").series("loss").steps.tolist() == list(range(50))
     run = reader.run("heavy", "large")
     if frame is text_frame:
-        assert [len(text.value) for text in run.texts("note")] == [SIZE]
+        assert [len(point.text) for point in run.texts("note")] == [SIZE]
     else:
         assert run.journals[0].damaged >= SIZE and run.keys() == []

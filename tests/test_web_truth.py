@@ -170,7 +170,7 @@ def test_exported_files_hold_every_point_as_it_was_logged(context, address, proj
 def test_an_export_does_not_wait_for_the_chart_to_be_drawn(context, address):
     page = context.new_page()
     held = []
-    page.route("**/api/series", lambda route: held.append(route))  # the points of the chart do not arrive
+    page.route("**/api/series", lambda route: held.append(route))  # noqa: PLW0108 - playwright wants a function; the points of the chart do not arrive
     page.goto(f"{address}#p=short")
     figure = painted(page, "loss")
     rows = list(csv.DictReader(io.StringIO(exported(page, figure, "CSV").decode())))
