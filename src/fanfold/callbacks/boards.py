@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,10 +34,15 @@ class StoreBoard:
     """The key-value store of a torch process group. Requests go to one process, so a large job asks less often."""
 
     def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
-        self._store = store.clone() if hasattr(store, "clone") else store  # a connection of its own: the group uses the other
+        self._group_store = store
         self._prefix = prefix
         self.rank, self.world_size = rank, world_size
         self.interval = 0.1 * max(1.0, world_size / 128)
+
+    @cached_property
+    def _store(self) -> Any:
+        """A connection of its own, since the group uses the other. Made where it is first used: connecting may take long."""
+        return self._group_store.clone() if hasattr(self._group_store, "clone") else self._group_store
 
     def create(self, key: str, text: str) -> str:
         return bytes(self._store.compare_set(self._prefix + key, "", text)).decode()
