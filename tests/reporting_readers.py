@@ -140,7 +140,7 @@ def swanlab(folder: Path) -> dict:
 
 
 def neptune_operations(folder: Path) -> list[dict]:
-    from fanfold.trackers.neptune import operations
+    from fanfold.trackers._neptune_offline import operations
 
     return list(operations(folder / ".neptune"))
 

@@ -46,19 +46,20 @@ class TestAim(TrackerContract):
                         seen.texts[sequence.name] = [text.data for text in values]
         return seen
 
-    def open(self, folder: Path, body: str, where: str = "", before: str = "") -> subprocess.CompletedProcess:
+    def open(self, folder: Path, body: str, where: str = "", **more: str) -> subprocess.CompletedProcess:
         """Run a script in which `tracker` is started as the relay starts it, in a repository of the user's."""
         head = "from aim.storage.context import Context\n"
-        return self.started(folder, head + textwrap.dedent(body), "p", where or str(folder / "repo"), before=before)
+        return self.started(folder, head + textwrap.dedent(body), "p", where or str(folder / "repo"), **more)
 
     def given(self, folder: Path, body: str) -> dict:
         """Run such a script to its end and return name → [[steps, values, times] of each context]."""
         tail = f"""
+            run_hash = tracker.writer.hash
             tracker.close('finished')
             from aim import Repo
             import json
             found = {{}}
-            for metric in Repo({str(folder / "repo")!r}).get_run(tracker.init_kwargs['run_hash']).metrics():
+            for metric in Repo({str(folder / "repo")!r}).get_run(run_hash).metrics():
                 steps, (values, _, times) = metric.data.numpy()
                 found.setdefault(metric.name, []).append([steps.tolist(), values.tolist(), times.tolist()])
             print(json.dumps(found))
@@ -197,7 +198,7 @@ sys.addaudithook(die)
             assert first.returncode == 0, first.stderr
             remote = first.stdout.splitlines()[-1]
             body = "tracker.write([Point({'x': float(i)}, i, 1.0) for i in range(40, 60)]); tracker.close('failed')"
-            second = self.open(tmp_path, body, address, before=f"tracker.resume({remote!r})")
+            second = self.open(tmp_path, body, address, remote=remote)
             assert second.returncode == 0, second.stderr
         seen = self.seen(tmp_path)
         assert (seen.runs, seen.status) == (1, "failed")

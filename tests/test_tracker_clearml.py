@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fanfold.testing import ALL, Seen, TrackerContract
-from fanfold.trackers.base import Identity
-from fanfold.trackers.clearml import ClearMLTracker
+from fanfold.trackers.clearml import ClearMLTracker, key_of, place_of
 from tracker_lives import three_lives
 
 
@@ -118,8 +117,7 @@ def state():
 import clearml
 before, hooks = state(), (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.excepthook, sys.stdout)
 tracker = ClearMLTracker("p")
-tracker.adopt(Identity("r", "n", "p", None, Path("here").absolute()))
-tracker.start()
+tracker.destination.open(Identity("r", "n", "p", None, Path("here").absolute()))
 after = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.excepthook, sys.stdout)
 assert state()[1:] == before[1:], "numpy or torch"
 assert after == hooks
@@ -207,9 +205,7 @@ def _take(seen: Seen, archive: zipfile.ZipFile, event: dict) -> None:
 
 @pytest.mark.parametrize("key", ["loss", "val/loss", "a/b/c", "a/a", "eval_loss", "/x", "x/", "a/a/a", "k [2/3]/x", "k [2/3]"])
 def test_every_key_comes_back_from_its_title_and_series(key: str) -> None:
-    tracker = ClearMLTracker("p")
-    tracker.adopt(Identity("r", "n", "p", None, Path("nowhere")))
-    assert tracker.key_at(*tracker.place(key)) == key
+    assert key_of(*place_of(key)) == key
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,7 @@ from fanfold.trackers.base import Identity, Point
 from fanfold.trackers.comet import CometMLTracker
 trackers = [CometMLTracker("p"), CometMLTracker("p")]
 for number, tracker in enumerate(trackers):
-    tracker.adopt(Identity(f"run-{{number}}", "n", "p", None, Path({str(tmp_path / "runs")!r}, "trackers", "comet_ml")))
-    tracker.start()
+    tracker.destination.open(Identity(f"run-{{number}}", "n", "p", None, Path({str(tmp_path / "runs")!r}, "trackers", "comet_ml")))
     tracker.write([Point({{f"x{{number}}": float(i)}}, i) for i in range(3000)])
 trackers[1].close("finished")
 """
@@ -107,8 +106,7 @@ trackers[1].close("finished")
             from fanfold.trackers.comet import CometMLTracker
             out, err = sys.stdout, sys.stderr
             tracker = CometMLTracker("p")
-            tracker.adopt(Identity("other", "n", "p", None, Path("other").absolute()))
-            tracker.start()
+            tracker.destination.open(Identity("other", "n", "p", None, Path("other").absolute()))
             assert (sys.stdout, sys.stderr) == (out, err)
             assert "codecarbon" not in sys.modules
             tracker.finish()

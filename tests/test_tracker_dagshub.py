@@ -78,9 +78,9 @@ class TestHosted(SQLContract):
         return read_back(self.url, folder.name)
 
 
-def tracker_of(folder: Path, **arguments) -> DagsHubTracker:
+def opened(folder: Path, remote: str | None = None, **arguments) -> DagsHubTracker:
     tracker = DagsHubTracker("project", **arguments)
-    tracker.adopt(Identity("run-1", "name", "project", None, folder))
+    tracker.destination.open(Identity("run-1", "name", "project", None, folder), remote)
     return tracker
 
 
@@ -90,15 +90,12 @@ def names_in(path: Path) -> list[str]:
 
 
 def test_a_torn_row_is_cut_off_and_sent_again(tmp_path):
-    first = tracker_of(tmp_path)
-    first.start()
+    first = opened(tmp_path)
     first.write([Point({"x": 1.0, "note": 'two\nlines, "quoted"'}, 0, 1000.0)])
     first.settle()
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write('"x",2.0,"torn\nrow')
-    again = tracker_of(tmp_path)
-    again.resume(first.remote)
-    again.start()
+    again = opened(tmp_path, first.remote)
     assert again.counts() == {"x": 1, "note": 1}
     again.write([Point({"x": 2.0}, 1, 1001.0)])
     again.finish()
@@ -107,8 +104,7 @@ def test_a_torn_row_is_cut_off_and_sent_again(tmp_path):
 
 def test_a_new_run_begins_the_files_of_the_user_anew(tmp_path):
     for _ in range(2):
-        tracker = tracker_of(tmp_path / "run", metrics_path=str(tmp_path / "m.csv"), hparams_path=str(tmp_path / "p.yml"))
-        tracker.start()
+        tracker = opened(tmp_path / "run", metrics_path=str(tmp_path / "m.csv"), hparams_path=str(tmp_path / "p.yml"))
         tracker.write([Point({"x": 1.0, "ok": True}, 0, 1000.0)])
         tracker.finish()
     assert (tmp_path / "m.csv").read_text().splitlines() == ["Name,Value,Timestamp,Step", '"x",1.0,1000000,0', '"ok",1,1000000,0']

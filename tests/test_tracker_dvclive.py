@@ -20,9 +20,9 @@ class TestDVCLive(TrackerContract):
     def own(self, folder: Path) -> Path:
         return folder / "runs" / "trackers" / self.name
 
-    def given(self, folder: Path, body: str, run: str = "r1", where: str = "", before: str = "") -> subprocess.CompletedProcess:
+    def given(self, folder: Path, body: str, run: str = "r1", where: str = "", **more: str) -> subprocess.CompletedProcess:
         """Run a script with a tracker as the relay starts it, in a folder of the user's where one is named."""
-        return self.started(folder, body, run=run, before=before, **({"dir": str(folder / where)} if where else {}))
+        return self.started(folder, body, run=run, **more, **({"dir": str(folder / where)} if where else {}))
 
     @staticmethod
     def read(folder: Path) -> Seen:
@@ -125,25 +125,25 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
         assert (own / "params.yaml").read_text() == "lr: 2\n"
 
     def test_a_folder_of_the_users_starts_afresh_for_each_run_and_is_never_taken_back(self, tmp_path: Path) -> None:
-        def run(name: str, value: float, *, before: str = "") -> str:
+        def run(name: str, value: float, **more: str) -> str:
             done = self.given(
-                tmp_path, f"tracker.write([Point({{'x': {value}}}, 0, 1.0)]); print(tracker.remote)", name, "shared", before
+                tmp_path, f"tracker.write([Point({{'x': {value}}}, 0, 1.0)]); print(tracker.remote)", name, "shared", **more
             )
             assert done.returncode == 0, done.stderr
             return done.stdout.strip()
 
         place = run("first", 1.0)
-        assert run("first", 2.0, before=f"tracker.resume({place!r})") == place == str(tmp_path / "shared")
+        assert run("first", 2.0, remote=place) == place == str(tmp_path / "shared")
         assert tables(tmp_path / "shared")["x"] == [["0", "1.0"], ["0", "2.0"]]
         run("second", 3.0)
         assert tables(tmp_path / "shared")["x"] == [["0", "3.0"]]
-        assert run("first", 4.0, before=f"tracker.resume({place!r})") == str(self.own(tmp_path))
+        assert run("first", 4.0, remote=place) == str(self.own(tmp_path))
         assert tables(tmp_path / "shared")["x"] == [["0", "3.0"]]
 
     def test_rows_that_were_there_before_are_not_counted_as_ours(self, tmp_path: Path) -> None:
         body = "tracker.write([Point({'x': 1.0}, 0, 1.0)]); tracker.settle(); assert tracker.counts() == {'x': 1}"
         for name in ("first", "second"):
-            done = self.given(tmp_path, body, name, "shared", "tracker.init_kwargs['resume'] = True")
+            done = self.given(tmp_path, body, name, "shared", before="tracker.init_kwargs['resume'] = True")
             assert done.returncode == 0, done.stderr
         assert len(tables(tmp_path / "shared")["x"]) == 2
 

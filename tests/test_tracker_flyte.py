@@ -10,7 +10,7 @@ from html import unescape
 from pathlib import Path
 
 from fanfold.testing import ALL, Seen, TrackerContract
-from fanfold.trackers.flyte import History
+from fanfold.trackers._flyte_page import History
 
 NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf|nan)|True|False")
 

@@ -131,8 +131,7 @@ class TestFolder(MLflowContract):
 def adopted(uri: str, folder: Path, **arguments) -> MLflowTracker:
     """Return a started tracker as a relay has it."""
     tracker = MLflowTracker("specials", tracking_uri=uri, **arguments)
-    tracker.adopt(Identity("run-1", "a name", "specials", None, folder))
-    tracker.start()
+    tracker.destination.open(Identity("run-1", "a name", "specials", None, folder))
     return tracker
 
 
@@ -266,9 +265,7 @@ def test_a_relative_database_is_found_again_from_another_folder(empty_database, 
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     second = MLflowTracker("specials")
-    second.adopt(Identity("run-1", "a name", "specials", None, tmp_path))
-    second.resume(first.remote)
-    second.start()
+    second.destination.open(Identity("run-1", "a name", "specials", None, tmp_path), first.remote)
     assert second.active_run.info.run_id == first.active_run.info.run_id
 
 

@@ -153,7 +153,8 @@ class TestNeptune(TrackerContract):
         script = """
 import PIL.Image
 from neptune.types import File
-from fanfold.trackers.neptune import NeptuneTracker, operations
+from fanfold.trackers._neptune_offline import operations
+from fanfold.trackers.neptune import NeptuneTracker
 from pathlib import Path
 tracker = NeptuneTracker("by-hand", git_ref=False, source_files=[], capture_stdout=False, capture_stderr=False)
 tracker.start()

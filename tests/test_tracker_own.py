@@ -1,4 +1,4 @@
-"""The public contract suite on a tracker of the kind the docs show: a plain GeneralTracker, found by an entry point."""
+"""The public contract suite on both kinds of tracker the docs show, a Destination and a GeneralTracker, found by entry points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from fanfold.testing import Seen, TrackerContract
+import fanfold
+from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.trackers import GeneralTracker, register_tracker_class
 from fanfold.trackers.registry import LOGGER_TYPE_TO_CLASS
 
 PACKAGE = Path(__file__).parent / "data" / "lines_tracker"
@@ -24,17 +26,21 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(PACKAGE)
     importlib.invalidate_caches()
     yield
-    dict.pop(LOGGER_TYPE_TO_CLASS, "lines-of-json", None)
-    sys.modules.pop("lines_tracker", None)
+    for name in ("lines-of-json", "rows-of-json"):
+        dict.pop(LOGGER_TYPE_TO_CLASS, name, None)
+    for name in ("lines_tracker", "rows_destination"):
+        sys.modules.pop(name, None)
 
 
-class TestLines(TrackerContract):
-    name = "lines-of-json"
-    holds = frozenset({"nan", "inf", "late", "repeat", "text", "config", "resume"})
-
+class Own(TrackerContract):
     def environment(self, folder: Path) -> dict[str, str]:
         del folder
         return {"PYTHONPATH": os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])}
+
+
+class TestLines(Own):
+    name = "lines-of-json"
+    holds = frozenset({"nan", "inf", "late", "repeat", "text", "config", "resume"})
 
     def kwargs(self, folder: Path) -> dict[str, Any]:
         return {"path": str(folder / "lines.jsonl")}
@@ -51,3 +57,51 @@ class TestLines(TrackerContract):
                 else:
                     seen.scalars.setdefault(key, []).append((record["step"], float(value)))
         return seen
+
+
+class TestRows(Own):
+    name = "rows-of-json"
+    holds = ALL - {"artifact", "summary", "metric", "alert"}
+
+    def kwargs(self, folder: Path) -> dict[str, Any]:
+        return {"path": str(folder / "rows.jsonl")}
+
+    @staticmethod
+    def read(folder: Path) -> Seen:
+        seen = Seen()
+        for row in map(json.loads, (folder / "rows.jsonl").read_text().splitlines()):
+            seen.config = row.get("config", seen.config)
+            seen.tags = row.get("tags", seen.tags)
+            seen.status = row.get("status", seen.status)
+            if "value" in row:
+                seen.scalars.setdefault(row["key"], []).append((row["step"], float(row["value"])))
+            elif "text" in row:
+                seen.texts.setdefault(row["key"], []).append(row["text"])
+            elif "file" in row and (folder / row["file"]).exists():
+                seen.media[row["key"]] = seen.media.get(row["key"], 0) + 1
+        return seen
+
+
+@pytest.mark.parametrize("how", ["an object", "a registered name"])
+def test_a_destination_has_all_that_users_of_accelerate_call(how: str, tmp_path: Path, runs_dir: Path) -> None:
+    """Handed over as an object, or registered: either way it is a tracker with log, log_images, log_table and finish."""
+    import numpy as np
+
+    from rows_destination import Rows
+
+    if how == "a registered name":
+        register_tracker_class(Rows)
+    chosen = Rows("own", path=tmp_path / "rows.jsonl") if how == "an object" else "rows-of-json"
+    kwargs = {} if how == "an object" else {"rows-of-json": {"path": str(tmp_path / "rows.jsonl")}}
+    run = fanfold.init("own", dir=runs_dir, trackers=[chosen], tracker_kwargs=kwargs, relay="thread", system=False)
+    run.log({"loss": 0.5}, step=0)
+    tracker = run.get_tracker("rows-of-json")
+    tracker.log({"mine": 1.0}, step=1)
+    tracker.log_images({"pictures": [np.zeros((4, 4, 3), np.uint8)] * 2}, step=2)
+    tracker.log_table("table", columns=["a"], data=[[1]], step=3)
+    assert (isinstance(tracker, GeneralTracker), tracker.tracker.name) == (True, str(tmp_path / "rows.jsonl"))
+    run.finish()
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["key"] for row in rows if "key" in row] == ["loss", "mine", "pictures", "pictures", "table"]
+    assert rows[-1] == {"status": "finished"}
+    assert (tmp_path / "pictures-2-1.png").read_bytes().startswith(b"\x89PNG")

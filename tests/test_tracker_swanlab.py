@@ -52,7 +52,7 @@ class TestSwanLab(TrackerContract):
 
     @staticmethod
     def read(folder: Path) -> Seen:
-        from fanfold.trackers.swanlab import records
+        from fanfold.trackers._swanlab_store import records
 
         seen, ids = Seen(artifacts=[], config={}), set()
         for file in sorted((folder / "runs").rglob("*.swanlab"), key=lambda path: path.stat().st_mtime_ns):
@@ -92,7 +92,8 @@ class TestSwanLab(TrackerContract):
     def test_by_hand_it_takes_swanlabs_own_objects_and_images(self, tmp_path: Path) -> None:
         script = """
 import numpy as np, swanlab
-from fanfold.trackers.swanlab import SwanLabTracker, records
+from fanfold.trackers._swanlab_store import records
+from fanfold.trackers.swanlab import SwanLabTracker
 tracker = SwanLabTracker("by-hand", log_dir="logs")
 tracker.start()
 tracker.log({"loss": 0.5, "note": swanlab.Text("hi")}, step=0)

@@ -140,8 +140,7 @@ class TestTrackio(TrackerContract):
             from fanfold.trackers.base import Identity, Point
             from fanfold.trackers.trackio import TrackioTracker
             tracker = TrackioTracker("contract", server_url=sys.argv[1])
-            tracker.adopt(Identity("id-1", "one", "contract", None, Path()))
-            tracker.start()
+            tracker.destination.open(Identity("id-1", "one", "contract", None, Path()))
             tracker.store_init_configuration({"lr": 0.1})
             picture = Image(np.zeros((4, 4, 3), np.uint8))
             tracker.write([*(Point({"x": float(i)}, i, time.time()) for i in range(20)), Point({"image": picture}, 20)])

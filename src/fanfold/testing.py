@@ -177,21 +177,25 @@ class TrackerContract:
         return self.script(folder, script, **env)
 
     def started(
-        self, folder: Path, body: str, *arguments: Any, before: str = "", run: str = "r1", **kwargs: Any
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a script in which `tracker` is started as a relay starts it, for the run `run`; `before` comes before that."""
+        self, folder: Path, body: str, *arguments: Any, before: str = "", run: str = "r1", remote: str | None = None,
+        **kwargs: Any,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Run a script in which `tracker` is opened as a relay opens it, for the run `run`; `before` comes before that.
+
+        With `remote`, what `tracker.remote` was, it continues a remote run.
+        """
         place = folder / "runs" / "trackers" / self.name
         script = f"""
             import json, os, sys
             from pathlib import Path
             from fanfold.errors import notices
             from fanfold.trackers.base import Identity, Point, Refused
+            from fanfold.trackers.face import destination_of
             from fanfold.trackers.registry import find_class
             kwargs = json.loads({json.dumps(kwargs)!r})
             tracker = find_class({self.name!r})(*{arguments or ("p",)!r}, **kwargs)
-            tracker.adopt(Identity({run!r}, "name", "p", None, Path({str(place)!r})))
             {before}
-            tracker.start()
+            destination_of(tracker).open(Identity({run!r}, "name", "p", None, Path({str(place)!r})), {remote!r})
         """
         return self.script(folder, textwrap.dedent(script) + textwrap.dedent(body))
 
@@ -431,7 +435,8 @@ class TrackerContract:
             from fanfold.relay.feed import Outgoing
             from fanfold.relay.process import make
             from fanfold.relay.sender import Sender
-            from fanfold.trackers.base import Adapter, Identity, Point, Refused
+            from fanfold.trackers.base import Identity, Point, Refused
+            from fanfold.trackers.face import destination_of
 
             class Unreadable(Media):
                 kind = "image"
@@ -444,9 +449,8 @@ class TrackerContract:
             run = Path({str(run)!r})
             run.mkdir(parents=True)
             tracker = make({self.name!r}, json.loads({json.dumps(self.kwargs(tmp_path))!r}), run)
-            tracker = tracker if isinstance(tracker, Adapter) else Custom(tracker)
-            tracker.adopt(Identity("contract-1", "contract run", "contract", None, run / "trackers" / {self.name!r}))
-            tracker.start()
+            tracker = destination_of(tracker) or Custom(tracker)
+            tracker.open(Identity("contract-1", "contract run", "contract", None, run / "trackers" / {self.name!r}))
             sender = Sender(run, tracker, Cursor(run / "test.cursor"))
             for i in range(10):
                 broken = {{"broken": Unreadable()}} if i in (2, 3, 7) else {{}}

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from ..errors import FanfoldError, SettingError, logger, notices, outcome
 from ..relay.attach import undisturbed
-from ..trackers.base import Adapter, is_tracker
+from ..trackers.base import is_tracker
+from ..trackers.face import Adapter
 from ..trackers.registry import find_class
 from ..values import flatten
 from .closing import END_SECONDS, drop, end_other, hold

@@ -24,7 +24,8 @@ from ..fold import check as check_fold
 from ..journal.directory import decode_name
 from ..probes import energy
 from ..trackers import _mlflow as mlflow_runs
-from ..trackers.base import Adapter, is_tracker
+from ..trackers.base import is_tracker
+from ..trackers.face import destination_of, own_class, tracker_of
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed, load_entry_points
 from .cursor import Cursor
 from .deadline import can_limit
@@ -53,8 +54,9 @@ def resolve(trackers: Any) -> list[Any]:
     chosen: list[Any] = []
     for item in wanted:
         if energy.named(item):
-            continue  # a probe, whose figures go to all the others
-        found = [item] if is_tracker(item) else _all() if str(item) == "all" else [_named(item)]
+            continue  # a probe, whose metrics go to all the others
+        tracker = tracker_of(item)
+        found = [tracker] if is_tracker(tracker) else _all() if str(item) == "all" else [_named(item)]
         chosen += [one for one in found if one not in chosen]
     return chosen
 
@@ -62,7 +64,7 @@ def resolve(trackers: Any) -> list[Any]:
 def _named(item: Any) -> str:
     if not isinstance(item, (str, enum.Enum)):
         raise SettingError(
-            f"trackers={item!r} is neither a name nor a GeneralTracker object. The run was not started. "
+            f"trackers={item!r} is neither a name nor a GeneralTracker or Destination object. The run was not started. "
             f"Known: {', '.join(LOGGER_TYPE_TO_CLASS)}."
         )
     name = str(item)
@@ -191,6 +193,7 @@ class ThreadRelay:
         self.run = run
         options, plain = split_options(kwargs)
         self.tracker: Any = _made(item, plain, run) if isinstance(item, str) else item
+        self.destination = destination_of(self.tracker)  # None behind a tracker of the user's own
         self.name: str = self.tracker.name
         self._address = _address(self.tracker)
         self._done = threading.Event()
@@ -218,13 +221,13 @@ class ThreadRelay:
                 self._worker = Worker(
                     self.run, self.tracker, self._cursor, **self._options, stop=self._stop, hurry=self._hurry, grace=GRACE_SECONDS
                 )
-                if isinstance(self.tracker, Adapter) and can_limit(START_SECONDS):
+                if self.destination is not None and can_limit(START_SECONDS):
                     self._try_start(self._worker, START_SECONDS)
             before, context = contextvars.copy_context(), contextvars.copy_context()
             name = f"fanfold-relay-{self.name}"
             self._thread = threading.Thread(target=context.run, args=(self._serve,), name=name, daemon=True)
-            if isinstance(self.tracker, Adapter):
-                self.tracker.users_turn = self.users_turn
+            if self.destination is not None:
+                self.destination.users_turn = self.users_turn
             self._thread.start()
             if not self._first_try.wait(START_SECONDS):
                 self._say_slow()
@@ -233,9 +236,9 @@ class ThreadRelay:
 
     def _show_here(self, before: contextvars.Context, context: contextvars.Context) -> None:
         """Show this thread what the tracker's start tied to a thread or a context: the user calls the library from here."""
-        if isinstance(self.tracker, Adapter):
+        if self.destination is not None:
             if self._worker is not None and self._worker.started_elsewhere:
-                self.tracker.show_here()
+                self.destination.show_here()
             return
         for variable, value in context.items():
             if before.get(variable, self) is not value:
@@ -245,7 +248,7 @@ class ThreadRelay:
     @property
     def builtin(self) -> bool:
         """Whether the tracker is one of ours, started on the thread that started the run."""
-        return isinstance(self.tracker, Adapter)
+        return self.destination is not None
 
     @contextlib.contextmanager
     def users_turn(self) -> Iterator[None]:
@@ -320,9 +323,9 @@ class ThreadRelay:
         done = self._done.wait(timeout) and self._worker is not None and self._worker.closed
         if not done:
             self._stop.set()
-        if isinstance(self.tracker, Adapter):
+        if self.destination is not None:
             with guard(f"take {self.name} back from this thread"):
-                self.tracker.hide_here()
+                self.destination.hide_here()
         return done
 
     def left(self, *, counted: bool = True) -> str:
@@ -443,7 +446,7 @@ def _made(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
 
 def _address(tracker: Any) -> str:
     """Return how `fanfold sync` finds a tracker's class."""
-    cls = type(tracker)
+    cls = own_class(type(tracker))
     return tracker.name if cls.__module__.startswith("fanfold.") else f"{cls.__module__}:{cls.__qualname__}"
 
 

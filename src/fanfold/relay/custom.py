@@ -1,4 +1,4 @@
-"""A tracker of the user's own (a GeneralTracker), as the worker likes it."""
+"""A tracker of the user's own (a GeneralTracker), as a destination that the worker can serve."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..media import Text
-from ..trackers.base import Adapter, Point, Refusal
+from ..trackers.base import Identity, Point, Refusal
+from ..trackers.destination import Destination
 
 
-class Custom(Adapter):
+class Custom(Destination):
     """Log call by call, so that what went through is not logged again when a later call fails."""
 
     name = ""
 
     def __init__(self, tracker: Any) -> None:
+        super().__init__()
         self.name = tracker.name  # type: ignore[misc]  # a class's word elsewhere, an object's here
         self.inner = tracker
 
-    def start(self) -> None:
+    def open(self, identity: Identity | None, remote: str | None = None) -> None:
+        del identity, remote
         self.inner.start()
 
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
+    def set_config(self, values: dict[str, Any]) -> None:
         self.inner.store_init_configuration(values)
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:

@@ -30,6 +30,7 @@ from ..journal.files import open_to_write
 from ..journal.index import open_indexed
 from ..journal.spool import is_network
 from ..settings import cache_directory, find_directory, is_address, read_file, resolve, store_address
+from ..trackers.face import own_class, tracker_class
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, ROWS, find_class
 from .cursor import Cursor, Owned, cursor_name, public
 from .track import SENT
@@ -68,7 +69,7 @@ def split_options(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 def address_of(name: str) -> str:
     """Return how another process finds a tracker's class: a built-in's name, or `module:Class`."""
-    cls = find_class(name)
+    cls = own_class(find_class(name))
     if name in ROWS and cls.__module__.startswith("fanfold."):
         return name
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
@@ -95,7 +96,7 @@ def learn(address: str) -> str:
         raise SettingError(
             f"there is no tracker at {address}: {error}. Nothing was sent. Write module:Class, as Python would import it here."
         ) from error
-    LOGGER_TYPE_TO_CLASS[found.name] = found
+    LOGGER_TYPE_TO_CLASS[found.name] = tracker_class(found)
     return str(found.name)
 
 

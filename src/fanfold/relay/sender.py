@@ -13,7 +13,8 @@ from typing import Any
 
 from ..errors import JournalError, notices, outcome
 from ..journal import blobs
-from ..trackers.base import Adapter, Point, Refused
+from ..trackers.base import Point, Refused
+from ..trackers.destination import Destination
 from .cursor import Cursor
 from .custom import Custom
 from .feed import Outgoing
@@ -38,7 +39,7 @@ def is_mistake(error: Exception) -> bool:
 class Sender:
     """What is on its way to one tracker."""
 
-    def __init__(self, run: Path, tracker: Adapter, cursor: Cursor) -> None:
+    def __init__(self, run: Path, tracker: Destination, cursor: Cursor) -> None:
         self.run = run
         self.tracker = tracker
         self.cursor = cursor

@@ -15,7 +15,9 @@ from ..errors import logger, notices, outcome
 from ..journal.bodies import Artifact
 from ..journal.directory import decode_name
 from ..process import digest
-from ..trackers.base import Adapter, Alert, Identity
+from ..trackers.base import Alert, Identity
+from ..trackers.destination import Destination
+from ..trackers.face import destination_of
 from .cursor import Cursor
 from .custom import Custom
 from .deadline import within
@@ -42,7 +44,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self.started_elsewhere = False
         self.run = run
-        self.tracker: Adapter = tracker if isinstance(tracker, Adapter) else Custom(tracker)
+        self.tracker: Destination = destination_of(tracker) or Custom(tracker)
         self.cursor = cursor
         self.stop = stop or threading.Event()
         self.hurry = hurry or threading.Event()
@@ -224,11 +226,8 @@ class Worker:
         self._started = True
 
     def open(self) -> None:
-        """Start the tracker as this run's: under our name, and in the remote run it was in before."""
-        self.tracker.adopt(self.identity())
-        if self.cursor.remote:
-            self.tracker.resume(self.cursor.remote)
-        self.tracker.start()
+        """Open the tracker for this run: under our name, and in the remote run it was in before."""
+        self.tracker.open(self.identity(), self.cursor.remote or None)
 
     def identity(self) -> Identity:
         header = next((track.journal.header for track in self.feed.tracks.values() if track.journal.begun), None)
@@ -251,7 +250,7 @@ class Worker:
         if known == self._described:
             return
         if config:  # an empty one would be an entry of its own in some systems
-            self.sender.attempt("the configuration", lambda: self.tracker.store_init_configuration(dict(config)))
+            self.sender.attempt("the configuration", lambda: self.tracker.set_config(dict(config)))
         words = {"name": name, "tags": tags, "notes": notes, "group": group}
         self.sender.attempt("name, tags and notes", lambda: self.tracker.describe(**words))
         self._described = known

@@ -7,7 +7,9 @@ import importlib
 from typing import Any
 
 from ..errors import logger
-from .base import Adapter, Alert, GeneralTracker, Point, Refusal, Refused, on_main_process
+from .base import Alert, GeneralTracker, Identity, Point, Refusal, Refused, on_main_process
+from .destination import Destination, Item
+from .face import Adapter, Tracker
 from .registry import (
     LOGGER_TYPE_TO_CLASS,
     TABLE,
@@ -31,8 +33,11 @@ __all__ = [
     "CometMLTracker",
     "DVCLiveTracker",
     "DagsHubTracker",
+    "Destination",
     "FlyteTracker",
     "GeneralTracker",
+    "Identity",
+    "Item",
     "LoggerType",
     "MLflowTracker",
     "NeptuneTracker",
@@ -41,6 +46,7 @@ __all__ = [
     "Refused",
     "SwanLabTracker",
     "TensorBoardTracker",
+    "Tracker",
     "TrackioTracker",
     "WandBTracker",
     "filter_trackers",

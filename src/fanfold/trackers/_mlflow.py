@@ -11,11 +11,15 @@ import json
 import re
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from ..process import digest
-from .tools import content_of
+
+if TYPE_CHECKING:
+    from .destination import Item
 
 LONGEST_NAME = 250
 LONGEST_NEW_NAME = 230  # leaves room for the prefix of the tag that tells what the key was
@@ -102,42 +106,36 @@ class Kept(NamedTuple):
     data: bytes
 
 
-def files_of(key: str, value: Any, step: int, ms: int) -> Iterator[Kept]:
-    """Yield the files one logged text or media object becomes."""
-    for i, item in enumerate(value if isinstance(value, list) else [value]):
-        kind = "text" if isinstance(item, str) else item.kind
-        if kind == "image":
-            yield from _image(key, item, step, ms, i)
-        else:
-            folder, data, ext = _plain(kind, item)
-            mark = hashlib.blake2b(b"%d %s" % (i, data), digest_size=4).hexdigest()
-            yield Kept(f"{folder}/{_path(key)}/{step}-{ms}-{mark}.{ext}", data)
+_FOLDERS = {"text": "texts", "table": "tables", "histogram": "histograms", "figure": "figures", "plotly": "figures"}
 
 
-def _plain(kind: str, item: Any) -> tuple[str, bytes, str]:
-    """Return the folder, the bytes and the extension of anything that is one file."""
-    if kind == "text":
-        return "texts", (item if isinstance(item, str) else item.text).encode(), "txt"
-    if kind == "table":
-        return "tables", json.dumps({"columns": item.columns, "data": item.rows}, default=str).encode(), "json"
-    if kind == "histogram":
-        return "histograms", json.dumps(item.encode().meta, default=str).encode(), "json"
-    return {"figure": "figures"}.get(kind, kind), *content_of(item)
+def files_of(item: Item, ms: int) -> Kept:
+    """Return the file that one logged text or media object becomes."""
+    data, ext = _content(item)
+    mark = hashlib.blake2b(b"%d %s" % (item.at, data), digest_size=4).hexdigest()
+    return Kept(f"{_FOLDERS.get(item.kind, item.kind)}/{_path(item.key)}/{item.step or 0}-{ms}-{mark}.{ext}", data)
 
 
-def _image(key: str, item: Any, step: int, ms: int, i: int) -> Iterator[Kept]:
-    """Yield picture and preview under the names by which MLflow's page finds them."""
-    picture = item.pil()
+def _content(item: Item) -> tuple[bytes, str]:
+    if item.kind == "table":
+        return json.dumps({"columns": item.value.columns, "data": item.value.rows}, default=str).encode(), "json"
+    if item.kind == "histogram":
+        return json.dumps(item.value.encode().meta, default=str).encode(), "json"
+    return item.content
+
+
+def pictures_of(item: Item, ms: int) -> list[Kept]:
+    """Return a picture and its preview under the names by which MLflow's page finds them."""
+    key, step, picture = item.key, item.step or 0, item.value.pil()
     png, small = io.BytesIO(), io.BytesIO()
     picture.save(png, "PNG")
     preview = picture.convert("RGB")
     preview.thumbnail((256, 256))
     preview.save(small, "WEBP")
-    mark = uuid.uuid5(uuid.NAMESPACE_OID, f"{key}/{step}/{ms}/{i}/{hashlib.blake2b(png.getvalue()).hexdigest()}")
+    mark = uuid.uuid5(uuid.NAMESPACE_OID, f"{key}/{step}/{ms}/{item.at}/{hashlib.blake2b(png.getvalue()).hexdigest()}")
     word = _short(re.sub(r"[^a-zA-Z0-9_. ~-]", "_", key.replace("/", "~")), key, LONGEST_PART)
     stem = f"images/{word}+step+{step}+timestamp+{ms}+{mark}"
-    yield Kept(f"{stem}.png", png.getvalue())
-    yield Kept(f"{stem}+compressed.webp", small.getvalue())
+    return [Kept(f"{stem}.png", png.getvalue()), Kept(f"{stem}+compressed.webp", small.getvalue())]
 
 
 def _path(key: str) -> str:
@@ -147,3 +145,22 @@ def _path(key: str) -> str:
 def safe_path(name: str) -> str:
     """Return a file's name as an artifact path: no part that leads elsewhere, no character MLflow refuses."""
     return _path(re.sub(r"[#%\\]", "_", name))
+
+
+def is_folder(uri: str) -> bool:
+    """Tell whether an address is a folder of files."""
+    return urlsplit(uri).scheme in ("", "file") and not uri.startswith(("databricks", "uc"))
+
+
+def absolute(uri: str) -> str:
+    """Return a local address that means the same from any working directory."""
+    if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////") and ":memory:" not in uri:
+        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+    if is_folder(uri) and not uri.startswith("file:"):
+        return Path(uri).absolute().as_uri()
+    return uri
+
+
+def quoted(text: str) -> str:
+    """Return a text that can be between quotes in MLflow's filters."""
+    return text.replace("'", "%27").replace('"', "%22").replace("`", "%60")

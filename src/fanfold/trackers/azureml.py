@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import notices
-from .base import Adapter, Point, flat_config, on_main_process
-from .tools import content_of
+from .base import Identity, Point, flat_config
+from .destination import Destination, Item
+from .face import Tracker
 
 LONGEST_TAG = 1000
 LONGEST_TABLE = 250  # rows of a table metric; longer ones are files
 
 
-class AzureMLTracker(Adapter):
+class AzureML(Destination):
     """Log to `azureml_run`, or to the run of the job this is part of. The job's status is the platform's to set."""
 
     name: ClassVar[str] = "azure_ml"
@@ -28,16 +29,15 @@ class AzureMLTracker(Adapter):
     delivery_online: ClassVar[str | None] = "at least once"
 
     def __init__(self, run_name: str, azureml_run: Any = None) -> None:
-        super().__init__()
-        self.run_name = run_name
+        super().__init__(run_name)
         self.azureml_run = azureml_run
 
     @classmethod
     def unusable(cls) -> str | None:
         return None if os.environ.get("AZUREML_RUN_ID") else "not inside an Azure Machine Learning job"
 
-    @on_main_process
-    def start(self) -> None:
+    def open(self, identity: Identity | None, remote: str | None = None) -> None:
+        del identity, remote
         if self.azureml_run is None:
             from azureml.core.run import Run
 
@@ -46,22 +46,17 @@ class AzureMLTracker(Adapter):
         self._steps = "step" in inspect.signature(self.run.log).parameters
         self._offline = not hasattr(self.run, "get_metrics")
         if self._offline:
-            notices.once(
-                "azure_ml:offline",
+            self.warn(
+                "offline",
                 "This process is not part of an Azure Machine Learning job, so its Run prints what it is given, without steps, "
                 "and keeps nothing. The journal has everything. Run it in a job to log there.",
             )
 
     @property
-    def tracker(self) -> Any:
-        return self.run
-
-    @property
     def remote(self) -> str:
         return str(self.run.id)
 
-    @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
+    def set_config(self, values: dict[str, Any]) -> None:
         """Keep the configuration as tags: unlike properties they may change, and unlike files they may come twice."""
         self.run.set_tags({f"config.{key}": _tag(f"config.{key}", value) for key, value in flat_config(values).items()})
 
@@ -74,30 +69,33 @@ class AzureMLTracker(Adapter):
     def set_summary(self, values: Mapping[str, Any]) -> None:
         self.run.set_tags({f"summary.{key}": _tag(f"summary.{key}", value) for key, value in flat_config(values).items()})
 
-    def add(self, key: str, value: Any, point: Point) -> None:
-        for i, item in enumerate(value if isinstance(value, list) else [value]):
-            self._put(key, item, point, i)
+    def number(self, key: str, value: float | str, point: Point) -> None:
+        step = {"step": point.step} if self._steps else {}
+        self.run.log(key, value, **step, **point.kwargs)
 
-    def _put(self, key: str, value: Any, point: Point, index: int) -> None:
-        if isinstance(value, (bool, int, float, str)):
-            step = {"step": point.step} if self._steps else {}
-            self.run.log(key, value, **step, **point.kwargs)
-        elif value.kind == "text":
-            self._put(key, value.text, point, index)
-        elif value.kind in ("table", "histogram") and len(columns := _columns(value)) and _fits(columns):
-            self.run.log_table(key, columns)
+    def take_text(self, item: Item) -> None:
+        self.number(item.key, item.text, item.point)
+
+    def take_table(self, item: Item) -> None:
+        columns = _columns(item.value)
+        if columns and _fits(columns):
+            self.run.log_table(item.key, columns)
         else:
-            self._add_file(key, value, f"{point.step}-{index}" if index else str(point.step))
+            self._add_file(item, json.dumps(columns, default=str).encode(), "json")
 
-    def _add_file(self, key: str, value: Any, name: str) -> None:
-        data, ext = _content(value)
+    take_histogram = take_table
+
+    def take_file(self, item: Item) -> None:
+        self._add_file(item, *item.content)
+
+    def _add_file(self, item: Item, data: bytes, ext: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{name}.{ext}"
+            path = Path(folder) / f"{item.step}{f'-{item.at}' if item.at else ''}.{ext}"
             path.write_bytes(data)
             if ext == "png":
-                self.run.log_image(key, path=str(path))
+                self.run.log_image(item.key, path=str(path))
             else:
-                self._upload(f"logged/{key}/{path.name}", path)
+                self._upload(f"logged/{item.key}/{path.name}", path)
 
     def _upload(self, name: str, path: Path) -> None:
         """Upload a file once: the service takes a name one time, and a relay that was killed sends again."""
@@ -114,14 +112,19 @@ class AzureMLTracker(Adapter):
         else:
             self.run.flush()
 
-    @on_main_process
-    def finish(self) -> None:
-        self.settle()
-
     def close(self, status: str) -> None:
         """Note how the run ended as a tag, and leave the job's own status alone: the script may go on after it."""
         self.run.tag("fanfold.status", status)
         self.finish()
+
+    def finish(self) -> None:
+        self.settle()
+
+
+class AzureMLTracker(Tracker):
+    """Log to `azureml_run`, or to the run of the job this is part of."""
+
+    destination_class = AzureML
 
 
 def _tag(key: str, value: Any) -> str:
@@ -146,9 +149,3 @@ def _fits(columns: dict[str, list[Any]]) -> bool:
     cells = [cell for column in columns.values() for cell in column]
     plain = all(isinstance(cell, (bool, int, str)) or (isinstance(cell, float) and math.isfinite(cell)) for cell in cells)
     return plain and all(len(column) <= LONGEST_TABLE for column in columns.values())
-
-
-def _content(value: Any) -> tuple[bytes, str]:
-    if value.kind in ("table", "histogram"):
-        return json.dumps(_columns(value), default=str).encode(), "json"
-    return content_of(value)

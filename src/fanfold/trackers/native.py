@@ -12,7 +12,8 @@ from typing import Any
 
 from ..errors import notices
 from ..media import Encoded, Text
-from .base import Adapter, Refused
+from .base import Refused
+from .face import destination_of
 
 OWNERS = {
     "aim": "aim",
@@ -36,7 +37,7 @@ class Native(Text):
         self.mark = uuid.uuid4().hex
         with _lock:
             if takers and len(_waiting) < MOST:
-                _waiting[self.mark] = (value, [id(tracker) for tracker in takers])
+                _waiting[self.mark] = (value, [id(destination_of(tracker) or tracker) for tracker in takers])
                 return
         if takers:
             notices.once(
@@ -66,7 +67,7 @@ def library_of(value: Any) -> str | None:
 
 def takes(tracker: Any, library: str) -> bool:
     """Tell whether a tracker gets a library's objects: the adapter of that library, and every tracker of the user's own."""
-    return not isinstance(tracker, Adapter) or OWNERS[library] == tracker.name
+    return destination_of(tracker) is None or OWNERS[library] == tracker.name
 
 
 def wrapped(values: Mapping[str, Any], trackers: Sequence[Any], elsewhere: Sequence[str]) -> Mapping[str, Any]:

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from ..errors import missing_extra, notices
 from .base import GeneralTracker, is_tracker, tracker_bases
+from .destination import Destination
+from .face import tracker_class as with_face
+from .face import tracker_of
 
 ENTRY_POINTS = "fanfold.trackers"
 
@@ -160,7 +163,7 @@ def load_entry_points() -> None:
     """Add the trackers other packages bring: entry points of the group `fanfold.trackers`, name = class."""
     for point in metadata.entry_points(group=ENTRY_POINTS):
         if point.name not in LOGGER_TYPE_TO_CLASS:
-            LOGGER_TYPE_TO_CLASS[point.name] = point.load()
+            LOGGER_TYPE_TO_CLASS[point.name] = with_face(point.load())
 
 
 def find_class(name: str) -> Any:
@@ -177,8 +180,9 @@ def find_class(name: str) -> Any:
     return found
 
 
-def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
-    """Make a tracker class usable by its name."""
+def register_tracker_class(tracker_class: type[GeneralTracker | Destination]) -> None:
+    """Make a tracker class, or a destination, usable by its name."""
+    tracker_class = with_face(tracker_class)
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, tracker_bases())):
         raise ValueError(f"`tracker_class` must be a subclass of `GeneralTracker`, but got {tracker_class}.")  # noqa: TRY004 - as Accelerate
     name = getattr(tracker_class, "name", None)
@@ -207,7 +211,7 @@ def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = 
         wanted = [item for item in wanted if is_tracker(item) or _is_custom(item)]
         return filter_trackers(wanted, logging_dir) + _with_directory(get_available_trackers(), logging_dir)
     chosen: list[Any] = []
-    for item in wanted:
+    for item in map(tracker_of, wanted):
         if is_tracker(item):
             chosen.append(item)
         elif (found := _checked(item, logging_dir)) is not None and found not in chosen:

@@ -8,15 +8,19 @@ import os
 import time
 import wave
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..journal.directory import encode_name
-from .base import Adapter, Identity, Point, clean_config, flat_config, on_main_process
+from ..media import Image
+from .base import Identity, Point, Refusal, clean_config, flat_config, on_main_process
+from .destination import Destination, Item
+from .face import Tracker
 from .tools import markdown
 
 
-class TensorBoardTracker(Adapter):
+class TensorBoard(Destination):
     """Write event files to `logging_dir/run_name`; other arguments go to SummaryWriter."""
 
     name: ClassVar[str] = "tensorboard"
@@ -26,32 +30,42 @@ class TensorBoardTracker(Adapter):
     layouts: ClassVar[tuple[str, ...]] = ("fanfold", "accelerate")
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.logging_dir = os.path.join(logging_dir, run_name)  # noqa: PTH118 - a text, as users of the attribute expect
-        self.init_kwargs = kwargs
-        self._inside = False
-        self._given = (self.logging_dir, kwargs.get("filename_suffix", ""))
+        super().__init__(run_name, **kwargs)
+        self._given = os.path.join(logging_dir, run_name)  # noqa: PTH118 - a text, as users of the attribute expect
+        self.logging_dir = self._given
         self._files = "events.out.tfevents.*"  # of this run
 
-    def adopt(self, identity: Identity) -> None:
-        folder, suffix = self._given  # a start that failed is tried again, and adopts again
-        self._inside = Path(folder).parent == identity.directory
-        if self._inside:
-            self.logging_dir = str(identity.directory / encode_name(identity.name))
-        elif identity.layout == "accelerate":  # the runs of a project share its folder; the names of files tell them apart
-            self.init_kwargs["filename_suffix"] = f"{suffix}.{encode_name(identity.run_id)}"
-            self._files = f"events.out.tfevents.*{glob.escape(self.init_kwargs['filename_suffix'])}"
-        else:  # a folder that runs share: each gets its own, or their points would mix
-            self.logging_dir = str(Path(folder) / encode_name(f"{identity.name}-{identity.run_id}"))
-
-    @on_main_process
-    def start(self) -> None:
+    def open(self, identity: Identity | None, remote: str | None = None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             from tensorboardX import SummaryWriter
-        self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
+        arguments = dict(self.init_kwargs)
+        if identity is not None:
+            self._place(identity, arguments)
+        if remote is not None:
+            self._continue(remote, inside=identity is not None and Path(self._given).parent == identity.directory)
+        self.writer = self.given or SummaryWriter(self.logging_dir, **arguments)
+
+    def _place(self, identity: Identity, arguments: dict[str, Any]) -> None:
+        """Set folder and file names: each run has its own, or their points would mix."""
+        if Path(self._given).parent == identity.directory:
+            self.logging_dir = str(identity.directory / encode_name(identity.name))
+        elif identity.layout == "accelerate":  # the runs of a project share its folder; the names of files tell them apart
+            arguments["filename_suffix"] = f"{arguments.get('filename_suffix', '')}.{encode_name(identity.run_id)}"
+            self._files = f"events.out.tfevents.*{glob.escape(arguments['filename_suffix'])}"
+        elif identity.layout == "transformers":  # a folder of this training's own
+            self.logging_dir = self._given
+        else:
+            self.logging_dir = str(Path(self._given) / encode_name(f"{identity.name}-{identity.run_id}"))
+
+    def _continue(self, remote: str, *, inside: bool) -> None:
+        """Continue in the same folder. One inside the run's directory moves with it; storage elsewhere is the user's to name."""
+        parent = self.logging_dir.rpartition("/")[0]
+        if inside:
+            self.logging_dir = f"{parent}/{Path(remote).name}"
+        elif "://" not in remote or remote.rpartition("/")[0] == parent:
+            self.logging_dir = remote
 
     @property
     def tracker(self) -> Any:
@@ -61,16 +75,7 @@ class TensorBoardTracker(Adapter):
     def remote(self) -> str:
         return self.logging_dir
 
-    def resume(self, remote: str) -> None:
-        """Continue in the same folder. One inside the run's directory moves with it; storage elsewhere is the user's to name."""
-        parent = self.logging_dir.rpartition("/")[0]
-        if self._inside:
-            self.logging_dir = f"{parent}/{Path(remote).name}"
-        elif "://" not in remote or remote.rpartition("/")[0] == parent:
-            self.logging_dir = remote
-
-    @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
+    def set_config(self, values: dict[str, Any]) -> None:
         """Keep the configuration as hyperparameters, and whole as `hparams.yml`."""
         import yaml
 
@@ -83,29 +88,10 @@ class TensorBoardTracker(Adapter):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hparams.yml").write_text(yaml.safe_dump(clean_config(values)), encoding="utf-8")
 
-    def add(self, key: str, value: Any, point: Point) -> None:
-        for item in value if isinstance(value, list) else [value]:
-            self._put(key, item, point)
-
-    def _put(self, key: str, value: Any, point: Point) -> None:
-        common = {"global_step": point.step, "walltime": point.time}
-        if isinstance(value, str):
-            self.writer.add_text(key, value, **common)
-        elif isinstance(value, (bool, int, float)):
-            self.writer.add_scalar(key, value, **common, **point.kwargs)
-        else:
-            _MEDIA[value.kind](self.writer, key, value, common)
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        super().log(values, step, **kwargs)
+    def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
+        refused = super().record(values, step, kwargs)
         self.writer.flush()
-
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add a batch of images under each key; arguments go to `add_images`."""
-        for key, value in values.items():
-            self.writer.add_images(key, value, global_step=step, **kwargs)
+        return refused
 
     def settle(self) -> None:
         self.writer.flush()
@@ -128,40 +114,74 @@ class TensorBoardTracker(Adapter):
     def artifact(self, path: Path, name: str) -> None:
         self.writer.add_text(f"artifact/{name}", f"`{path}` ({path.stat().st_size} bytes)")
 
-    @on_main_process
     def finish(self) -> None:
         self.writer.close()
 
+    # Values
 
-def _image(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
-    writer.add_image(key, value.array(), dataformats="HWC", **common)
+    def number(self, key: str, value: float, point: Point) -> None:
+        self.writer.add_scalar(key, value, global_step=point.step, walltime=point.time, **point.kwargs)
+
+    def _add_text(self, item: Item, text: str) -> None:
+        self.writer.add_text(item.key, text, global_step=item.step, walltime=item.point.time)
+
+    def take_text(self, item: Item) -> None:
+        self._add_text(item, item.text)
+
+    def take_html(self, item: Item) -> None:
+        self._add_text(item, item.value.html)
+
+    def take_table(self, item: Item) -> None:
+        self._add_text(item, markdown(item.value, most=1000))
+
+    def take_plotly(self, item: Item) -> None:
+        self._add_text(item, f"```json\n{item.value.json}\n```")
+
+    def take_image(self, item: Item) -> None:
+        at = {"global_step": item.step, "walltime": item.point.time}
+        self.writer.add_image(item.key, item.value.array(), dataformats="HWC", **at)
+
+    def take_video(self, item: Item) -> None:
+        for frame in list(item.value.frames())[:1]:  # event files have no video; the first picture stands for it
+            self.take_image(item._replace(value=Image(frame)))
+
+    def take_histogram(self, item: Item) -> None:
+        import numpy as np
+
+        edges, counts = np.asarray(item.value.edges, float), np.asarray(item.value.counts, float)
+        middles = (edges[:-1] + edges[1:]) / 2
+        sums = float((middles * counts).sum()), float((middles**2 * counts).sum())
+        ends = (float(edges[0]), float(edges[-1])) if len(edges) else (0.0, 0.0)
+        at = {"global_step": item.step, "walltime": item.point.time}
+        self.writer.add_histogram_raw(item.key, *ends, int(counts.sum()), *sums, edges[1:].tolist(), counts.tolist(), **at)
+
+    def take_audio(self, item: Item) -> None:
+        """Keep the sound file as it is, with all its channels: `add_audio` takes one channel, as floats, and rounds it again."""
+        if type(self.writer).__module__.startswith("tensorboardX"):
+            from tensorboardX.proto.summary_pb2 import Summary
+        else:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+        data, ext = item.content
+        channels, frames = _wav_size(data) if ext == "wav" else (0, 0)
+        sound = Summary.Audio(
+            sample_rate=float(item.value.sample_rate or 0), num_channels=channels, length_frames=frames,
+            encoded_audio_string=data, content_type=f"audio/{'mpeg' if ext == 'mp3' else ext}",
+        )  # fmt: skip
+        summary = Summary(value=[Summary.Value(tag=item.key, audio=sound)])
+        self.writer._get_file_writer().add_summary(summary, item.step, item.point.time)  # noqa: SLF001 - as add_audio does
 
 
-def _histogram(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
-    import numpy as np
+class TensorBoardTracker(Tracker):
+    """Write event files to `logging_dir/run_name`; other arguments go to SummaryWriter."""
 
-    edges, counts = np.asarray(value.edges, float), np.asarray(value.counts, float)
-    middles = (edges[:-1] + edges[1:]) / 2
-    total, squares = float((middles * counts).sum()), float((middles**2 * counts).sum())
-    low, high = (float(edges[0]), float(edges[-1])) if len(edges) else (0.0, 0.0)
-    writer.add_histogram_raw(key, low, high, int(counts.sum()), total, squares, edges[1:].tolist(), counts.tolist(), **common)
+    destination_class = TensorBoard
+    destination: TensorBoard
 
-
-def _audio(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
-    """Keep the sound file as it is, with all its channels: `add_audio` takes one channel, as floats, and rounds it again."""
-    if type(writer).__module__.startswith("tensorboardX"):
-        from tensorboardX.proto.summary_pb2 import Summary
-    else:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-    encoded = value.encode()
-    data = bytes(encoded.data)
-    channels, frames = _wav_size(data) if encoded.ext == "wav" else (0, 0)
-    sound = Summary.Audio(
-        sample_rate=float(value.sample_rate or 0), num_channels=channels, length_frames=frames, encoded_audio_string=data,
-        content_type=f"audio/{'mpeg' if encoded.ext == 'mp3' else encoded.ext}",
-    )  # fmt: skip
-    summary = Summary(value=[Summary.Value(tag=key, audio=sound)])
-    writer._get_file_writer().add_summary(summary, common["global_step"], common["walltime"])  # noqa: SLF001 - as add_audio does
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Add a batch of images under each key; arguments go to `add_images`."""
+        for key, value in values.items():
+            self.destination.writer.add_images(key, value, global_step=step, **kwargs)
 
 
 def _wav_size(data: bytes) -> tuple[int, int]:
@@ -170,40 +190,3 @@ def _wav_size(data: bytes) -> tuple[int, int]:
             return file.getnchannels(), file.getnframes()
     except (wave.Error, EOFError):  # a kind of WAV the standard library does not read; players may
         return 0, 0
-
-
-def _as_text(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
-    text = value.text if value.kind == "text" else value.html
-    writer.add_text(key, text, **common)
-
-
-def _table(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
-    writer.add_text(key, markdown(value, most=1000), **common)
-
-
-def _figure(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
-    if value.png:
-        from ..media import Image
-
-        _image(writer, key, Image(value.png), common)
-    else:
-        writer.add_text(key, f"```json\n{value.json}\n```", **common)
-
-
-def _video(writer: Any, key: str, value: Any, common: dict[str, Any]) -> None:
-    from ..media import Image
-
-    for frame in list(value.frames())[:1]:  # event files have no video; the first picture stands for it
-        _image(writer, key, Image(frame), common)
-
-
-_MEDIA = {
-    "image": _image,
-    "histogram": _histogram,
-    "audio": _audio,
-    "video": _video,
-    "text": _as_text,
-    "html": _as_text,
-    "table": _table,
-    "figure": _figure,
-}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import re
 import shutil
@@ -34,7 +35,9 @@ def mapped(value: Any, change: Callable[[Any], Any], *, key: Callable[[str], str
 
 
 def content_of(media: Any) -> tuple[bytes, str]:
-    """Return media as the bytes of a file and its extension: a table is CSV, an interactive figure a page."""
+    """Return media as the bytes of a file and its extension: tables are CSV, interactive figures HTML, histograms JSON."""
+    if media.kind == "histogram":
+        return json.dumps({"edges": media.edges.tolist(), "counts": media.counts.tolist()}).encode(), "json"
     if media.kind == "text":
         return media.text.encode(), "txt"
     if media.kind == "html" or (media.kind == "figure" and not media.png):
@@ -92,3 +95,8 @@ def replace(path: Path, text: str) -> None:
     aside = path.with_name(f"{path.name}.{os.getpid()}.new")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
+
+
+def truthy(value: Any) -> bool:
+    """Read a setting of yes or no; `"False"` means no."""
+    return value.strip().lower() in ("1", "true", "yes", "y", "t", "on") if isinstance(value, str) else bool(value)

@@ -14,34 +14,35 @@ import os
 import sqlite3
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..media import Media
-from .base import Adapter, Alert, Identity, Point, Refusal, Refused, clean, clean_config, on_main_process, prepared
+from .base import Alert, Identity, Point, Refusal, Refused, clean, clean_config
+from .destination import Destination, Item, items_of
+from .face import Tracker
 from .tools import file_of, mapped, plain_name, until
 
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
 SETTLE_SECONDS = 60.0
 MAX_INTEGER = 1 << 63
+_PLAIN = (bool, int, float, str)
 
 
-class TrackioTracker(Adapter):
+class Trackio(Destination):
     """Log to the project `run_name`; other arguments go to `trackio.init`."""
 
     name: ClassVar[str] = "trackio"
     main_process_only = False
     delivery: ClassVar[str] = "readable"
     delivery_online: ClassVar[str | None] = "at least once"
+    run: Any = None
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-        self._id: str | None = None
-        self._live = False
+        super().__init__(run_name, **kwargs)
         self._config: dict[str, Any] = {}
         self._words: dict[str, Any] = {}
         self._queued = 0  # rows given to trackio's own queue, which the database must show in the end
@@ -58,39 +59,35 @@ class TrackioTracker(Adapter):
             return "TRACKIO_SERVER_URL is set without a token: set TRACKIO_WRITE_TOKEN"
         return None
 
-    def adopt(self, identity: Identity) -> None:
-        self._id, self._live = identity.run_id, identity.live
-        for key, value in (("name", identity.name), ("group", identity.group)):
-            if value is not None:
-                self.init_kwargs.setdefault(key, value)
-        # The relay's machine is measured by our own probes, and it has no notebook to show a page in.
-        for key in ("auto_log_gpu", "auto_log_cpu", "embed"):
-            self.init_kwargs.setdefault(key, False)
-
-    def resume(self, remote: str) -> None:
-        known = json.loads(remote)
-        self._id = known["id"]
-        self.init_kwargs["name"] = known["name"]
-
-    @on_main_process
-    def start(self) -> None:
+    def open(self, identity: Identity | None, remote: str | None = None) -> None:
         import trackio
 
-        def start() -> Any:
-            return trackio.init(project=self.run_name, **self.init_kwargs)
-
-        if self._id is None:
-            self.run = start()
+        if self.given is not None:
+            self.run = self.given
+            self._before = len(self._rows())
             return
+        known = json.loads(remote) if remote else {}
+        arguments = {**self.init_kwargs, **({"name": known["name"]} if known else {})}
+        if identity is None and not known:
+            self.run = trackio.init(project=self.run_name, **arguments)
+            return
+        if identity is not None:  # its machine is measured by our own probes, and a relay has no notebook to show a page in
+            quiet = dict.fromkeys(("auto_log_gpu", "auto_log_cpu", "embed"), False)
+            named = {"name": identity.name, "group": identity.group}
+            arguments = {**quiet, **{key: value for key, value in named.items() if value is not None}, **arguments}
+
+        def start() -> Any:
+            return trackio.init(project=self.run_name, **arguments)
+
         # init() ends the run it finds in its context; in an empty one, a run the user has open stays open.
-        alone = self._live and trackio.context_vars.current_run.get() is None
+        alone = identity is not None and identity.live and trackio.context_vars.current_run.get() is None
         self.run = start() if alone else contextvars.Context().run(start)
-        self.run.id = self._id
+        self.run.id = known.get("id") or (identity.run_id if identity else self.run.id)
         self._before = len(self._rows())
         self._take_over_config()
 
     def _take_over_config(self) -> None:
-        """Go on with the configuration that is there: trackio replaces it whole by what the next row brings."""
+        """Continue with the configuration that is there: trackio replaces it whole by what the next row brings."""
         from trackio.sqlite_storage import SQLiteStorage
 
         if self._before and (known := SQLiteStorage.get_run_config(self.run.project, self.run.name, run_id=self.run.id)):
@@ -98,13 +95,8 @@ class TrackioTracker(Adapter):
             self.run._config_logged = True  # noqa: SLF001 - as it says
 
     @property
-    def tracker(self) -> Any:
-        return self.run
-
-    @property
     def remote(self) -> str | None:
-        run = getattr(self, "run", None)
-        return None if run is None else json.dumps({"id": run.id, "name": run.name})
+        return None if self.run is None else json.dumps({"id": self.run.id, "name": self.run.name})
 
     @property
     def database(self) -> Path | None:
@@ -115,8 +107,9 @@ class TrackioTracker(Adapter):
         local = self.run.url is None and utils.get_storage_mode() == "sqlite"
         return Path(SQLiteStorage.get_project_db_path(self.run.project)) if local else None
 
-    @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
+    # Config and words
+
+    def set_config(self, values: dict[str, Any]) -> None:
         self._config = _writable(clean_config(values))
         self._update_config()
 
@@ -130,6 +123,23 @@ class TrackioTracker(Adapter):
         """Keep the summary in the configuration: trackio has none."""
         self._words["summary"] = mapped(clean_config(values), _small)
         self._update_config()
+
+    def _update_config(self) -> None:
+        changed = {**self._words, **self._config}
+        if changed.items() <= self.run.config.items():
+            return
+        self.run.config.update(changed)
+        self.run._config_logged = False  # noqa: SLF001 - it goes with the next row only if this says so
+
+    def _flush_config(self) -> None:
+        """Write a configuration that no row has carried yet: with a row that is there already, which adds none."""
+        if self.run._config_logged:  # noqa: SLF001 - as above
+            return
+        if self.database is None:
+            self.run.log({})
+        else:
+            known = next(iter(self._rows("log_id")), None)
+            self._insert([Point({}, 0)], log_ids=None if known is None else [known])
 
     def alert(self, alert: Alert) -> None:
         """Write an alert with the time of the call; one with an id that is there already is left out."""
@@ -145,27 +155,34 @@ class TrackioTracker(Adapter):
             levels=[level.value], steps=[alert.step], timestamps=[_time(alert.time)], alert_ids=[alert.id],
         )  # fmt: skip
 
-    def _update_config(self) -> None:
-        changed = {**self._words, **self._config}
-        if changed.items() <= self.run.config.items():
-            return
-        self.run.config.update(changed)
-        self.run._config_logged = False  # noqa: SLF001 - it goes with the next row only if this says so
+    def artifact(self, path: Path, name: str) -> None:
+        found = self.library.Artifact(plain_name(name), type="file")
+        found.add_file(str(path), name=Path(name).name)
+        self.run.log_artifact(found)
 
-    # What the relay calls
+    # Points
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         with tempfile.TemporaryDirectory(prefix="fanfold-trackio-") as folder:
-            ready, refused = prepared(points, lambda _point, key, value: _taken(key, value, Path(folder)))
-            rows = [point._replace(values=values) for point, values in zip(points, ready, strict=True)]
+            self._folder = Path(folder)
+            rows, refused = self.converted(points)
             if self.database is not None:
-                plain = [point._replace(values=_plain(point)) for point in rows]
-                self._insert([point for point in plain if point.values])
-                rows = [point._replace(values=_not_plain(point)) for point in rows]
-            for point in rows:
-                if point.values:
-                    self.run.log(point.values, step=point.step)
+                plain = [{key: value for key, value in row.items() if isinstance(value, _PLAIN)} for row in rows]
+                self._insert([point._replace(values=row) for point, row in zip(points, plain, strict=True) if row])
+                rows = [{key: value for key, value in row.items() if not isinstance(value, _PLAIN)} for row in rows]
+            for point, row in zip(points, rows, strict=True):
+                if row:
+                    self.run.log(row, step=point.step)
                     self._queued += 1
+        return refused
+
+    def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
+        """Log as trackio does; what it would skip (tensors, integers beyond 64 bits) becomes a plain number first."""
+        with tempfile.TemporaryDirectory(prefix="fanfold-trackio-") as folder:
+            self._folder = Path(folder)
+            ours = {key: value for key, value in values.items() if _is_ours(value)}
+            rows, refused = self.converted([Point(clean(ours), step)])
+            self.run.log({**{key: value for key, value in values.items() if key not in ours}, **rows[0]}, step=step, **kwargs)
         return refused
 
     def _insert(self, points: Sequence[Point], log_ids: list[str] | None = None) -> None:
@@ -175,15 +192,12 @@ class TrackioTracker(Adapter):
         if not points:
             return
         SQLiteStorage.bulk_log(
-            project=self.run.project,
-            run=self.run.name,
-            run_id=self.run.id,
+            project=self.run.project, run=self.run.name, run_id=self.run.id,
             metrics_list=[{_safe(key): value for key, value in point.values.items()} for point in points],
-            steps=[point.step for point in points],
-            timestamps=[_time(point.time) for point in points],
+            steps=[point.step for point in points], timestamps=[_time(point.time) for point in points],
             config=None if self.run._config_logged else self.run.config,  # noqa: SLF001 - as the library's own log() does
             log_ids=log_ids or [uuid.uuid4().hex for _ in points],
-        )
+        )  # fmt: skip
         self._before += 0 if log_ids else len(points)
         self.run._config_logged = True  # noqa: SLF001 - as above
 
@@ -213,19 +227,9 @@ class TrackioTracker(Adapter):
         """Count the rows of each key in the local database; a server is not asked."""
         if self.database is None:
             return None
-        found: dict[str, int] = {}
-        for row in self._rows():
-            for key in json.loads(row):
-                name = key.removeprefix("__")
-                found[name] = found.get(name, 0) + 1
-        return found
+        return dict(Counter(key.removeprefix("__") for row in self._rows() for key in json.loads(row)))
 
-    def artifact(self, path: Path, name: str) -> None:
-        from trackio import Artifact
-
-        found = Artifact(plain_name(name), type="file")
-        found.add_file(str(path), name=Path(name).name)
-        self.run.log_artifact(found)
+    # The end
 
     def close(self, status: str) -> None:
         """Finish; trackio knows no final status, so it is kept in the configuration."""
@@ -234,29 +238,6 @@ class TrackioTracker(Adapter):
         self.settle()
         self.finish()
 
-    def _flush_config(self) -> None:
-        """Write a configuration that no row has carried yet: with a row that is there already, which adds none."""
-        if self.run._config_logged:  # noqa: SLF001 - as above
-            return
-        if self.database is None:
-            self.run.log({})
-        elif (known := next(iter(self._rows("log_id")), None)) is not None:
-            self._insert([Point({}, 0)], log_ids=[known])
-        else:
-            self._insert([Point({}, 0)])
-
-    # What Accelerate and users call
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log as trackio does; what it would skip (tensors, integers beyond 64 bits) becomes a plain number first."""
-        with tempfile.TemporaryDirectory(prefix="fanfold-trackio-") as folder:
-            ours = {key: value for key, value in values.items() if _is_ours(value)}
-            ready, refused = prepared([Point(clean(ours), step)], lambda _point, key, value: _taken(key, value, Path(folder)))
-            self.run.log({**{key: value for key, value in values.items() if key not in ours}, **ready[0]}, step=step, **kwargs)
-            self.warn_refused(refused)
-
-    @on_main_process
     def finish(self) -> None:
         self.run.finish()
         self.hide_here()
@@ -264,9 +245,66 @@ class TrackioTracker(Adapter):
     def hide_here(self) -> None:
         from trackio import context_vars
 
-        run = getattr(self, "run", None)
-        if run is not None and context_vars.current_run.get() is run:
+        if self.run is not None and context_vars.current_run.get() is self.run:
             context_vars.current_run.set(None)  # else it is finished once more when the process ends
+
+    # Media become trackio's own objects
+
+    @property
+    def library(self) -> Any:
+        import trackio
+
+        return trackio
+
+    def together(self, key: str, made: list[Any]) -> Any:
+        """Return several media of one key as a table of one column: a row holds one value of a key."""
+        lib = self.library
+        if not all(isinstance(one, (lib.Image, lib.Audio, lib.Video)) for one in made):
+            raise Refused("trackio takes lists of images, sounds and videos only")
+        return lib.Table(columns=[key], data=[[one] for one in made])
+
+    def take_native(self, item: Item) -> Any:
+        return item.value
+
+    def take_text(self, item: Item) -> Any:
+        return item.value if isinstance(item.value, str) else self.library.Markdown(item.text)
+
+    def take_image(self, item: Item) -> Any:
+        return self.library.Image(item.value.pil(), caption=item.caption)
+
+    def take_audio(self, item: Item) -> Any:
+        path = file_of(item.value, self._folder)
+        if not path.endswith((".wav", ".mp3")):
+            raise Refused(f"trackio takes WAV and MP3, not {Path(path).suffix}")
+        return self.library.Audio(path, caption=item.caption)
+
+    def take_video(self, item: Item) -> Any:
+        return self.library.Video(file_of(item.value, self._folder), caption=item.caption)
+
+    def take_histogram(self, item: Item) -> Any:
+        return self.library.Histogram(np_histogram=(item.value.counts, item.value.edges))
+
+    def take_table(self, item: Item) -> Any:
+        rows = [[self._cell(cell, item) for cell in row] for row in item.value.rows]
+        return self.library.Table(columns=list(item.value.columns), data=rows)
+
+    def _cell(self, cell: Any, item: Item) -> Any:
+        if isinstance(cell, Media):
+            known = cell.kind in ("image", "audio", "video")
+            return self.take(next(items_of(item.key, cell, item.point))) if known else f"<{cell.kind}>"
+        return _small(cell) if cell is None or isinstance(cell, _PLAIN) else str(cell)
+
+    def take_plotly(self, item: Item) -> Any:
+        return self.library.Html(item.value.html, caption=item.caption)
+
+    def take_html(self, item: Item) -> Any:
+        return self.library.Html(item.value.html, inject=False)
+
+
+class TrackioTracker(Tracker):
+    """Log to the project `run_name`; other arguments go to `trackio.init`."""
+
+    destination_class = Trackio
 
 
 def _is_ours(value: Any) -> bool:
@@ -294,119 +332,3 @@ def _writable(config: dict[str, Any]) -> dict[str, Any]:
 def _small(value: Any) -> Any:
     big = isinstance(value, int) and not -MAX_INTEGER <= value < 2 * MAX_INTEGER
     return str(value) if big else value
-
-
-# Media
-
-
-def _plain(point: Point) -> dict[str, Any]:
-    return {key: value for key, value in point.values.items() if isinstance(value, (bool, int, float, str))}
-
-
-def _not_plain(point: Point) -> dict[str, Any]:
-    return {key: value for key, value in point.values.items() if not isinstance(value, (bool, int, float, str))}
-
-
-def _taken(key: str, value: Any, folder: Path) -> Any:
-    """Return a value as trackio takes it: a number or text as it is, media as trackio's objects; or refuse it."""
-    try:
-        return _one(key, value, folder)
-    except (TypeError, ValueError) as error:
-        raise Refused(f"trackio's own classes do not take it: {error}") from error
-
-
-def _one(key: str, value: Any, folder: Path) -> Any:
-    if isinstance(value, Media):
-        return _native(value, folder)
-    return _listed(key, value, folder) if isinstance(value, list) else value
-
-
-def _listed(key: str, values: list[Any], folder: Path) -> Any:
-    """Return several media of one key as a table of one column: a row holds one value of a key."""
-    import trackio
-
-    if any(isinstance(value, Media) and value.kind not in ("image", "audio", "video") for value in values):
-        raise Refused("trackio takes lists of images, sounds and videos only")
-    return trackio.Table(columns=[key], data=[[_one(key, value, folder)] for value in values])
-
-
-def _native(value: Any, folder: Path) -> Any:
-    return _MEDIA[value.kind](value, folder)
-
-
-def _image(value: Any, folder: Path) -> Any:
-    import trackio
-
-    del folder
-    return trackio.Image(value.pil(), caption=value.caption)
-
-
-def _audio(value: Any, folder: Path) -> Any:
-    import trackio
-
-    path = file_of(value, folder)
-    if not path.endswith((".wav", ".mp3")):
-        raise Refused(f"trackio takes WAV and MP3, not {Path(path).suffix}")
-    return trackio.Audio(path, caption=value.caption)
-
-
-def _video(value: Any, folder: Path) -> Any:
-    import trackio
-
-    return trackio.Video(file_of(value, folder), caption=value.caption)
-
-
-def _histogram(value: Any, folder: Path) -> Any:
-    import trackio
-
-    del folder
-    return trackio.Histogram(np_histogram=(value.counts, value.edges))
-
-
-def _table(value: Any, folder: Path) -> Any:
-    import trackio
-
-    rows = [[_cell(cell, folder) for cell in row] for row in value.rows]
-    return trackio.Table(columns=list(value.columns), data=rows)
-
-
-def _cell(cell: Any, folder: Path) -> Any:
-    if isinstance(cell, Media):
-        return _native(cell, folder) if cell.kind in ("image", "audio", "video") else f"<{cell.kind}>"
-    return cell if cell is None or isinstance(cell, (bool, float, str)) else _small(cell) if isinstance(cell, int) else str(cell)
-
-
-def _figure(value: Any, folder: Path) -> Any:
-    import trackio
-
-    if value.png is not None:
-        from ..media import Image
-
-        return _image(Image(value.png, caption=value.caption), folder)
-    return trackio.Html(value.html, caption=value.caption)
-
-
-def _html(value: Any, folder: Path) -> Any:
-    import trackio
-
-    del folder
-    return trackio.Html(value.html, inject=False)
-
-
-def _text(value: Any, folder: Path) -> Any:
-    import trackio
-
-    del folder
-    return trackio.Markdown(value.text)
-
-
-_MEDIA: dict[str, Callable[[Any, Path], Any]] = {
-    "image": _image,
-    "audio": _audio,
-    "video": _video,
-    "histogram": _histogram,
-    "table": _table,
-    "figure": _figure,
-    "html": _html,
-    "text": _text,
-}

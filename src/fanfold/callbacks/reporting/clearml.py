@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ...errors import notices, outcome
 from ...trackers.base import flat_config
-from ...trackers.clearml import ClearMLTracker
+from ...trackers.clearml import ClearML, ClearMLTracker, in_transformers
 from ..subjects import SUMMARY, TRUE, arguments_of, model_config, rewrite_logs, unstage
 from ..tracking import TrackingCallback
 
@@ -20,12 +20,15 @@ NOTE = "Whether a remote run of this task keeps {} as the script has it, whateve
 _trainings: Counter[str] = Counter()  # of each task in this process
 
 
-class _Titled(ClearMLTracker):
+class _TitledClearML(ClearML):
     """Put `eval/loss` as series `loss` under the title `eval`, as Transformers does."""
 
     def place(self, key: str) -> tuple[str, str]:
-        title, _, series = key.partition("/")
-        return (title, series) if series else ("train", key)
+        return in_transformers(key)
+
+
+class _Titled(ClearMLTracker):
+    destination_class = _TitledClearML
 
 
 class ClearMLCallback(TrackingCallback):

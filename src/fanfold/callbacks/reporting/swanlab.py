@@ -37,7 +37,7 @@ class SwanLabCallback(TrackingCallback):
         self.tracker = self.current()
         self._owns = self.tracker is None
         if self.tracker is None:
-            self.tracker = SwanLabTracker(os.environ.get("SWANLAB_PROJECT"), **_names(args, state))  # type: ignore[arg-type]
+            self.tracker = SwanLabTracker(os.environ.get("SWANLAB_PROJECT"), **_names(args, state))
             self.tracker.start()
 
     def current(self) -> Any:

@@ -1,0 +1,116 @@
+"""Aim's repositories: built so that a kill leaves none half made, with a run's place under a hash of ours, and its index."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import notices
+
+BUILD_SECONDS = 60.0  # a repository without a version that has not changed for so long was left by a kill
+EXACT = 1 << 53  # Aim files a point under a hash of its step as a float: beyond this, neighbours would share one
+
+
+def opened(where: str | None, run_hash: str) -> Any:
+    """Open a repository. A new one is built aside and moved into place: Aim cannot open one that a kill left half built."""
+    from aim.sdk.repo import Repo
+    from aim.sdk.repo_utils import get_repo
+    from aim.sdk.utils import clean_repo_path
+
+    where = where or Repo.default_repo_path()
+    if not where.startswith(("aim://", "ssh://")):
+        _build(Path(clean_repo_path(where)).absolute(), run_hash)
+    return get_repo(where)
+
+
+def _build(root: Path, run_hash: str) -> None:
+    from aim.sdk.configs import get_aim_repo_name
+    from aim.sdk.repo import Repo
+
+    home, aside = root / get_aim_repo_name(), root / f".fanfold-{run_hash}"  # the latter is this run's relay's alone
+    shutil.rmtree(aside, ignore_errors=True)
+    if (home / "VERSION").exists() or any(home.glob("*/chunks/*")):
+        return  # built; an old one without a version is Aim's to upgrade
+    if home.exists():
+        _discard(home)
+    aside.mkdir(parents=True)
+    Repo(str(aside), init=True).close()
+    try:
+        (aside / home.name).rename(home)
+    except OSError:
+        if not (home / "VERSION").exists():  # else another run has built it meanwhile
+            raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _discard(home: Path) -> None:
+    """Move a half-built repository away, unless its builder may still be at work."""
+    if time.time() - max(path.stat().st_mtime for path in (home, *home.rglob("*"))) < BUILD_SECONDS:
+        raise BlockingIOError(f"{home} has no VERSION yet: another process may be building it")
+    home.rename(home.with_name(f"{home.name}.incomplete-{time.time_ns()}"))
+
+
+def reserved(repo: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the run's arguments with its place in the repository made: Aim opens a hash it knows, but creates only its own."""
+    run_hash = arguments["run_hash"]
+    if repo.is_remote_repo:
+        known = run_hash in repo.list_all_runs()
+        return arguments if known else {name: value for name, value in arguments.items() if name != "run_hash"}
+    (Path(repo.path) / "meta" / "chunks" / run_hash).mkdir(parents=True, exist_ok=True)
+    # A relay that was killed leaves its lock; ours on the cursor says it is gone, and the store's own stops a living one.
+    left = (Path(repo.path) / "locks" / f"{run_hash}.softlock").exists()
+    return {"force_resume": left, **arguments}
+
+
+def place_of(repo: Any) -> str:
+    """Return a repository's address."""
+    return f"aim://{repo.root_path}" if repo.is_remote_repo else str(repo.root_path)
+
+
+def index(repo: Any, run_hash: str) -> None:
+    """Make a finished run visible to queries. Where `aim up` holds the index, it does so itself."""
+    from aim.sdk.index_manager import RepoIndexManager, aimrocks
+    from filelock import Timeout
+
+    try:
+        RepoIndexManager.get_index_manager(repo).index(run_hash)
+    except (aimrocks.errors.RocksIOError, Timeout):
+        notices.once(
+            f"aim:index:{run_hash}",
+            f"aim's index is held by another process, so run {run_hash} may not be found by queries yet. Nothing is lost. "
+            "`aim up` adds it by itself; elsewhere run `aim storage reindex`.",
+        )
+
+
+def stored(run: Any, name: str, step: int, context: Mapping[str, Any]) -> Any:
+    """Return what a name holds at a step, or None."""
+    from aim.storage.context import Context
+
+    known = run._tracker.sequence_infos.get((Context(dict(context)).idx, name))  # noqa: SLF001 - a reader sees no open run
+    if known is None or not known.initialized:
+        return None
+    try:
+        return known.val_view[known.step_hash_fn(step)]
+    except KeyError:
+        return None
+
+
+def hash_exactly(run: Any, name: str, value: Any, context: Mapping[str, Any]) -> None:
+    """Have a sequence of numbers file each step beyond 2**53 under a hash of its own; readers go by the steps themselves."""
+    from aim.storage.context import Context
+
+    tracker, idx = run._tracker, Context(dict(context)).idx  # noqa: SLF001 - no public way
+    info = tracker.sequence_infos[idx, name]
+    if not info.initialized:
+        tracker._init_sequence_info(idx, name, tracker._normalized_values(value, name)[name])  # noqa: SLF001 - as track() does
+    if info.version == 2:
+        info.step_hash_fn = _step_hash
+
+
+def _step_hash(step: int) -> int:
+    from aim.storage.hashing import hash_auto
+
+    return int(hash_auto(step if abs(step) <= EXACT else str(step)))

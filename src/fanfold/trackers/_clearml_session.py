@@ -1,0 +1,82 @@
+"""ClearML's offline sessions: made under an id of ours, and counted as their files grow."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .base import Identity
+from .tools import replace
+
+METRICS = "metrics.jsonl"
+PLACE = "CLEARML_CACHE_DIR"  # where offline sessions are
+_places: set[str] = set()  # values of it that are ours, and not the user's
+
+
+def place_in(folder: Path) -> None:
+    """Have ClearML keep its offline sessions in a folder, unless the user has named one."""
+    if os.environ.get(PLACE) in (None, *_places):
+        os.environ[PLACE] = str(folder)  # read whenever a session's folder is asked for
+        _places.add(os.environ[PLACE])
+
+
+class Events:
+    """A session's events, counted as the file grows."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.found: Counter[tuple[str, str]] = Counter()
+
+    def on(self, path: Path) -> int:
+        """Read on, and return how many events there are in all."""
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self.at)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self.at += len(whole)
+            self.found.update((event["metric"], event["variant"]) for line in whole.splitlines() for event in json.loads(line))
+        return sum(self.found.values())
+
+
+def id_of(identity: Identity) -> str:
+    """Return the id of a run's session."""
+    return "offline-" + hashlib.sha256(f"{identity.project}/{identity.run_id}".encode()).hexdigest()[:32]
+
+
+def prepared(number: str, arguments: dict[str, Any]) -> str:
+    """Lay out an offline session under an id of ours: ClearML would roll a new one, and a kill would leave two."""
+    from clearml.config import get_offline_dir
+
+    folder = Path(str(get_offline_dir(task_id=number)))
+    if not (folder / "task.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        about: dict[str, Any] = {"id": number, "type": "training", "output": {}, "execution": {"parameters": {}, "artifacts": []}}
+        about |= {"name": arguments["task_name"], "project_name": arguments["project_name"]}
+        replace(folder / "task.json", json.dumps(about))
+    if (folder / METRICS).exists():
+        data = (folder / METRICS).read_bytes()
+        os.truncate(folder / METRICS, data.rfind(b"\n") + 1)  # a line torn by a kill would spoil the next one, too
+    return number
+
+
+@contextlib.contextmanager
+def hooks_kept() -> Iterator[None]:
+    """Give signals and the exception hook back to whoever had them: ClearML's would end the task while we still deliver."""
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread()]
+    handlers, hook = [signal.getsignal(number) for number in numbers], sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,140 @@
+"""DVCLive's files: tables of metrics, metrics.json and params.yaml, mended after a kill, and keys as names of files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .base import Refused
+from .tools import replace
+
+ITSELF = "_"  # metrics.json: the metric `a` beside a group `a/…`
+_LONGEST = 240  # bytes of a file's name without its ending
+
+
+def mend(folder: Path) -> None:
+    """Remove what a kill left torn: Live cannot go on from it. Config comes again, the summary is made of the tables."""
+    from dvclive.serialize import YAMLError, load_yaml
+
+    for path in _tables(folder).values():
+        _cut(path)
+    params, summary = folder / "params.yaml", folder / "metrics.json"
+    if params.exists():
+        try:
+            sound = isinstance(load_yaml(params), dict)
+        except YAMLError:
+            sound = False
+        if not sound:
+            params.unlink()
+    if summary.exists() and read_json(summary) is None:
+        replace_json(summary, _latest(folder))
+
+
+def _cut(path: Path) -> None:
+    """Cut a table after its last whole row: a long text goes out in pieces. A line ends where quotes are even."""
+    data = path.read_bytes()
+    whole = len(data)
+    while whole and not (data[whole - 1 : whole] == b"\n" and data.count(b'"', 0, whole) % 2 == 0):
+        whole = data.rfind(b"\n", 0, whole - 1) + 1
+    if whole == 0:
+        path.unlink()  # Live writes the head of a table only where there is no file
+    elif whole < len(data):
+        os.truncate(path, whole)
+
+
+def _latest(folder: Path) -> dict[str, Any]:
+    """Return the last value of every table, grouped as metrics.json groups them."""
+    found: dict[str, Any] = {}
+    step = 0
+    for name, path in _tables(folder).items():
+        head, *body = _read_table(path)
+        for row in body[-1:]:
+            step = max(step, int(row[head.index("step")]))
+            summarise(found, name.split("/"), _number(row[-1]))
+    return {**found, "step": step}
+
+
+def _number(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (int, float)) else text
+
+
+def rows(folder: Path) -> dict[str, int]:
+    """Return how many rows each table has."""
+    return {name: len(_read_table(path)) - 1 for name, path in _tables(folder).items()}
+
+
+def _read_table(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file, delimiter="\t"))
+
+
+def _tables(folder: Path) -> dict[str, Path]:
+    """Return name → file of every metric's table."""
+    base = folder / "plots" / "metrics"
+    found = (path for path in sorted(base.rglob("*.tsv")) if path.is_file())
+    return {path.relative_to(base).as_posix().removesuffix(".tsv"): path for path in found}
+
+
+def summarise(summary: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    """Put a latest value into metrics.json's groups; what is a metric and a group stands as `_` in the group."""
+    for part in parts[:-1]:
+        inner = summary.setdefault(part, {})
+        if not isinstance(inner, dict):
+            inner = summary[part] = {ITSELF: inner}
+        summary = inner
+    if isinstance(summary.get(parts[-1]), dict):
+        summary[parts[-1]][ITSELF] = value
+    else:
+        summary[parts[-1]] = value
+
+
+def file_name(key: str) -> str:
+    """Return a key as the path of a file: parts that would lead out of the folder, or are none, are escaped."""
+    parts = [_escaped(part) for part in key.split("/")]
+    if any(len(part.encode()) > _LONGEST for part in parts):
+        raise Refused(f"DVCLive keeps it in a file of that name, and {len(key)} characters are too many for one")
+    return "/".join(parts)
+
+
+def _escaped(part: str) -> str:
+    if part in ("", ".", ".."):
+        return part.replace(".", "%2E") or "%_"
+    if re.fullmatch("step_*", part):
+        return f"{part}_"  # a column `step` of values would take the place of DVCLive's own
+    return re.sub(r"%(?=[0-9A-F]{2}|_)", "%25", part).replace("\0", "%00")
+
+
+def key_of(name: str) -> str:
+    """Return the key that `file_name` made a path of."""
+    return "/".join(_unescaped(part) for part in name.split("/"))
+
+
+def _unescaped(part: str) -> str:
+    if part == "%_":
+        return ""
+    if re.fullmatch("step_+", part):
+        return part[:-1]
+    return re.sub("%(2E|25|00)", lambda found: chr(int(found[1], 16)), part)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a file of one JSON object; None where there is none, or a torn one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def replace_json(path: Path, content: Any, **options: Any) -> None:
+    """Write a file of JSON whole."""
+    replace(path, json.dumps(content, indent=4, **options) + "\n")

@@ -1,0 +1,84 @@
+"""Neptune's offline folders: where they are, the operations in them, and what those add to which path."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+OURS = ("sys", "fanfold", "parameters", "artifacts", "monitoring", "source_code")  # folders that no key lives in
+_KINDS = {"LogFloats": "number", "LogStrings": "text", "LogImages": "image", "UploadFile": "file"}
+
+
+class data_directory:  # noqa: N801 - reads as a statement
+    """Let Neptune keep its files in a folder of ours; it reads the place from the environment only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        self.before = os.environ.get("NEPTUNE_DATA_DIRECTORY")
+        os.environ["NEPTUNE_DATA_DIRECTORY"] = str(self.folder)
+
+    def __exit__(self, *_error: object) -> None:
+        if self.before is None:
+            del os.environ["NEPTUNE_DATA_DIRECTORY"]
+        else:
+            os.environ["NEPTUNE_DATA_DIRECTORY"] = self.before
+
+
+def operations(folder: Path) -> Iterator[dict[str, Any]]:
+    """Read the operations of all offline folders, oldest first, each up to its torn end."""
+    for file in sorted(folder.glob("offline/run__*/data-*.log"), key=_age):
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                try:
+                    yield dict(json.loads(line)["obj"])
+                except ValueError:  # the last line of a relay that was killed
+                    break
+
+
+def _age(file: Path) -> tuple[str, int]:
+    try:
+        created = str(json.loads((file.parent / "metadata.json").read_text(encoding="utf-8"))["createdAt"])
+    except (OSError, ValueError, KeyError):
+        created = ""
+    return created, int(file.stem.split("-")[1])
+
+
+def counted(operation: dict[str, Any]) -> tuple[str, int]:
+    """Tell the path an operation adds points to, and how many: a list of images or files is one point."""
+    kind, path = operation["type"], operation["path"]
+    if kind in ("LogFloats", "LogStrings"):
+        return "/".join(path), len(operation["values"])
+    if kind == "LogImages":
+        places = [value["value"].get("description") for value in operation["values"]]
+        return "/".join(path), sum(place is None or place.startswith("1 of ") for place in places)
+    if kind == "UploadFile" and path[0] not in ("artifacts", "source_code"):
+        return "/".join(path[:-1]), int("." not in path[-1])
+    return "", 0
+
+
+def names_in(folder: Path) -> dict[tuple[str, str], str]:
+    """Read which keys, by kind, live under which paths: their own, unless a note says otherwise."""
+    found: dict[str, tuple[str, str]] = {}
+    for operation in operations(folder):
+        path = operation["path"]
+        if path[:2] == ["fanfold", "names"]:
+            key, kind, place = json.loads(operation["value"])
+            found[place] = (key, kind)
+        elif operation["type"] in _KINDS and path[0] not in OURS:
+            place = "/".join(path[:-1] if operation["type"] == "UploadFile" else path)
+            found.setdefault(place, (place, _KINDS[operation["type"]]))
+    return {owner: place for place, owner in found.items()}
+
+
+def gather(folder: Path, run_id: str) -> None:
+    """Give all folders of an offline run one container id: `neptune sync` then makes one run of them."""
+    wanted = str(uuid.uuid5(uuid.NAMESPACE_OID, run_id))
+    for one in (folder / "offline").glob("run__*"):
+        kind, _, *rest = one.name.split("__")
+        one.rename(one.with_name("__".join([kind, wanted, *rest])))

@@ -1,0 +1,53 @@
+"""SwanLab's store on disk: read with its own reader, for the points and the configuration of earlier starts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def records(file: Path) -> Iterator[Any]:
+    """Read a SwanLab store up to its torn end, with SwanLab's reader; nothing where this version has none."""
+    try:
+        from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+        from swanlab.sdk.internal.core_python.store import DataStoreReader
+    except ImportError:
+        return
+    reader = DataStoreReader()
+    try:
+        reader.open(file)
+    except AssertionError:  # killed before its header was flushed
+        return
+    with contextlib.closing(reader):
+        for data in reader:
+            yield Record.FromString(data)
+
+
+def written_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration that a start wrote to its folder."""
+    import yaml
+
+    file = folder / "files" / "config.yaml"
+    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else None
+    return {key: entry["value"] for key, entry in (found or {}).items()}
+
+
+def step_set() -> Any:
+    """Return a set for very many steps: SwanLab's own compressed one where it has it."""
+    try:
+        from pyroaring import BitMap64
+    except ImportError:
+        return set()
+    return BitMap64()
+
+
+def points_of(stores: Iterator[Path]) -> Iterator[tuple[str, int]]:
+    """Yield key and step of each point in the stores."""
+    for file in stores:
+        for record in records(file):
+            kind = record.WhichOneof("record_type")
+            if kind in ("scalar", "media"):
+                point = getattr(record, kind)
+                yield point.key, point.step

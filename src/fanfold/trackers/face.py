@@ -1,0 +1,166 @@
+"""One face for all destinations: `Tracker` makes any `Destination` a tracker as Accelerate and its users know it.
+
+`Adapter` is the older way to write a tracker of one's own: a tracker that is its own destination.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import inspect
+from typing import Any, ClassVar
+
+from .base import GeneralTracker, Identity, on_main_process
+from .destination import Destination
+
+_SHARED = ("name", "requires_logging_directory", "main_process_only", "delivery", "delivery_online", "layouts", "unusable")
+
+
+class Tracker(GeneralTracker):
+    """A tracker for Accelerate and its users, in front of a destination; arguments and attributes are the destination's.
+
+    Each built-in system has a subclass under the name it has in Accelerate, with the methods only that system offers.
+    """
+
+    destination_class: ClassVar[type[Destination]]
+    destination: Destination
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "destination_class" in cls.__dict__:
+            for name in _SHARED:
+                setattr(cls, name, getattr(cls.destination_class, name))
+        made = cls.__dict__.get("__init__")
+        signature = inspect.signature(made if made is not None else cls.destination_class)
+        parameters = list(signature.parameters.values())[made is not None :]
+        cls.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.face(self.destination_class(*args, **kwargs))
+
+    def face(self, destination: Destination) -> None:
+        """Be the tracker in front of a destination."""
+        vars(self).update(destination=destination, _identity=None, _remote=None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("destination", "__setstate__"):  # not made yet
+            raise AttributeError(name)
+        return getattr(self.destination, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):
+            vars(self)[name] = value
+        else:
+            setattr(self.destination, name, value)
+
+    @property
+    def tracker(self) -> Any:
+        return self.destination.tracker
+
+    def adopt(self, identity: Identity) -> None:
+        """Have the next start() open the destination for a run of ours."""
+        self._identity = identity
+
+    def resume(self, remote: str) -> None:
+        """Have the next start() continue a remote run."""
+        self._remote = remote
+
+    @on_main_process
+    def start(self) -> None:
+        self.destination.open(self._identity, self._remote)
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.destination.set_config(values)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Record values now. A value that the system will never take is left out with a warning; the others are recorded."""
+        self.destination.warn_refused(self.destination.record(values, step, kwargs))
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Record a list of images under each key."""
+        from ..media import Image
+
+        self.log({key: [Image(image) for image in images] for key, images in values.items()}, step, **kwargs)
+
+    @on_main_process
+    def log_table(
+        self, table_name: str, columns: list[str] | None = None, data: list[list[Any]] | None = None, dataframe: Any = None,
+        step: int | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Record a table of columns and rows, or a data frame."""
+        from ..media import Table
+
+        self.log({table_name: Table(columns, data, dataframe=dataframe)}, step, **kwargs)
+
+    @on_main_process
+    def finish(self) -> None:
+        self.destination.finish()
+
+
+class Adapter(GeneralTracker, Destination, metaclass=abc.ABCMeta):
+    """A tracker that is its own destination: Accelerate's methods and a destination's in one class.
+
+    New ones are simpler as a `Destination`, to which `register_tracker_class` adds the rest.
+    """
+
+    def __init__(self, _blank: bool = False) -> None:
+        GeneralTracker.__init__(self, _blank)
+
+    def open(self, identity: Identity | None, remote: str | None = None) -> None:
+        if identity is not None:
+            self.adopt(identity)
+        if remote:
+            self.resume(remote)
+        self.start()
+
+    def adopt(self, identity: Identity) -> None:
+        """Take id, name and directory from our run where the user gave none. Called before start()."""
+
+    def resume(self, remote: str) -> None:
+        """Continue a remote run: called before start(), with what `remote` was."""
+
+    def set_config(self, values: dict[str, Any]) -> None:
+        self.store_init_configuration(values)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Record values now. A value that the system will never take is left out with a warning; the others are recorded."""
+        self.warn_refused(self.record(values, step, kwargs))
+
+
+Adapter.register(Tracker)
+
+
+@functools.cache
+def _face_of(cls: Any) -> type[Tracker]:
+    facts = {"destination_class": cls, "shared": True, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(f"{cls.__name__}Tracker", (Tracker,), facts)
+
+
+def tracker_class(cls: Any) -> Any:
+    """Return a tracker class: a destination's gets the face that all share, any other is one already."""
+    plain = isinstance(cls, type) and issubclass(cls, Destination) and not issubclass(cls, GeneralTracker)
+    return _face_of(cls) if plain else cls
+
+
+def tracker_of(item: Any) -> Any:
+    """Return a tracker object: a destination gets a face, anything else is returned as it is."""
+    if not isinstance(item, Destination) or isinstance(item, GeneralTracker):
+        return item
+    tracker: Tracker = object.__new__(tracker_class(type(item)))
+    tracker.face(item)
+    return tracker
+
+
+def destination_of(tracker: Any) -> Destination | None:
+    """Return what the relay serves behind a tracker; None for one of the user's own, which is only a GeneralTracker."""
+    found = vars(tracker).get("destination") if isinstance(tracker, Tracker) else tracker
+    return found if isinstance(found, Destination) else None
+
+
+def own_class(cls: Any) -> Any:
+    """Return the class that its author wrote: the destination's where its face was made here."""
+    return cls.destination_class if "shared" in vars(cls) else cls
