@@ -16,6 +16,7 @@ import fanfold
 from fanfold.testing import ALL, Seen, TrackerContract
 from fanfold.trackers import GeneralTracker, register_tracker_class
 from fanfold.trackers.registry import LOGGER_TYPE_TO_CLASS
+from fanfold.trackers.tensorboard import TensorBoardTracker
 
 PACKAGE = Path(__file__).parent / "data" / "lines_tracker"
 
@@ -86,7 +87,6 @@ class TestRows(Own):
 def test_a_destination_has_all_that_users_of_accelerate_call(how: str, tmp_path: Path, runs_dir: Path) -> None:
     """Handed over as an object, or registered: either way it is a tracker with log, log_images, log_table and finish."""
     import numpy as np
-
     from rows_destination import Rows
 
     if how == "a registered name":
@@ -105,3 +105,23 @@ def test_a_destination_has_all_that_users_of_accelerate_call(how: str, tmp_path:
     assert [row["key"] for row in rows if "key" in row] == ["loss", "mine", "pictures", "pictures", "table"]
     assert rows[-1] == {"status": "finished"}
     assert (tmp_path / "pictures-2-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_subclass_of_a_built_in_tracker_changes_is_what_the_relay_calls(tmp_path: Path, runs_dir: Path) -> None:
+    calls: list[str] = []
+
+    class Mine(TensorBoardTracker):
+        def start(self) -> None:
+            calls.append("start")
+            super().start()
+
+        def settle(self) -> None:
+            calls.append("settle")
+            self.destination.settle()
+
+    run = fanfold.init("own", dir=runs_dir, trackers=[Mine("own", tmp_path)], system=False)
+    run.log({"loss": 0.5}, step=0)
+    run.finish()
+    assert calls[0] == "start"
+    assert "settle" in calls
+    assert list(tmp_path.rglob("events.out.*"))

@@ -81,4 +81,7 @@ def gather(folder: Path, run_id: str) -> None:
     wanted = str(uuid.uuid5(uuid.NAMESPACE_OID, run_id))
     for one in (folder / "offline").glob("run__*"):
         kind, _, *rest = one.name.split("__")
-        one.rename(one.with_name("__".join([kind, wanted, *rest])))
+        target = one.with_name("__".join([kind, wanted, *rest]))
+        while target != one and target.exists():  # of an earlier start in the same process
+            target = target.with_name(f"{target.name}0")
+        one.rename(target)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-from typing import Any, ClassVar
+import itertools
+from typing import Any, ClassVar, cast
 
 from .base import GeneralTracker, Identity, on_main_process
 from .destination import Destination
@@ -64,6 +65,14 @@ class Tracker(GeneralTracker):
     def resume(self, remote: str) -> None:
         """Have the next start() continue a remote run."""
         self._remote = remote
+
+    def open(self, identity: Identity | None, remote: str | None = None) -> None:
+        """Open the destination through the methods of a subclass; called where it has changed some."""
+        if identity is not None:
+            self.adopt(identity)
+        if remote:
+            self.resume(remote)
+        self.start()
 
     @on_main_process
     def start(self) -> None:
@@ -157,8 +166,16 @@ def tracker_of(item: Any) -> Any:
 
 def destination_of(tracker: Any) -> Destination | None:
     """Return what the relay serves behind a tracker; None for one of the user's own, which is only a GeneralTracker."""
-    found = vars(tracker).get("destination") if isinstance(tracker, Tracker) else tracker
-    return found if isinstance(found, Destination) else None
+    if isinstance(tracker, Tracker):
+        return cast("Destination", tracker) if _changed(type(tracker)) else tracker.destination
+    return tracker if isinstance(tracker, Destination) else None
+
+
+def _changed(cls: type[Tracker]) -> bool:
+    """Tell whether a subclass of a tracker has replaced methods that a relay calls; those are its own then."""
+    derived = itertools.takewhile(lambda one: "destination_class" not in vars(one), cls.__mro__)
+    replaced = {name for one in derived for name in vars(one) if not name.startswith("_")}
+    return bool(replaced & {*dir(Destination), "start", "adopt", "resume"})
 
 
 def own_class(cls: Any) -> Any:

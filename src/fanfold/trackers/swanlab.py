@@ -70,11 +70,15 @@ class SwanLab(Destination):
         self.run = self.given or swanlab.init(project=self.run_name, **arguments)
         if self.given is None:
             self.run.config["FRAMEWORK"] = "fanfold"
-        if identity is not None:  # what earlier starts wrote: their steps, and their config, which each folder has of its own
-            for key, step in points_of(self._stores()):
-                self._seen(key).add(step)
-            for store in self._stores():
-                self.run.config.update(written_config(store.parent))
+        if identity is not None:
+            self._take_up()
+
+    def _take_up(self) -> None:
+        """Know what earlier starts of this run wrote: their steps, and their config, which each folder has of its own."""
+        for key, step in points_of(self._stores()):
+            self._seen(key).add(step)
+        for store in self._stores():
+            self.run.config.update(written_config(store.parent))
 
     @property
     def remote(self) -> str:
@@ -169,6 +173,9 @@ class SwanLab(Destination):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"SwanLab has written {self.arrived} of {self._sent} values and goes no further")
             time.sleep(0.02)
+        self._flush()
+
+    def _flush(self) -> None:
         store: Any = getattr(getattr(self.run, "_core", None), "_store", None)
         if hasattr(store, "ensure_flushed"):
             store.ensure_flushed()
