@@ -29,6 +29,7 @@ class Aim(Destination):
     """Track into the Aim repository `logging_dir`; other arguments go to `aim.Run`, `artifacts_uri` says where files go."""
 
     name: ClassVar[str] = "aim"
+    library_name: ClassVar[str] = "aim"
     requires_logging_directory: ClassVar[bool] = True
     delivery: ClassVar[str] = "idempotent"
     delivery_online: ClassVar[str | None] = "idempotent"
@@ -198,12 +199,6 @@ class Aim(Destination):
             )
 
     # Media become Aim's own objects
-
-    @property
-    def library(self) -> Any:
-        import aim
-
-        return aim
 
     def _left_out(self, item: Item) -> Any:
         self.cannot(f"hold this kind of {item.value.kind}", item.key, item.value)

@@ -178,17 +178,3 @@ def _other_name(path: Sequence[str], taken: Collection[str]) -> str:
         f"configurations keep the inner one as {name!r}. Rename one of them.",
     )
     return name
-
-
-def prepared(points: Sequence[Point], make: Callable[[Point, str, Any], Any]) -> tuple[list[dict[str, Any]], list[Refusal]]:
-    """Convert every value of a batch before any is sent; return the converted values by point, and what was refused."""
-    ready: list[dict[str, Any]] = []
-    refused = []
-    for index, point in enumerate(points):
-        ready.append({})
-        for key, value in point.values.items():
-            try:
-                ready[-1][key] = make(point, key, value)
-            except Refused as why:
-                refused.append(Refusal(index, key, str(why)))
-    return ready, refused

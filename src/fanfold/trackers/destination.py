@@ -6,6 +6,7 @@ Values arrive clean. How a list, a text or a kind of media is taken apart is sha
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -86,6 +87,7 @@ class Destination:
     delivery: ClassVar[str] = "at least once"
     delivery_online: ClassVar[str | None] = None  # the same where a service takes the points; None: there is no such thing
     counts_each: ClassVar[bool] = False  # whether a list of media under one key makes as many entries in counts()
+    library_name: ClassVar[str] = ""  # the module that `library` imports
     layouts: ClassVar[tuple[str, ...]] = ("fanfold",)  # with "accelerate", names and places are Accelerate's where asked for
 
     run: Any  # the library's own object, unless `tracker` says otherwise
@@ -127,6 +129,11 @@ class Destination:
     def tracker(self) -> Any:
         """The library's own object."""
         return self.run
+
+    @property
+    def library(self) -> Any:
+        """The system's own module, imported when it is asked for."""
+        return importlib.import_module(self.library_name)
 
     @property
     def remote(self) -> str | None:

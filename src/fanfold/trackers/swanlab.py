@@ -32,6 +32,7 @@ class SwanLab(Destination):
     """Log to the SwanLab project `run_name`; other arguments go to `swanlab.init`."""
 
     name: ClassVar[str] = "swanlab"
+    library_name: ClassVar[str] = "swanlab"
     main_process_only = False
     delivery: ClassVar[str] = "readable"
     delivery_online: ClassVar[str | None] = "at least once"
@@ -202,12 +203,6 @@ class SwanLab(Destination):
                 yield file
 
     # Media become SwanLab's own objects
-
-    @property
-    def library(self) -> Any:
-        import swanlab
-
-        return swanlab
 
     def take_native(self, item: Item) -> Any:
         return item.value

@@ -36,6 +36,7 @@ class Trackio(Destination):
     """Log to the project `run_name`; other arguments go to `trackio.init`."""
 
     name: ClassVar[str] = "trackio"
+    library_name: ClassVar[str] = "trackio"
     main_process_only = False
     delivery: ClassVar[str] = "readable"
     delivery_online: ClassVar[str | None] = "at least once"
@@ -249,12 +250,6 @@ class Trackio(Destination):
             context_vars.current_run.set(None)  # else it is finished once more when the process ends
 
     # Media become trackio's own objects
-
-    @property
-    def library(self) -> Any:
-        import trackio
-
-        return trackio
 
     def together(self, key: str, made: list[Any]) -> Any:
         """Return several media of one key as a table of one column: a row holds one value of a key."""

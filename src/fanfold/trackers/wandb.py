@@ -43,6 +43,7 @@ class Wandb(Destination):
     """Log to the project `run_name`; other arguments go to `wandb.init`."""
 
     name: ClassVar[str] = "wandb"
+    library_name: ClassVar[str] = "wandb"
     main_process_only = False
     delivery: ClassVar[str] = "readable"
     delivery_online: ClassVar[str | None] = "at least once"
@@ -272,12 +273,6 @@ class Wandb(Destination):
         self._sent["artifacts"] += 1
 
     # Media become wandb's own objects
-
-    @property
-    def library(self) -> Any:
-        import wandb
-
-        return wandb
 
     def convert(self, key: str, value: Any, point: Point) -> Any:
         if key in OWN_KEYS and self.identity is not None:
