@@ -12,11 +12,12 @@ from ..settings import find_directory, is_address, store_address
 from ..store import StoredRun, catalogue
 from ..store.filter import FIELDS, Filter, same
 from ..store.query import Store
+from ..store.rows import flat
 from ..store.run import Runs
 from ..stores import open as open_stored
 from ..stores import open_store
 from .output import progress, remark
-from .text import STATUS, flat
+from .text import STATUS
 
 RUN_HELP = "an id, the beginning of one, a name, a run's directory, or - for the newest run"
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from ..errors import SettingError
 from ..store import StoredRun
+from ..store.rows import flat
 from . import choose, output
-from .text import age, duration, flat, number, plural, short
+from .text import age, duration, number, plural, short
 
 EXAMPLE = """examples:
   fanfold ls --status running

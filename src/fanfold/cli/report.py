@@ -10,8 +10,9 @@ from typing import Any
 from ..drawing.order import curve_order
 from ..relay.cursor import cursors
 from ..store import Series, StoredRun
+from ..store.rows import flat
 from . import chart, output
-from .text import STATUS, age, clean, duration, flat, number, plural, short, size
+from .text import STATUS, age, clean, duration, number, plural, short, size
 
 CHARTS, FIGURES, SETTINGS, LINES = 6, 24, 24, 5
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 import unicodedata
-from collections.abc import Mapping
 from typing import Any
 
 # status: symbol and colour. The symbol says it too, so that nothing hangs on colour alone.
@@ -109,14 +108,3 @@ def plural(count: int, word: str) -> str:
     """Return a count with its noun."""
     ending = "" if count == 1 else "es" if word.endswith("s") else "s"
     return f"{count:,} {word}{ending}"
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, names joined by dots, as --config and --columns spell them."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found.update(flat(value, f"{prefix}{name}."))
-        else:
-            found[f"{prefix}{name}"] = value
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from ..media import Table
 from ..store.buckets import Buckets
 from ..store.ops import steps_of
 from ..store.query import Store
-from ..store.rows import Row
+from ..store.rows import Row, flat
 from ..store.run import MediaPoint, StoredRun
 from . import wire
 
@@ -74,21 +74,12 @@ def safe(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
-def flat(config: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield a nested config as paths: model.dim."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
-
-
 def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
     """Return a project's runs, each with what the list shows, and which columns and keys there are."""
     rows = store.runs(project, filter, sort)
     listed = [{**{name: row[name] for name in BASICS}, "archived": row.archived, "failed": _failed(row)}
               for row in rows]  # fmt: skip
-    settings = dict.fromkeys(f"config:{path}" for row in rows for path, _ in flat(row.config))
+    settings = dict.fromkeys(f"config:{path}" for row in rows for path in flat(row.config))
     logged, figures = _keys(rows, "latest"), _keys(rows, "summary")
     seen = dict.fromkeys(key for row in rows for key in row.media)
     return {
@@ -132,7 +123,7 @@ def columns(store: Store, query: ColumnQuery) -> bytes:
     rows = store.runs(query.project)
     if len(query.names) * len(rows) > MOST_CELLS:
         raise SettingError(f"that is more than {MOST_CELLS} cells. None was read. Ask for fewer columns at a time.")
-    settings = [dict(flat(row.config)) for row in rows] if any(name.startswith("config:") for name in query.names) else []
+    settings = [flat(row.config) for row in rows] if any(name.startswith("config:") for name in query.names) else []
     items = []
     for name in query.names:
         origin, _, path = name.partition(":")
@@ -219,7 +210,7 @@ def run(store: Store, project: str, id: str) -> dict[str, Any]:
     return safe({  # type: ignore[no-any-return]
         "id": one.id, "project": one.project, "name": one.name, "status": one.status, "verdict": one.verdict,
         "created": one.started, "seen": one.seen, "tags": one.tags, "notes": one.notes, "group": one.group,
-        "archived": bool(one.info.get("archived")), "config": dict(flat(one.config)), "values": one.latest,
+        "archived": bool(one.info.get("archived")), "config": flat(one.config), "values": one.latest,
         "summary": one.summary, "facts": one.facts, "attempts": attempts, "ranks": one.ranks, "dropped": one.dropped,
         "damaged": one.damaged, "artifacts": one.artifacts, "files": one.files, "alerts": one.alerts, "path": str(one.path),
         "keys": {kind: one.keys(kind) for kind in ("number", "system", "text", "media")},

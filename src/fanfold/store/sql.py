@@ -20,6 +20,7 @@ from ..errors import FanfoldError, missing_extra
 from .filter import number
 from .points import holders, points
 from .query import LocalStore, Store
+from .rows import flat
 from .run import StoredRun
 
 BATCH = 1 << 16
@@ -290,7 +291,7 @@ def _tables(runs: Callable[[], list[StoredRun]], wanted: dict[str, Wanted]) -> d
 
     return {
         "runs": Stream(TABLES["runs"], lambda: _run_rows(runs())),
-        "config": of("config", lambda run: [(key, *_both(value)) for key, value in flat(run.config)], opened=False),
+        "config": of("config", lambda run: [(key, *_both(value)) for key, value in flat(run.config).items()], opened=False),
         "latest": of("latest", lambda run: [(k, *_both(v)) for k, v in run.latest.items()], opened=False),
         "points": Stream(TABLES["points"], lambda: _point_batches(runs(), wanted["points"])),
         "texts": of("texts", lambda run: [
@@ -326,14 +327,6 @@ def _both(value: Any) -> tuple[str | None, float | None]:
     if isinstance(value, (bool, int, float)):
         return json.dumps(value), float(value)
     return json.dumps(value, default=str), None
-
-
-def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _point_batches(runs: Iterable[StoredRun], wanted: Wanted) -> Iterator[dict[str, Any]]:
