@@ -394,7 +394,8 @@ def handle(name: str, wanted: Mapping[str, Any], attached: Attached | None, unwr
 def silent_twin(name: str, item: Any) -> Any:
     """Return an object of the tracker's class whose every method does nothing: what other ranks get."""
     cls = item if isinstance(item, type) else type(item) if is_tracker(item) else find_class(name)
-    methods = {key: nothing for key in dir(cls) if not key.startswith("_") and callable(getattr(cls, key, None))}
+    public = {key: getattr(cls, key, None) for key in dir(cls) if not key.startswith("_")}
+    methods = {key: nothing for key, found in public.items() if callable(found) and not isinstance(found, type)}
     missing = {"tracker": property(lambda _self: Silent()), "__getattr__": _silent_attribute}
     twin = type(cls.__name__, (cls,), {**methods, **missing})
     return object.__new__(twin)
