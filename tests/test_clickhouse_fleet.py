@@ -15,7 +15,6 @@ from clickhouse_tools import Fleet
 from fanfold.cli import main
 from fanfold.clickhouse.rebuild import DERIVED, rebuild
 from fanfold.fleet.wire import Conflict, Gone, Piece, Refused
-from fanfold.journal import blobs
 from fanfold.probes.workers import pack_rows
 from fanfold.store.query import LocalStore
 from fleet_tools import Forwarder, Gateway, Line, bounds, frames_of, journals, pieces_of, train, trained, until, write_run
@@ -59,7 +58,7 @@ def test_two_nodes_a_gateway_and_the_page_of_a_third(tmp_path, nodes, ends, clic
     check(fleet, nodes, 300)
     run = fleet.store().run("llm", "job")
     assert until(lambda: all(not fleet.intake.missing("llm", "job", [p.entry["blob"]]) for p in run.media("text")))
-    assert [blobs.get(run.path, point.entry["blob"]) for point in run.media("text")] == [b"x" * 5000] * 2
+    assert [run.blob(point.entry["blob"]) for point in run.media("text")] == [b"x" * 5000] * 2
     with urllib.request.urlopen(f"{gateway.url}/ui/api/runs?project=llm") as answer:
         listed = json.load(answer)
     assert [(one["id"], one["status"]) for one in listed["runs"]] == [("job", "finished")]

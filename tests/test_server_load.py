@@ -88,6 +88,7 @@ def test_work_stops_when_its_time_is_over(tmp_path):
     write_run(tmp_path, [Call(0, rank, 0, 1, {"loss": 1.0}) for rank in range(3)])
     store = LocalStore(tmp_path)
     run = store.run("p", "r")
+    row = run.row()
     with deadline.within(-1.0):
         for ask in (
             lambda: store.runs("p"),
@@ -95,7 +96,7 @@ def test_work_stops_when_its_time_is_over(tmp_path):
             lambda: LocalStore(tmp_path).run("p", "r"),
             lambda: store.series(run, "loss", fold="mean"),
             lambda: store.series_many([(run, "loss")]),
-            lambda: store._statistics({"path": str(run.path)}, "loss"),
+            lambda: store.statistics(row, "loss"),
         ):
             with pytest.raises(deadline.TookTooLong, match="Ask for less"):
                 ask()
