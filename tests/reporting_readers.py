@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sqlite3
 import zipfile
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
+
+from fanfold.callbacks import rewrite_logs
+
+SUMMARY = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"}
 
 
 def tensorboard(folder: Path) -> dict:
@@ -30,7 +35,11 @@ def wandb_logs(folder: Path) -> list[list]:
 
 
 def wandb(folder: Path) -> dict:
-    (records,) = wandb_logs(folder)
+    """Read the one run there is; one that was resumed has a log for each start."""
+    logs = wandb_logs(folder)
+    ids = {record.run.run_id for records in logs for record in records if record.WhichOneof("record_type") == "run"}
+    assert len(ids) == 1, ids
+    records = [record for log in logs for record in log]
     return wandb_rows(records) | wandb_summary(records)
 
 
@@ -73,9 +82,14 @@ def mlflow_run(folder: Path) -> tuple:
 
 
 def comet_messages(folder: Path) -> list[dict]:
-    (path,) = (folder / "comet").glob("*.zip")
-    with zipfile.ZipFile(path) as archive:
-        return [json.loads(line)["payload"] for line in archive.read("messages.json").splitlines()]
+    """Read the one experiment there is; one that was resumed has an archive for each start."""
+    paths = sorted((folder / "comet").glob("*.zip"), key=lambda path: path.stat().st_mtime)
+    assert len({path.name.split("-")[0].removesuffix(".zip") for path in paths}) == 1, paths
+    found = []
+    for path in paths:
+        with zipfile.ZipFile(path) as archive:
+            found += [json.loads(line)["payload"] for line in archive.read("messages.json").splitlines()]
+    return found
 
 
 def comet_ml(folder: Path) -> dict:
@@ -122,13 +136,11 @@ def dvclive(folder: Path) -> dict:
 
 
 def swanlab_records(folder: Path) -> list:
-    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
-    from swanlab.sdk.internal.core_python.store import DataStoreReader
+    from fanfold.trackers.swanlab import records
 
-    (path,) = (folder / "swanlog").rglob("run-*.swanlab")
-    reader = DataStoreReader()
-    reader.open(str(path))
-    return [Record.FromString(data) for data in reader]
+    found = [record for path in sorted((folder / "swanlog").rglob("run-*.swanlab")) for record in records(path)]
+    assert len({record.start.id for record in found if record.HasField("start")}) == 1  # one run, however often it was started
+    return found
 
 
 def swanlab(folder: Path) -> dict:
@@ -142,7 +154,12 @@ def swanlab(folder: Path) -> dict:
 def neptune_operations(folder: Path) -> list[dict]:
     from fanfold.trackers._neptune_offline import operations
 
-    return list(operations(folder / ".neptune"))
+    return list(operations(neptune_folder(folder)))
+
+
+def neptune_folder(folder: Path) -> Path:
+    (found,) = folder.glob("runs/*/*/reports/*/*/trackers/neptune")
+    return found
 
 
 def neptune(folder: Path) -> dict:
@@ -219,3 +236,41 @@ def statuses(folder: Path) -> dict[str, str]:
         "aim": next(run["fanfold", "status"] for run in aim_runs(folder)),
         "flyte": re.findall(r"<th>status</th><td>(\w+)", (folder / "out" / "deck.html").read_text())[0],
     }
+
+
+def wanted(name: str, rows: list) -> dict:
+    """Return what a system shall have of what a Trainer told its callbacks, under the names it has there."""
+    found: dict = {}
+    for step, logs in rows:
+        for key, value in logs.items():
+            found.setdefault(named(name, key), []).append((step, value))
+    if name in ("swanlab", "aim"):  # one value of a step: the first, or the last
+        found = {key: list(dict(points if name == "aim" else points[::-1]).items()) for key, points in found.items()}
+    return found
+
+
+def named(name: str, key: str) -> str:
+    (rewritten,) = rewrite_logs({key: 0})
+    if name in ("mlflow", "azure_ml", "flyte"):
+        return key
+    if name == "dvclive":
+        return key.replace("train_", "train/").replace("eval_", "eval/")
+    if name == "clearml" and key in {*SUMMARY, "epoch"}:
+        return f"Summary/{key}"
+    if name in ("wandb", "swanlab") and key in SUMMARY:
+        return f"summary:{key}" if name == "wandb" else f"single_value/{key}"
+    return f"finetuning/{rewritten}" if name == "neptune" else rewritten
+
+
+def check(name: str, folder: Path) -> None:
+    """Compare what a system has with what the callbacks were told: names, order, steps and values."""
+    extra = ("args", "model_config", "train/global_step", "summary:_", "__system__")
+    found = {key: points for key, points in globals()[name](folder).items() if not key.startswith(extra)}
+    expected = wanted(name, json.loads((folder / "logs.json").read_text()))
+    assert found.keys() == expected.keys()
+    for key, points in expected.items():
+        stepless = name == "azure_ml" or key.startswith(("Summary/", "summary:")) or key == "finetuning/train/epoch"
+        if not stepless:
+            assert [step for step, _ in found[key]] == [step for step, _ in sorted(points)], key
+        values = zip((value for _, value in found[key]), (value for _, value in sorted(points, key=lambda p: p[0])), strict=True)
+        assert all(math.isclose(ours, told, rel_tol=1e-6) for ours, told in values), key

@@ -9,6 +9,7 @@ import atexit
 import importlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -87,6 +88,14 @@ class Boom(TrainerCallback):
             raise RuntimeError("a bad callback")
 
 
+class Kill(TrainerCallback):
+    """Kill the process in the middle of training, right after something was logged."""
+
+    def on_log(self, args, state, control, **kwargs):
+        if state.global_step == args.max_steps - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def made(kind, name, options):
     """Make a callback; where Transformers takes other arguments than ours for the same thing, they are its own."""
     if kind == "ours":
@@ -103,10 +112,11 @@ def made(kind, name, options):
 def in_transformers(case):
     """Train, evaluate and predict in Transformers' Trainer."""
     callbacks = [made(case["kind"], name, case["options"]) for name in case["names"]]
+    more = [Kill] if case["action"] == "kill" else []
     search = case["action"] == "search"
     model = None if search else Tiny(fails_at=case.get("fails_at"))
     trained = Trainer(model, arguments(TrainingArguments, case, report_to="none"), train_dataset=data(), eval_dataset=data(4),
-                      callbacks=[*callbacks, Recorder], model_init=fresh if search else None)  # fmt: skip
+                      callbacks=[*callbacks, Recorder, *more], model_init=fresh if search else None)  # fmt: skip
     follow(trained, case)
 
 
@@ -115,8 +125,8 @@ def in_trainer(case):
     import fanfold
 
     args = arguments(fanfold.TrainingArguments, case, report_to=case["names"])
-    boom = [Boom] if case["action"] == "boom" else []
-    follow(fanfold.Trainer(Tiny(), args, train_dataset=data(), eval_dataset=data(4), callbacks=[Recorder, *boom]), case)
+    more = {"boom": [Boom], "kill": [Kill]}.get(case["action"], [])
+    follow(fanfold.Trainer(Tiny(), args, train_dataset=data(), eval_dataset=data(4), callbacks=[Recorder, *more]), case)
 
 
 def arguments(cls, case, **more):

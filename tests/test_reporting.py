@@ -219,7 +219,7 @@ def test_neptune_has_everything_below_its_namespace(trained):
         "DeleteFiles",
     }
     assert "finetuning/checkpoints/last" in known
-    folders = list((trained["ours"] / ".neptune" / "offline").iterdir())
+    folders = list((readers.neptune_folder(trained["ours"]) / "offline").iterdir())
     assert len(folders) == 2  # training, and what came after: one run once synced, by the custom id of both
 
 

@@ -59,9 +59,12 @@ class Place:
             self.spool.finish() if closed else self.spool.mirror()
 
 
-def find_place(options: Mapping[str, Any]) -> Place:
-    """Decide which run this process writes to, without talking to the other ranks unless nothing else is left."""
-    me, count = process.detect(), next(_inits)
+def find_place(options: Mapping[str, Any], *, alone: bool = False) -> Place:
+    """Decide which run this process writes to, without talking to the other ranks unless nothing else is left.
+
+    A run opened `alone`, by its id, does not count: ranks agree on a run by the number of runs each has opened.
+    """
+    me, count = process.detect(), -1 if alone else next(_inits)
     root, project = Path(options["root"]), _checked_name("project", options["project"])
     shared = "" if options["id"] else process.shared_key(me, count, lambda: _meet(root, me, count))
     attempt = digest(shared, process.launch_key(me), str(count))

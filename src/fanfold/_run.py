@@ -463,12 +463,23 @@ class Summary(dict[str, Any]):
         return dict, (dict(self),)  # a copy is no longer the run's
 
 
-def start(options: Mapping[str, Any]) -> Run:
-    """Open a run for this process and start what looks after it."""
+def start_alone(options: Mapping[str, Any]) -> Run:
+    """Open a run that only this process knows of, and its trackers, without probes: what a reporting callback writes to."""
+    chosen = _chosen_trackers(options)
+    run = Run(find_place(options, alone=True), options)
+    lifecycle.enter(run)
+    run._keeper.start()  # noqa: SLF001 - the other half of Run
+    if chosen:
+        run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
+    return run
+
+
+def start(options: Mapping[str, Any], *, alone: bool = False) -> Run:
+    """Open a run for this process and start what looks after it; `alone`, without the other ranks."""
     energy = _energy_arguments(options)
     ops = _ops_options(options)
     chosen = _chosen_trackers(options)  # first: an unknown name or a missing library stops here, before anything is written
-    place = find_place(options)
+    place = find_place(options, alone=alone)
     try:
         run = Run(place, options)
     except OSError as error:

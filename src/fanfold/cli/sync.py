@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import approvals
+from ..callbacks.report import FOLDER
 from ..errors import FanfoldError, SettingError
 from ..journal.directory import run_directories
 from ..journal.files import is_folder
@@ -104,13 +105,19 @@ def _runs(args: argparse.Namespace, names: list[str]) -> Iterator[StoredRun]:
     if args.runs:
         for run in choose.several(args, args.runs):
             run.pulled()
-            yield run
+            yield from [run] if names else map(open_run, _with_reports(run.path))
         return
     if names:
         raise SettingError("--to without RUN would send every run there is. Nothing was sent. Name the runs.")
-    for folder in run_directories(choose.store(args).root, args.project):
-        if is_folder(folder / "relay") and any((folder / "relay").glob("*.cursor")):
-            yield open_run(folder)
+    for run_folder in run_directories(choose.store(args).root, args.project):
+        for folder in _with_reports(run_folder):
+            if is_folder(folder / "relay") and any((folder / "relay").glob("*.cursor")):
+                yield open_run(folder)
+
+
+def _with_reports(folder: Path) -> list[Path]:
+    """Return a run and the reports that callbacks keep inside it; each has its tracker, and goes to no other."""
+    return [folder, *(run_directories(folder / FOLDER) if is_folder(folder / FOLDER) else ())]
 
 
 def _jobs(stored: StoredRun, names: list[str], kwargs: Mapping[str, Any], args: argparse.Namespace) -> list[Job]:

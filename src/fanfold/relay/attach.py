@@ -199,7 +199,8 @@ class ThreadRelay:
         self._done = threading.Event()
         self._first_try = threading.Event()
         self._stop, self._hurry = threading.Event(), threading.Event()
-        destination = {key: value for key, value in kwargs.items() if _is_json(value)} if isinstance(item, str) else {}
+        told = isinstance(item, str) or self.destination is not None  # how another process makes it again; objects of the user's own only they can
+        destination = {key: value for key, value in kwargs.items() if _is_json(value)} if told else {}
         self._cursor = cursor_of(run, self.name, {**destination, **({"copy": copy} if copy else {})})
         self._options: dict[str, Any] = {"fold": fold, **options, "hold": hold_seconds(run), "live": True}
         self._worker: Worker | None = None
@@ -269,6 +270,17 @@ class ThreadRelay:
             if held:
                 worker.turns.release()
 
+    def later(self, errand: Callable[[], Any]) -> None:
+        """Have something done with the tracker from the relay's thread, after everything logged so far."""
+        if self._worker is not None:
+            self._worker.errands.append(errand)
+            self._worker.nudge.set()
+
+    @property
+    def started(self) -> bool:
+        """Whether the tracker runs, so that its library's objects are there."""
+        return self._worker is not None and self._worker.started
+
     def catch_up(self) -> None:
         """Wait until everything logged so far has been handed to the tracker, for some seconds at most."""
         if self._worker is not None and threading.current_thread() is not self._thread:
@@ -323,7 +335,7 @@ class ThreadRelay:
         done = self._done.wait(timeout) and self._worker is not None and self._worker.closed
         if not done:
             self._stop.set()
-        if self.destination is not None:
+        if self.destination is not None and not self._options["joined"]:
             with guard(f"take {self.name} back from this thread"):
                 self.destination.hide_here()
         return done

@@ -63,7 +63,11 @@ def check_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def split_options(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a tracker's arguments say to the relay, and those that are the tracker's own."""
-    options = {"probes": bool(kwargs.get("probes", False)), "layout": str(kwargs.get("layout", "fanfold"))}
+    options = {
+        "probes": bool(kwargs.get("probes", False)),
+        "layout": str(kwargs.get("layout", "fanfold")),
+        "joined": bool(kwargs.get("joined", False)),
+    }
     return options, {key: value for key, value in kwargs.items() if key not in options}
 
 

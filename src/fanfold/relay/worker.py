@@ -6,6 +6,7 @@ import json
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ class Worker:
         self, run: Path, tracker: Any, cursor: Cursor, *, fold: Mapping[str, str] | None = None, probes: bool = False,
         hold: float = HOLD_SECONDS, stop: threading.Event | None = None, hurry: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic, tries: int | None = None, grace: float | None = None, patient: bool = True,
-        layout: str = "fanfold", live: bool = False,
+        layout: str = "fanfold", joined: bool = False, live: bool = False,
     ) -> None:  # fmt: skip
         self.started_elsewhere = False
         self.run = run
@@ -58,6 +59,8 @@ class Worker:
         self.gave_up = False
         self.closed = False
         self.layout = layout
+        self.joined = joined  # whether the destination is a run of the user's own, which had points before and stays open
+        self.errands: deque[Callable[[], Any]] = deque()  # what else is to be done with the tracker, in the order of the calls
         self.live = live  # whether the user's own code is in this process, and calls the tracker, too
         self.turns = threading.RLock()  # held while the tracker is called
         self.nudge = threading.Event() if live else self.hurry
@@ -104,7 +107,7 @@ class Worker:
             moved = self._tolerantly(self.turn)
             if not self.sender.out and not self.feed.behind():
                 self._answer(asked)
-            if not self.sender.out and (self.feed.finished() or self._alone()):
+            if not self.sender.out and not self.errands and (self.feed.finished() or self._alone()):
                 self._tolerantly(self._close)
                 return
             if not (moved or self.feed.behind() or follow):
@@ -167,8 +170,8 @@ class Worker:
                 tried, delivered, pause = 0, self.sender.delivered, RETRY_SECONDS[0]
             tried += 1
             self.gave_up = tried == self.tries or self._out_of_patience()
-            if not self.gave_up:
-                self.stop.wait(pause * _dice.uniform(0.5, 1.0))
+            if not self.gave_up:  # the end of the run is a reason to try at once
+                (self.stop if self.hurry.is_set() else self.hurry).wait(pause * _dice.uniform(0.5, 1.0))
             pause = min(pause * 2, longest)
         return None
 
@@ -198,12 +201,13 @@ class Worker:
             return False
         self._describe()
         self._tell()
-        moved = bool(sender.out or self.feed.events)
+        moved = bool(sender.out or self.feed.events or self.errands)
         self._send_events()
         while sender.out and not self.stop.is_set():
             sender.send()
             if self.clock() - self._settled_at > SETTLE_SECONDS:
                 self._settle()
+        self._run_errands()
         # In the user's process, calls of the user's may belong to the same step: it is settled, and so closed, less often.
         if sender.sent and (not (moved or self.live) or self.clock() - self._settled_at > SETTLE_SECONDS):
             self._settle()
@@ -211,7 +215,7 @@ class Worker:
 
     def _has_news(self) -> bool:
         """Tell whether the destination is to hear of anything: one that was served and closed is left alone."""
-        if self.sender.out or self.feed.events:
+        if self.sender.out or self.feed.events or self.errands:
             return True
         said = self._words()[0] == self._described and not self._untold()
         return bool(self.feed.info) and (self.cursor.closed is None or not said)
@@ -219,6 +223,8 @@ class Worker:
     def _start(self) -> None:
         if not self.started_elsewhere:
             self.open()
+        if self.joined and self.cursor.remote is None:  # what is there already was not sent from here
+            self.cursor.counts = self.sender.counts = self.tracker.counts() or {}
         self.cursor.remote = self.tracker.remote
         self.sender.look(self.cursor.counts)
         self.cursor.closed = None
@@ -285,6 +291,12 @@ class Worker:
             self.feed.events.popleft()
             self.sender.sent.append(frame)
 
+    def _run_errands(self) -> None:
+        """Do what was asked for after the points; one that fails for an outage is tried again, with the others waiting."""
+        while self.errands and not self.stop.is_set():
+            self.sender.attempt("an upload", self.errands[0])
+            self.errands.popleft()
+
     def _send_files(self, event: Artifact) -> None:
         for file in event.files:
             name = f"{event.name}/{file.path}" if len(event.files) > 1 else event.name
@@ -320,7 +332,8 @@ class Worker:
             self._tell()
         self._settle()
         if self._started:  # else it was delivered and closed before, and nothing is new
-            self.sender.attempt("the end of the run", lambda: self.tracker.close(status))
+            if not (self.joined and self.live):
+                self.sender.attempt("the end of the run", lambda: self.tracker.close(status))
             self.cursor.closed = status
             self.cursor.save()
         self.closed = True

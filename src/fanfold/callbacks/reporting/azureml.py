@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ...trackers.azureml import AzureMLTracker
+from ..report import Destination
 from ..tracking import TrackingCallback
 
 
@@ -24,21 +25,22 @@ class AzureMLCallback(TrackingCallback):
         """The run, once it is known."""
         return getattr(self.tracker, "azureml_run", None) or self._given
 
-    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        del control
-        self._ready(args, state, model, **kwargs)
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, control, kwargs
+        if self._given is None and state.is_world_process_zero:
+            from azureml.core.run import Run
 
-    def make(self, args: Any, state: Any) -> Any:
+            self._given = Run.get_context()
+
+    def destination(self, args: Any, state: Any) -> Destination:
         del args, state
-        return AzureMLTracker("", azureml_run=self._given)
+        return Destination(AzureMLTracker, {"run_name": "job"}, {"azureml_run": self._given}, joined=True)
 
-    def keep(self, args: Any, state: Any, model: Any) -> None:
-        """Leave the job's own record as it is: the platform keeps what a job was started with."""
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
+        """Return nothing: the platform keeps what a job was started with."""
+        del args, model
+        return {}
 
     def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
         del state
         return dict(logs)
-
-    def end(self, status: str) -> None:
-        """Only hand over what is still on its way: the script may go on after training."""
-        self.tracker.settle()

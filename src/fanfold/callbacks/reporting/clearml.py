@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import notices, outcome
-from ...trackers.base import flat_config
-from ...trackers.clearml import ClearML, ClearMLTracker, in_transformers
+from ...trackers.base import NO_STEP, flat_config
+from ...trackers.clearml import ClearMLTracker
+from ..report import Destination, Report
 from ..subjects import SUMMARY, TRUE, arguments_of, model_config, rewrite_logs, unstage
 from ..tracking import TrackingCallback
 
@@ -17,18 +18,11 @@ PROJECT, TASK = "HuggingFace Transformers", "Trainer"
 SECTION, MODEL_SECTION = "Transformers", "Model Configuration"
 KEEP_ARGS, KEEP_CONFIG = "_ignore_hparams_ui_overrides_", "_ignore_model_config_ui_overrides_"
 NOTE = "Whether a remote run of this task keeps {} as the script has it, whatever was changed on the server."
+_USUAL = {  # what Task.init() does by itself, as in Transformers
+    "auto_connect_frameworks": {"tensorboard": False, "pytorch": False}, "auto_connect_arg_parser": True,
+    "auto_connect_streams": True, "auto_resource_monitoring": True, "output_uri": True,
+}  # fmt: skip
 _trainings: Counter[str] = Counter()  # of each task in this process
-
-
-class _TitledClearML(ClearML):
-    """Put `eval/loss` as series `loss` under the title `eval`, as Transformers does."""
-
-    def place(self, key: str) -> tuple[str, str]:
-        return in_transformers(key)
-
-
-class _Titled(ClearMLTracker):
-    destination_class = _TitledClearML
 
 
 class ClearMLCallback(TrackingCallback):
@@ -52,41 +46,38 @@ class ClearMLCallback(TrackingCallback):
     def _clearml_task(self) -> Any:
         return getattr(self.tracker, "task", None)
 
-    def open(self, args: Any, state: Any) -> None:
+    def destination(self, args: Any, state: Any) -> Destination:
+        del args, state
         task = self._clearml.Task
-        self._owns = task.running_locally() and task.current_task() is None
-        super().open(args, state)
-        _trainings[self._clearml_task.id] += 1
-        number = _trainings[self._clearml_task.id]
-        self._suffix = f"_{number}" if number > 1 else ""
-        self._log_model = os.environ.get("CLEARML_LOG_MODEL", str(self._owns)).upper() in TRUE
+        joined = not task.running_locally() or task.current_task() is not None
+        self._log_model = os.environ.get("CLEARML_LOG_MODEL", str(not joined)).upper() in TRUE
+        return self._at(joined=joined)
+
+    def _at(self, *, joined: bool) -> Destination:
+        project, name = os.environ.get("CLEARML_PROJECT", PROJECT), os.environ.get("CLEARML_TASK", TASK)
+        arguments = {"run_name": project, "project_name": project, "task_name": name, "layout": "transformers"}
+        return Destination(ClearMLTracker, arguments, _USUAL, joined=joined)
+
+    def current(self) -> Destination | None:
+        return None if self._clearml.Task.current_task() is None else self._at(joined=True)
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        self._suffix = ""
+        super().setup(args, state, model, **kwargs)
+        if self._clearml_task is not None:
+            _trainings[self._clearml_task.id] += 1
+            number = _trainings[self._clearml_task.id]
+            self._suffix = f"_{number}" if number > 1 else ""
         self._checkpoints.clear()
 
-    def make(self, args: Any, state: Any) -> Any:
-        del args, state
-        return _Titled(
-            project_name=os.environ.get("CLEARML_PROJECT", PROJECT),
-            task_name=os.environ.get("CLEARML_TASK", TASK),
-            auto_connect_frameworks={"tensorboard": False, "pytorch": False},
-            output_uri=True,
-        )
-
-    def current(self) -> Any:
-        """Return a tracker around the task of a setup() of the user's own."""
-        if self._clearml.Task.current_task() is None:
-            return None
-        found = _Titled()
-        found.start()
-        return found
-
-    def reopen(self) -> None:
-        """Go on in the same task, which ClearML closed."""
-        self.tracker.init_kwargs |= {"reuse_last_task_id": self._clearml_task.id, "continue_last_task": 0}
-        self.tracker.start()
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
+        """Return nothing: arguments and model are connected to the task, which may change them."""
+        del args, model
+        return {}
 
     # Configuration: when the task runs remotely, the server's may go before the script's
 
-    def keep(self, args: Any, state: Any, model: Any) -> None:
+    def opened(self, args: Any, state: Any, model: Any) -> None:
         del state
         task, section = self._clearml_task, f"{SECTION}{self._suffix}"
         if self._script_decides(f"{section}/{KEEP_ARGS}", "the training arguments"):
@@ -116,16 +107,15 @@ class ClearMLCallback(TrackingCallback):
         titled = {f"{key.partition('/')[0]}{self._suffix}/{key.partition('/')[2]}": value for key, value in curves.items()}
         return {**{f"{key}{self._suffix}": value for key, value in once.items()}, **titled}
 
-    def deliver(self, values: dict[str, Any], step: int, epoch: float | None) -> None:
-        del epoch
-        self.tracker.log({key: value for key, value in values.items() if "/" not in key})  # without a step: one value
-        self.tracker.log({key: value for key, value in values.items() if "/" in key}, step=step)
+    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+        report.log({key: value for key, value in values.items() if "/" not in key}, state.global_step, **{NO_STEP: True})
+        report.log({key: value for key, value in values.items() if "/" in key}, state.global_step)
 
     # Checkpoints
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del control, kwargs
-        if self._log_model and self._clearml_task is not None and state.is_world_process_zero:
+        if self._log_model and state.is_world_process_zero:
             self._upload_later(self._upload, args, state, state.global_step, args.save_total_limit)
 
     def _upload(self, folder: Path, step: int, most: int | None) -> None:

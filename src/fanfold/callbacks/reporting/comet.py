@@ -8,9 +8,16 @@ from typing import Any, ClassVar
 
 from ...errors import notices
 from ...trackers.comet import CometMLTracker
+from ..report import Destination, Report
 from ..subjects import STAGED, arguments_of, model_config
 from ..tracking import TrackingCallback
 
+# What Comet notes by itself, as in Transformers.
+_USUAL = dict.fromkeys(
+    "log_code log_graph parse_args log_git_metadata log_git_patch log_env_details log_env_gpu log_env_host log_env_cpu "
+    "log_env_network log_env_disk".split(),
+    True,
+)
 MODES = ("get_or_create", "create", "get")
 
 
@@ -43,38 +50,43 @@ class CometCallback(TrackingCallback):
             return
         super().setup(args, state, model, **kwargs)
 
-    def make(self, args: Any, state: Any) -> Any:
-        import comet_ml
-
+    def destination(self, args: Any, state: Any) -> Destination:
         mode = "create" if state.is_hyper_param_search else os.environ.get("COMET_MODE", "").lower() or None
-        config = comet_ml.ExperimentConfig(name=getattr(args, "run_name", None))
-        return CometMLTracker(os.environ.get("COMET_PROJECT_NAME", ""), mode=mode, experiment_config=config)
+        if mode != "create" and (joined := self.current()) is not None:
+            return joined
+        del args
+        offline = Path(os.environ.get("COMET_OFFLINE_DIRECTORY") or ".cometml-runs").absolute()
+        place, project = {"offline_directory": str(offline)}, os.environ.get("COMET_PROJECT_NAME", "")
+        arguments = {"run_name": project, "experiment_config": place}
+        config = {**_USUAL, **place}
+        return Destination(CometMLTracker, arguments, {"experiment_config": config, **({"mode": mode} if mode else {})})
 
-    def current(self) -> Any:
-        """Return a tracker around the experiment of a setup() of the user's own."""
+    def current(self) -> Destination | None:
         import comet_ml
 
         running = comet_ml.get_running_experiment()
         if running is None:
             return None
-        found = CometMLTracker("")
-        found.writer = running
-        return found
+        arguments = {"run_name": running.project_name or ""}
+        return Destination(CometMLTracker, arguments, joined=True, name=running.name, given=running)
 
-    def keep(self, args: Any, state: Any, model: Any) -> None:
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
         found = {"args": arguments_of(args), "config": model_config(model), "peft_config": getattr(model, "peft_config", None)}
-        self.tracker.store_init_configuration({key: value for key, value in found.items() if value is not None})
+        return {key: value for key, value in found.items() if value is not None}
+
+    def opened(self, args: Any, state: Any, model: Any) -> None:
+        del args
         if hasattr(self._experiment, "set_model_graph"):
             self._experiment.set_model_graph(str(model))
         if state.is_hyper_param_search:
             self._experiment.log_optimization(optimization_id=state.trial_name, parameters=getattr(state, "trial_params", None))
 
-    def deliver(self, values: dict[str, Any], step: int, epoch: float | None) -> None:
-        self.tracker.log(values, step=step, epoch=epoch)
+    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+        report.log(values, state.global_step, **({} if state.epoch is None else {"epoch": state.epoch}))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training and self._log_assets and self._experiment is not None and state.is_world_process_zero:
-            self._later(self._upload, Path(args.output_dir), state.global_step)
+        if self._training and self._log_assets and self.report is not None and state.is_world_process_zero:
+            self.report.later(self._upload, Path(args.output_dir), state.global_step)
         super().on_train_end(args, state, control, **kwargs)
 
     def _upload(self, folder: Path, step: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from ...errors import SettingError
 from ...trackers.dvclive import DVCLiveTracker
+from ..report import Destination
 from ..subjects import arguments_of, save_model, truth
 from ..tracking import TrackingCallback
 
@@ -39,31 +40,31 @@ class DVCLiveCallback(TrackingCallback):
         """The Live object, once there is one."""
         return getattr(self.tracker, "live", None) or self._given
 
-    def make(self, args: Any, state: Any) -> Any:
+    def destination(self, args: Any, state: Any) -> Destination:
         del args, state
-        return DVCLiveTracker(live=self._given, **self._kwargs)
+        if self._given is not None:
+            return Destination(DVCLiveTracker, {"dir": str(Path(self._given.dir).absolute())}, {"live": self._given})
+        own = {"dir": "dvclive", "save_dvc_exp": True, "dvcyaml": "dvc.yaml", **self._kwargs}  # as Live() itself has it
+        return Destination(DVCLiveTracker, {**own, "dir": str(Path(own["dir"]).absolute())})
 
-    def keep(self, args: Any, state: Any, model: Any) -> None:
-        del state, model
-        self.tracker.store_init_configuration(arguments_of(args))
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
+        del model
+        return arguments_of(args)
 
     def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
         del state
         return {key.replace("train_", "train/").replace("eval_", "eval/"): value for key, value in logs.items()}
 
-    def reopen(self) -> None:
-        """Do nothing: a Live goes on writing its files after end()."""
-
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del control, kwargs
-        if self._log_model == "all" and self.live is not None and state.is_world_process_zero:
-            self._later(self.live.log_artifact, args.output_dir)
+        if self._log_model == "all" and self.report is not None and state.is_world_process_zero:
+            self.report.later(lambda: self.live.log_artifact(args.output_dir))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training and self._log_model is True and self.live is not None and state.is_world_process_zero:
+        if self._training and self._log_model is True and self.report is not None and state.is_world_process_zero:
             name = "best" if args.load_best_model_at_end else "last"
             save_model(kwargs.get("model"), kwargs.get("processing_class"), folder := Path(args.output_dir) / name)
-            self._later(self._keep_model, folder, name)
+            self.report.later(self._keep_model, folder, name)
         super().on_train_end(args, state, control, **kwargs)
 
     def _keep_model(self, folder: Path, name: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...trackers.flyte import FlyteTracker, in_task
+from ..report import Destination, Report
 from ..subjects import checkpoint_of
 from ..tracking import TrackingCallback
 
@@ -19,33 +19,28 @@ class FlyteCallback(TrackingCallback):
     """
 
     system: ClassVar[str] = "flyte"
+    ends_evaluations: ClassVar[bool] = True  # a Deck cannot change after its task
 
     def __init__(self, save_log_history: bool = True, sync_checkpoints: bool = True) -> None:
         super().__init__()
         self.save_log_history = save_log_history
         self.sync_checkpoints = sync_checkpoints
 
-    def make(self, args: Any, state: Any) -> Any:
+    def destination(self, args: Any, state: Any) -> Destination:
         del state
-        self._context = contextvars.copy_context()
-        name = getattr(args, "run_name", None) or Path(args.output_dir).name
-        return FlyteTracker(name, directory=None if in_task() else args.output_dir)
+        page = {} if in_task() else {"page": str(Path(args.output_dir, "deck.html").absolute())}
+        return Destination(FlyteTracker, {"run_name": self.name, **page})
+
+    def names(self, args: Any, state: Any) -> dict[str, Any]:
+        return {"name": Path(args.output_dir).name, **{key: value for key, value in super().names(args, state).items() if value}}
 
     def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
         del state
         return dict(logs)
 
-    def deliver(self, values: dict[str, Any], step: int, epoch: float | None) -> None:
+    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
         if self.save_log_history:
-            super().deliver(values, step, epoch)
-
-    def end(self, status: str) -> None:
-        over = self.tracker.deck is not None and not self._context.run(in_task)  # a Deck cannot change after its task
-        if self.save_log_history and not over:
-            super().end(status)
-
-    def reopen(self) -> None:
-        """Do nothing: the page is drawn anew each time it is published, with all rows."""
+            super().record(report, values, state)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del control, kwargs

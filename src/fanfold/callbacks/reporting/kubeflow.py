@@ -6,17 +6,16 @@ import json
 import math
 import os
 import ssl
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import SettingError, notices
 from ..events import TrainerCallback
-from ..outbox import Outbox
 
 URL, CERTIFICATE, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 SECONDS = 5.0  # between two words, and for one to be taken
@@ -39,7 +38,9 @@ class KubeflowCallback(TrainerCallback):
         self._first_step = 0
         self._said = -math.inf
         self._metrics: dict[str, float] = {}
-        self._outbox = Outbox("kubeflow")
+        self._outgoing: dict[str, Any] | None = None  # the latest status, until it is sent
+        self._sender: threading.Thread | None = None  # while it sends
+        self._lock = threading.Lock()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
@@ -54,7 +55,7 @@ class KubeflowCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
         due = self._begun is not None and self._clock() - self._said >= SECONDS
-        if self._begun is None or not due or len(self._outbox):  # one that is on its way will not be overtaken
+        if self._begun is None or not due or self._sender is not None:  # one that is on its way is not overtaken
             return
         percent, left = None, None
         if 0 < state.max_steps < math.inf:
@@ -69,7 +70,7 @@ class KubeflowCallback(TrainerCallback):
         if self._begun is not None:
             self._begun = None
             self._say(100, 0, self._metrics)
-            self._outbox.drain(SECONDS)
+            self.wait(2 * SECONDS)
 
     def on_exception(self, args: Any, state: Any, control: Any, exception: BaseException, **kwargs: Any) -> None:
         del args, state, control, exception, kwargs
@@ -81,7 +82,25 @@ class KubeflowCallback(TrainerCallback):
         status: dict[str, Any] = {key: value for key, value in known.items() if value is not None}
         status["lastUpdatedTime"] = datetime.now(timezone.utc).isoformat()
         status["metrics"] = [{"name": str(key), "value": str(value)} for key, value in metrics.items()]
-        self._outbox.put(partial(_post, {"trainerStatus": status}))
+        with self._lock:
+            self._outgoing = {"trainerStatus": status}
+            if self._sender is None:
+                self._sender = threading.Thread(target=self._send, name="fanfold-kubeflow", daemon=True)
+                self._sender.start()
+
+    def _send(self) -> None:
+        while True:
+            with self._lock:
+                body, self._outgoing = self._outgoing, None
+                if body is None:
+                    self._sender = None
+                    return
+            _post(body)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until the latest status is sent, or was refused."""
+        if (sender := self._sender) is not None:
+            sender.join(timeout)
 
 
 def _steps(state: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ MLflow's active run belongs to the Trainer's thread; what is logged names the ru
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,15 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...errors import SettingError
-from ...trackers.base import Identity
-from ...trackers.dagshub import DagsHubTracker
-from ...trackers.mlflow import MLflowTracker
+from ...errors import SettingError, logger, outcome
 from ...values import flatten
+from ..report import Destination
 from ..subjects import configuration, truth, unstage
 from ..tracking import TrackingCallback
 
-_STATUS = {"finished": "FINISHED", "failed": "FAILED"}
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 
 
@@ -32,6 +31,7 @@ class MLflowCallback(TrackingCallback):
     """
 
     system: ClassVar[str] = "mlflow"
+    ends_evaluations: ClassVar[bool] = True  # or the active run would be in the way of one of the user's
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,69 +40,58 @@ class MLflowCallback(TrackingCallback):
         self._ml_flow = mlflow
         self._log_artifacts = truth("HF_MLFLOW_LOG_ARTIFACTS")
 
-    def open(self, args: Any, state: Any) -> None:
+    def destination(self, args: Any, state: Any) -> Destination:
+        del state
         self._log_artifacts = truth("HF_MLFLOW_LOG_ARTIFACTS")
         with _impatient():
             if (uri := os.environ.get("MLFLOW_TRACKING_URI")) and not self._ml_flow.is_tracking_uri_set():
                 self._ml_flow.set_tracking_uri(uri)
-            self._start_run(args)
-            self.tracker = self.current()
-            self._tag()
+            nested, wanted = truth("MLFLOW_NESTED_RUN"), os.environ.get("MLFLOW_RUN_ID")
+            active = self._ml_flow.active_run()
+            if active is not None and not nested and wanted in (None, active.info.run_id):
+                return self._of(active, joined=True)
+            run, error = outcome(lambda: self._start_run(args, nested))
+        if error is None:
+            return self._of(run)
+        logger.debug("MLflow did not answer; the relay opens the run when it does", exc_info=error)
+        return Destination(self._class, self._place())
 
-    def _start_run(self, args: Any) -> None:
-        nested, wanted = truth("MLFLOW_NESTED_RUN"), os.environ.get("MLFLOW_RUN_ID")
-        active = self._ml_flow.active_run()
-        self._owns = active is None or nested or (wanted is not None and active.info.run_id != wanted)
-        if not self._owns:
-            return
+    def _start_run(self, args: Any, nested: bool) -> Any:
+        """Start a run on the Trainer's thread, whose active run it is then."""
         if name := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
             self._ml_flow.set_experiment(name)
-        self._ml_flow.start_run(run_name=getattr(args, "run_name", None), nested=nested)
+        return self._ml_flow.start_run(run_name=getattr(args, "run_name", None), nested=nested)
 
-    def current(self) -> Any:
+    def _of(self, run: Any, *, joined: bool = False) -> Destination:
+        return Destination(self._class, {**self._place(), "run_id": run.info.run_id}, joined=joined, name=run.info.run_name)
+
+    def _place(self) -> dict[str, Any]:
+        first = next(iter(inspect.signature(self._class).parameters))  # of both classes, the experiment
+        return {first: os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default", "tracking_uri": self._uri()}
+
+    def _uri(self) -> str:
+        return str(self._ml_flow.get_tracking_uri())
+
+    def current(self) -> Destination | None:
         run = self._ml_flow.active_run()
-        return None if run is None else self.around(run)
+        return None if run is None else self._of(run, joined=True)
 
-    def around(self, run: Any) -> Any:
-        """Return a tracker that writes to a run by its id."""
-        found = MLflowTracker(tracking_uri=self._ml_flow.get_tracking_uri())
-        return self._adopted(found, run)
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
+        return _params(configuration(args, model, peft=False))
 
-    def _adopted(self, found: Any, run: Any) -> Any:
-        known = run.info
-        found.adopt(Identity(known.run_id, known.run_name or known.run_id, self.name, None, Path()))
-        found.resume(f'{{"run_id": "{known.run_id}"}}')
-        found.start()
-        return found
-
-    def _tag(self) -> None:
-        import json
-
-        if tags := os.environ.get("MLFLOW_TAGS"):
-            client = self._ml_flow.MlflowClient()
-            for key, value in json.loads(tags).items():
-                client.set_tag(self.tracker.tracker.info.run_id, key, value)
-
-    def keep(self, args: Any, state: Any, model: Any) -> None:
-        del state
-        self.tracker.store_init_configuration(_params(configuration(args, model, peft=False)))
+    def opened(self, args: Any, state: Any, model: Any) -> None:
+        del args, state, model
+        client = self._ml_flow.MlflowClient(tracking_uri=self._uri())
+        for key, value in json.loads(os.environ.get("MLFLOW_TAGS") or "{}").items():
+            client.set_tag(self.tracker.tracker.info.run_id, key, value)
 
     def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
         del state
         return dict(logs)
 
-    def release(self, status: str) -> None:
-        """Take the run from MLflow's stack of active runs, where it is the latest."""
-        active = self._ml_flow.active_run()
-        if active is not None and active.info.run_id == self.tracker.tracker.info.run_id:
-            self._ml_flow.end_run(_STATUS[status])
-
-    def reopen(self) -> None:
-        """Do nothing: a run that has ended takes what names it."""
-
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del control, kwargs
-        if self._log_artifacts and self._initialized and state.is_world_process_zero:
+        if self._log_artifacts and state.is_world_process_zero:
             self._upload_later(self._keep_checkpoint, args, state)
 
     def _keep_checkpoint(self, folder: Path) -> None:
@@ -114,7 +103,7 @@ class MLflowCallback(TrackingCallback):
                 python_model=self._ml_flow.pyfunc.PythonModel(),
                 pip_requirements=[],
             )
-            client = self._ml_flow.MlflowClient()
+            client = self._ml_flow.MlflowClient(tracking_uri=self._uri())
             client.log_artifacts(self.tracker.tracker.info.run_id, f"{place}/model", artifact_path=folder.name)
         unstage(folder)
 
@@ -127,7 +116,7 @@ class DagsHubCallback(MLflowCallback):
 
     system: ClassVar[str] = "dagshub"
 
-    def open(self, args: Any, state: Any) -> None:
+    def destination(self, args: Any, state: Any) -> Destination:
         self.log_artifacts = truth("HF_DAGSHUB_LOG_ARTIFACTS")
         self.remote = os.environ.get("MLFLOW_TRACKING_URI")
         if not self.remote:
@@ -135,14 +124,14 @@ class DagsHubCallback(MLflowCallback):
                 "DagsHubCallback requires the `MLFLOW_TRACKING_URI` environment variable to be set, so nothing goes to DagsHub. "
                 "Did you run `dagshub.init()`?"
             )
-        super().open(args, state)
+        return super().destination(args, state)
 
-    def around(self, run: Any) -> Any:
-        return self._adopted(DagsHubTracker(tracking_uri=self.remote), run)
+    def _uri(self) -> str:
+        return str(self.remote)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training and self.tracker is not None and self.log_artifacts and state.is_world_process_zero:
-            self._later(self._upload, Path(args.output_dir))
+        if self._training and self.report is not None and self.log_artifacts and state.is_world_process_zero:
+            self.report.later(self._upload, Path(args.output_dir))
         super().on_train_end(args, state, control, **kwargs)
 
     def _upload(self, folder: Path) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import uuid
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import SettingError
-from ...trackers.neptune import NeptuneTracker
+from ...trackers.neptune import ASSIGN, NeptuneTracker
+from ..report import Destination, Report
 from ..subjects import arguments_of, model_config, rewrite_logs, unstage
 from ..tracking import TrackingCallback
 
 CHECKPOINTS = (None, "same", "last", "best")
-# Neptune stands in for stdout and stderr, and what another library does to them in the meantime turns into an endless
-# recursion when both take it back.
-_PLAIN = {"capture_stdout": False, "capture_stderr": False}
+# What Neptune notes by itself, as in Transformers. Not stdout and stderr, which it replaces: what another library does to them
+# in the meantime turns into an endless recursion when both take it back.
+_USUAL = {"capture_hardware_metrics": True, "capture_traceback": True, "source_files": None, "git_ref": None}
 FLAT = frozenset({"train/epoch"})  # one value, not a series
 
 
@@ -69,20 +69,23 @@ class NeptuneCallback(TrackingCallback):
         if self._log_checkpoints == "best" and not args.load_best_model_at_end:
             raise SettingError("To save the best model checkpoint, the load_best_model_at_end argument must be enabled.")
 
-    def open(self, args: Any, state: Any) -> None:
+    def destination(self, args: Any, state: Any) -> Destination:
         del args, state
-        own = {} if "with_id" in self._arguments else {"custom_run_id": str(uuid.uuid4())}  # by which it can be opened again
-        self.tracker = NeptuneTracker("", **{**_PLAIN, **own, **self._arguments})
-        if self._given is None:
-            self.tracker.start()
-        else:
-            self.tracker.run, self._owns = self._given, False
+        given = {key: value for key, value in self._arguments.items() if value is not None}
+        arguments = {"run_name": self._arguments["project"] or self.name, **given}
+        if self._given is not None:
+            return Destination(NeptuneTracker, arguments, joined=True, given=self._given)
+        return Destination(NeptuneTracker, arguments, _USUAL)
 
-    def reopen(self) -> None:
-        """Go on in the same run: by its id on the server, offline by the custom id, which makes one run at `neptune sync`."""
-        self.tracker.start()
+    def names(self, args: Any, state: Any) -> dict[str, Any]:
+        return {"name": self._arguments["name"]} if self._arguments["name"] else super().names(args, state)
 
-    def keep(self, args: Any, state: Any, model: Any) -> None:
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
+        """Return nothing: parameters have namespaces of their own."""
+        del args, model
+        return {}
+
+    def opened(self, args: Any, state: Any, model: Any) -> None:
         if self._log_parameters:
             self._assign("trainer_parameters", arguments_of(args))
             if (found := model_config(model)) is not None:
@@ -101,12 +104,11 @@ class NeptuneCallback(TrackingCallback):
         del state
         return {f"{self._base}/{key}": value for key, value in rewrite_logs(logs).items()}
 
-    def deliver(self, values: dict[str, Any], step: int, epoch: float | None) -> None:
-        del epoch
-        for key in FLAT:
-            if (place := f"{self._base}/{key}") in values:
-                self.run[place] = values.pop(place)
-        self.tracker.log(values, step=step)
+    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+        once = {place: values.pop(place) for key in FLAT if (place := f"{self._base}/{key}") in values}
+        if once:
+            report.log(once, state.global_step, **{ASSIGN: True})
+        report.log(values, state.global_step)
 
     # Checkpoints
 
@@ -122,7 +124,7 @@ class NeptuneCallback(TrackingCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del control, kwargs
         wanted = self._log_checkpoints is not None and (self._log_checkpoints != "best" or self._better)
-        if wanted and self._initialized and state.is_world_process_zero:
+        if wanted and state.is_world_process_zero:
             self._upload_later(self._upload, args, state)
 
     def _upload(self, folder: Path) -> None:

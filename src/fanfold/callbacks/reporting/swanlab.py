@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import notices
 from ...trackers.swanlab import SwanLabTracker
+from ..report import Destination
 from ..subjects import SUMMARY, parameter_count, rewrite_logs
 from ..tracking import TrackingCallback
 
@@ -32,27 +34,32 @@ class SwanLabCallback(TrackingCallback):
         if os.environ.get("SWANLAB_LOG_MODEL") is not None:
             notices.once("swanlab:log model", "SwanLab cannot keep models, so SWANLAB_LOG_MODEL does nothing. Unset it.")
 
-    def open(self, args: Any, state: Any) -> None:
+    def destination(self, args: Any, state: Any) -> Destination:
+        del state
         self._last_step = -1
-        self.tracker = self.current()
-        self._owns = self.tracker is None
-        if self.tracker is None:
-            self.tracker = SwanLabTracker(os.environ.get("SWANLAB_PROJECT"), **_names(args, state))
-            self.tracker.start()
+        if (joined := self.current()) is not None:
+            return joined
+        resume = os.environ.get("SWANLAB_RESUME") or ("allow" if getattr(args, "resume_from_checkpoint", None) else None)
+        own = {"id": os.environ.get("SWANLAB_RUN_ID"), "resume": resume}
+        arguments = {"run_name": os.environ.get("SWANLAB_PROJECT") or Path.cwd().name, "log_dir": _log_dir()}
+        known = {key: value for key, value in own.items() if value is not None}
+        return Destination(SwanLabTracker, {**arguments, **known}, {"settings": self._swanlab.Settings()})
 
-    def current(self) -> Any:
+    def names(self, args: Any, state: Any) -> dict[str, Any]:
+        found = [part for part in (getattr(args, "run_name", None), state.trial_name) if part is not None]
+        return {"name": "-".join(found) or None}
+
+    def current(self) -> Destination | None:
         if not self._swanlab.has_run():
             return None
-        found = SwanLabTracker("")
-        found.run = self._swanlab.get_run()
-        return found
+        run = self._swanlab.get_run()
+        return Destination(SwanLabTracker, {"run_name": "", "id": run.id, "log_dir": _log_dir()}, joined=True, given=run)
 
-    def keep(self, args: Any, state: Any, model: Any) -> None:
-        super().keep(args, state, model)
-        found = {"model_num_parameters": parameter_count(model)}
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
+        found = {**super().config(args, model), "model_num_parameters": parameter_count(model)}
         if hasattr(model, "get_nb_trainable_parameters"):
             found["peft_model_trainable_params"], found["peft_model_all_param"] = model.get_nb_trainable_parameters()
-        self.tracker.run.config.update({key: value for key, value in found.items() if value is not None})
+        return found
 
     def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
         once = {f"single_value/{key}": value for key, value in logs.items() if key in SUMMARY}
@@ -63,9 +70,5 @@ class SwanLabCallback(TrackingCallback):
         return {**once, **curves}
 
 
-def _names(args: Any, state: Any) -> dict[str, Any]:
-    """Return how a new run is called, and which one it goes on with."""
-    name = "-".join(part for part in (getattr(args, "run_name", None), state.trial_name) if part is not None)
-    resume = os.environ.get("SWANLAB_RESUME") or ("allow" if getattr(args, "resume_from_checkpoint", None) else None)
-    found = {"experiment_name": name or None, "id": os.environ.get("SWANLAB_RUN_ID"), "resume": resume}
-    return {key: value for key, value in found.items() if value is not None}
+def _log_dir() -> str:
+    return str(Path(os.environ.get("SWANLAB_LOG_DIR") or "swanlog").absolute())

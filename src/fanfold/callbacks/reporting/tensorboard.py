@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...trackers.tensorboard import TensorBoardTracker
+from ..report import Destination
 from ..subjects import arguments_of, model_config
 from ..tracking import TrackingCallback
 
@@ -34,22 +35,26 @@ class TensorBoardCallback(TrackingCallback):
         """The SummaryWriter, once there is one."""
         return getattr(self.tracker, "writer", self._given)
 
-    def open(self, args: Any, state: Any) -> None:
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        super().setup(args, state, model, **kwargs)
+        if self.report is not None:
+            found = {"args": arguments_of(args), "model_config": model_config(model)}
+            texts = {key: json.dumps(value, indent=2, sort_keys=True, default=str) for key, value in found.items() if value}
+            self.report.log(texts, 0)
+
+    def destination(self, args: Any, state: Any) -> Destination:
         self._trainings += 1
         if self._trainings == 1:
             self._asked = self.logging_dir
-        self.logging_dir = str(self._folder(args, state))
-        self.tracker = TensorBoardTracker("", self.logging_dir)
-        if self._given is None:
-            self.tracker.start()
-        else:
-            self.tracker.writer, self._owns = self._given, False
+        folder = self._folder(args, state) if self._given is None else Path(self._given.log_dir)
+        self.logging_dir = str(folder)
+        arguments = {"run_name": folder.name, "logging_dir": str(folder.absolute().parent), "layout": "transformers"}
+        return Destination(TensorBoardTracker, arguments, joined=self._given is not None, given=self._given)
 
-    def keep(self, args: Any, state: Any, model: Any) -> None:
-        del state
-        for title, found in (("args", arguments_of(args)), ("model_config", model_config(model))):
-            if found is not None:
-                self.tb_writer.add_text(title, json.dumps(found, indent=2, sort_keys=True, default=str))
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
+        """Return nothing: arguments and model are texts, as in Transformers."""
+        del args, model
+        return {}
 
     def _folder(self, args: Any, state: Any) -> Path:
         """Return where a run is written: each training and each trial has a folder of its own, or their curves would mix."""

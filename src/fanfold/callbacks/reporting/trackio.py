@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 from ...errors import guard
 from ...trackers.trackio import TrackioTracker
+from ..report import Destination
 from ..subjects import parameter_count, rewrite_logs
 from ..tracking import PROJECT, TrackingCallback
 from .model_card import add_to_model_card
 
 AXIS = "train/global_step"
+_USUAL = {"auto_log_gpu": None, "auto_log_cpu": None, "embed": True}  # what trackio.init() does by itself
 SPACE = "https://huggingface.co/spaces/{}"
 
 
@@ -32,39 +34,32 @@ class TrackioCallback(TrackingCallback):
         self._space_id: str | None = None
         self._static_space_id: str | None = None
 
-    def make(self, args: Any, state: Any) -> Any:
+    def destination(self, args: Any, state: Any) -> Destination:
+        del state
         known = {"space_id": "trackio_space_id", "private": "hub_private_repo", "bucket_id": "trackio_bucket_id"}
-        found = {key: getattr(args, name, None) for key, name in known.items()}
-        name = getattr(args, "run_name", None)
-        if state.is_hyper_param_search:  # a name is a run: trials of one name would be one
-            found |= {"name": state.trial_name, "group": name}
-        else:
-            found["name"] = name
-        return TrackioTracker(getattr(args, "project", None) or PROJECT, resume="allow", **found)
+        found = {key: value for key, name in known.items() if (value := getattr(args, name, None)) is not None}
+        arguments = {"run_name": getattr(args, "project", None) or PROJECT, "resume": "allow", **found}
+        return Destination(TrackioTracker, arguments, _USUAL)
 
-    def open(self, args: Any, state: Any) -> None:
-        super().open(args, state)
-        self._space_id = self._trackio.context_vars.current_space_id.get()
-
-    def current(self) -> Any:
-        """Return a tracker around the run of a setup() of the user's own."""
+    def current(self) -> Destination | None:
         run = self._trackio.context_vars.current_run.get()
         if run is None:
             return None
-        found = TrackioTracker(run.project)
-        found.run = run
-        return found
+        arguments = {"run_name": run.project, "name": run.name}
+        return Destination(TrackioTracker, arguments, joined=True, name=run.name, given=run)
 
-    def keep(self, args: Any, state: Any, model: Any) -> None:
-        super().keep(args, state, model)
-        if (count := parameter_count(model)) is not None:
-            self.tracker.run.config["model/num_parameters"] = count
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
+        count = parameter_count(model)
+        return {**super().config(args, model), **({} if count is None else {"model/num_parameters": count})}
+
+    def opened(self, args: Any, state: Any, model: Any) -> None:
+        del args, state, model
+        self._space_id = self._trackio.context_vars.current_space_id.get()
 
     def rewrite(self, logs: Any, state: Any) -> dict[str, Any]:
         return {**rewrite_logs(logs), AXIS: state.global_step}
 
-    def release(self, status: str) -> None:
-        del status
+    def leave(self) -> None:
         if self._trackio.context_vars.current_run.get() is self.tracker.run:
             self._trackio.context_vars.current_run.set(None)
 
@@ -89,7 +84,8 @@ class TrackioCallback(TrackingCallback):
             return
         if self._space_id or getattr(args, "trackio_static_space_id", None) is False:
             return  # a live Space is frozen when training ends
-        self._wait()
+        if self.report is not None:
+            self.report.catch_up()
         with guard("copy the Trackio project to a static Space"):
             self._static_space_id = self._trackio.sync(
                 project=self.tracker.run_name,

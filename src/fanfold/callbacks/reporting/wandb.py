@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from ...errors import notices
 from ...trackers.wandb import WandBTracker
+from ..report import Destination, Report
 from ..subjects import SUMMARY, model_config, parameter_count, rewrite_logs, saved_model, staged, unstage
 from ..tracking import PROJECT, TrackingCallback
 from .model_card import add_to_model_card
@@ -36,63 +37,67 @@ class WandbCallback(TrackingCallback):
         self._wandb = wandb
         self._log_model = _log_model()
 
-    def open(self, args: Any, state: Any) -> None:
-        self.tracker = self.current()
-        self._owns = self.tracker is None
-        if self.tracker is None:
-            self.tracker = WandBTracker(os.environ.get("WANDB_PROJECT", PROJECT), **_names(args, state))
-            self.tracker.start()
-        run = self.tracker.run
-        run.define_metric(AXIS)
-        run.define_metric("*", step_metric=AXIS, step_sync=True)
+    def destination(self, args: Any, state: Any) -> Destination:
+        del args, state
+        if (joined := self.current()) is not None:
+            return joined
+        folder = Path(os.environ.get("WANDB_DIR") or Path.cwd()).absolute()
+        arguments = {"run_name": os.environ.get("WANDB_PROJECT", PROJECT), "dir": str(folder), "axis": AXIS}
+        settings = self._wandb.Settings(x_transaction_log_flush_interval=0.2)  # all else as the user has it
+        return Destination(WandBTracker, arguments, {"settings": settings})
 
-    def current(self) -> Any:
-        if self._wandb.run is None:
+    def current(self) -> Destination | None:
+        run = self._wandb.run
+        if run is None:
             return None
-        found = WandBTracker(self._wandb.run.project)
-        found.run = self._wandb.run
-        return found
+        folder = Path(run.settings.sync_dir).parent.parent
+        arguments = {"run_name": run.project, "id": run.id, "dir": str(folder), "axis": AXIS, "reinit": "return_previous"}
+        return Destination(WandBTracker, arguments, {"settings": None}, joined=True, name=run.name)
 
-    def keep(self, args: Any, state: Any, model: Any) -> None:
-        super().keep(args, state, model)
-        run, watched = self.tracker.run, os.environ.get("WANDB_WATCH", "false")
+    def config(self, args: Any, model: Any) -> dict[str, Any]:
+        count = parameter_count(model)
+        return {**super().config(args, model), **({} if count is None else {COUNT: count})}
+
+    def opened(self, args: Any, state: Any, model: Any) -> None:
+        watched = os.environ.get("WANDB_WATCH", "false")
         if watched in ("all", "parameters", "gradients"):
-            run.watch(model, log=watched, log_freq=max(100, int(state.logging_steps)))
-        if (count := parameter_count(model)) is not None:
-            run.config.update({COUNT: count}, allow_val_change=True)
+            self.tracker.run.watch(model, log=watched, log_freq=max(100, int(state.logging_steps)))
         if self._log_model != "false":
             self._keep_architecture(args, model)
 
     def rewrite(self, logs: Any, state: Any) -> dict[str, Any]:
+        del state
         curves = {key: value for key, value in logs.items() if key not in SUMMARY}
         once = {key: value for key, value in logs.items() if key in SUMMARY}
-        return {**once, **rewrite_logs(curves), AXIS: state.global_step}
+        return {**once, **rewrite_logs(curves)}
 
-    def deliver(self, values: dict[str, Any], step: int, epoch: float | None) -> None:
-        del step, epoch
-        for key in SUMMARY & values.keys():
-            self.tracker.run.summary[key] = values.pop(key)
-        self.tracker.log(values)
+    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+        once = {key: values.pop(key) for key in SUMMARY & values.keys()}
+        if once:
+            report.run.summary.update(once)
+        report.log(values, state.global_step)
 
     # The model
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del control, kwargs
-        if self._log_model == "checkpoint" and self._initialized and state.is_world_process_zero:
+        if self._log_model == "checkpoint" and state.is_world_process_zero:
             aliases = [f"epoch_{round(state.epoch or 0, 2)}", f"checkpoint_global_step_{state.global_step}"]
-            self._upload_later(self._upload, args, state, self._facts(), aliases, self._model_name(args))
+            self._upload_later(self._upload, args, state, aliases, args)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training and self._log_model != "false" and self.tracker is not None and state.is_world_process_zero:
+        if self._training and self._log_model != "false" and self.report is not None and state.is_world_process_zero:
             with saved_model(args, kwargs.get("model"), kwargs.get("processing_class")) as folder:
                 if folder is not None:
-                    facts = self._facts() if not args.load_best_model_at_end else self._best(args, state)
-                    kept = staged(folder)
-                    self._later(self._upload, kept, {**facts, "final_model": True}, ["final_model"], self._model_name(args))
+                    best = {f"eval/{args.metric_for_best_model}": state.best_metric, "train/total_flos": state.total_flos}
+                    more = {"final_model": True, **(best if args.load_best_model_at_end else {})}
+                    self.report.later(self._upload, staged(folder), ["final_model"], args, more)
         super().on_train_end(args, state, control, **kwargs)
 
-    def _upload(self, folder: Path, metadata: dict[str, Any], aliases: list[str], name: str) -> None:
-        found = self._wandb.Artifact(name=name, type="model", metadata=metadata)
+    def _upload(self, folder: Path, aliases: list[str], args: Any, more: dict[str, Any] | None = None) -> None:
+        """Upload a folder, with the metrics of the run as they are when all that was logged before has arrived."""
+        metadata = {**({} if len(more or ()) > 1 else self._metrics()), COUNT: self.tracker.run.config.get(COUNT), **(more or {})}
+        found = self._wandb.Artifact(name=self._model_name(args), type="model", metadata=metadata)
         found.add_dir(str(folder))
         self.tracker.run.log_artifact(found, aliases=aliases)
         unstage(folder)
@@ -111,21 +116,9 @@ class WandbCallback(TrackingCallback):
         run = self.tracker.run
         return f"model-{run.id if args.run_name in (None, args.output_dir) else run.name}"
 
-    def _facts(self) -> dict[str, Any]:
-        run = self.tracker.run
-        found = {key: value for key, value in dict(run.summary).items() if isinstance(value, numbers.Number) and key[0] != "_"}
-        return {**found, COUNT: run.config.get(COUNT)}
-
-    def _best(self, args: Any, state: Any) -> dict[str, Any]:
-        best = {f"eval/{args.metric_for_best_model}": state.best_metric, "train/total_flos": state.total_flos}
-        return {**best, COUNT: self.tracker.run.config.get(COUNT)}
-
-
-def _names(args: Any, state: Any) -> dict[str, Any]:
-    """Return name and group of a new run: a trial of a search is named after itself."""
-    if state.trial_name is not None:
-        return {"name": state.trial_name, "group": getattr(args, "run_name", None) or args.output_dir}
-    return {"name": args.run_name} if getattr(args, "run_name", None) is not None else {}
+    def _metrics(self) -> dict[str, Any]:
+        known = dict(self.tracker.run.summary)
+        return {key: value for key, value in known.items() if isinstance(value, numbers.Number) and key[0] != "_"}
 
 
 def _log_model() -> str:

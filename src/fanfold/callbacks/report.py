@@ -1,0 +1,123 @@
+"""A report: what a Trainer's logs are at one tracker, written to a journal first, so that a kill loses nothing of it.
+
+It is a small run inside the directory of the training's run, with a thread relay to its one tracker: retries, the order of
+calls, the end, and what `fanfold sync` delivers later are the relay's, as for any run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from .. import _api, _run
+from ..errors import guard, notices
+from ..journal.directory import decode_name, run_directories
+from ..relay.process import split_options
+from ..settings import find_directory, read_file, resolve
+
+FOLDER = "reports"  # inside the directory of the training's run
+END_SECONDS, FAILING_SECONDS = 30.0, 10.0  # for the end of a report, and where its tracker has just failed
+
+
+class Destination(NamedTuple):
+    """Where a report goes: how its tracker is made, here and in another process.
+
+    `arguments` are kept with the report and must be plain data; those in `here` only mean something in this process. A report
+    that has `joined` a run the user opened leaves it open.
+    """
+
+    make: Callable[..., Any]
+    arguments: Mapping[str, Any] = {}
+    here: Mapping[str, Any] = {}
+    joined: bool = False
+    name: str | None = None  # of a joined run, which keeps it
+    given: Any = None  # the library's own object, where the user has one
+
+
+class Report:
+    """One tracker's share of a training. Opening it starts the tracker on this thread; after that, nothing waits for it."""
+
+    def __init__(self, host: Any, system: str, destination: Destination, number: int, **facts: Any) -> None:
+        self.host = host
+        self.destination = destination
+        self._facts = facts
+        self._id = _id(host, system, number)
+        self.open()
+
+    def open(self) -> None:
+        """Start the tracker, or start it again, in the same run, for what is logged after training."""
+        where, self.pid = self.destination, os.getpid()
+        _, own = split_options(where.arguments)
+        self.tracker = where.make(**{**own, **where.here})
+        if where.given is not None:
+            self.tracker.given = where.given
+        kept = {**where.arguments, **({"joined": True} if where.joined else {})}
+        options = _run.options_for(
+            self.host.project, root=self.host.path / FOLDER, file={}, id=self._id, resume="allow", quiet=True, console=False,
+            trackers=[self.tracker], tracker_kwargs={self.tracker.name: kept}, relay="thread", **self._facts,
+        )  # fmt: skip
+        self.run = _run.start_alone(options)
+        self._relay = self.run._attached.relays[0]  # noqa: SLF001 - ours
+
+    @property
+    def started(self) -> bool:
+        """Whether the library's own objects are there."""
+        return bool(self._relay.started)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.run.status != "running")
+
+    def log(self, values: Mapping[str, Any], step: int | None, **arguments: Any) -> None:
+        """Record values for the tracker; arguments go to its log function."""
+        self.run.log(values, step, log_kwargs={self.tracker.name: arguments} if arguments else None)
+
+    def later(self, action: Callable[..., Any], *args: Any) -> None:
+        """Have something done with the tracker, after everything logged so far, from the relay's thread."""
+        self._relay.later(partial(action, *args))
+
+    def catch_up(self) -> None:
+        """Wait until the tracker has what was logged so far, for some seconds at most."""
+        self.run.flush(FAILING_SECONDS)
+        self._relay.catch_up()
+
+    def finish(self, status: str) -> None:
+        """End the report; what the tracker has not taken by then is left for `fanfold sync`."""
+        failing = self._relay.cursor().error is not None
+        self.run.finish(FAILING_SECONDS if failing else END_SECONDS, status)
+
+
+def host_run(args: Any, name: str | None, config: Mapping[str, Any], project: str) -> tuple[Any, bool]:
+    """Return the run that reports are kept in, and whether it was opened here: the current one, or a new one.
+
+    It is None where fanfold is disabled, or where no run can be written.
+    """
+    current = _api.run
+    if resolve("mode") == "disabled" or (current is not None and current.status == "disabled"):
+        notices.once("report:disabled", "fanfold is disabled (FANFOLD_MODE), so nothing is reported to trackers either.")
+        return None, False
+    if current is not None and current.status == "running":
+        return current, False
+    with guard("open a run for the reports of this training, so they are not sent"):
+        root = find_directory(None, writing=True)
+        options = _run.options_for(
+            getattr(args, "project", None) or project, file=read_file(root), root=root, name=name, config=config,
+            id=resolve("run_id") or secrets.token_hex(6), relay="process",
+        )  # fmt: skip
+        _api._current = opened = _run.start(options, alone=True)  # noqa: SLF001 - as init() does
+        return opened, True
+    return None, False
+
+
+def latest_number(host: Any, system: str) -> int:
+    """Return the number of the last report of a run to one system; 0 where there is none."""
+    known = {decode_name(folder.name) for folder in run_directories(host.path / FOLDER)}
+    return next(number for number in itertools.count() if _id(host, system, number + 1) not in known)
+
+
+def _id(host: Any, system: str, number: int) -> str:
+    return f"{host.id}-{system}" if number == 1 else f"{host.id}-{system}-{number}"
