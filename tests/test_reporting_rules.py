@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import fanfold
 import reporting_cases as cases
 import reporting_readers as readers
 from fanfold.callbacks import (
@@ -29,6 +28,7 @@ from fanfold.callbacks import (
     TrainerState,
     get_available_reporting_integrations,
     get_reporting_integration_callbacks,
+    report,
     rewrite_logs,
     tracking,
 )
@@ -82,8 +82,8 @@ def own_runs(runs_dir, monkeypatch):
     yield
     for callback in list(tracking._open):
         callback.finish()
-    if fanfold.run is not None:
-        fanfold.run.finish(1.0)
+    for run in list(report._hosts):
+        run.finish(1.0)
 
 
 @pytest.fixture

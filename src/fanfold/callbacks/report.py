@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +22,9 @@ from ..settings import find_directory, read_file, resolve
 
 FOLDER = "reports"  # inside the directory of the training's run
 END_SECONDS, FAILING_SECONDS = 30.0, 10.0  # for the end of a report, and where its tracker has just failed
+
+
+_hosts: weakref.WeakSet[Any] = weakref.WeakSet()  # runs opened here, which are nobody's current run
 
 
 class Destination(NamedTuple):
@@ -100,17 +104,19 @@ def host_run(args: Any, name: str | None, config: Mapping[str, Any], project: st
     if resolve("mode") == "disabled" or (current is not None and current.status == "disabled"):
         notices.once("report:disabled", "fanfold is disabled (FANFOLD_MODE), so nothing is reported to trackers either.")
         return None, False
-    if current is not None and current.status == "running":
-        return current, False
+    for run in (current, *_hosts):
+        if run is not None and run.status == "running":
+            return run, False
+    opened = None
     with guard("open a run for the reports of this training, so they are not sent"):
         root = find_directory(None, writing=True)
         options = _run.options_for(
             getattr(args, "project", None) or project, file=read_file(root), root=root, name=name, config=config,
             id=resolve("run_id") or secrets.token_hex(6), relay="process",
         )  # fmt: skip
-        _api._current = opened = _run.start(options, alone=True)  # noqa: SLF001 - as init() does
-        return opened, True
-    return None, False
+        opened = _run.start(options, alone=True)
+        _hosts.add(opened)
+    return opened, opened is not None
 
 
 def latest_number(host: Any, system: str) -> int:
