@@ -105,19 +105,20 @@ def _runs(args: argparse.Namespace, names: list[str]) -> Iterator[StoredRun]:
     if args.runs:
         for run in choose.several(args, args.runs):
             run.pulled()
-            yield from [run] if names else map(open_run, _with_reports(run.path))
+            yield run
+            yield from map(open_run, () if names else _reports(run.path))
         return
     if names:
         raise SettingError("--to without RUN would send every run there is. Nothing was sent. Name the runs.")
     for run_folder in run_directories(choose.store(args).root, args.project):
-        for folder in _with_reports(run_folder):
+        for folder in (run_folder, *_reports(run_folder)):
             if is_folder(folder / "relay") and any((folder / "relay").glob("*.cursor")):
                 yield open_run(folder)
 
 
-def _with_reports(folder: Path) -> list[Path]:
-    """Return a run and the reports that callbacks keep inside it; each has its tracker, and goes to no other."""
-    return [folder, *(run_directories(folder / FOLDER) if is_folder(folder / FOLDER) else ())]
+def _reports(folder: Path) -> list[Path]:
+    """Return the reports that callbacks keep inside a run; each has its tracker, and goes to no other."""
+    return list(run_directories(folder / FOLDER)) if is_folder(folder / FOLDER) else []
 
 
 def _jobs(stored: StoredRun, names: list[str], kwargs: Mapping[str, Any], args: argparse.Namespace) -> list[Job]:
