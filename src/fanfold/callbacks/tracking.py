@@ -80,7 +80,7 @@ class TrackingCallback(TrainerCallback):
     def names(self, args: Any, state: Any) -> dict[str, Any]:
         """Return name and group of the run; a trial of a search is named after itself."""
         name = getattr(args, "run_name", None)
-        if state.trial_name is not None:
+        if state.is_hyper_param_search:  # a name is a run in some systems: trials of one name would be one
             return {"name": state.trial_name, "group": name or args.output_dir}
         return {"name": name}
 
@@ -154,7 +154,8 @@ class TrackingCallback(TrainerCallback):
         last = latest_number(host, self.name)
         number = max(last, 1) if state.global_step else last + 1  # a training that goes on, goes on in the same run
         with guard(f"open the report to {self.name}, so nothing is reported there"):
-            facts["name"] = where.name or facts.get("name") or host.name
+            own = host.name if number == 1 else f"{host.name}-{number}"
+            facts["name"] = where.name or facts.get("name") or own
             self.report = Report(host, self.name, where, number, config=config, **facts)
             _open.add(self)
 
