@@ -199,7 +199,7 @@ class ThreadRelay:
         self._done = threading.Event()
         self._first_try = threading.Event()
         self._stop, self._hurry = threading.Event(), threading.Event()
-        told = isinstance(item, str) or self.destination is not None  # how another process makes it again; objects of the user's own only they can
+        told = isinstance(item, str) or self.destination is not None  # so another process can make it again
         destination = {key: value for key, value in kwargs.items() if _is_json(value)} if told else {}
         self._cursor = cursor_of(run, self.name, {**destination, **({"copy": copy} if copy else {})})
         self._options: dict[str, Any] = {"fold": fold, **options, "hold": hold_seconds(run), "live": True}
