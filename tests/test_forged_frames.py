@@ -21,6 +21,7 @@ import fanfold
 from fanfold.cli.entry import run as command
 from fanfold.clickhouse.batch import Job, tables_of
 from fanfold.clickhouse.decode import scan
+from fanfold.clickhouse.profile import profile_of
 from fanfold.errors import JournalError
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.fleet.tail import Tail
@@ -184,7 +185,7 @@ def forwarded(file: Path, store: Path) -> None:
         shapes: dict[int, Any] = {}
         scanned = scan(piece.data, piece.offset, tail.seed, shapes)
         assert scanned.end == len(piece.data)
-        tables_of([Job("llm", piece, 1, 2, 0, scanned, shapes)])
+        tables_of([Job("llm", piece, 1, 2, 0, scanned, shapes, profile_of(1, 0, scanned.others))])
     (copy,) = journal_files(store / "llm" / "r1")
     assert copy.read_bytes() == file.read_bytes()
 
