@@ -758,7 +758,13 @@ ENDS = {
     "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -15, "preempted", None),
     "SIGUSR1": ("os.kill(os.getpid(), signal.SIGUSR1); time.sleep(30)", -10, "preempted", None),
     "SIGHUP": ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(30)", -1, "killed", None),
-    "SIGINT": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(30)", -2, "killed", "KeyboardInterrupt"),
+    # A process started in the background of a script ignores SIGINT, and so do its children: here it has the usual handler.
+    "SIGINT": (
+        "signal.signal(signal.SIGINT, signal.default_int_handler); os.kill(os.getpid(), signal.SIGINT); time.sleep(30)",
+        -2,
+        "killed",
+        "KeyboardInterrupt",
+    ),
     "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(30)", -11, "killed", None),
     "finish(status)": ("run.finish(status='preempted')", 0, "preempted", None),
     "finish(exit_code)": ("run.finish(exit_code=2)", 0, "failed", None),
@@ -776,6 +782,46 @@ def test_how_a_process_ends_is_told_and_its_exit_code_is_its_own(runs_dir, how):
     assert run.status == status
     assert (error in run.error) if error else run.error is None
     assert run.verdict["signal"] == (how if how in ("SIGTERM", "SIGUSR1", "SIGHUP") else None)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_that_the_process_ignores_does_not_end_the_run(runs_dir, name):
+    before = signal.signal(getattr(signal, name), signal.SIG_IGN)  # inherited by the child, as under nohup
+    try:
+        process = child(f"os.kill(os.getpid(), signal.{name})\nrun.log({{'loss': 0.0}}, step=0)")
+    finally:
+        signal.signal(getattr(signal, name), before)
+    code, _, err = finish(process)
+    assert code == 0, err
+    run = stored(runs_dir)
+    assert_series(run, "loss", 1)
+    assert (run.status, run.verdict["signal"]) == ("finished", None)
+
+
+def test_a_run_that_a_daemon_thread_is_finishing_at_exit_is_finished(runs_dir):
+    script = """
+        def trial():
+            with run: run.log({"loss": 0.0}, step=0)
+        threading.Thread(target=trial, daemon=True).start()
+        while run.status == "running": time.sleep(0.0001)
+    """
+    run_child(script)
+    run = stored(runs_dir)
+    assert_series(run, "loss", 1)
+    assert run.status == "finished"
+
+
+def test_a_finish_that_was_interrupted_is_completed_at_exit(runs_dir):
+    script = """
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        run.log({"loss": 0.0}, step=0)
+        run._stoppers.insert(0, lambda timeout: signal.setitimer(signal.ITIMER_REAL, 0.001) or time.sleep(1))
+        try: run.finish(status="preempted")
+        except KeyboardInterrupt: print("interrupted")
+        run._stoppers.pop(0)
+    """
+    assert run_child(script) == "interrupted\n"
+    assert stored(runs_dir).status == "preempted"
 
 
 def test_a_run_is_running_while_its_process_lives_and_killed_once_it_does_not(runs_dir):

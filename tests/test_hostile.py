@@ -210,8 +210,8 @@ values = st.one_of(
         lambda v: Maker(repr(v))
     ),
 )
-# Names that lifecycle calls, not users; and what is asked of a run rather than told: a wrong name there is an error.
-NOT_VERBS = {"end_by_signal", "end_at_exit", "after_fork_in_child", "on_main_process", "get_tracker", "deliver_here"}
+# These return something to the caller, so a wrong argument is an error.
+NOT_VERBS = {"on_main_process", "get_tracker"}
 METHODS = sorted(name for name, _ in inspect.getmembers(Run, inspect.isfunction) if name[0] != "_" and name not in NOT_VERBS)
 SETTERS = sorted(name for name, found in inspect.getmembers(Run, lambda item: isinstance(item, property)) if found.fset)
 PROPERTIES = sorted(name for name, found in inspect.getmembers(Run, lambda item: isinstance(item, property)) if name[0] != "_")

@@ -167,9 +167,14 @@ def test_every_step_is_counted_every_wait_seen_and_between_windows_torch_has_no_
     assert waits["max_ns"] > 200_000_000  # one stall, wherever the windows were
     (table,) = tables(fanfold.open(facts["id"], dir=runs_dir))
     assert table.facts["steps"] == 403  # those that ended
+    observed = table.facts["observed"]
+    assert 8 <= observed <= 10  # one in each fifty begun, and the third step
     for mine in (found["forward of mine"], found["Optimizer.step#SGD.step"]):
-        assert mine["count"] * mine["scale"] == pytest.approx(400, rel=0.05)
-        assert (mine["count"] == 400) == ranges
+        if ranges:
+            assert (mine["count"], mine["scale"]) == (400, 1.0)
+        else:  # the last window may fall on one of the three steps that stumble, which are not among these rows
+            assert mine["count"] in (observed, observed - 1)
+            assert mine["scale"] == pytest.approx(403 / observed)
     assert facts["watched"] == 400 if ranges else facts["watched"] < 20
     assert facts["kept"]
     assert facts["left"] == [False] * 4

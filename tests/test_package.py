@@ -1,12 +1,15 @@
 """The package itself: importing does nothing, imports point one way, the public names are the documented ones."""
 
 import ast
+import builtins
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import fanfold
+from fanfold._disabled import DisabledRun
 
 SOURCE = Path(fanfold.__file__).parent
 
@@ -48,7 +51,26 @@ def test_every_public_name_is_there():
     for name in fanfold.__all__:
         if name not in ("config", "summary", "run"):
             assert getattr(fanfold, name) is not None
-    assert dir(fanfold) == fanfold.__all__
+    assert dir(fanfold) == sorted([*fanfold.__all__, "open"])
+
+
+def test_importing_every_name_hides_no_builtin():
+    names = {}
+    exec("from fanfold import *", names)
+    assert set(fanfold.__all__) <= set(names)
+    assert not [name for name in fanfold.__all__ if hasattr(builtins, name)]
+    assert callable(fanfold.open)
+
+
+def test_a_run_shows_its_documented_names_and_nothing_else(tmp_path):
+    page = (SOURCE.parents[1] / "docs" / "getting-started.md").read_text()
+    table = page.partition("## What a run offers")[2].partition("\n## ")[0]
+    documented = re.findall(r"`run\.(\w+)", table)
+    run = fanfold.init("p", dir=tmp_path, quiet=True, system=False)
+    shown = [name for name in dir(run) if not name.startswith("_")]
+    run.finish()
+    assert sorted(documented) == shown
+    assert [name for name in shown if not hasattr(DisabledRun(None, None, None), name)] == []
 
 
 # Each room may use the rooms before it, never one after it.

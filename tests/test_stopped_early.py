@@ -16,7 +16,7 @@ def start(runs_dir, **options):
 
 
 def script(code, runs_dir):
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=240,
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=600,
                           env={**os.environ, "FANFOLD_DIR": str(runs_dir), "FANFOLD_SYSTEM": "0"})  # fmt: skip
 
 
@@ -102,7 +102,6 @@ def test_a_script_that_ends_by_trial_pruned_keeps_its_exit_code(runs_dir):
     assert (run.status, run.verdict["reason"]) == ("finished", "stopped early by optuna.exceptions.TrialPruned: enough")
 
 
-@pytest.mark.xfail(reason="read as killed in two of two late runs; the cause is not known", strict=False)
 def test_a_trial_that_ray_tune_stops_is_finished(runs_dir, tmp_path):
     code = f"""
         import time, fanfold, ray
@@ -114,7 +113,13 @@ def test_a_trial_that_ray_tune_stops_is_finished(runs_dir, tmp_path):
                     run.log({{"loss": 1.0 * step}}, step=step)
                     tune.report({{"loss": 1.0 * step}})
 
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+        for chance in range(4):  # Ray gives its own processes 30 s to start, which is too little on a busy machine
+            try:
+                ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+                break
+            except Exception as error:
+                if "timed out during startup" not in str(error) or chance == 3: raise
+                ray.shutdown()
         tuner = tune.Tuner(trainable, param_space={{"x": tune.grid_search([0, 1])}},
                            run_config=tune.RunConfig(stop={{"training_iteration": 4}}, storage_path={str(tmp_path / "ray")!r}, verbose=0))
         print("errors", tuner.fit().num_errors)

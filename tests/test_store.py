@@ -76,6 +76,18 @@ def test_a_run_opens_by_id_prefix_name_path_or_dash(runs_dir):
         fanfold.open("zzz", dir=runs_dir)
 
 
+def test_a_folder_of_the_same_name_does_not_hide_a_run(runs_dir, tmp_path, monkeypatch):
+    stored, elsewhere = make(runs_dir, id="mine", name="brave-fox-1"), make(tmp_path / "elsewhere", id="other")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("mine", "brave-fox-1", "min"):
+        shutil.copytree(elsewhere.path, tmp_path / folder)
+    assert [fanfold.open(word, dir=runs_dir).path for word in ("mine", "brave-fox-1")] == [stored.path] * 2
+    assert fanfold.open("./mine", dir=runs_dir).id == fanfold.open(Path("mine"), dir=runs_dir).id == "other"
+    assert fanfold.open("min", dir=runs_dir).id == "other"  # not the whole id of a run: the folder counts
+    monkeypatch.chdir(tmp_path / "mine" / "journal")
+    assert fanfold.open("..", dir=runs_dir).id == "other"
+
+
 def test_an_unknown_key_names_the_ones_there_are(runs_dir):
     run = make(runs_dir)
     stored = fanfold.open(run.path)

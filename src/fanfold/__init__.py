@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from .process import is_main_process, on_main_process
     from .provenance import inspect
     from .store import StoredRun
-    from .stores import open, runs
+    from .stores import open as open
+    from .stores import runs
     from .train import Loop, Trainer, TrainingArguments
 
 _HOMES = {
@@ -83,6 +84,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = frozenset({"callbacks"})  # modules reached by name, without importing them first
 _CURRENT = frozenset({"config", "run", "summary"})  # of the current run: looked up anew each time
 
+# `open` is left out: `from fanfold import *` must not replace the built-in function.
 __all__ = [
     "Audio",
     "FanfoldError",
@@ -118,7 +120,6 @@ __all__ = [
     "log",
     "log_api_usage_once",
     "on_main_process",
-    "open",
     "run",
     "runs",
     "stamp",
@@ -140,4 +141,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*__all__, "open"])

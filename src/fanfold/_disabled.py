@@ -17,6 +17,7 @@ class DisabledRun:
     rank, world_size, attempt = 0, 1, 1
     path = Path("/nonexistent")
     is_main_process = True
+    strict = False
 
     def __init__(self, project: str | None, name: str | None, config: Any) -> None:
         self.project = project or "default"
@@ -35,6 +36,11 @@ class DisabledRun:
 
     def ops(self) -> list[dict[str, Any]]:
         return []
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:  # noqa: ARG002 - the signature of Run.get_tracker
+        from .relay.attach import Silent
+
+        return Silent()
 
     def flush(self, timeout: float | None = None) -> bool:  # noqa: ARG002 - the signature of Run.flush
         return True

@@ -48,7 +48,7 @@ class Run(Recorder):
         self.rank = place.me.rank
         self.world_size = place.me.world_size
         self.attempt = place.ordinal
-        self.quiet: bool = options["quiet"]
+        self._quiet: bool = options["quiet"]
         self._history = History(place.path, place.me.rank, place.attempt, resumed=place.resumed)
         known = self._history.facts()  # a resumed run starts with what it was, and adds to it
         place.name = options["name"] or known.get("name") or place.name
@@ -61,6 +61,10 @@ class Run(Recorder):
         self._status = "running"
         self._worker = False
         self._finish_lock = threading.RLock()  # re-entrant: a signal handler may finish a run that is being finished
+        self._verdict: tuple[str, str | None, int | None] = ("running", None, None)  # status, error, exit code
+        self._finisher: threading.Thread | None = None  # the thread that ends the run
+        self._ended = threading.Event()
+        self._end_written = False
         config = {**(known.get("config") or {}), **as_mapping(options["config"])}
         self.config = Config(config, self._config_changed, strict=self.strict)
         self._summary: dict[str, Any] = dict(known.get("summary") or {})
@@ -74,6 +78,7 @@ class Run(Recorder):
         self._wanted: dict[str, Any] = {}
         self._info(self._first_facts(options))
         self._keeper = Keeper([self._writer.rescue, self._writer.sync, *place.chores], self._beat)
+        self._ending = lifecycle.Ending(self._end_by_signal, self._deliver_here, self._end_at_exit, self._after_fork_in_child)
 
     def _first_facts(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is known at the start; a resumed run writes only what it was given."""
@@ -300,13 +305,20 @@ class Run(Recorder):
     def finish(self, timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None) -> None:
         """End the run in this process. Returns within `timeout`, always."""
         status = "failed" if outcome(lambda: bool(exit_code))[0] else self._known_status(status)
-        with self._finish_lock:
-            if self._status != "running":
-                return
-            self._status = status
         seconds, _ = outcome(lambda: float(timeout))
         code, _ = outcome(lambda: None if exit_code is None else max(min(int(exit_code), 1 << 31), -(1 << 31)))
-        self._end(30.0 if seconds is None else seconds, self._status, None, code)
+        if self._claim_end(status, None, code):
+            self._end(30.0 if seconds is None else seconds)
+
+    def _claim_end(self, status: str, error: str | None, exit_code: int | None) -> bool:
+        """Decide how the run ended; False if that is decided already, and the end is another caller's to write."""
+        with self._finish_lock:
+            if self._status != "running":
+                return False
+            self._verdict = (status, error, exit_code)
+            self._finisher = threading.current_thread()
+            self._status = status
+            return True
 
     def _known_status(self, status: str) -> str:
         known = "finished"
@@ -319,11 +331,20 @@ class Run(Recorder):
         return known  # noqa: RET504 - the guard may have caught the error
 
     @verb("end the run")
-    def _end(self, timeout: float, status: str, error: str | None, exit_code: int | None = None, *, close: bool = True) -> None:
-        if self._worker:  # a forked child ends its own journal; the run is its parent's to end
-            self._end_worker()
-            return
-        deadline = time.monotonic() + timeout
+    def _end(self, timeout: float, *, close: bool = True) -> None:
+        """Write the end that was claimed, and wait for the trackers."""
+        try:
+            if self._worker:  # a forked child ends its own journal; the run is its parent's to end
+                self._end_worker()
+            else:
+                self._write_end(time.monotonic() + timeout, close=close)
+                if close:
+                    lifecycle.leave(self._ending)
+        finally:
+            self._ended.set()
+
+    def _write_end(self, deadline: float, *, close: bool) -> None:
+        timeout = max(0.0, deadline - time.monotonic())
         with guard("stop the keeper"):
             self._keeper.stop(min(1.0, timeout))
         for stop in self._stoppers:
@@ -332,14 +353,14 @@ class Run(Recorder):
         with guard("wait for device values and media"):
             self._deferred.close(max(0.0, deadline - time.monotonic()))
             self._encoder.flush(max(0.0, deadline - time.monotonic()))
-        end = self._end_frame(status, error, exit_code)
+        end = self._end_frame(*self._verdict)
         if close:
             self._encoder.close()
             self._writer.close(end)
-            lifecycle.leave(self)
         else:
             self._writer.end(end)
             self._writer.sync()
+        self._end_written = True
         with guard("copy the journal to its directory"):
             self._place.done(close)
         left = (
@@ -348,7 +369,7 @@ class Run(Recorder):
         left += self._attached.restarted() if self._attached is not None and not self._worker else []
         if self._forwarding is not None:
             left += self._forwarding.wait(self.path, self.rank, max(0.0, deadline - time.monotonic()))
-        self._say_end(status, left)
+        self._say_end(self._verdict[0], left)
 
     def _end_frame(self, status: str, why: str | None, exit_code: int | None = None) -> dict[str, Any]:
         """Return the last frame; `why` is the error of a run that went wrong, or the reason one stopped early."""
@@ -365,31 +386,39 @@ class Run(Recorder):
                 f"fanfold: {self._writer.dropped} log call(s) of run {self.name} could not be written and are lost.",
                 file=sys.stderr,
             )
-        if self._place.me.main and not self.quiet:
+        if self._place.me.main and not self._quiet:
             print(f"fanfold: run {self.name} {status} · fanfold show {self.id}", file=sys.stderr)
 
-    def end_by_signal(self, status: str, name: str) -> None:
+    def _end_by_signal(self, status: str, name: str) -> None:
         """Write the last frame from a signal handler; the process is about to die."""
+        if self._end_written:
+            return
         self._status = status
         self._writer.end({**self._end_frame(status, None), "signal": name})
 
-    def end_at_exit(self, status: str, error: str | None, exit_code: int) -> None:
+    def _end_at_exit(self, status: str, error: str | None, exit_code: int) -> None:
         """End an unfinished run at interpreter exit. The journal stays open: other exit handlers may still log."""
-        if self._status == "running":
-            self._status = status
-            here = self._attached is not None and self._attached.here  # a relay in this process does not outlive it
-            self._end(30.0 if here else 10.0, status, error, exit_code, close=False)
+        here = self._attached is not None and self._attached.here  # a relay in this process does not outlive it
+        timeout = 30.0 if here else 10.0
+        if self._claim_end(status, error, exit_code):
+            self._end(timeout, close=False)
+        elif self._finisher is not None and self._finisher is not threading.current_thread() and self._finisher.is_alive():
+            # A daemon thread (Ray Tune runs a trial in one) is finishing the run, and would die with the interpreter.
+            self._ended.wait(timeout)
+        elif self._finisher is not None and not self._end_written:
+            self._end(timeout, close=False)  # what should have finished the run was interrupted
 
-    def deliver_here(self, timeout: float) -> None:
+    def _deliver_here(self, timeout: float) -> None:
         """Wait for the trackers served from this process, which is about to die; those in processes of their own live on."""
         if self._attached is not None and not self._worker:
             self._attached.wait_here(timeout)
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Become a worker of the same rank: own journal on first use, no threads, no end of the parent's run."""
         self._worker = True
         self._place.after_fork_in_child()
         self._finish_lock = threading.RLock()
+        self._ended = threading.Event()
         self._writer.after_fork_in_child(self._place.worker_header())
         self._deferred.after_fork_in_child()
         self._encoder.after_fork_in_child()
@@ -414,11 +443,9 @@ class Run(Recorder):
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.finish()
             return
-        with self._finish_lock:
-            if self._status != "running":
-                return
-            self._status, text = lifecycle.judge(error)
-        self._end(30.0, self._status, text, None if self._status == "finished" else 1)
+        status, text = lifecycle.judge(error)
+        if self._claim_end(status, text, None if status == "finished" else 1):
+            self._end(30.0)
 
     def __repr__(self) -> str:
         return f"<fanfold run {self.name} ({self.id}) of {self.project}: {self._status}, {self.path}>"
@@ -487,7 +514,7 @@ def start(options: Mapping[str, Any], *, alone: bool = False) -> Run:
             f"no journal can be written in {place.path}: {error.strerror or error}. The run was not started. "
             "Make the directory writable, or choose another with fanfold.init(dir=…) or FANFOLD_DIR."
         ) from error
-    lifecycle.enter(run)
+    lifecycle.enter(run._ending)  # noqa: SLF001 - the other half of Run
     run._keeper.start()  # noqa: SLF001 - the other half of Run
     _start_probes(run, options)
     if energy is not None and place.me.local_main:
@@ -508,7 +535,7 @@ def start(options: Mapping[str, Any], *, alone: bool = False) -> Run:
             gateway = destination(options["file"])
             if gateway is not None:
                 run._forwarding = Forwarding(Path(options["root"]), gateway)  # noqa: SLF001 - the other half of Run
-    if place.me.main and not run.quiet:
+    if place.me.main and not options["quiet"]:
         again = f", attempt {place.ordinal}" if place.ordinal > 1 else ""
         print(f"fanfold: run {run.name} ({run.id}{again}) → {run.path}", file=sys.stderr)
     return run

@@ -19,10 +19,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from .errors import after_fork_in_child, guard
+from .journal.writer import moved_up
 from .threads import Background
 
 # SIGTERM and the signals schedulers send before it mean "make room"; a closed terminal means the job was cut off.
@@ -42,16 +44,17 @@ STUCK_SECONDS = 2.0
 SIGNAL_SECONDS = 8.0  # for trackers served from this process; `docker stop` kills after 10
 
 
-class Ending(Protocol):
-    """What a run lets this module do to it."""
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """The functions of an open run that this module calls when its process ends or forks."""
 
-    def end_by_signal(self, status: str, name: str) -> None: ...
-    def deliver_here(self, timeout: float) -> None: ...
-    def end_at_exit(self, status: str, error: str | None, exit_code: int) -> None: ...
-    def after_fork_in_child(self) -> None: ...
+    by_signal: Callable[[str, str], None]  # status, name of the signal
+    deliver_here: Callable[[float], None]  # timeout
+    at_exit: Callable[[str, str | None, int], None]  # status, error, exit code
+    after_fork_in_child: Callable[[], None]
 
 
-_open: dict[int, Ending] = {}
+_open: list[Ending] = []
 _installed = False
 _previous: dict[int, Any] = {}
 _exit_code = 0
@@ -70,7 +73,7 @@ def judge(error: BaseException) -> tuple[str, str]:
 
 def enter(run: Ending) -> None:
     """Watch over a run until `leave`."""
-    _open[id(run)] = run
+    _open.append(run)
     _install_once()
     if threading.current_thread() is threading.main_thread():
         _install_signals()
@@ -78,7 +81,8 @@ def enter(run: Ending) -> None:
 
 def leave(run: Ending) -> None:
     """Stop watching a run; after the last one, everything is as it was before."""
-    _open.pop(id(run), None)
+    with contextlib.suppress(ValueError):
+        _open.remove(run)
     if not _open:
         _restore()
 
@@ -160,10 +164,10 @@ def _end_by_signal(number: int) -> None:
     _ending = True
     name = signal.Signals(number).name
     deadline = time.monotonic() + SIGNAL_SECONDS
-    runs = list(_open.values())
+    runs = list(_open)
     for run in runs:
         with guard("record a signal"):
-            run.end_by_signal(SIGNALS[name], name)
+            run.by_signal(SIGNALS[name], name)
     for run in runs:
         with guard("deliver what is left after a signal"):
             run.deliver_here(max(0.0, deadline - time.monotonic()))
@@ -179,7 +183,7 @@ def _watch_for_stuck_main_thread() -> None:
     global _wakeup  # noqa: PLW0603 - see _install_once
     if _wakeup is not None or sys.platform == "win32":
         return
-    read, write = os.pipe()
+    read, write = map(moved_up, os.pipe())
     os.set_blocking(write, False)
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     if before != -1:  # somebody (asyncio) uses it already: leave it to them
@@ -267,9 +271,9 @@ def _end_open_runs() -> None:
         status, text = judge(error)
     elif _exit_code:
         status, text = "failed", f"the process left by sys.exit({_exit_code})"
-    for run in list(_open.values()):
+    for run in tuple(_open):
         with guard("close a run at exit"):
-            run.end_at_exit(status, text, 1 if error is not None else _exit_code)
+            run.at_exit(status, text, 1 if error is not None else _exit_code)
 
 
 def _after_fork() -> None:
@@ -287,5 +291,5 @@ def _after_fork() -> None:
         for fd in _wakeup:
             os.close(fd)
         _wakeup = None
-    for run in list(_open.values()):
+    for run in tuple(_open):
         run.after_fork_in_child()

@@ -45,10 +45,28 @@ def runs(
 def open(
     id_or_path: str | os.PathLike[str], *, dir: str | os.PathLike[str] | None = None, project: str | None = None
 ) -> StoredRun:
-    """Open one stored run by its id, the beginning of its id, its name, or its directory. `-` is the newest run."""
-    if isinstance(id_or_path, os.PathLike) or _is_run(id_or_path):
-        return open_run(Path(id_or_path))
-    return find(open_store(dir), id_or_path, project)
+    """Open one stored run by its id, its name, its directory, or the beginning of its id. `-` is the newest run.
+
+    A path object, and a text that can only be a path (`.`, `..`, `./x`, `../x`, `/x`), is a directory. Any other text is looked
+    up among the runs first: a folder that happens to have the same name does not hide a run.
+    """
+    word = os.fspath(id_or_path)
+    if isinstance(id_or_path, os.PathLike) or (_is_path(word) and _is_run(word)):
+        return open_run(Path(word))
+    store = open_store(dir)
+    if word != "-" and _is_run(word) and not _is_known(store, word, project):
+        return open_run(Path(word))
+    return find(store, word, project)
+
+
+def _is_known(store: Store, word: str, project: str | None) -> bool:
+    """Return whether a text is the whole id or name of a run in a store."""
+    return any(word == name[1] for name in store.names(project)) or any(word == run.name for run in matching(store, project, ""))
+
+
+def _is_path(word: str) -> bool:
+    """Return whether a text can only mean a path."""
+    return word in (".", "..") or word.startswith(("/", "./", "../"))
 
 
 def _is_run(word: str) -> bool:

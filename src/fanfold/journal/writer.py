@@ -113,7 +113,7 @@ def _sync_directories(path: Path) -> None:
                 os.close(fd)
 
 
-def _moved_up(fd: int) -> int:
+def moved_up(fd: int) -> int:
     """Return a descriptor with a high number in place of a low one, where there is room.
 
     A program that closes every descriptor, to become a daemon, gets low numbers for its next files. A journal under such a
@@ -187,7 +187,7 @@ class Sheet:
         self.alive = -1
         # With O_DSYNC a write returns when the disk has it: no second call that could fail after the first succeeded.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | (_DSYNC if power else 0)
-        self.fd = _moved_up(os.open(path, flags, 0o600))
+        self.fd = moved_up(os.open(path, flags, 0o600))
         try:
             self._lock_alive()
             if not self.write(frame(Kind.HEADER, pack(dict(header)), 0)):
@@ -200,7 +200,7 @@ class Sheet:
 
     def _lock_alive(self) -> None:
         name = f"{self.path}.alive"
-        self.alive = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.alive = moved_up(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         held.add(name)
         try_lock(self.alive)  # where the filesystem has no locks, readers go by heartbeats
 
