@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -289,6 +290,68 @@ def test_config_takes_what_people_have(runs_dir):
     assert got["silent"] == "<Silent>"
 
 
+class Leaves:
+    """A value that raises what ends a program when it is read."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __repr__(self):
+        raise self.error
+
+
+class Stop(KeyboardInterrupt):
+    pass
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Stop(), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+def test_a_value_that_wants_to_end_the_program_does_not_spoil_the_config(runs_dir, error):
+    run = start(runs_dir, config={"lr": 1})
+    if type(error) is KeyboardInterrupt:  # it may be the user's, so it is raised, and the change is undone
+        with pytest.raises(KeyboardInterrupt):
+            run.config["odd"] = Leaves(error)
+        assert dict(run.config) == {"lr": 1}
+    else:
+        run.config["odd"] = Leaves(error)
+        run.log({"x": Leaves(error), "y": 1.0}, step=0)
+        run.tags = [Leaves(error)]
+    run.config["lr"] = 2
+    run.finish()
+    stored = fanfold.open(run.path)
+    assert stored.config["lr"] == 2 and stored.config.get("odd", "<").startswith("<")
+    assert stored.status == "finished"
+
+
+def test_a_signal_handler_may_still_end_the_program_while_a_value_is_read(runs_dir):
+    class Slow:
+        def __str__(self):
+            signal.raise_signal(signal.SIGVTALRM)
+            return "slow"
+
+    run = start(runs_dir)
+    before = signal.signal(signal.SIGVTALRM, lambda *_: sys.exit(3))
+    try:
+        with pytest.raises(SystemExit):
+            run.config["slow"] = Slow()
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
+    run.finish()
+
+
+def test_a_list_of_arrays_is_one_warning_that_says_how_to_log_images(runs_dir, caplog):
+    run = start(runs_dir)
+    pictures = [np.zeros((4, 4, 3), np.uint8), np.ones((4, 4, 3), np.uint8)]
+    for step in range(3):
+        run.log({"pictures": pictures, "loss": 1.0}, step=step)
+    run.log({"pictures": [fanfold.Image(one) for one in pictures]}, step=3)
+    run.finish()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "[fanfold.Image(one) for one in arrays]" in said and said.startswith("fanfold: 'pictures'")
+    stored = fanfold.open(run.path)
+    assert len(stored.series("loss")) == 3
+    assert [(point.step, point.kind) for point in stored.media("pictures")] == [(3, "image")] * 2
+
+
 def test_config_reads_by_attribute_and_records_each_change(runs_dir):
     run = start(runs_dir, config={"lr": 0.1})
     assert run.config.lr == 0.1
@@ -453,7 +516,7 @@ def test_hostile_names_stay_inside_the_directory(runs_dir):
 
 
 def test_an_empty_project_is_refused(runs_dir):
-    with pytest.raises(SettingError, match="no name"):
+    with pytest.raises(SettingError, match="not a name"):
         start(runs_dir, project=" ")
 
 

@@ -1,11 +1,15 @@
 """Settings: one table, one order (argument, environment, file, default), clear errors, all documented."""
 
+import inspect
+import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import fanfold
 from fanfold import settings
-from fanfold.errors import SettingError
+from fanfold.errors import SettingError, shown
 
 DOCS = Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -80,3 +84,69 @@ def test_every_variable_the_source_reads_is_in_the_table():
     for file in (Path(__file__).parents[1] / "src").rglob("*.py"):
         found |= set(re.findall(r"FANFOLD_[A-Z_]+[A-Z]", file.read_text()))
     assert found <= known
+
+
+class Odd:
+    """No text, number, dict or list."""
+
+
+TEXT, SWITCH = [Odd(), ["a"], {"a": 1}, b"a", True], [Odd(), 5, [], {"a": 1}, "perhaps"]
+WRONG = {  # values no option of that name means, and what the error says to give
+    "project": (TEXT, "a text"),
+    "name": (TEXT, "a text"),
+    "id": (TEXT, "a text"),
+    "group": (TEXT, "a text"),
+    "notes": (TEXT, "a text"),
+    "tags": ([5, Odd(), {"a": 1}, b"a", [Odd()], [["a"]]], "a text or a list of texts"),
+    "config": ([5, "lr", [1, 2]], "a dict, an argparse.Namespace or a dataclass"),
+    "trackers": ([5, {"wandb": {}}, Odd()], "Known: "),
+    "tracker_kwargs": ([5, "wandb", ["wandb"], {"wandb": 5}], "a dict of dicts"),
+    "fold": ([5, ["mean"], Odd()], 'a text such as "mean", or a dict'),
+    "relay": ([5, "threads", ["thread"]], "Known: process, thread"),
+    "resume": ([5, "always", ["must"]], "one of never, allow, must, auto"),
+    "dir": ([5, b"runs", ["runs"], Odd()], "a path"),
+    "durability": ([5, "disk", True], "one of process, power"),
+    "console": (SWITCH, "True or False|one of 1, true"),
+    "system": (SWITCH, "True or False|one of 1, true"),
+    "energy": (SWITCH, "True or False|one of 1, true"),
+    "ops": ([5, Odd(), ["window"], {"windows": 1}], "True or False|True, or a dict"),
+    "stamp": (SWITCH, "True or False|one of 1, true"),
+    "strict": (SWITCH, "True or False|one of 1, true"),
+    "quiet": (SWITCH, "True or False|one of 1, true"),
+    "mode": ([5, "of"], "one of on, disabled, online, offline"),
+    "reinit": ([5, "foo", ["create_new"]], "True, False or one of default, return_previous, finish_previous, create_new"),
+}
+
+
+def test_every_option_of_init_is_in_the_table_of_wrong_values():
+    named = inspect.signature(fanfold.init).parameters.values()
+    assert {one.name for one in named if one.kind is not one.VAR_KEYWORD} | {"mode", "reinit"} == set(WRONG)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_of_an_option_is_one_clear_error(name, tmp_path):
+    values, advice = WRONG[name]
+    for value in values:
+        with pytest.raises(SettingError, match=advice) as caught:
+            fanfold.init(**{"dir": tmp_path / "runs", "quiet": True, "system": False, name: value})
+        said = str(caught.value)
+        assert f"{name}=" in said and "The run was not started." in said and shown(value)[:20] in said
+        assert not (tmp_path / "runs").exists()  # found before anything was written
+
+
+def test_texts_may_be_given_as_numbers_paths_and_odd_characters(tmp_path):
+    given = {"name": "\ud800", "group": 7, "notes": Path("a/b"), "id": uuid.UUID(int=5), "tags": (tag for tag in ("a", 3))}
+    run = fanfold.init("\ud800", dir=tmp_path, quiet=np.True_, system=0, **given)
+    run.finish()
+    stored = fanfold.open(run.path)
+    assert (stored.name, stored.group, stored.notes, stored.id) == ("\\ud800", "7", "a/b", str(uuid.UUID(int=5)))
+    assert (stored.project, list(stored.tags)) == ("\\ud800", ["a", "3"])
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"), [("tags = 5", "a text or a list"), ("strict = 5", "True or False"), ("name = [1]", "a text")]
+)
+def test_a_wrong_value_in_the_settings_file_is_one_clear_error(line, advice, tmp_path):
+    (tmp_path / "settings.toml").write_text(line)
+    with pytest.raises(SettingError, match=rf"settings\.toml: {line.split()[0]} is .*{advice}"):
+        fanfold.init("p", dir=tmp_path, quiet=True, system=False)

@@ -63,7 +63,8 @@ def init(
     its FANFOLD_* variable, then from `settings.toml` in `dir`, then from its default (see docs/settings.md).
     """
     global _current  # noqa: PLW0603 - the current run is module state by design
-    _say_foreign(wandb_style)
+    given = dict(locals())  # every argument, by its name
+    _warn_foreign(wandb_style)
     mode = wandb_style.get("mode")
     modes = {resolve("mode"), resolve("mode", None if mode is None else str(mode))}
     if "disabled" in modes:
@@ -71,20 +72,14 @@ def init(
     root = find_directory(dir, writing=True)
     if resolve("mode", file=read_file(root)) == "disabled":
         return _disable(project, name, config)
-    from ._run import options_for, start
+    from ._options import read_argument, read_options
+    from ._run import start
 
+    reinit = read_argument("reinit", wandb_style.get("reinit"))
+    options = read_options(root, given)
     cell = _cell()
-    if cell is not None and wandb_style.get("reinit") != "create_new":
+    if cell is not None and reinit != "create_new":
         _finish_earlier(cell)
-    if isinstance(resume, bool):
-        resume = "auto" if resume else "never"
-    if isinstance(tags, str):
-        tags = (tags,)
-    options = options_for(
-        project, file=read_file(root), root=root, name=name, config=config, id=id, resume=resume, group=group, tags=tags,
-        notes=notes, durability=durability, console=console, system=system, energy=energy, ops=ops, stamp=stamp, strict=strict,
-        quiet=quiet, trackers=trackers, tracker_kwargs=tracker_kwargs, fold=fold, relay=relay,
-    )  # fmt: skip
     _current = start(options)
     if cell is not None:
         _cells[_current] = cell
@@ -121,7 +116,7 @@ def _disable(project: str | None, name: str | None, config: Any) -> Run:
     return _current  # type: ignore[no-any-return]
 
 
-def _say_foreign(given: Mapping[str, Any]) -> None:
+def _warn_foreign(given: Mapping[str, Any]) -> None:
     unknown = sorted(set(given) - _FOREIGN)
     if unknown:
         import inspect

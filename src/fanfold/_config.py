@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import guard, outcome, type_name
-from .values import clean_text, items_of, text_of
+from .errors import clean_text, guard, reading, type_name
+from .values import items_of, text_of
 
 MAX_DEPTH = 32
 MAX_ITEMS = 1 << 17
@@ -35,7 +35,7 @@ class Plain:
         if depth > MAX_DEPTH or self.left < 0 or any(value is outer for outer in self.path):
             return "…"
         self.path.append(value)
-        found, error = outcome(lambda: self._of(value, depth))
+        found, error = reading(lambda: self._of(value, depth))
         self.path.pop()
         return found if error is None else f"<{type_name(value)}>"
 
@@ -75,7 +75,7 @@ class Plain:
             return f"<{len(value)} bytes>"
         if isinstance(value, type) or callable(value):
             return text_of(f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}".lstrip("."))
-        text, error = outcome(lambda: str(value))
+        text, error = reading(lambda: str(value))
         return f"<{type(value).__name__}>" if error or text is None else text_of(text)[:4096]
 
 
@@ -118,10 +118,17 @@ class Config(dict[str, Any]):
         object.__setattr__(self, "_strict", strict)
 
     def _change(self, action: Callable[[], Any]) -> Any:
-        found = None
-        with guard("change the config", strict=self._strict):
-            found = action()
-            self._changed(self)
+        """Make a change and record it. One that is interrupted is undone, or its value would spoil every later change."""
+        before, found, done = dict(self), None, False
+        try:
+            with guard("change the config", strict=self._strict):
+                found = action()
+                self._changed(self)
+            done = True
+        finally:
+            if not done:
+                super().clear()
+                super().update(before)
         return found
 
     def __getattr__(self, name: str) -> Any:

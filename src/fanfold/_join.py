@@ -8,12 +8,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import process
+from ._options import Options
 from ._version import __version__
 from .errors import RunError, SettingError
 from .journal import format as fmt
@@ -59,29 +60,29 @@ class Place:
             self.spool.finish() if closed else self.spool.mirror()
 
 
-def find_place(options: Mapping[str, Any], *, alone: bool = False) -> Place:
+def find_place(options: Options, *, alone: bool = False) -> Place:
     """Decide which run this process writes to, without talking to the other ranks unless nothing else is left.
 
     A run opened `alone`, by its id, does not count: ranks agree on a run by the number of runs each has opened.
     """
     me, count = process.detect(), -1 if alone else next(_inits)
-    root, project = Path(options["root"]), _checked_name("project", options["project"])
-    shared = "" if options["id"] else process.shared_key(me, count, lambda: _meet(root, me, count))
+    root, project = options.root, _checked_name("project", options.project)
+    shared = "" if options.id else process.shared_key(me, count, lambda: _meet(root, me, count))
     attempt = digest(shared, process.launch_key(me), str(count))
-    run_id = _checked_name("id", options["id"] or _choose(root, options, attempt, digest(project, shared, str(count))))
+    run_id = _checked_name("id", options.id or _choose(root, options, attempt, digest(project, shared, str(count))))
     path = run_path(root, project, run_id)
     earlier = _earlier(path, me.rank, attempt)
-    _check_resume(options["resume"], run_id, path, bool(earlier))
+    _check_resume(options.resume, run_id, path, bool(earlier))
     steps = [step for file, header in earlier if header.rank == me.rank and (step := last_step(file)) is not None]
     names = [header.name for _, header in earlier if header.name]
     attempts = {(header.attempt, header.ordinal) for _, header in earlier if header.rank == 0}
     return Place(me, project, run_id, path, attempt, len(attempts) + 1, max(steps, default=-1) + 1,
-                 options["name"] or (names[-1] if names else None), bool(earlier))  # fmt: skip
+                 options.name or (names[-1] if names else None), bool(earlier))  # fmt: skip
 
 
 def _checked_name(what: str, name: Any) -> str:
     if not isinstance(name, str) or not name.strip() or "\x00" in name:
-        raise SettingError(f"{what}={name!r} is no name. The run was not started. Pass a text that is not empty.")
+        raise SettingError(f"init({what}={name!r}) is not a name. The run was not started. Pass a text that is not empty.")
     return name
 
 
@@ -136,22 +137,22 @@ def _check_resume(resume: str, run_id: str, path: Path, exists: bool) -> None:
         )
 
 
-def _choose(root: Path, options: Mapping[str, Any], attempt: str, own: str) -> str:
+def _choose(root: Path, options: Options, attempt: str, own: str) -> str:
     """Return this job's own run; under resume='auto', and before it exists, the project's newest run that did not finish.
 
     Every rank comes to the same: what this attempt itself has written does not count.
     """
-    if options["resume"] != "auto" or journal_files(run_path(root, options["project"], own)):
+    if options.resume != "auto" or journal_files(run_path(root, options.project, own)):
         return own
     from .store import find_unfinished
 
-    return find_unfinished(root, options["project"], name=options["name"], ignore_attempt=attempt) or own
+    return find_unfinished(root, options.project, name=options.name, ignore_attempt=attempt) or own
 
 
-def open_writer(place: Place, options: Mapping[str, Any]) -> Writer:
+def open_writer(place: Place, options: Options) -> Writer:
     """Create the run's directory and open this process's journal, on a spool where the directory is far away."""
-    place.name = options["name"] or place.name or name_for(place.run_id)
-    _make_root(Path(options["root"]))
+    place.name = options.name or place.name or name_for(place.run_id)
+    _make_root(options.root)
     directory = place.path / "journal"
     place.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_folders(place.path)
@@ -177,7 +178,7 @@ def open_writer(place: Place, options: Mapping[str, Any]) -> Writer:
         "launcher": me.launcher,
         "spool": str(home) if place.spool else None,
     }
-    return Writer(home, place.header, durability=options["durability"])
+    return Writer(home, place.header, durability=options.durability)
 
 
 def _make_root(root: Path) -> None:
@@ -187,11 +188,11 @@ def _make_root(root: Path) -> None:
         (root / ".gitignore").write_text("*\n", encoding="ascii")  # runs do not belong in a repository
 
 
-def _spool(place: Place, options: Mapping[str, Any], directory: Path) -> Path:
-    wanted = options["spool"]
+def _spool(place: Place, options: Options, directory: Path) -> Path:
+    wanted = options.spool
     if wanted == "never" or (wanted == "auto" and not is_network(directory)):
         return directory
-    given = options["spool_dir"]
+    given = options.spool_dir
     root = Path(given).absolute() if given else choose_root()
     with contextlib.suppress(OSError):
         recover(*{root, *spool_roots()})

@@ -13,24 +13,23 @@ from types import TracebackType
 from typing import Any
 
 from . import lifecycle
-from ._config import Config, as_mapping, plain
+from ._config import Config, plain
 from ._history import History
 from ._join import Place, find_place, open_writer
+from ._options import Options
 from ._recorder import Recorder
 from ._summary import Metric, Tallies
-from .errors import RunError, SettingError, guard, notices, outcome, shown, verb
+from .errors import RunError, SettingError, clean_text, guard, notices, outcome, shown, verb
 from .journal import Kind, blobs
 from .keeper import Keeper
 from .mask import mask, mask_traceback
-from .settings import resolve
+from .settings import MAX_NAMES
 from .threads import Background
-from .values import clean_text, text_of
+from .values import text_of
 
 time_ns = time.time_ns
 FACTS_SECONDS = 2.0
 
-
-MAX_TAGS = 10_000
 STATUSES = ("finished", "failed", "killed", "preempted")
 LEVELS = ("info", "warning", "error")
 
@@ -42,22 +41,22 @@ class Run(Recorder):
     Under strict=True the error is raised.
     """
 
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+    def __init__(self, place: Place, options: Options) -> None:
         self.id = place.run_id
         self.project = place.project
         self.rank = place.me.rank
         self.world_size = place.me.world_size
         self.attempt = place.ordinal
-        self._quiet: bool = options["quiet"]
+        self._quiet: bool = options.quiet
         self._history = History(place.path, place.me.rank, place.attempt, resumed=place.resumed)
         known = self._history.facts()  # a resumed run starts with what it was, and adds to it
-        place.name = options["name"] or known.get("name") or place.name
-        super().__init__(open_writer(place, options), place.path, place.first_step, strict=options["strict"])
+        place.name = options.name or known.get("name") or place.name
+        super().__init__(open_writer(place, options), place.path, place.first_step, strict=options.strict)
         self._place = place
         self._name = str(place.name)
-        self._group: str | None = options["group"] or known.get("group")
-        self._notes: str | None = options["notes"] or known.get("notes")
-        self._tags: tuple[str, ...] = tuple(options["tags"] or known.get("tags") or ())
+        self._group: str | None = options.group or known.get("group")
+        self._notes: str | None = options.notes or known.get("notes")
+        self._tags: tuple[str, ...] = tuple(options.tags or known.get("tags") or ())
         self._status = "running"
         self._worker = False
         self._finish_lock = threading.RLock()  # re-entrant: a signal handler may finish a run that is being finished
@@ -65,7 +64,7 @@ class Run(Recorder):
         self._finisher: threading.Thread | None = None  # the thread that ends the run
         self._ended = threading.Event()
         self._end_written = False
-        config = {**(known.get("config") or {}), **as_mapping(options["config"])}
+        config = {**(known.get("config") or {}), **options.config}
         self.config = Config(config, self._config_changed, strict=self.strict)
         self._summary: dict[str, Any] = dict(known.get("summary") or {})
         self._datasets: dict[str, str] = {}  # artifacts of that kind: their names and digests
@@ -80,12 +79,12 @@ class Run(Recorder):
         self._keeper = Keeper([self._writer.rescue, self._writer.sync, *place.chores], self._beat)
         self._ending = lifecycle.Ending(self._end_by_signal, self._deliver_here, self._end_at_exit, self._after_fork_in_child)
 
-    def _first_facts(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _first_facts(self, options: Options) -> dict[str, Any]:
         """Return what is known at the start; a resumed run writes only what it was given."""
         facts: dict[str, Any] = {"group": self._group, "tags": [text_of(tag) for tag in self._tags], "notes": self._notes}
         facts |= {"config": mask(plain(self.config)), "name": self._name}
         if self._place.resumed:
-            return {name: fact for name, fact in facts.items() if options[name]}
+            return {name: fact for name, fact in facts.items() if getattr(options, name)}
         return facts
 
     # Facts about the run
@@ -147,7 +146,7 @@ class Run(Recorder):
     @tags.setter
     @verb("set the run's tags")
     def tags(self, tags: Sequence[str]) -> None:
-        self._tags = tuple(text_of(tag) for tag in ([tags] if isinstance(tags, str) else itertools.islice(tags, MAX_TAGS)))
+        self._tags = tuple(text_of(tag) for tag in ([tags] if isinstance(tags, str) else itertools.islice(tags, MAX_NAMES)))
         self._info({"tags": list(self._tags)})
 
     @property
@@ -235,15 +234,15 @@ class Run(Recorder):
 
     # Trackers
 
-    def _attach(self, chosen: Sequence[Any], options: Mapping[str, Any]) -> None:
+    def _attach(self, chosen: Sequence[Any], options: Options) -> None:
         """Start a relay for each tracker, on global rank 0 alone; the others know the names."""
         from .relay.attach import Attached, check_folds
 
         self._wanted = {item if isinstance(item, str) else item.name: item for item in chosen}
-        fold = check_folds(options["fold"])
+        fold = check_folds(options.fold)
         if not self.is_main_process:
             return
-        attached = Attached(self.path, list(chosen), options["tracker_kwargs"] or {}, fold, options["relay"])
+        attached = Attached(self.path, list(chosen), options.tracker_kwargs, fold, options.relay)
         if fold:
             self._info({"fold": fold})
         attached.start()
@@ -490,18 +489,18 @@ class Summary(dict[str, Any]):
         return dict, (dict(self),)  # a copy is no longer the run's
 
 
-def start_alone(options: Mapping[str, Any]) -> Run:
+def start_alone(options: Options) -> Run:
     """Open a run that only this process knows of, and its trackers, without probes: what a reporting callback writes to."""
     chosen = _chosen_trackers(options)
     run = Run(find_place(options, alone=True), options)
-    lifecycle.enter(run)
+    lifecycle.enter(run._ending)  # noqa: SLF001 - the other half of Run
     run._keeper.start()  # noqa: SLF001 - the other half of Run
     if chosen:
         run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
     return run
 
 
-def start(options: Mapping[str, Any], *, alone: bool = False) -> Run:
+def start(options: Options, *, alone: bool = False) -> Run:
     """Open a run for this process and start what looks after it; `alone`, without the other ranks."""
     energy = _energy_arguments(options)
     ops = _ops_options(options)
@@ -521,48 +520,48 @@ def start(options: Mapping[str, Any], *, alone: bool = False) -> Run:
         _start_energy(run, energy)
     if ops is not None:
         _start_ops(run, ops)
-    if options["stamp"]:
+    if options.stamp:
         from .provenance import automatic
 
         run._stoppers.append(automatic.start(run))  # noqa: SLF001 - the other half of Run
     if chosen:
         run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
-    if options["server"] and place.me.local_main:
-        with guard("start the forwarder", strict=options["strict"]):
+    if options.server and place.me.local_main:
+        with guard("start the forwarder", strict=options.strict):
             from .fleet.destination import destination
             from .fleet.launch import Forwarding
 
-            gateway = destination(options["file"])
+            gateway = destination(options.file)
             if gateway is not None:
-                run._forwarding = Forwarding(Path(options["root"]), gateway)  # noqa: SLF001 - the other half of Run
-    if place.me.main and not options["quiet"]:
+                run._forwarding = Forwarding(options.root, gateway)  # noqa: SLF001 - the other half of Run
+    if place.me.main and not options.quiet:
         again = f", attempt {place.ordinal}" if place.ordinal > 1 else ""
         print(f"fanfold: run {run.name} ({run.id}{again}) → {run.path}", file=sys.stderr)
     return run
 
 
-def _chosen_trackers(options: Mapping[str, Any]) -> list[Any]:
-    if not options["trackers"] and not options["fold"] and options["relay"] == "process":
+def _chosen_trackers(options: Options) -> list[Any]:
+    if not options.trackers and not options.fold and options.relay == "process":
         return []
     from .relay.attach import check
     from .relay.attach import resolve as resolve_trackers
 
-    chosen = resolve_trackers(options["trackers"])
-    check(chosen, options["tracker_kwargs"] or {}, options["fold"], options["relay"])
+    chosen = resolve_trackers(options.trackers)
+    check(chosen, options.tracker_kwargs, options.fold, options.relay)
     return chosen
 
 
-def _start_probes(run: Run, options: Mapping[str, Any]) -> None:
+def _start_probes(run: Run, options: Options) -> None:
     gatherer = Background(lambda: _gather(run), "facts", lambda: None)
     gatherer.start()
     run._stoppers.append(lambda timeout: gatherer.join(min(timeout, FACTS_SECONDS)))  # noqa: SLF001 - the other half of Run
-    if options["console"]:
+    if options.console:
         from .console import Console
 
         console = Console(run.path, run._place.worker_header("console"))  # noqa: SLF001 - the other half of Run
         console.start()
         run._stoppers.insert(0, console.stop)  # noqa: SLF001 - the other half of Run
-    if options["system"] and run._place.me.local_main:  # noqa: SLF001 - the other half of Run
+    if options.system and run._place.me.local_main:  # noqa: SLF001 - the other half of Run
         from .probes.system import SystemProbe
 
         def write(values: Mapping[str, float]) -> None:
@@ -573,26 +572,26 @@ def _start_probes(run: Run, options: Mapping[str, Any]) -> None:
         run._stoppers.append(lambda timeout: probe.stop(min(timeout, 0.5)))  # noqa: SLF001 - the other half of Run
 
 
-def _energy_arguments(options: Mapping[str, Any]) -> dict[str, Any] | None:
+def _energy_arguments(options: Options) -> dict[str, Any] | None:
     """Return CodeCarbon's arguments if energy is to be measured: by its own option, or named among the trackers."""
-    if not options["energy"] and not options["trackers"]:
+    if not options.energy and not options.trackers:
         return None
     from .probes import energy
 
-    if not (options["energy"] or energy.named(options["trackers"])):
+    if not (options.energy or energy.named(options.trackers)):
         return None
-    arguments = dict((options["tracker_kwargs"] or {}).get(energy.NAME, {}))
+    arguments = dict(options.tracker_kwargs.get(energy.NAME, {}))
     energy.check(arguments)
     return arguments
 
 
-def _ops_options(options: Mapping[str, Any]) -> Any:
+def _ops_options(options: Options) -> Any:
     """Return what the operator profile is to do, checked before anything is written; None: no profile."""
-    if not options["ops"] and options["ops"] != {}:  # no options are the usual ones
+    if not options.ops and options.ops != {}:  # no options are the usual ones
         return None
     from .probes import ops
 
-    return ops.check(options["ops"])
+    return ops.check(options.ops)
 
 
 def _start_ops(run: Run, options: Any) -> None:
@@ -657,33 +656,3 @@ def _keep_code(path: Path, facts: dict[str, Any]) -> None:
     if kept or more:
         files = [{"path": clean_text(name), "blob": blobs.put(path, text), "size": len(text)} for name, text in kept]
         facts["code"] = {"files": files, "left_out": more}
-
-
-def options_for(project: str | None, *, file: Mapping[str, Any], **given: Any) -> dict[str, Any]:
-    """Resolve every option of init() by the one rule: argument, environment, settings file, default."""
-    names = (
-        "name",
-        "group",
-        "notes",
-        "tags",
-        "console",
-        "system",
-        "energy",
-        "ops",
-        "stamp",
-        "durability",
-        "strict",
-        "resume",
-        "quiet",
-        "server",
-        "spool",
-        "spool_dir",
-    )
-    options = {name: resolve(name, given.get(name), file=file) for name in names}
-    options["project"] = resolve("project", project, file=file)
-    options["id"] = resolve("run_id", given.get("id"), file=file)
-    options |= {name: given.get(name) for name in ("config", "trackers", "tracker_kwargs", "fold", "relay")}
-    options["root"], options["file"] = given["root"], file
-    for name in ("name", "group", "notes", "project", "id"):  # frames hold texts there, whatever was given
-        options[name] = None if options[name] is None else str(options[name])
-    return options

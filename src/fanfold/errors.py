@@ -20,6 +20,7 @@ import difflib
 import functools
 import logging
 import reprlib
+import signal
 import threading
 import traceback
 from collections import Counter
@@ -141,6 +142,29 @@ def outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
+def reading(action: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Run code of a value that is being read (its __str__, its items) and return what it gave, or whatever it raised.
+
+    A value that raises SystemExit, or a KeyboardInterrupt of its own kind, must not end the training either. Ctrl-C does, and
+    so does whatever a signal handler raises.
+    """
+    try:
+        return action(), None
+    except Exception as error:  # noqa: BLE001 - this module is where everything is caught
+        return None, error
+    except (SystemExit, KeyboardInterrupt) as error:
+        if type(error) is KeyboardInterrupt or _from_a_signal(error):
+            raise
+        return None, error
+
+
+def _from_a_signal(error: BaseException) -> bool:
+    """Return whether a signal handler of Python's raised an error."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers if callable(one)}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
 def describe(error: BaseException) -> str:
     """Return an error as one short text, whatever its own words do."""
     text, _ = outcome(lambda: "".join(traceback.format_exception_only(type(error), error)).strip())
@@ -158,6 +182,15 @@ def shown(value: object) -> str:
     text, _ = outcome(lambda: "".join((reprlib.repr(value),)))
     text = text or f"<{type_name(value)}>"
     return text if len(text) <= 80 else text[:79] + "…"
+
+
+def clean_text(text: str) -> str:
+    """Return text that UTF-8 can hold: a lone surrogate becomes its escape."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -207,8 +207,8 @@ def _await_signal(read: int) -> None:
     with contextlib.suppress(OSError), open(read, "rb", buffering=0):  # closed when the thread ends
         while got := os.read(read, 1):
             number = got[0]
-            if number not in _previous:
-                continue
+            if number not in _previous or signal.getsignal(number) is not _on_signal:
+                continue  # somebody else's handler has it, perhaps for a moment only
             time.sleep(STUCK_SECONDS)
             handled = number in _handled
             if handled:

@@ -6,6 +6,9 @@ The settings file is `settings.toml` in the runs' directory. Nothing is read at 
 from __future__ import annotations
 
 import difflib
+import enum
+import itertools
+import numbers
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -13,60 +16,99 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import SettingError, notices
+from .errors import SettingError, clean_text, notices, outcome, shown
 
 DIRECTORY_NAME = ".fanfold"
 FILE_NAME = "settings.toml"
+MAX_NAMES = 10_000
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
 
-def _boolean(text: str) -> bool:
-    word = text.strip().lower()
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise ValueError("one of 1, true, yes, on, 0, false, no, off")
+# Each parser takes the text of a variable, or a value from Python or the settings file. Its error says what to give.
 
 
-def _boolean_or_json(text: str) -> bool | dict[str, Any]:
-    if not text.strip().startswith("{"):
-        return _boolean(text)
+def _boolean(value: Any) -> bool:
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+        raise ValueError("one of 1, true, yes, on, 0, false, no, off")
+    if type(value).__name__ in ("bool", "bool_") or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    raise ValueError("True or False")
+
+
+def _boolean_or_json(value: Any) -> bool | Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    if not isinstance(value, str) or not value.strip().startswith("{"):
+        return _boolean(value)
     import json
 
     try:
-        found: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = json.loads(value)
     except json.JSONDecodeError as error:
         raise ValueError(f"a JSON object, true or false ({error})") from error
     return found
 
 
-def _whole(text: str) -> int:
+def _whole(value: Any) -> int:
     try:
-        return int(text)
-    except ValueError as error:
+        return int(value)
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError("a whole number") from error
 
 
-def _number(text: str) -> float:
+def _number(value: Any) -> float:
     try:
-        return float(text)
-    except ValueError as error:
+        return float(value)
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError("a number") from error
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def _text(value: Any) -> str:
+    """Return a text; numbers, paths and identifiers are often passed as they are."""
+    like_text = isinstance(value, (str, os.PathLike, enum.Enum, numbers.Number)) or type(value).__name__ == "UUID"
+    if isinstance(value, bool) or not like_text:
+        raise ValueError("a text")
+    text, error = outcome(lambda: clean_text("".join((str(value),))))
+    if error is not None or text is None:
+        raise ValueError("a text") from error
+    return text
 
 
-def _choice(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in words:
+def _path(value: Any) -> str:
+    found, _ = outcome(lambda: os.fspath(value))
+    if not isinstance(found, str):
+        raise TypeError("a path: a text or a pathlib.Path")
+    return found
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, (bytes, bytearray, Mapping)):
+        raise TypeError("a text or a list of texts")
+    found, error = outcome(lambda: tuple(_text(one) for one in itertools.islice(value, MAX_NAMES)))
+    if error is not None or found is None:
+        raise ValueError("a text or a list of texts") from error
+    return found
+
+
+def _choice(*words: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
             raise ValueError("one of " + ", ".join(words))
-        return text
+        return value
 
     return parse
+
+
+def _resume(value: Any) -> str:
+    if isinstance(value, bool):
+        return "auto" if value else "never"
+    return _choice("never", "allow", "must", "auto")(value)
 
 
 @dataclass(frozen=True)
@@ -74,7 +116,7 @@ class Setting:
     """One row of the table: how a setting is spelled, read and explained."""
 
     name: str
-    parse: Callable[[str], Any]
+    parse: Callable[[Any], Any]
     default: Any
     meaning: str
 
@@ -82,44 +124,48 @@ class Setting:
     def variable(self) -> str:
         return f"FANFOLD_{self.name.upper()}"
 
+    @property
+    def argument(self) -> str:
+        return "id" if self.name == "run_id" else self.name
+
 
 _ROWS = (
-    Setting("cache_dir", str, None, "Where derived data lives: catalogue and indexes. Safe to delete at any time."),
+    Setting("cache_dir", _path, None, "Where derived data lives: catalogue and indexes. Safe to delete at any time."),
     Setting("console", _boolean, False, "Keep what the process prints with the run."),
-    Setting("dir", str, None, "Where runs live. Default: .fanfold, found upward like git, created when missing."),
+    Setting("dir", _path, None, "Where runs live. Default: .fanfold, found upward like git, created when missing."),
     Setting("durability", _choice("process", "power"), "process", "What log() survives before it returns: "
             "the death of the process, or also a power cut (each write waits for the disk)."),
     Setting("energy", _boolean, False, "Record energy, emissions and power of each node, with CodeCarbon."),
-    Setting("group", str, None, "A name that several runs share, such as a sweep."),
+    Setting("group", _text, None, "A name that several runs share, such as a sweep."),
     Setting("hold", _number, None, "How many seconds a step waits for device values, media and slow ranks before it goes to "
             "trackers. Default: 10, or 90 on a network filesystem."),
     Setting("mode", _choice("on", "disabled", "online", "offline"), "on", "disabled: every call works and nothing is recorded. "
             "online and offline are wandb's words for on."),
-    Setting("name", str, None, "The run's name. Default: two words and a number derived from its id."),
-    Setting("node", str, None, "This node's name. Default: the host name."),
-    Setting("notes", str, None, "A sentence about the run."),
+    Setting("name", _text, None, "The run's name. Default: two words and a number derived from its id."),
+    Setting("node", _text, None, "This node's name. Default: the host name."),
+    Setting("notes", _text, None, "A sentence about the run."),
     Setting("ops", _boolean_or_json, False, "Profile PyTorch's operators and record which of its APIs are used; a JSON object "
             "sets window, every, sampling, inputs."),
-    Setting("oidc_secret", str, None, "The gateway's secret at the OpenID Connect provider."),
-    Setting("project", str, "default", "The project a run belongs to."),
+    Setting("oidc_secret", _text, None, "The gateway's secret at the OpenID Connect provider."),
+    Setting("project", _text, "default", "The project a run belongs to."),
     Setting("quiet", _boolean, False, "Print nothing at init and finish; warnings still go to the logger."),
     Setting("rank", _whole, None, "This process's rank, where no launcher says it."),
-    Setting("resume", _choice("never", "allow", "must", "auto"), "allow",
+    Setting("resume", _resume, "allow",
             "What to do when the run exists: refuse, continue, require it, or look for the last unfinished one."),
-    Setting("run_id", str, None, "The run's id; every process that has it joins the same run."),
+    Setting("run_id", _text, None, "The run's id; every process that has it joins the same run."),
     Setting("safe_directory", _names, (), "Comma-separated folders that may be used although another user owns them; * for all."),
-    Setting("server", str, None, "The gateway that runs go to, such as https://runs.example.org; init() starts a forwarder."),
-    Setting("server_ca", str, None, "A file of certificates that sign the gateway's; default: the system's."),
-    Setting("server_token", str, None, "What the forwarder shows the gateway."),
-    Setting("session_secret", str, None, "What a gateway signs logins with; the same for all that stand behind one address."),
+    Setting("server", _text, None, "The gateway that runs go to, such as https://runs.example.org; init() starts a forwarder."),
+    Setting("server_ca", _path, None, "A file of certificates that sign the gateway's; default: the system's."),
+    Setting("server_token", _text, None, "What the forwarder shows the gateway."),
+    Setting("session_secret", _text, None, "What a gateway signs logins with; the same for all that stand behind one address."),
     Setting("spool", _choice("auto", "always", "never"), "auto", "Write journals to a node-local spool first: "
             "on network filesystems, always, or never."),
-    Setting("spool_dir", str, None, "The node-local spool. Default: a folder of the user's in the system's temporary directory."),
+    Setting("spool_dir", _path, None, "The node-local spool. Default: a folder of yours in the system's temporary directory."),
     Setting("stamp", _boolean, False, "Write into every model file saved while the run is active which run it comes from."),
     Setting("strict", _boolean, False, "Raise instead of warning when a value cannot be logged."),
     Setting("system", _boolean, True, "Record CPU, memory, disk, network and GPU figures every 10 s."),
     Setting("tags", _names, (), "Comma-separated tags."),
-    Setting("token", str, None, "The token of `fanfold ui`. "
+    Setting("token", _text, None, "The token of `fanfold ui`. "
             "Default: made up at each start."),
     Setting("world_size", _whole, None, "How many processes the run has, where no launcher says it."),
 )  # fmt: skip
@@ -132,12 +178,12 @@ def resolve(name: str, argument: Any = None, *, file: Mapping[str, Any] | None =
     """Return a setting: the argument if given, else the environment, else the settings file, else the default."""
     setting = TABLE[name]
     if argument is not None:
-        return _checked(setting, argument, f"init({name}=…)")
+        return parsed(setting, argument, f"init({setting.argument}=…)")
     text = os.environ.get(setting.variable)
     if text is not None:
-        return _parsed(setting, text, setting.variable)
+        return parsed(setting, text, setting.variable)
     if file and name in file:
-        return _checked(setting, file[name], f"{FILE_NAME}: {name}")
+        return parsed(setting, file[name], f"{FILE_NAME}: {name}")
     return setting.default
 
 
@@ -148,18 +194,14 @@ def unknown_variables() -> dict[str, str | None]:
     return {name: next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.8)), None) for name in found}
 
 
-def _parsed(setting: Setting, text: str, origin: str) -> Any:
+def parsed(setting: Setting, value: Any, origin: str, effect: str = "The run was not started.") -> Any:
+    """Return what a setting's parser makes of a value; the one error for a value it refuses."""
     try:
-        return setting.parse(text)
-    except ValueError as error:
+        return setting.parse(value)
+    except (ValueError, TypeError) as error:
         raise SettingError(
-            f"{origin} is {text!r}, which cannot be understood. The run was not started. {setting.meaning} Give {error}."
+            f"{origin} is {shown(value)}, which cannot be understood. {effect} {setting.meaning} Give {error}."
         ) from error
-
-
-def _checked(setting: Setting, value: Any, origin: str) -> Any:
-    """Let a value that is no text pass; text goes through the same parser as the environment."""
-    return _parsed(setting, value, origin) if isinstance(value, str) else value
 
 
 def read_file(directory: Path) -> dict[str, Any]:
@@ -198,7 +240,9 @@ def find_directory(argument: str | os.PathLike[str] | None = None, *, writing: b
 
     The address of a store on a server is refused; `stores.open_store` opens it for reading.
     """
-    given = store_address(argument)
+    effect = "The run was not started." if writing else "Nothing was opened."
+    checked = None if argument is None else parsed(TABLE["dir"], argument, "dir=…", effect)
+    given = store_address(checked)
     if is_address(given):
         if writing:
             raise SettingError(

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .errors import ValueRefused, describe, notices, outcome, type_name
+from .errors import ValueRefused, clean_text, describe, notices, outcome, reading, type_name
 
 LONG_TEXT = 1 << 16
 MAX_DEPTH = 64  # levels of nested mappings
@@ -95,19 +95,10 @@ def _float(value: Any) -> float:
         return float("nan")
 
 
-def clean_text(text: str) -> str:
-    """Return text that UTF-8 can hold: a lone surrogate becomes its escape."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text
-
-
 def text_of(value: Any) -> str:
     """Return str(value) as a plain str that UTF-8 can hold; the name of its type where that fails."""
     # A container that holds itself over and over has no end as a text.
-    text, error = outcome(lambda: clean_text("".join((_short(value) if isinstance(value, _CONTAINERS) else str(value),))))
+    text, error = reading(lambda: clean_text("".join((_short(value) if isinstance(value, _CONTAINERS) else str(value),))))
     return f"<{type_name(value)}>" if error or text is None else text
 
 
@@ -190,7 +181,7 @@ def split(values: Mapping[Any, Any], *, strict: bool = False) -> Parts:
             continue
         why: str | None = refused
         if not why:
-            why, error = outcome(lambda key=key, value=value: _sort(parts, key, value))  # type: ignore[misc]
+            why, error = reading(lambda key=key, value=value: _sort(parts, key, value))  # type: ignore[misc]
             why = f"looking at it raised {describe(error)}" if error is not None else why
         if why:
             parts.plain = parts.direct = False
@@ -270,13 +261,19 @@ def _sort_jax(parts: Parts, key: str, value: Any) -> str:
 
 def _sort_media(parts: Parts, key: str, value: Any) -> str:
     from .media import coerce
+    from .media.arrays import is_array
 
     try:
         found = coerce(value)
     except (TypeError, ValueError) as error:
         return str(error)
+    if found is None and isinstance(value, (list, tuple)) and any(is_array(one) for one in value[:MAX_VALUES]):
+        return (
+            "a list of arrays may be images, or data: one array by itself is a histogram. "
+            "For images, write [fanfold.Image(one) for one in arrays]; for one histogram, join the arrays"
+        )
     if found is None:
-        return "it is not a number, text or media, and nothing known converts it"
+        return "its type is not supported"
     parts.media[key] = found
     return ""
 

@@ -15,10 +15,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .. import _api, _run
+from .._options import read_options
 from ..errors import guard, notices
 from ..journal.directory import decode_name, run_directories
 from ..relay.process import split_options
-from ..settings import find_directory, read_file, resolve
+from ..settings import find_directory, resolve
 
 FOLDER = "reports"  # inside the directory of the training's run
 END_SECONDS, FAILING_SECONDS = 30.0, 10.0  # for the end of a report, and where its tracker has just failed
@@ -60,11 +61,11 @@ class Report:
         if where.given is not None:
             self.tracker.given = where.given
         kept = {**where.arguments, **({"joined": True} if where.joined else {})}
-        options = _run.options_for(
-            self.host.project, root=self.host.path / FOLDER, file={}, id=self._id, resume="allow", quiet=True, console=False,
-            trackers=[self.tracker], tracker_kwargs={self.tracker.name: kept}, relay="thread", **self._facts,
-        )  # fmt: skip
-        self.run = _run.start_alone(options)
+        given = {
+            "project": self.host.project, "id": self._id, "resume": "allow", "quiet": True, "console": False,
+            "trackers": [self.tracker], "tracker_kwargs": {self.tracker.name: kept}, "relay": "thread", **self._facts,
+        }  # fmt: skip
+        self.run = _run.start_alone(read_options(self.host.path / FOLDER, given, file={}))
         self._relay = self.run._attached.relays[0]  # noqa: SLF001 - ours
 
     @property
@@ -110,10 +111,8 @@ def host_run(args: Any, name: str | None, config: Mapping[str, Any], project: st
     opened = None
     with guard("open a run for the reports of this training, so they are not sent"):
         root = find_directory(None, writing=True)
-        options = _run.options_for(
-            getattr(args, "project", None) or project, file=read_file(root), root=root, name=name, config=config,
-            id=resolve("run_id") or secrets.token_hex(6), relay="process",
-        )  # fmt: skip
+        given = {"project": getattr(args, "project", None) or project, "name": name, "config": config}
+        options = read_options(root, {**given, "id": resolve("run_id") or secrets.token_hex(6)})
         opened = _run.start(options, alone=True)
         _hosts.add(opened)
     return opened, opened is not None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import approvals
-from ..errors import SettingError, guard, logger, notices, outcome, suggestion
+from ..errors import SettingError, guard, logger, notices, outcome, shown, suggestion
 from ..fold import check as check_fold
 from ..journal.directory import decode_name
 from ..probes import energy
@@ -64,7 +64,7 @@ def resolve(trackers: Any) -> list[Any]:
 def _named(item: Any) -> str:
     if not isinstance(item, (str, enum.Enum)):
         raise SettingError(
-            f"trackers={item!r} is neither a name nor a GeneralTracker or Destination object. The run was not started. "
+            f"init(trackers={shown(item)}) is neither a name nor a GeneralTracker or Destination object. The run was not started. "
             f"Known: {', '.join(LOGGER_TYPE_TO_CLASS)}."
         )
     name = str(item)

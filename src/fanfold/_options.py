@@ -1,0 +1,112 @@
+"""The options of init(): each checked once, by the table of settings or the one below, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ._config import as_mapping
+from .errors import describe, outcome
+from .settings import Setting, parsed, read_file, resolve
+
+RELAYS = ("process", "thread")
+REINITS = ("default", "return_previous", "finish_previous", "create_new")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is started with: arguments, then the environment, then the settings file, then defaults."""
+
+    root: Path
+    file: Mapping[str, Any]
+    project: str
+    id: str | None
+    name: str | None
+    group: str | None
+    notes: str | None
+    tags: tuple[str, ...]
+    config: dict[str, Any]
+    trackers: Any
+    tracker_kwargs: Mapping[str, Mapping[str, Any]]
+    fold: Mapping[str, str] | str | None
+    relay: str
+    resume: str
+    durability: str
+    console: bool
+    system: bool
+    energy: bool
+    ops: bool | Mapping[str, Any]
+    stamp: bool
+    strict: bool
+    quiet: bool
+    server: str | None
+    spool: str
+    spool_dir: str | None
+
+
+def _config(value: Any) -> dict[str, Any]:
+    found, error = outcome(lambda: as_mapping(value))
+    if found is None:
+        why = "" if isinstance(error, TypeError) or error is None else f" (reading it raised {describe(error)})"
+        raise ValueError(f"a dict, an argparse.Namespace or a dataclass{why}") from error
+    return found
+
+
+def _keywords(value: Any) -> Mapping[str, Mapping[str, Any]]:
+    if not isinstance(value, Mapping) or not all(isinstance(one, Mapping) for one in value.values()):
+        raise ValueError('a dict of dicts, one for each tracker, such as {"wandb": {"entity": "team"}}')
+    return value
+
+
+def _fold(value: Any) -> Mapping[str, str] | str:
+    if not isinstance(value, (str, Mapping)):
+        raise TypeError('a text such as "mean", or a dict such as {"loss": "mean"}')
+    return value
+
+
+def _relay(value: Any) -> str:
+    if value not in RELAYS:
+        raise ValueError(f"one of them. Known: {', '.join(RELAYS)}")
+    return str(value)
+
+
+def _reinit(value: Any) -> Any:
+    if not isinstance(value, bool) and value not in REINITS:
+        raise ValueError(f"True, False or one of {', '.join(REINITS)}")
+    return value
+
+
+# Options that only init() has. The others are in the table of settings.
+ARGUMENTS = {
+    row.name: row
+    for row in (
+        Setting("config", _config, {}, "The run's config."),
+        Setting("fold", _fold, None, "Which metrics go to trackers as one number over all ranks."),
+        Setting("reinit", _reinit, None, "create_new keeps several runs of a notebook open."),
+        Setting("relay", _relay, "process", "Where trackers are served from: processes of their own, or a thread of this one."),
+        Setting("tracker_kwargs", _keywords, {}, "Arguments for trackers, by name."),
+        Setting("trackers", lambda value: value, None, "Where else the run goes."),  # see relay/attach.py
+    )
+}
+
+
+def read_argument(name: str, value: Any) -> Any:
+    """Return an option that only init() has, checked."""
+    row = ARGUMENTS[name]
+    return row.default if value is None else parsed(row, value, f"init({name}=…)")
+
+
+def read_options(root: Path, given: Mapping[str, Any], *, file: Mapping[str, Any] | None = None) -> Options:
+    """Check every option of init() and fill in those left out; `file`: settings to use in place of those in the directory."""
+    file = read_file(root) if file is None else file
+    values: dict[str, Any] = {"root": root, "file": file}
+    for name in (field.name for field in fields(Options) if field.name not in values):
+        value = given.get(name)
+        if name in ARGUMENTS:
+            values[name] = read_argument(name, value)
+        else:
+            one_tag = name == "tags" and isinstance(value, str)  # a comma separates tags in the environment only
+            values[name] = resolve("run_id" if name == "id" else name, (value,) if one_tag else value, file=file)
+    return Options(**values)
