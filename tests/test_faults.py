@@ -327,6 +327,24 @@ def test_a_deleted_directory_comes_back_with_everything(runs_dir, what):
     assert (run.status, run.dropped, run.damaged) == ("finished", 0, 0)
 
 
+def test_a_directory_deleted_again_and_again_comes_back_with_everything(runs_dir):
+    run_child(
+        """
+        import shutil
+        for turn in range(4):
+            for step in range(1000 * turn, 1000 * turn + 1000):
+                run.log({"loss": step / 2}, step=step)
+            shutil.rmtree(run.path, ignore_errors=True)
+            if turn != 2: run.flush()  # restores it at once; after turn 2 there may be nothing to delete
+        run.finish()
+        assert not [name for name in os.listdir("/proc/self/fd") if ".ffj" in os.path.realpath(f"/proc/self/fd/{name}")]
+        """
+    )
+    run = stored(runs_dir)
+    assert_series(run, "loss", 4000)
+    assert (run.status, run.dropped, run.damaged) == ("finished", 0, 0)
+
+
 def delete_while_threads_log(runs_dir: Path, after: float) -> None:
     out = run_child(
         COUNT_WARNINGS

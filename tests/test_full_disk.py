@@ -121,6 +121,72 @@ def test_on_disks_of_many_sizes_a_call_is_either_recorded_or_counted(small_disk,
     log_on_a_full_disk(small_disk, ballast)
 
 
+FILLED = """
+        import fanfold, os, numpy as np
+        run = fanfold.init("p", id="filled")
+        ballast = os.environ["FANFOLD_DIR"] + "/ballast"
+        with open(ballast, "wb", buffering=0) as file:
+            try:
+                while True: file.write(bytes(64))
+            except OSError: pass
+        while not run._writer.dropped: run.log({"x": 1.0}, step=0)
+        before = run._writer.dropped
+"""
+
+
+@needs_root
+def test_an_image_logged_on_a_full_disk_is_counted_as_dropped_once(small_disk):
+    code = (
+        FILLED
+        + """
+        for step in range(5): run.log({"picture": fanfold.Image(np.full((64, 64, 3), step, np.uint8))}, step=step)
+        for step in range(5): run.log({"y": 1.0, "picture": fanfold.Image(np.full((64, 64, 3), step, np.uint8))}, step=step)
+        run.flush()
+        print(run._writer.dropped - before)
+        os.unlink(ballast)
+        run.finish()
+    """
+    )
+    done = script(code, small_disk)
+    stored = fanfold.open("filled", dir=small_disk)
+    assert int(done.stdout) == 10
+    assert done.stderr.count("No space left on device. Training continues") == 1
+    assert stored.damaged == 0 and not any((stored.path / "blobs").rglob("*.png"))
+
+
+def test_an_image_that_finds_no_room_beside_its_row_is_counted_and_marked(runs_dir):
+    code = """
+        import fanfold, resource, numpy as np
+        run = fanfold.init("p", id="limited")
+        noise = np.random.default_rng(0).integers(0, 255, (200, 200, 3), np.uint8)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        for step in range(3): run.log({"y": 1.0, "picture": fanfold.Image(noise)}, step=step)
+        run.finish()
+    """
+    done = script(code, runs_dir)
+    stored = fanfold.open("limited", dir=runs_dir)
+    assert (stored.dropped, len(stored.lost_values), stored.series("y").steps.tolist()) == (3, 3, [0, 1, 2])
+    assert "3 log call(s)" in done.stderr and done.stderr.count("could not be recorded: File too large") == 1
+
+
+@needs_root
+def test_a_call_with_plain_and_device_values_on_a_full_disk_is_counted_once(small_disk):
+    code = (
+        FILLED
+        + """
+        import jax.numpy as jnp
+        for step in range(7): run.log({"plain": 1.0, "late": jnp.float32(step), "count": jnp.int32(step)}, step=step)
+        for step in range(7): run.log({"late": jnp.float32(step), "picture": fanfold.Image(np.zeros((8, 8, 3)))}, step=step)
+        run.flush()
+        print(run._writer.dropped - before)
+        os.unlink(ballast)
+        run.finish()
+    """
+    )
+    done = script(code, small_disk)
+    assert int(done.stdout) == 14
+
+
 @needs_root
 def test_facts_written_while_the_disk_is_full_are_written_when_there_is_space(small_disk):
     code = """

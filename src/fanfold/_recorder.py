@@ -67,7 +67,7 @@ class Recorder:
         self._texts: dict[str, str] = {}  # the last one of each key
         self._lost = 0
         self._deferred = Deferred(self._landed, self._lose)
-        self._encoder = Encoder(path, self._media_landed)
+        self._encoder = Encoder(path, self._media_landed, self._lose_media)
         skip_frames()
 
     @uncompiled
@@ -184,8 +184,10 @@ class Recorder:
         call = Call(next(self._seq), step, time_ns())
         numbers = [values[key] for key in plan.numbers] if plan.numbers else ()
         if not self._announce(plan, call, numbers):  # the first time, a step beyond 32 bits, or a disk that failed
-            self._writer.row(dict(zip(plan.numbers, numbers, strict=True)), plan.types, time_ns=call.time_ns, step=step,
-                             layout=_PENDING, call=(call.seq, 1), signature=(plan,))  # fmt: skip
+            call.announced = self._writer.row(
+                dict(zip(plan.numbers, numbers, strict=True)), plan.types, time_ns=call.time_ns, step=step,
+                layout=_PENDING, call=(call.seq, 1), signature=(plan,))  # fmt: skip
+            call.dropped = not call.announced and bool(numbers)  # the writer has counted it
         self._deferred.watch(call, plan.device, launched)
         return True
 
@@ -234,7 +236,7 @@ class Recorder:
         late = len(launched) + bool(parts.media)
         head: tuple[int, ...] = ()
         if late:
-            call = call._replace(seq=next(self._seq))
+            call.seq = next(self._seq)
             head = (call.seq, late)
         beside: list[tuple[Kind, Any]] = []
         if parts.texts or kwargs:
@@ -249,6 +251,7 @@ class Recorder:
                              call=head, signature=signature, beside=beside)  # fmt: skip
         elif beside:
             written = self._writer.append(*beside)
+        call.announced, call.dropped = written, not written and bool(parts.numbers or beside)  # the writer has counted it
         for keys, what in launched:
             self._deferred.watch(call, keys, what)
         if written and len(self._texts) < MAX_SUMMARY_TEXTS:
@@ -262,20 +265,30 @@ class Recorder:
 
     def _landed(self, parts: Sequence[tuple[Call, Sequence[str], Sequence[Any]]]) -> None:
         """Journal the values that have landed, all with one write(2)."""
-        self._writer.rows([
+        done = self._writer.rows([
             (keys, "".join([code_of(type(value)) or "d" for value in values]), call.time_ns, call.step, (call.seq,), values)
             for call, keys, values in parts
         ], layout=_LATE)  # fmt: skip
+        for call, _, _ in parts[done:]:
+            self._writer.drop(call)
 
     def _lose(self, call: Call, keys: Sequence[str], why: str) -> None:
+        """Warn of values that will never come, and mark them in the journal, which may know nothing of their call."""
         names = list(keys)
-        self._lost += len(names)
         notices.once(
             f"lost:{why}",
-            f"{len(names)} device value(s) ({', '.join(names[:3])}) could not be recorded: {why}. Training goes on; "
-            "the gap is marked in the journal, and every such value is counted.",
+            f"{len(names)} value(s) ({', '.join(names[:3])}) could not be recorded: {why}. Training continues. "
+            "The gap is marked in the journal, and every such value is counted.",
         )
-        self._writer.append((Kind.LOST, {"q": call.seq, "s": call.step, "t": call.time_ns, "keys": names, "why": why}), keep=True)
+        if call.announced:
+            self._lost += len(names)
+            lost = {"q": call.seq, "s": call.step, "t": call.time_ns, "keys": names, "why": why}
+            self._writer.append((Kind.LOST, lost), keep=True)
+
+    def _lose_media(self, call: Call, keys: Sequence[str], why: str) -> None:
+        """Count a call whose media could not be stored as dropped."""
+        self._lose(call, keys, why)
+        self._writer.drop(call)
 
     def _take_media(self, call: Call, media: dict[str, Any]) -> None:
         """Encode media elsewhere; those still on a device are copied first, and encoded when their last part is there."""

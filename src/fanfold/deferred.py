@@ -36,12 +36,14 @@ _SENTINELS = {size: int.from_bytes(SENTINEL * (size // 2), "little") for size in
 _FORMATS: dict[int, Literal["H", "I", "Q"]] = {2: "H", 4: "I", 8: "Q"}
 
 
-class Call(NamedTuple):
-    """The log() call a late part belongs to."""
+class Call:
+    """The log() call a late part belongs to: whether its row was written, and whether it is counted as dropped already."""
 
-    seq: int
-    step: int
-    time_ns: int
+    __slots__ = ("announced", "dropped", "seq", "step", "time_ns")
+
+    def __init__(self, seq: int, step: int, time_ns: int) -> None:
+        self.seq, self.step, self.time_ns = seq, step, time_ns
+        self.announced, self.dropped = True, False
 
 
 class Flight:

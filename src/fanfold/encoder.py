@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .deferred import Call
-from .errors import guard, notices
+from .errors import describe, notices, outcome
 from .journal import blobs
 from .threads import Background
 
@@ -20,9 +20,15 @@ MAX_WAITING = 256
 class Encoder:
     """A thread that encodes media in the order they were logged. Beyond MAX_WAITING the caller encodes by itself."""
 
-    def __init__(self, run: Path, landed: Callable[[Call, Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        run: Path,
+        landed: Callable[[Call, Mapping[str, Any]], None],
+        lose: Callable[[Call, Sequence[str], str], None],
+    ) -> None:
         self.run = run
         self._landed = landed
+        self._lose = lose
         self._reset()
 
     def _reset(self) -> None:
@@ -62,9 +68,16 @@ class Encoder:
     def _encode(self, call: Call, media: Mapping[str, Any]) -> None:
         done: dict[str, Any] = {}
         for key, value in media.items():
-            with guard(f"store the media {key!r}"):
-                done[key] = [self.store(item, key) for item in value] if isinstance(value, list) else self.store(value, key)
-        self._landed(call, done)
+            found, error = outcome(lambda key=key, value=value: self._store_all(value, key))  # type: ignore[misc]
+            if error is None:
+                done[key] = found
+            else:
+                self._lose(call, [key], _reason(error))
+        if done:
+            self._landed(call, done)
+
+    def _store_all(self, value: Any, key: str) -> Any:
+        return [self.store(item, key) for item in value] if isinstance(value, list) else self.store(value, key)
 
     def store(self, media: Any, key: str = "") -> dict[str, Any]:
         """Encode one thing now and store its bytes; return the frame's entry for it."""
@@ -87,3 +100,8 @@ class Encoder:
         token = threading.Event()
         self._enqueue(token)
         return token.wait(timeout)
+
+
+def _reason(error: Exception) -> str:
+    """Return why media could not be stored; without the path, which differs from one to the next."""
+    return str(error.strerror) if isinstance(error, OSError) and error.strerror else describe(error)

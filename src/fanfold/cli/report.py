@@ -289,7 +289,7 @@ class Report:
         lost = run.lost_values
         if lost:
             why = Counter(str(one.get("why")) for one in lost).most_common(1)[0][0]
-            self.fact("lost", (f"{plural(len(lost), 'device value')} never arrived: {short(why, 80)}", "yellow"))
+            self.fact("lost", (f"{plural(len(lost), 'value')} never arrived: {short(why, 80)}", "yellow"))
         for cursor in cursors(run.path):
             if cursor.restarts:
                 again = f"the relay to {clean(cursor.tracker)} died and was started again {plural(cursor.restarts, 'time')}"

@@ -31,6 +31,7 @@ MAX_SHAPES = 16_384
 MAX_LATEST = 1 << 17  # keys whose last value is kept in memory
 MAX_HELD = 1_024  # frames kept in memory while nothing can be written
 MAX_HELD_BYTES = 16 << 20
+MAX_RESTORED = 64
 RETRY_SECONDS = 1.0
 HIGH_DESCRIPTOR = 700
 SETTLE_SECONDS = 0.02
@@ -75,31 +76,48 @@ class Orphan:
 
     def __init__(self, sheet: Sheet) -> None:
         self.path = sheet.path
-        self._fd = os.open(f"/proc/self/fd/{sheet.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._source = moved_up(os.open(f"/proc/self/fd/{sheet.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        self._target: int | None = None  # the restored file
 
-    def bring_back(self) -> bool:
-        """Write the bytes back under the old name: aside first, so that a reader never sees the file become shorter."""
+    def keep(self) -> bool:
+        """Restore the file, also one that was deleted again; False: that is not possible now."""
+        if self._target is None:
+            return self._restore()
+        source, target = os.fstat(self._source), os.fstat(self._target)
+        if target.st_nlink == 0 or source.st_size != target.st_size:  # the latter: a write that was still under way
+            return self._restore()
+        if self._source != self._target:
+            os.close(self._source)
+            self._source = self._target
+        return True
+
+    def _restore(self) -> bool:
+        """Write the bytes under the old name: aside first, so that a reader never sees the file become shorter."""
         aside = self.path.with_name(f"{self.path.name}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with aside.open("wb") as target:
-                self._copy(target)
+            with aside.open("wb") as file:
+                self._copy(file)
                 time.sleep(SETTLE_SECONDS)  # a write that was under way when the sheet was given up has ended by now
-                self._copy(target)
+                self._copy(file)
+            target = moved_up(os.open(aside, os.O_RDONLY | os.O_CLOEXEC))
             aside.replace(self.path)
         except OSError:
             with contextlib.suppress(OSError):
                 aside.unlink()
             return False
-        self.drop()
+        if self._target not in (None, self._source):
+            os.close(self._target)  # type: ignore[arg-type]
+        self._target = target
         return True
 
     def _copy(self, target: BinaryIO) -> None:
-        while chunk := os.pread(self._fd, 1 << 20, target.tell()):
+        while chunk := os.pread(self._source, 1 << 20, target.tell()):
             target.write(chunk)
 
     def drop(self) -> None:
-        os.close(self._fd)
+        for fd in {self._source, self._target} - {None}:
+            os.close(fd)  # type: ignore[arg-type]
 
 
 def _sync_directories(path: Path) -> None:
@@ -314,6 +332,7 @@ class Writer:
         self._synced: tuple[str, int] = ("", 0)
         self._last: str | None = None
         self._orphans: list[Orphan] = []
+        self._restored: list[Orphan] = []
         self._paths: list[Path] = []
         self._held: list[tuple[Kind, Any]] = []
         self._held_at, self._held_pause = 0.0, RETRY_SECONDS
@@ -340,9 +359,9 @@ class Writer:
         return sheet
 
     def append(self, *frames: tuple[Kind, Any], keep: bool = False) -> bool:
-        """Write msgpack frames in one call. False: they could not be written; values are counted then.
+        """Write msgpack frames in one call. False: they could not be written; values are counted as dropped then.
 
-        With `keep` such frames wait in memory and are written when the disk takes them again.
+        With `keep` such frames wait in memory and are written when the disk takes them again, which returns True.
         """
         bodies = [(kind, pack(value)) for kind, value in frames]
 
@@ -396,8 +415,8 @@ class Writer:
             beside, place["layout"], place["call"] = (), place["layout"] & ~(Layout.PENDING | Layout.LATE), ()
         return written
 
-    def rows(self, items: Sequence[tuple[Any, ...]], *, layout: int) -> bool:
-        """Write many rows in one write(2): each (keys, types, time, step, call, values)."""
+    def rows(self, items: Sequence[tuple[Any, ...]], *, layout: int) -> int:
+        """Write many rows in one write(2): each (keys, types, time, step, call, values). Return how many were written."""
 
         def build(sheet: Sheet, done: int) -> tuple[list[bytes], list[Any]]:
             pieces, written = [], []
@@ -412,10 +431,14 @@ class Writer:
                 written.append((packer, body, None if declaration else False))
             return pieces, written
 
-        done = self._attempt(build, len(items))
+        return self._attempt(build, len(items))
+
+    def drop(self, call: Any) -> None:
+        """Count a call as dropped, once, whichever of its parts could not be written first."""
         with self._lock:
-            self.dropped += len(items) - done
-        return done == len(items)
+            if not call.dropped:
+                call.dropped = True
+                self.dropped += 1
 
     def _attempt(self, build: Callable[[Sheet, int], tuple[list[bytes], list[Any]]], count: int) -> int:
         """Write `count` frames on the open sheet; those it did not take whole, once more on a fresh one. Return how many went.
@@ -460,7 +483,8 @@ class Writer:
             if (keep or (values and not counted)) and not self.closed:
                 for kind, value in frames:
                     self._hold(kind, value)
-            elif values:
+                return True
+            if values:
                 self.dropped += 1
         return False
 
@@ -478,10 +502,12 @@ class Writer:
         self._held.append((kind, value))
         while len(self._held) > MAX_HELD or sum(len(pack(held)) for held in self._held[:-1]) > MAX_HELD_BYTES:
             oldest = next((i for i, (k, _) in enumerate(self._held) if k != Kind.INFO), 0)
-            del self._held[oldest]
+            kind, _ = self._held.pop(oldest)
+            self.dropped += kind == Kind.VALUES
             notices.once(
                 "held",
-                f"more than {MAX_HELD:,} alerts and definitions wait for space on the disk. The oldest are lost. Free space.",
+                f"more than {MAX_HELD:,} alerts, images and definitions wait for space on the disk. The oldest are lost. "
+                "Free space.",
             )
 
     def _write_held(self, sheet: Sheet) -> bool:
@@ -580,17 +606,26 @@ class Writer:
                 self.fail(sheet, OSError(errno.ENOSPC, "the disk is full"))
 
     def rescue(self) -> None:
-        """Notice that the open file was deleted from under us: go on in a new one, and bring the old one back.
+        """Notice that the open file was deleted from under us: continue in a new one, and restore the old one.
 
         Where the system allows (Linux), nothing logged is lost, provided the process lives until the next look: each
-        second, at flush() and at finish(). What cannot be brought back now is tried again with the next look. Journals
-        that were closed before stay deleted, and so do blobs.
+        second, at flush() and at finish(). A journal that cannot be restored now is tried again with the next look, and one
+        that was restored and is deleted again is restored again. Blobs stay deleted.
         """
         sheet = self.sheet
         if sheet is not None and sheet.deleted:
             self._give_up_deleted(sheet)
         orphans, self._orphans = self._orphans, []
-        self._orphans += [orphan for orphan in orphans if not orphan.bring_back()]
+        restored, self._restored = self._restored, []
+        for orphan in (*restored, *orphans):
+            (self._restored if orphan.keep() else self._orphans).append(orphan)
+        while len(self._restored) > MAX_RESTORED:  # each holds a descriptor
+            self._restored.pop(0).drop()
+            notices.once(
+                f"removed often:{self.directory}",
+                f"{self.directory} was deleted more than {MAX_RESTORED} times during the run. The oldest journals cannot be "
+                "restored if it happens again. Stop whatever deletes the directory.",
+            )
 
     def _give_up_deleted(self, sheet: Sheet) -> None:
         with self._lock:
@@ -602,9 +637,10 @@ class Writer:
             self._reopen()
         notices.once(
             f"removed:{self.directory}",
-            f"{sheet.path} was deleted while the run goes on. "
-            + ("It is brought back" if self._orphans else "What it held is lost")
-            + ", and logging continues in a new journal beside it. Finish or kill the run before deleting its directory.",
+            f"{sheet.path} was deleted during the run. "
+            + ("It is restored" if self._orphans else "Its values are lost")
+            + ", and logging continues in a new journal beside it. Images and artifacts that were stored are not restored. "
+            "Finish or kill the run before deleting its directory.",
         )
 
     def end(self, end: Mapping[str, Any] | None) -> None:
@@ -628,6 +664,8 @@ class Writer:
                 with contextlib.suppress(OSError):
                     sheet.sync()
                 sheet.close(ended=end is not None)
+            while self._restored:
+                self._restored.pop().drop()
 
     def after_fork_in_child(self, header: Mapping[str, Any]) -> None:
         """Start over in a forked child: the parent's file stays the parent's, ours opens on first use."""
@@ -637,9 +675,9 @@ class Writer:
         self._last = None
         self.dropped = 0
         self._retry_at = 0.0
-        for orphan in self._orphans:
+        for orphan in (*self._orphans, *self._restored):
             orphan.drop()
-        self._orphans = []
+        self._orphans, self._restored = [], []
         self._held = []
         if sheet is not None:
             merge(self._past, sheet.latest())
