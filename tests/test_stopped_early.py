@@ -17,7 +17,8 @@ def start(runs_dir, **options):
 
 def script(code, runs_dir):
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "FANFOLD_DIR": str(runs_dir), "FANFOLD_SYSTEM": "0"})  # fmt: skip
+                          env={**os.environ, "FANFOLD_DIR": str(runs_dir), "FANFOLD_SYSTEM": "0",
+                               "RAY_raylet_start_wait_time_s": "120"})  # fmt: skip
 
 
 def test_a_pruned_optuna_trial_is_finished_and_says_why(runs_dir):
@@ -102,6 +103,7 @@ def test_a_script_that_ends_by_trial_pruned_keeps_its_exit_code(runs_dir):
     assert (run.status, run.verdict["reason"]) == ("finished", "stopped early by optuna.exceptions.TrialPruned: enough")
 
 
+@pytest.mark.timeout(900)  # Ray alone takes minutes to start on a busy machine
 def test_a_trial_that_ray_tune_stops_is_finished(runs_dir, tmp_path):
     code = f"""
         import time, fanfold, ray

@@ -64,8 +64,8 @@ def resolve(trackers: Any) -> list[Any]:
 def _named(item: Any) -> str:
     if not isinstance(item, (str, enum.Enum)):
         raise SettingError(
-            f"init(trackers={shown(item)}) is neither a name nor a GeneralTracker or Destination object. The run was not started. "
-            f"Known: {', '.join(LOGGER_TYPE_TO_CLASS)}."
+            f"init(trackers={shown(item)}) is neither a name nor a GeneralTracker or Destination object. "
+            f"The run was not started. Known: {', '.join(LOGGER_TYPE_TO_CLASS)}."
         )
     name = str(item)
     if name not in LOGGER_TYPE_TO_CLASS:
