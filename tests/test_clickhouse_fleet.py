@@ -406,6 +406,20 @@ def test_a_run_that_is_still_growing_is_not_rebuilt(tmp_path, clickhouse):
     fleet.close()
 
 
+def test_rebuilding_all_runs_leaves_out_those_that_still_grow(tmp_path, clickhouse, capsys):
+    write_run(tmp_path / "runs", rows=50)
+    growing = fanfold.init("llm", id="r0", dir=tmp_path / "runs", system=False, quiet=True)
+    growing.log({"loss": 1.0}, step=0)
+    fleet = Fleet(clickhouse)
+    fleet.ship(tmp_path / "runs")
+    assert main(["server", "db", "rebuild", "--store", clickhouse.url, "--quiet"]) == 2
+    said = capsys.readouterr().out
+    assert "rebuilt 1 runs, 100 points." in said
+    assert "Still growing, so left as they are: r0." in said
+    growing.finish()
+    fleet.close()
+
+
 def test_frames_of_a_journal_come_back_in_order(tmp_path, clickhouse):
     file = write_run(tmp_path / "runs", rows=40)
     fleet = Fleet(clickhouse)

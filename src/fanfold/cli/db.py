@@ -15,6 +15,8 @@ from . import output, places
 if TYPE_CHECKING:
     from ..clickhouse.address import Address
 
+INCOMPLETE = 2  # some runs were left as they are
+
 EXAMPLE = """examples:
   fanfold server db migrate --store clickhouse://fanfold@db.example.org:8123/fanfold
   fanfold server db migrate --store 'clickhouse://fanfold@db-1:8123/fanfold?cluster=fleet' --node db-2:8123 --node db-3:8123
@@ -86,16 +88,26 @@ def _status(args: argparse.Namespace, address: Address) -> int:
 
 
 def _rebuild(args: argparse.Namespace) -> int:
-    from ..clickhouse.rebuild import rebuild
+    from ..clickhouse.rebuild import StillGrowing, rebuild
     from ..clickhouse.store import connect
 
     store = connect(places.address(args))
     names = [name for name in store.names(args.project) if args.run in (None, name[1])]
     if not names:
         raise SettingError("there is no such run. Nothing was rebuilt. `fanfold ls` lists them.")
-    points = sum(rebuild(store.database, *name) for name in output.progress(args, names, len(names), "Rebuilding"))
+    points, growing = 0, []
+    for name in output.progress(args, names, len(names), "Rebuilding"):
+        try:
+            points += rebuild(store.database, *name)
+        except StillGrowing:
+            if args.run is not None:
+                raise
+            growing.append(name[1])
+    done = len(names) - len(growing)
     if args.json:
-        output.print_json({"runs": len(names), "points": points})
+        output.print_json({"runs": done, "points": points, "growing": growing})
     else:
-        print(f"rebuilt {len(names)} runs, {points:,} points.")
-    return 0
+        print(f"rebuilt {done} runs, {points:,} points.")
+        if growing:
+            print(f"Still growing, so left as they are: {', '.join(growing)}. Rebuild them when they have ended.")
+    return INCOMPLETE if growing else 0

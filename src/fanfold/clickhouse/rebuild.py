@@ -21,12 +21,16 @@ DERIVED = ("frames", "points", "rollups", "latest", "keys", "ops", "usage")
 MOST_BYTES = 16 << 20
 
 
+class StillGrowing(RunError):
+    """A run that data still arrives for: what is derived from it cannot be rebuilt now."""
+
+
 def rebuild(database: Database, project: str, id: str) -> int:
-    """Rebuild a run's derived rows and return how many points it has. Raise RunError for a run that is still growing."""
+    """Rebuild a run's derived rows and return how many points it has. Raise StillGrowing where more may arrive."""
     run = FleetRun(database, Path("/nowhere"), project, id)
     read([run])
     if any(journal.status() == "running" and not _ended(journal) for journal in run.found.values()):
-        raise RunError(f"run {id} is still growing. Nothing was rebuilt. Wait until it ends.")
+        raise StillGrowing(f"run {id} is still growing. Nothing was rebuilt. Wait until it ends.")
     excess = _excess(database, run)
     for name in DERIVED:
         schema.delete(database, name, run.number)
