@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ._config import as_mapping
-from .errors import describe, outcome
+from .errors import describe, outcome, suggestion
 from .settings import Setting, parsed, read_file, resolve
 
 RELAYS = ("process", "thread")
@@ -68,7 +68,7 @@ def _fold(value: Any) -> Mapping[str, str] | str:
 
 def _relay(value: Any) -> str:
     if value not in RELAYS:
-        raise ValueError(f"one of them. Known: {', '.join(RELAYS)}")
+        raise ValueError(f"one of them.{suggestion(str(value), RELAYS)}".rstrip("."))
     return str(value)
 
 
