@@ -17,9 +17,9 @@ from typing import Any
 
 from fanfold.clickhouse import schema
 from fanfold.clickhouse.address import parse
-from fanfold.clickhouse.books import TokenTable
 from fanfold.clickhouse.database import Database
 from fanfold.clickhouse.decode import run_number
+from fanfold.clickhouse.gateway_tables import TokenTable
 from fleet_load import VirtualFleet
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

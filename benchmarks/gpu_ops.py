@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fanfold.probes import image, ops
+from fanfold.probes import op_table, ops
 from fanfold.probes.native import library
 from ops import CONFIGURATIONS, LIMITS, Profiled, step
 
@@ -97,7 +97,11 @@ def device_time() -> None:
         torch.cuda.synchronize()
         time.sleep(1.1)  # pairs are read at a step's end, once a second at most
         tick()
-        rows = [row for row in image.parse(image.take(library.current())).rows if row["op"] == "aten::mm" and row["device_count"]]
+        rows = [
+            row
+            for row in op_table.parse(op_table.take(library.current())).rows
+            if row["op"] == "aten::mm" and row["device_count"]
+        ]
     for row in rows:
         print(f"mm 4096: device {row['device_ns'] / row['device_count'] / 1e6:.3f} ms by {row['device_count']} pairs, "
               f"host {row['total_ns'] / row['count'] / 1e6:.3f} ms, really {truth * 1e3:.3f} ms")  # fmt: skip
@@ -136,7 +140,7 @@ def capture() -> None:
         for _ in range(100):
             graph.replay()
         torch.cuda.synchronize()
-        seen = sum(row["count"] for row in image.parse(image.take(library.current())).rows if row["op"] == "aten::mm")
+        seen = sum(row["count"] for row in op_table.parse(op_table.take(library.current())).rows if row["op"] == "aten::mm")
     assert torch.allclose(y, x @ x, atol=1e-2)
     print(f"graph of 100 captured and replayed 100 times; aten::mm seen {seen} times, none of them in a replay")
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fanfold.probes import image, ops
+from fanfold.probes import op_table, ops
 
 LIMITS = {("default", "transformer"): 1.01, ("default", "mlp"): 1.02, ("p=1", "transformer"): 1.05, ("p=1", "mlp"): 1.09}
 FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
@@ -204,7 +204,7 @@ def main() -> None:
         milliseconds, size = snapshot_cost(run)
         hourly = size * min(60.0, ops.BYTES_PER_HOUR / max(size, 1)) / 1e6
         print(f"  snapshot {milliseconds:.2f} ms, {size:,} bytes, at most {hourly:.2f} MB an hour (promised: 5 ms, 1 MB); "
-              f"table row {image.ROW_SIZE} bytes")  # fmt: skip
+              f"table row {op_table.ROW_SIZE} bytes")  # fmt: skip
         figures[f"{name} snapshot"] = [milliseconds, size]
     nodes = node_times(rounds)
     print(f"\na node of backward, between windows, ns: median of {5 * rounds} times {NODES:,} (lowest)")

@@ -142,7 +142,7 @@ def test_a_model_without_parameters_is_said_once(run, caplog):
 
 
 def test_without_a_run_it_is_said_once_and_training_goes_on(caplog, monkeypatch):
-    monkeypatch.setattr("fanfold._api._current", None)
+    monkeypatch.setattr("fanfold.recording.api._current", None)
     state, _, _ = train(model(), NormsCallback(every=1), ThroughputCallback(every=1), NonFiniteCallback())
     assert state.global_step == 4
     assert sorted(message.split()[1] for message in caplog.messages) == ["NormsCallback", "ThroughputCallback"]
@@ -328,7 +328,7 @@ def test_a_signal_saves_stops_and_gives_the_handlers_back(run, name, caplog):
 
 
 def test_after_a_preempted_training_the_program_goes_on_to_its_end(run):
-    from fanfold import lifecycle
+    from fanfold.recording import lifecycle
 
     train(model(), PreemptionCallback(), steps=9, during=lambda step: step == 3 and signal.raise_signal(signal.SIGTERM))
     time.sleep(lifecycle.STUCK_SECONDS + 1)  # else the signal would end the process now

@@ -15,7 +15,7 @@ from clickhouse_tools import Fleet
 from fanfold.cli import main
 from fanfold.clickhouse.rebuild import DERIVED, rebuild
 from fanfold.fleet.wire import Conflict, Gone, Piece, Refused
-from fanfold.probes.workers import pack_rows
+from fanfold.probes.worker_tables import pack_rows
 from fanfold.store.query import LocalStore
 from fleet_tools import Forwarder, Gateway, Line, bounds, frames_of, journals, pieces_of, train, trained, until, write_run
 

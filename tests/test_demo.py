@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import fanfold
-from fanfold import _demo
+from fanfold.cli import demo_training
 
 SRC = Path(__file__).parent.parent / "src"
 
@@ -57,5 +57,5 @@ def test_demo_without_torch_says_what_to_install(runs_dir: Path) -> None:
 
 
 def test_demo_text_is_in_its_alphabet() -> None:
-    assert set(_demo.corpus(3, 500)) <= set(range(len(_demo.ALPHABET)))
-    assert _demo.corpus(3, 5) == _demo.corpus(3, 5) != _demo.corpus(4, 5)
+    assert set(demo_training.corpus(3, 500)) <= set(range(len(demo_training.ALPHABET)))
+    assert demo_training.corpus(3, 5) == demo_training.corpus(3, 5) != demo_training.corpus(4, 5)

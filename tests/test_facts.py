@@ -14,8 +14,8 @@ import time
 
 import pytest
 
-from fanfold import facts
-from fanfold import git as code
+from fanfold.facts import collect
+from fanfold.facts import git as code
 
 SECRET = "hunter2Zq9secret"
 TOKEN = "ghp_" + "0123456789abcdefghijABCDEFGHIJ456789"
@@ -47,7 +47,7 @@ def repository(folder: pathlib.Path) -> pathlib.Path:
 
 
 def described(folder: pathlib.Path) -> dict[str, object] | None:
-    found = facts.gather(argv=["python", "train.py"], cwd=folder)["git"]
+    found = collect.gather(argv=["python", "train.py"], cwd=folder)["git"]
     assert found is None or isinstance(found, dict)
     return found
 
@@ -280,7 +280,7 @@ def test_secrets_of_command_environment_and_remote_never_come_out(
     monkeypatch.setenv("TORCH_HOME", TOKEN)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     argv = ["python", "train.py", "--api-key", SECRET, f"--password={SECRET}", f"DB_PASSWORD={SECRET}", TOKEN]
-    found = facts.gather(argv=argv, cwd=root)
+    found = collect.gather(argv=argv, cwd=root)
     text = json.dumps(found)
     assert SECRET not in text
     assert TOKEN not in text
@@ -305,20 +305,20 @@ def test_secrets_of_command_environment_and_remote_never_come_out(
     ],
 )
 def test_script(argv: list[str], script: str, tmp_path: pathlib.Path) -> None:
-    assert facts.gather(argv=argv, cwd=tmp_path)["script"] == script
+    assert collect.gather(argv=argv, cwd=tmp_path)["script"] == script
 
 
 def test_the_launcher_is_the_one_the_ranks_come_from(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert facts.gather(argv=["python"], cwd=tmp_path)["launcher"] == "srun"
+    assert collect.gather(argv=["python"], cwd=tmp_path)["launcher"] == "srun"
 
 
 def test_packages_are_those_importlib_finds() -> None:
     from importlib.metadata import distributions
 
-    found = facts.packages(sys.path)
+    found = collect.packages(sys.path)
     expected = {d.name.lower().replace("_", "-").replace(".", "-"): d.version for d in distributions()}
     assert found.keys() >= {"pytest", "hypothesis"}
     assert {name: found.get(name) for name in expected} == expected
@@ -332,7 +332,7 @@ def test_packages_from_every_kind_of_folder_name(tmp_path: pathlib.Path) -> None
     (first / "develop.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: develop\nVersion: 0.3\n")
     (second / "torch-1.0.dist-info").mkdir(parents=True)
     (second / "single-4.0.egg-info").write_text("Metadata-Version: 1.0\n")
-    assert facts.packages([str(first), str(second), str(tmp_path / "missing.zip")]) == {
+    assert collect.packages([str(first), str(second), str(tmp_path / "missing.zip")]) == {
         "develop": "0.3", "foo-bar": "1.0", "old-name": "2.0", "ruamel-yaml": "0.18", "single": "4.0",
         "torch": "2.9.0+cu128",
     }  # fmt: skip
@@ -341,7 +341,7 @@ def test_packages_from_every_kind_of_folder_name(tmp_path: pathlib.Path) -> None
 def test_node_python_user_and_zone_are_told(tmp_path: pathlib.Path) -> None:
     import psutil
 
-    found = facts.gather(argv=["python"], cwd=tmp_path)
+    found = collect.gather(argv=["python"], cwd=tmp_path)
     node, python = found["node"], found["python"]
     assert isinstance(node, dict)
     assert isinstance(python, dict)
@@ -358,10 +358,10 @@ def test_node_python_user_and_zone_are_told(tmp_path: pathlib.Path) -> None:
 
 
 def run_python(code: str, *arguments: str, cwd: pathlib.Path) -> dict[str, object]:
-    program = f"import json\nfrom fanfold import facts\n{textwrap.dedent(code)}"
+    program = f"import json\nfrom fanfold.facts import collect\n{textwrap.dedent(code)}"
     script = cwd / "main program.py"
     script.write_text(program)
-    source = str(pathlib.Path(facts.__file__).parents[1])
+    source = str(pathlib.Path(collect.__file__).parents[2])
     variables = os.environ | {"PYTHONPATH": source}
     done = subprocess.run([sys.executable, str(script), *arguments], cwd=cwd, env=variables, check=True, capture_output=True)
     answer = json.loads(done.stdout)
@@ -371,7 +371,7 @@ def run_python(code: str, *arguments: str, cwd: pathlib.Path) -> dict[str, objec
 
 def test_a_real_process_tells_its_command_and_imports_no_torch(tmp_path: pathlib.Path) -> None:
     answer = run_python(
-        "import sys; f = facts.gather(); f['heavy'] = [m for m in ('torch', 'numpy', 'psutil') if m in sys.modules]; "
+        "import sys; f = collect.gather(); f['heavy'] = [m for m in ('torch', 'numpy', 'psutil') if m in sys.modules]; "
         "print(json.dumps(f))",
         "--token", SECRET, b"--name=\xff".decode(errors="surrogateescape"),
         cwd=tmp_path,
@@ -386,7 +386,7 @@ def test_a_real_process_tells_its_command_and_imports_no_torch(tmp_path: pathlib
 def test_torch_is_told_where_it_is_imported_and_cuda_stays_untouched(tmp_path: pathlib.Path) -> None:
     torch = pytest.importorskip("torch")  # the other Pythons, where this file runs too, are set up without it
     answer = run_python(
-        "import torch; f = facts.gather(); f['touched'] = torch.cuda.is_initialized(); print(json.dumps(f))", cwd=tmp_path
+        "import torch; f = collect.gather(); f['touched'] = torch.cuda.is_initialized(); print(json.dumps(f))", cwd=tmp_path
     )
     told = answer["torch"]
     assert isinstance(told, dict)
@@ -398,8 +398,8 @@ def test_torch_is_told_where_it_is_imported_and_cuda_stays_untouched(tmp_path: p
 @needs_git
 def test_the_repository_is_the_scripts_else_the_working_folders(tmp_path: pathlib.Path) -> None:
     code, elsewhere = repository(tmp_path / "code"), repository(tmp_path / "elsewhere")
-    program = "import json, os; from fanfold import facts; os.chdir({!r}); print(json.dumps(facts.gather()['git']))"
-    source = {"PYTHONPATH": str(pathlib.Path(facts.__file__).parents[1])}
+    program = "import json, os; from fanfold.facts import collect; os.chdir({!r}); print(json.dumps(collect.gather()['git']))"
+    source = {"PYTHONPATH": str(pathlib.Path(collect.__file__).parents[2])}
     (code / "go.py").write_text(program.format(str(elsewhere)))
     for arguments, root in ([str(code / "go.py")], code), (["-c", program.format(str(elsewhere))], elsewhere):
         out = subprocess.run([sys.executable, *arguments], env=os.environ | source, check=True, capture_output=True).stdout
@@ -408,7 +408,7 @@ def test_the_repository_is_the_scripts_else_the_working_folders(tmp_path: pathli
 
 def test_a_working_folder_that_is_gone_costs_only_its_own_facts(tmp_path: pathlib.Path) -> None:
     answer = run_python(
-        "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); print(json.dumps(facts.gather()))", cwd=tmp_path
+        "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); print(json.dumps(collect.gather()))", cwd=tmp_path
     )
     assert "cwd" not in answer
     assert answer["git"] is None
@@ -425,11 +425,11 @@ def test_gathering_is_light_on_python(tmp_path: pathlib.Path) -> None:
         f"""
         import sys, time
         sys.path.append({str(site)!r})
-        facts._gpus = lambda: []  # the driver's own time is not ours
+        collect._gpus = lambda: []  # the driver's own time is not ours
         spent = []
         for _ in range(5):
             wall, cpu = time.perf_counter(), time.thread_time()
-            found = facts.gather(cwd={str(root)!r})
+            found = collect.gather(cwd={str(root)!r})
             spent.append((time.perf_counter() - wall, time.thread_time() - cpu))
         print(json.dumps({{"wall": min(w for w, _ in spent), "cpu": min(c for _, c in spent), "n": len(found["packages"])}}))
         """,

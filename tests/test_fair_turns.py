@@ -20,7 +20,7 @@ import pytest
 
 import fanfold
 from clickhouse_tools import Fleet
-from fanfold.clickhouse.books import TokenTable
+from fanfold.clickhouse.gateway_tables import TokenTable
 from fanfold.fleet.tokens import FILE_NAME, TokenBook, Tokens
 from fanfold.journal import blobs
 from fanfold.server.live import Notices

@@ -917,7 +917,7 @@ def test_everything_is_put_back_at_finish(runs_dir):
         while writer._retired: os.close(writer._retired.popleft()[1])
         assert sorted(os.listdir("/proc/self/fd")) == descriptors, os.listdir("/proc/self/fd")
         """,
-        start="import os, signal, sys\nimport fanfold._run, fanfold.facts\n"
+        start="import os, signal, sys\nimport fanfold.recording.run, fanfold.facts.collect\n"
         "numbers = [n for n in signal.valid_signals() if n < 32]\nbefore = [signal.getsignal(number) for number in numbers]\n"
         "real_exit = sys.exit\ndescriptors = sorted(os.listdir('/proc/self/fd'))\n" + START,
     )
@@ -962,9 +962,9 @@ def test_a_main_thread_inside_c_code_dies_by_sigterm_as_it_would_without_us(runs
 def test_a_clock_set_back_does_not_disturb_the_order_of_steps(runs_dir):
     run_child(
         """
-        import fanfold._recorder, itertools
+        import fanfold.recording.recorder, itertools
         real, ticks = time.time_ns, itertools.count()
-        fanfold._recorder.time_ns = lambda: real() - (3600 * 10**9 if next(ticks) > 500 else 0)
+        fanfold.recording.recorder.time_ns = lambda: real() - (3600 * 10**9 if next(ticks) > 500 else 0)
         for step in range(1000):
             run.log({"loss": step / 2}, step=step)
         run.finish()

@@ -19,10 +19,10 @@ import pytest
 import fanfold
 from fanfold.errors import SettingError
 from fanfold.fleet.client import Backoff, Client, Unreachable
+from fanfold.fleet.forward_journal import Tail
 from fanfold.fleet.frames import walk, whole_end
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.fleet.limits import Budget, Busy, Rates
-from fanfold.fleet.tail import Tail
 from fanfold.fleet.tokens import Tokens
 from fanfold.fleet.wire import Conflict, Piece, Refused, decode, encode
 from fanfold.journal import Journal, Kind

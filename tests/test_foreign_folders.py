@@ -21,7 +21,7 @@ import pytest
 import fanfold
 from fanfold import approvals, settings
 from fanfold.cli.prune import may_grow
-from fanfold.fleet.tail import Tail
+from fanfold.fleet.forward_journal import Tail
 from fanfold.journal import Journal, Writer, liveness
 from fanfold.journal.bodies import Header
 from fanfold.journal.directory import read_header

@@ -23,8 +23,8 @@ from fanfold.clickhouse.batch import Job, tables_of
 from fanfold.clickhouse.decode import scan
 from fanfold.clickhouse.profile import profile_of
 from fanfold.errors import JournalError
+from fanfold.fleet.forward_journal import Tail
 from fanfold.fleet.intake import DirectoryIntake
-from fanfold.fleet.tail import Tail
 from fanfold.fleet.wire import Piece
 from fanfold.journal import Journal, Kind, bodies
 from fanfold.journal import format as fmt

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 import fanfold
 from fanfold.errors import FanfoldError, JournalError, RunNotFound
-from fanfold.fleet.following import Following
+from fanfold.fleet.forward_run import Following
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.journal import blobs
 from fanfold.journal.files import open_inside, open_regular

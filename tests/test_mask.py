@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanfold.mask import is_secret, mask, mask_argv, mask_text, mask_traceback
+from fanfold.facts.mask import is_secret, mask, mask_argv, mask_text, mask_traceback
 from mask_corpus import ARGUMENTS, DRAWN, HARMLESS, NAMED, SHAPED, TEXTS
 
 SECRET_KEYS = [

@@ -32,7 +32,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fanfold import errors
-from fanfold.media import Audio, Figure, Histogram, Html, Image, Media, Table, Text, Video, audio, coerce, decode, frames, pixels
+from fanfold.media import (
+    Audio,
+    Figure,
+    Histogram,
+    Html,
+    Image,
+    Media,
+    Table,
+    Text,
+    Video,
+    audio,
+    coerce,
+    dataframes,
+    decode,
+    pixels,
+)
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -53,7 +68,7 @@ def again(media: Media) -> Media:
 def said(monkeypatch: pytest.MonkeyPatch) -> errors.Notices:
     """Count what is said, from zero."""
     fresh = errors.Notices()
-    for module in (pixels, audio, frames):
+    for module in (pixels, audio, dataframes):
         monkeypatch.setattr(module, "notices", fresh)
     return fresh
 

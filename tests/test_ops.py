@@ -12,10 +12,10 @@ import pytest
 
 import fanfold
 from fanfold.errors import SettingError
-from fanfold.probes import image
+from fanfold.probes import op_table
 from fanfold.probes import ops as probe
 from fanfold.probes.native import build
-from fanfold.probes.windows import ProfilerWindows
+from fanfold.probes.profiler_windows import ProfilerWindows
 from fanfold.store.ops import tables
 from ops_child import count, last_json, program, run, said, start, stored, with_device
 
@@ -988,11 +988,11 @@ def test_an_hour_of_snapshots_stays_below_a_megabyte(size, tmp_path):
 
 
 def test_a_damaged_table_is_no_table(tmp_path):
-    for data in (b"", b"x" * 200_000, image.MAGIC + b"\xff" * 200_000):
-        with pytest.raises(image.NotATable):
-            image.parse(image.from_file(data))
-    with pytest.raises(image.NotATable):
-        image.unpack(b"not zlib")
+    for data in (b"", b"x" * 200_000, op_table.MAGIC + b"\xff" * 200_000):
+        with pytest.raises(op_table.NotATable):
+            op_table.parse(op_table.from_file(data))
+    with pytest.raises(op_table.NotATable):
+        op_table.unpack(b"not zlib")
 
 
 def test_a_cpp_operator_of_ones_own_appears(tmp_path, monkeypatch):
@@ -1052,9 +1052,9 @@ def test_what_cpp_exports_is_stamped_too_and_the_callers_own_file_wins(runs_dir,
 def test_tables_of_the_first_version_are_read_as_they_were_meant():
     def row_of(version: int, scope: int, ranges: int = 0) -> dict:
         head = [
-            image.MAGIC,
+            op_table.MAGIC,
             version,
-            image.ROW_SIZE,
+            op_table.ROW_SIZE,
             8,
             1,
             0,
@@ -1076,15 +1076,18 @@ def test_tables_of_the_first_version_are_read_as_they_were_meant():
             ranges,
             *[0] * 4,
         ]
-        table = bytearray(image.USAGE + image.ROW_SIZE)
-        image.HEAD.pack_into(table, 0, *head)
-        image.ROW.pack_into(table, image.USAGE, 1, 4, 0, 0, 0, scope, 0, 0, 0, 10, 50, 0, 0, 9, 0, 0, b"mine", b"")
-        facts, (row,) = (parsed := image.parse(bytes(table))).facts, parsed.rows
-        return {"op": row["op"], "scope": row["scope"], "scale": image.scale_of(facts, row)}
+        table = bytearray(op_table.USAGE + op_table.ROW_SIZE)
+        op_table.HEAD.pack_into(table, 0, *head)
+        op_table.ROW.pack_into(table, op_table.USAGE, 1, 4, 0, 0, 0, scope, 0, 0, 0, 10, 50, 0, 0, 9, 0, 0, b"mine", b"")
+        facts, (row,) = (parsed := op_table.parse(bytes(table))).facts, parsed.rows
+        return {"op": row["op"], "scope": row["scope"], "scale": op_table.scale_of(facts, row)}
 
     assert (
-        row_of(1, image.USER) == row_of(2, image.TOLD) == row_of(2, image.USER, 1) == {"op": "mine", "scope": "user", "scale": 1}
+        row_of(1, op_table.USER)
+        == row_of(2, op_table.TOLD)
+        == row_of(2, op_table.USER, 1)
+        == {"op": "mine", "scope": "user", "scale": 1}
     )
-    assert row_of(2, image.USER)["scale"] == row_of(1, 0)["scale"] == 100
-    with pytest.raises(image.NotATable):
+    assert row_of(2, op_table.USER)["scale"] == row_of(1, 0)["scale"] == 100
+    with pytest.raises(op_table.NotATable):
         row_of(3, 0)

@@ -15,7 +15,7 @@ from fanfold.cli import main
 from fanfold.cli.ops_formats import prometheus
 from fanfold.cli.text import took
 from fanfold.probes.native import build
-from fanfold.probes.workers import pack_rows
+from fanfold.probes.worker_tables import pack_rows
 from fanfold.store import ops as store
 from ops_child import count, program, run, with_device
 

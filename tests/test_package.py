@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import fanfold
-from fanfold._disabled import DisabledRun
+from fanfold.recording.disabled import DisabledRun
 
 SOURCE = Path(fanfold.__file__).parent
 
@@ -73,38 +73,27 @@ def test_a_run_shows_its_documented_names_and_nothing_else(tmp_path):
     assert [name for name in shown if not hasattr(DisabledRun(None, None, None), name)] == []
 
 
-# Each room may use the rooms before it, never one after it.
-ORDER = [
-    {"_version"},
-    {"errors"},
-    {"settings", "names", "_summary", "mask", "drawing", "sources", "threads", "uncompiled"},
-    {"process", "approvals"},
-    {"media"},
-    {"values"},
-    {"_config"},
-    {"journal", "fold"},
-    {"deferred", "keeper", "lifecycle", "git"},
-    {"facts"},
-    {"encoder", "console", "probes"},
-    {"notebook"},
-    {"store", "trackers", "provenance"},
-    {"relay"},
-    {"fleet"},
-    {"clickhouse"},
-    {"stores"},
-    {"server", "report"},
-    {"_options", "_history"},
-    {"_join"},
-    {"_recorder"},
-    {"_run", "_disabled"},
-    {"_api"},
-    {"callbacks"},
-    {"frameworks", "testing"},
-    {"train"},
-    {"_demo"},
-    {"cli"},
-    {"__main__"},
-]
+# The layers of the house, from the ground up. A room may use every room named before it, in its own layer too, and none after it.
+LAYERS = {
+    "ground": ["_version", "errors", "threads", "settings", "sources", "drawing", "fold", "approvals", "process"],
+    "values": ["media", "values", "plain"],
+    "journal": ["journal"],
+    "facts": ["facts", "probes"],
+    "readers": ["notebook", "store", "trackers", "provenance", "relay", "fleet", "clickhouse", "stores", "server", "report"],
+    "recording": ["recording"],
+    "training": ["callbacks", "frameworks", "testing", "train"],
+    "commands": ["cli", "__main__"],
+}
+
+
+def drawn() -> str:
+    """Draw the layers as docs/map.md shows them: the ground at the bottom."""
+    width = max(map(len, LAYERS))
+    return "\n".join(f"{name:<{width}}  {'  '.join(rooms)}" for name, rooms in reversed(LAYERS.items()))
+
+
+def test_the_map_draws_the_layers():
+    assert drawn() in (Path(__file__).parents[1] / "docs" / "map.md").read_text(), f"docs/map.md should have:\n\n{drawn()}"
 
 
 def _room(path: Path) -> str:
@@ -124,7 +113,7 @@ def _imports(path: Path) -> set[str]:
 
 
 def test_imports_point_one_way():
-    rank = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
+    rank = {room: at for at, room in enumerate(room for rooms in LAYERS.values() for room in rooms)}
     wrong = []
     for path in SOURCE.rglob("*.py"):
         room = _room(path)
@@ -167,4 +156,4 @@ def test_only_the_guard_catches_everything():
             bare = isinstance(node, ast.ExceptHandler) and node.type is None
             if (bare or names & {"Exception", "BaseException"}) and path.name != "errors.py":
                 broad.append(str(path.relative_to(SOURCE)))
-    assert broad == ["_recorder.py"]  # log()'s fast path, which does the call again on the slow one, under the guard
+    assert broad == ["recording/recorder.py"]  # log()'s fast path, which does the call again on the slow one, under the guard

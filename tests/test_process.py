@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fanfold import _join, process
+from fanfold import process
 from fanfold.errors import RunError
-from fanfold.names import name_for
 from fanfold.process import Identity, Meeting, detect, digest, job_key, launch_key, node_key, shared_key
+from fanfold.recording import join
+from fanfold.recording.names import name_for
 
 Environment = dict[str, str]
 
@@ -212,7 +213,7 @@ def in_thread(function: Callable[[], str]) -> tuple[threading.Thread, list[str]]
 
 def test_every_rank_gets_the_word_of_rank_0_and_nothing_stays_behind(tmp_path: Path) -> None:
     askers = [in_thread(Meeting(tmp_path, rank(number), 0, ADDRESS).ask) for number in (1, 2)]
-    _join._answer(Meeting(tmp_path, rank(0), 0, ADDRESS), "the key")
+    join._answer(Meeting(tmp_path, rank(0), 0, ADDRESS), "the key")
     for thread, results in askers:
         thread.join(20)
         assert results == ["the key"]
@@ -220,7 +221,7 @@ def test_every_rank_gets_the_word_of_rank_0_and_nothing_stays_behind(tmp_path: P
 
 
 def test_ranks_that_come_late_and_from_other_processes_get_their_answer(tmp_path: Path) -> None:
-    answerer, _ = in_thread(lambda: str(_join._answer(Meeting(tmp_path, rank(0), 0, ADDRESS), "the key")))
+    answerer, _ = in_thread(lambda: str(join._answer(Meeting(tmp_path, rank(0), 0, ADDRESS), "the key")))
     program = (
         "import sys; from pathlib import Path; from fanfold.process import *; "
         "me = Identity(int(sys.argv[2]), 3, 0, None, 'distributed', 'elsewhere', 'other boot', 1); "

@@ -210,7 +210,7 @@ def test_odd_names_are_stamped_and_listed_and_what_is_no_file_is_refused(tmp_pat
 
 
 def test_without_a_run_the_stamp_tells_of_code_and_environment(tmp_path, monkeypatch):
-    monkeypatch.setattr("fanfold._api._current", None)
+    monkeypatch.setattr("fanfold.recording.api._current", None)
     torch.save({}, tmp_path / "m.pt")
     stamp = fanfold.stamp(tmp_path / "m.pt")
     assert "run" not in stamp

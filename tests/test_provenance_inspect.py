@@ -615,15 +615,15 @@ def test_the_command_shows_hostile_texts_and_never_obeys_them(tmp_path, run):
 
 
 def test_a_huge_folder_beside_a_model_is_not_walked_to_its_end(tmp_path, run, monkeypatch):
-    from fanfold.provenance import look
+    from fanfold.provenance import read
 
     torch.save(model().state_dict(), tmp_path / "m.pt")
     for number in range(30):
         (tmp_path / f"{number}.jpg").write_bytes(b"x")
-    monkeypatch.setattr(look, "MAX_ENTRIES", 10)
+    monkeypatch.setattr(read, "MAX_ENTRIES", 10)
     walked = []
-    monkeypatch.setattr(look.os, "walk", lambda path: walked.append(path) or iter([(str(path), [], _counted(walked, path))]))
-    assert look.size_of(tmp_path) > 0
+    monkeypatch.setattr(read.os, "walk", lambda path: walked.append(path) or iter([(str(path), [], _counted(walked, path))]))
+    assert read.size_of(tmp_path) > 0
     assert len(walked) <= 12
 
 

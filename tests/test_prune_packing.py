@@ -19,9 +19,9 @@ import pytest
 
 import fanfold
 from fanfold.cli import main
+from fanfold.fleet.forward_journal import Tail
+from fanfold.fleet.forward_note import Note
 from fanfold.fleet.intake import DirectoryIntake
-from fanfold.fleet.note import Note
-from fanfold.fleet.tail import Tail
 from fanfold.fleet.wire import Conflict, Piece
 from fanfold.journal import format as fmt
 from fanfold.journal import packed, packing

@@ -421,7 +421,7 @@ class Clock:
 
 def rank(number: int, world: int, monkeypatch: pytest.MonkeyPatch, attempt: int = 0, **options: Any) -> Any:
     """Start one rank of a run in this process; ranks of one attempt are those whose n-th init it is."""
-    monkeypatch.setattr("fanfold._join._inits", itertools.count(attempt))
+    monkeypatch.setattr("fanfold.recording.join._inits", itertools.count(attempt))
     monkeypatch.setenv("FANFOLD_RANK", str(number))
     monkeypatch.setenv("FANFOLD_WORLD_SIZE", str(world))
     return fanfold.init("p", id="r", system=False, **options)

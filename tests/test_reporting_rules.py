@@ -32,8 +32,8 @@ from fanfold.callbacks import (
     rewrite_logs,
     tracking,
 )
+from fanfold.callbacks.model_info import checkpoint_of, staged, unstage
 from fanfold.callbacks.reporting import INTEGRATION_TO_CALLBACK
-from fanfold.callbacks.subjects import checkpoint_of, staged, unstage
 from fanfold.errors import MissingExtra, SettingError
 from fanfold.trackers import GeneralTracker
 from mlflow_server import MLflowServer

@@ -131,7 +131,7 @@ def test_module_verbs_act_on_the_current_run(runs_dir):
 
 
 def test_verbs_without_a_run_say_what_to_do(monkeypatch):
-    monkeypatch.setattr("fanfold._api._current", None)
+    monkeypatch.setattr("fanfold.recording.api._current", None)
     with pytest.raises(RunError, match=r"Call fanfold\.init"):
         fanfold.log({"x": 1})
     fanfold.finish()

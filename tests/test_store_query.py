@@ -293,8 +293,8 @@ def test_changed_tells_what_is_new_grew_ended_or_went_away(runs_dir):
 
 
 LIFE = """
-import sys, threading, fanfold, fanfold.keeper
-fanfold.keeper.BEAT_SECONDS = 1e9  # a heartbeat is a change too, and nobody knows when it comes
+import sys, threading, fanfold, fanfold.recording.keeper
+fanfold.recording.keeper.BEAT_SECONDS = 1e9  # a heartbeat is a change too, and nobody knows when it comes
 run = fanfold.init("p", id="x", system=False, quiet=True)
 for thread in threading.enumerate():  # so are the facts about the machine, which come when they are found
     if thread.name == "fanfold-facts": thread.join()

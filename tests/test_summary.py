@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import fanfold
-from fanfold._summary import RULES
+from fanfold.recording.summary import RULES
 
 
 def start(runs_dir, **options):

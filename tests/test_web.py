@@ -20,7 +20,7 @@ import plotly.graph_objects
 import pytest
 
 import fanfold
-import fanfold.keeper
+import fanfold.recording.keeper
 from clickhouse_tools import Fleet
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -407,7 +407,7 @@ def test_a_new_point_reaches_forty_charts_and_twelve_tabs_and_hidden_tabs_ask_no
 
 @needs_browser
 def test_one_call_of_log_is_asked_for_once(context, tmp_path, monkeypatch):
-    monkeypatch.setattr(fanfold.keeper, "BEAT_SECONDS", 1e9)  # a heartbeat is news too
+    monkeypatch.setattr(fanfold.recording.keeper, "BEAT_SECONDS", 1e9)  # a heartbeat is news too
     run = start(tmp_path, project="live", name="now")
     run.log({"a": 1.0, "b": 1.0}, step=0)
     with serving(context, tmp_path) as address:

@@ -12,21 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from ._api import (
-        alert,
-        artifact,
-        config,
-        define_metric,
-        finish,
-        flush,
-        init,
-        log,
-        log_api_usage_once,
-        run,
-        stamp,
-        summary,
-    )
-    from ._run import Run
     from .errors import (
         FanfoldError,
         JournalError,
@@ -41,13 +26,28 @@ if TYPE_CHECKING:
     from .probes.labels import label
     from .process import is_main_process, on_main_process
     from .provenance import inspect
+    from .recording.api import (
+        alert,
+        artifact,
+        config,
+        define_metric,
+        finish,
+        flush,
+        init,
+        log,
+        log_api_usage_once,
+        run,
+        stamp,
+        summary,
+    )
+    from .recording.run import Run
     from .store import StoredRun
     from .stores import open as open
     from .stores import runs
     from .train import Loop, Trainer, TrainingArguments
 
 _HOMES = {
-    "_api": (
+    "recording.api": (
         "alert",
         "artifact",
         "config",
@@ -61,7 +61,7 @@ _HOMES = {
         "stamp",
         "summary",
     ),
-    "_run": ("Run",),
+    "recording.run": ("Run",),
     "errors": (
         "FanfoldError",
         "JournalError",

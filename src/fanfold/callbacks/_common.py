@@ -16,9 +16,9 @@ BINS = 64
 
 def current_run(given: Any, who: object) -> Any:
     """Return the run to log to: the one given, or the current one; None is said once."""
-    from .. import _api
+    from ..recording import api
 
-    run = given if given is not None else _api.run
+    run = given if given is not None else api.run
     if run is None:
         name = type(who).__name__
         notices.once(

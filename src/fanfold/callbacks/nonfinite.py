@@ -7,10 +7,10 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from .. import _api
-from ..deferred import Deferred
 from ..errors import SettingError, notices
 from ..process import detect
+from ..recording import api
+from ..recording.deferred import Deferred
 from ._common import check_every, current_run, norms_of, tensors_of, together
 from .agreement import Agreement, Request, agreement_of, end_agreement
 from .control import TrainerControl
@@ -67,7 +67,7 @@ class NonFiniteCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.action == "stop":
-            self._agreement = agreement_of(state, self.run if self.run is not None else _api.run)
+            self._agreement = agreement_of(state, self.run if self.run is not None else api.run)
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from .. import _api
 from ..errors import SettingError, notices
-from ..lifecycle import signal_handled
+from ..recording import api
+from ..recording.lifecycle import signal_handled
 from ._common import current_run
 from .agreement import Agreement, Request, agreement_of, end_agreement
 from .control import TrainerControl
@@ -44,7 +44,7 @@ class PreemptionCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.received = None
         self._stopped_at: int | None = None
-        self._agreement = agreement_of(state, self.run if self.run is not None else _api.run)
+        self._agreement = agreement_of(state, self.run if self.run is not None else api.run)
         if threading.current_thread() is not threading.main_thread():
             notices.once(
                 "preemption:thread",

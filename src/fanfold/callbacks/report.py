@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from .. import _api, _run
-from .._options import read_options
 from ..errors import guard, notices
 from ..journal.directory import decode_name, run_directories
+from ..recording import api
+from ..recording.options import read_options
+from ..recording.run import start, start_alone
 from ..relay.process import split_options
 from ..settings import find_directory, resolve
 
@@ -65,7 +66,7 @@ class Report:
             "project": self.host.project, "id": self._id, "resume": "allow", "quiet": True, "console": False,
             "trackers": [self.tracker], "tracker_kwargs": {self.tracker.name: kept}, "relay": "thread", **self._facts,
         }  # fmt: skip
-        self.run = _run.start_alone(read_options(self.host.path / FOLDER, given, file={}))
+        self.run = start_alone(read_options(self.host.path / FOLDER, given, file={}))
         self._relay = self.run._attached.relays[0]  # noqa: SLF001 - ours
 
     @property
@@ -101,7 +102,7 @@ def host_run(args: Any, name: str | None, config: Mapping[str, Any], project: st
 
     It is None where fanfold is disabled, or where no run can be written.
     """
-    current = _api.run
+    current = api.run
     if resolve("mode") == "disabled" or (current is not None and current.status == "disabled"):
         notices.once("report:disabled", "fanfold is disabled (FANFOLD_MODE), so nothing is reported to trackers either.")
         return None, False
@@ -113,7 +114,7 @@ def host_run(args: Any, name: str | None, config: Mapping[str, Any], project: st
         root = find_directory(None, writing=True)
         given = {"project": getattr(args, "project", None) or project, "name": name, "config": config}
         options = read_options(root, {**given, "id": resolve("run_id") or secrets.token_hex(6)})
-        opened = _run.start(options, alone=True)
+        opened = start(options, alone=True)
         _hosts.add(opened)
     return opened, opened is not None
 

@@ -16,8 +16,8 @@ from ..relay.attach import undisturbed
 from ..trackers.base import is_tracker
 from ..trackers.registry import find_class
 from .events import TrainerCallback
+from .model_info import configuration, rewrite_logs, staged_checkpoint
 from .report import Destination, Report, host_run, latest_number
-from .subjects import configuration, rewrite_logs, staged_checkpoint
 
 PROJECT = "huggingface"
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # callbacks whose report has begun

@@ -16,7 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("show", "show one run: status, metrics and charts"),
     "tail": ("tail", "print a run's latest metrics; -f follows it live"),
     "export": ("export", "write runs as CSV, JSON lines or Parquet"),
-    "report": ("page", "write charts, config and metrics of runs to one HTML file"),
+    "report": ("report", "write charts, config and metrics of runs to one HTML file"),
     "query": ("query", "query the runs in SQL"),
     "sync": ("sync", "deliver runs to trackers: the remaining points, or a whole run to a new tracker"),
     "ops": ("ops", "show where PyTorch spent its time, by operator; compare runs, trace a running job"),

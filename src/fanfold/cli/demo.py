@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from ..settings import find_directory
-from . import choose, output, report, show
+from . import choose, output, show, show_sections
 from .text import clean, number
 
 EXAMPLE = """examples:
@@ -29,17 +29,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import _demo
+    from . import demo_training
 
     root = find_directory(args.dir)
     project = args.project or PROJECT
     args.project = project
-    run_id = _demo.train(root, project, ranks=args.ranks, steps=args.steps, quiet=args.quiet or args.json)
+    run_id = demo_training.train(root, project, ranks=args.ranks, steps=args.steps, quiet=args.quiet or args.json)
     stored = choose.one(args, run_id)
     if args.json:
         output.print_json(show.facts(stored))
         return 0
-    printed = report.Report(stored)
+    printed = show_sections.Report(stored)
     printed.print()
     if len(stored.ranks) > 1:
         ranks(printed)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     return _stay(printed)
 
 
-def ranks(printed: report.Report) -> None:
+def ranks(printed: show_sections.Report) -> None:
     """Show what folding over ranks tells: the mean, and which rank was lowest and highest."""
     printed.line(("Over ranks", "bold"), (", at the last step", "dim"))
     known = set(printed.run.keys())
@@ -62,7 +62,7 @@ def ranks(printed: report.Report) -> None:
     printed.line()
 
 
-def hints(printed: report.Report, args: argparse.Namespace) -> None:
+def hints(printed: show_sections.Report, args: argparse.Namespace) -> None:
     """Say where the data is and what to try next."""
     run = printed.run
     place = f" --dir {args.dir}" if args.dir else ""
@@ -91,7 +91,7 @@ def _callable_as() -> str:
     return f"{sys.executable} -m fanfold"
 
 
-def _stay(printed: report.Report) -> int:
+def _stay(printed: show_sections.Report) -> int:
     """Stay open on a terminal until Ctrl-C, unless DEMO_EXIT=1."""
     if os.environ.get("DEMO_EXIT") == "1" or not sys.stdin.isatty():
         return 0

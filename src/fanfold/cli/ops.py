@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import FanfoldError, SettingError, suggestion
 from ..journal.directory import check_folders
-from ..probes.image import Table
+from ..probes.op_table import Table
 from ..store import StoredRun
 from ..store import ops as store
 from . import choose, ops_diff, output

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RunNotFound, SettingError
-from ..probes.image import Table
+from ..probes.op_table import Table
 from ..store import StoredRun
 from ..store import ops as store
 from . import choose, output

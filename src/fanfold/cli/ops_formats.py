@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import __version__
-from ..probes.image import bucket_start
+from ..probes.op_table import bucket_start
 from ..store import StoredRun
 from ..store.ops import steps_of
 

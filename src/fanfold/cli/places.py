@@ -39,7 +39,7 @@ def books(args: argparse.Namespace) -> tuple[TokenBook, Audit]:
     from ..fleet.tokens import Tokens
 
     if is_address(address(args)):
-        from ..clickhouse.books import AuditTable, TokenTable
+        from ..clickhouse.gateway_tables import AuditTable, TokenTable
         from ..clickhouse.store import connect
 
         database = connect(address(args)).database
@@ -56,7 +56,7 @@ def place(args: argparse.Namespace, *, power: bool = True) -> Place:
     from ..store.query import LocalStore
 
     if is_address(address(args)):
-        from ..clickhouse.books import ViewTable
+        from ..clickhouse.gateway_tables import ViewTable
         from ..clickhouse.intake import ClickHouseIntake
         from ..clickhouse.store import connect
 

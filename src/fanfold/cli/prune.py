@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import JournalError, SettingError
-from ..fleet.note import behind as not_at
+from ..fleet.forward_note import behind as not_at
 from ..journal import Journal, Kind, directory
 from ..journal.format import PACKED, SUFFIX
 from ..journal.liveness import LOST_SECONDS, is_locked

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import FanfoldError
 from ..store.filter import Filter, FilterError
 from ..store.query import Name
-from . import output, report, top
+from . import output, show_sections, top
 from .text import STATUS, clean
 from .watch import ORDER, SORTS, Look, Watcher, spark
 
@@ -141,7 +141,7 @@ class Screen:
         """Take the lines of `fanfold show` for one run."""
         self.chosen = (project, id)
         try:
-            page = report.Report(self.watcher.store.run(project, id))
+            page = show_sections.Report(self.watcher.store.run(project, id))
         except FanfoldError as error:
             self.shown = [clean(str(error))]
             return

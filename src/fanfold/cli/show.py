@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from ..store import StoredRun
-from . import choose, output, report
+from . import choose, output, show_sections
 
 EXAMPLE = """examples:
   fanfold show -                       the newest run
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json(facts(stored, keys, args.rank))
     else:
-        report.Report(stored, keys=keys, everything=args.all, log=args.log, rank=args.rank).print()
+        show_sections.Report(stored, keys=keys, everything=args.all, log=args.log, rank=args.rank).print()
     return 0
 
 
@@ -55,7 +55,7 @@ def facts(run: StoredRun, keys: list[str] | None = None, rank: int | None = None
         "config": run.config,
         "summary": run.summary,
         "facts": run.facts,
-        "keys": {key: report.figures(run, key, rank) for key in chosen},
+        "keys": {key: show_sections.figures(run, key, rank) for key in chosen},
         "texts": run.keys("text"),
         "media": {key: len(run.media(key)) for key in run.keys("media")},
         "metrics": run.metrics,
@@ -76,7 +76,7 @@ def attempt_facts(number: int, attempt: Any) -> dict[str, Any]:
         "status": verdict["status"],
         "cause": cause(verdict),
         "started": attempt.started / 1e9,
-        "seen": report.seen(attempt),
+        "seen": show_sections.seen(attempt),
         "ranks": sorted(journal.header.rank for journal in attempt.mains),
         "nodes": sorted({str(journal.header.node) for journal in attempt.mains}),
     }

@@ -10,8 +10,8 @@ from ..fleet.audit import DELETE, Audit, Entry
 from ..fleet.wire import Piece
 from ..store.changes import as_journal, check_idle
 from ..store.run import StoredRun
-from .books import AuditTable, ViewTable
 from .database import Database
+from .gateway_tables import AuditTable, ViewTable
 from .intake import ClickHouseIntake
 
 

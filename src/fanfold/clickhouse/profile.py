@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import JournalError
 from ..journal.bodies import Ops, Usage, as_dict, decode
 from ..journal.format import Kind
-from ..probes import image
+from ..probes import op_table
 from ..store.ops import table_of
 from .decode import Other
 
@@ -64,7 +64,7 @@ def _operators(run: int, rank: int, event: Ops) -> Iterator[dict[str, Any]]:
         return
     whose = {"run": run, "process": event.id, "rank": rank, "node": str(table.facts.get("node") or "")}
     for row in table.rows:
-        scale = image.scale_of(table.facts, row)
+        scale = op_table.scale_of(table.facts, row)
         yield {
             **whose, **{name: str(row.get(name) or "") for name in _TEXTS}, "calls": row["count"] * scale,
             "observed": row["count"], "total_ns": row["total_ns"] * scale,

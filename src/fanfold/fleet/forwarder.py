@@ -21,10 +21,10 @@ from ..journal.spool import recover
 from ..journal.writer import try_lock
 from ..process import digest
 from .client import Backoff, Client, Unreachable
-from .following import Following
-from .note import HOME
+from .forward_journal import Tail
+from .forward_note import HOME
+from .forward_run import Following
 from .prune import prune
-from .tail import Tail
 from .wire import Piece
 
 logger = logging.getLogger("fanfold.forwarder")

@@ -13,7 +13,7 @@ from ..journal import directory, origin
 from ..journal.packed import raw_size
 from ..process import digest
 from .destination import Destination
-from .note import HOME, Note
+from .forward_note import HOME, Note
 
 IDLE_SECONDS = 10.0
 FINISH_SECONDS = 10.0

@@ -13,8 +13,8 @@ from ..journal.files import is_folder
 from ..journal.format import PACKED
 from ..relay.cursor import settled
 from .client import Client
-from .following import Following
-from .note import FOLDER
+from .forward_note import FOLDER
+from .forward_run import Following
 
 logger = logging.getLogger("fanfold.forwarder")
 UNFINISHED_SECONDS = 86400.0  # a run that did not finish may be resumed, and a resumed run reads its earlier journals

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .. import _api
 from ..errors import notices
 from ..journal.directory import is_run, run_path
+from ..recording import api
 from ..settings import resolve
 
 LIVE = ("running", "disabled")
@@ -125,10 +125,10 @@ class Session:
         """Start a run with what the framework knows, then what the user said, then what must be for a run to go on."""
         given = {name: value for name, value in self.options.items() if value is not None}
         users = _users_run()
-        self.run = _api.init(**{**facts, **given, **(again or {})})
+        self.run = api.init(**{**facts, **given, **(again or {})})
         _opened.add(self.run)
         if users is not None:
-            _api._current = users  # noqa: SLF001 - fanfold.log() goes on meaning the user's run
+            api._current = users  # noqa: SLF001 - fanfold.log() goes on meaning the user's run
 
     def __getstate__(self) -> dict[str, Any]:
         # A run is written from one process: a copy in another opens its own part of it.
@@ -164,7 +164,7 @@ class Session:
 
 def _users_run() -> Any:
     """Return the current run if the user made it and it is open."""
-    current = _api.run
+    current = api.run
     return None if current is None or current in _opened or current.status not in LIVE else current
 
 

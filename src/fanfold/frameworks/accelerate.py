@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._api import init
 from ..errors import RunError, SettingError, logger, missing_extra, notices
+from ..recording.api import init
 from ..relay.attach import MODES, Silent, ThreadRelay, handle, silent_twin
 from ..settings import DIRECTORY_NAME, TABLE
 from ..trackers import native

@@ -16,8 +16,8 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._api import init
 from ..errors import guard, missing_extra, notices, outcome
+from ..recording.api import init
 from ._session import Session
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from fanfold.media.arrays import is_array, is_numeric
 from fanfold.media.base import Media
+from fanfold.media.dataframes import is_frame
 from fanfold.media.figure import Figure, is_matplotlib, is_plotly
-from fanfold.media.frames import is_frame
 from fanfold.media.histogram import Histogram, all_numbers
 from fanfold.media.image import Image, is_pil
 from fanfold.media.table import Table

@@ -9,7 +9,7 @@ import msgspec
 
 from fanfold.media import cells as cell_types
 from fanfold.media import columns as column_types
-from fanfold.media import frames
+from fanfold.media import dataframes
 from fanfold.media.arrays import is_array
 from fanfold.media.base import UNREADABLE, Encoded, Media, broken, plain, refused
 from fanfold.media.columns import Column
@@ -50,7 +50,7 @@ class Table(Media):
     kind: ClassVar[str] = "table"
 
     def __init__(self, columns: Any = None, data: Any = None, *, dataframe: Any = None) -> None:
-        if isinstance(columns, Mapping) or frames.is_frame(columns):
+        if isinstance(columns, Mapping) or dataframes.is_frame(columns):
             columns, data = None, columns if data is None and dataframe is None else _twice()
         if dataframe is not None:
             data = dataframe if data is None else _twice()
@@ -63,12 +63,12 @@ class Table(Media):
         self._fill(None if columns is None else _names(columns), data)
 
     def _fill(self, names: list[str] | None, data: Any) -> None:
-        if frames.is_frame(data):
-            self.columns = _names(frames.names(data) if names is None else names)
-            wide = len(frames.names(data))
+        if dataframes.is_frame(data):
+            self.columns = _names(dataframes.names(data) if names is None else names)
+            wide = len(dataframes.names(data))
             if len(self.columns) != wide:
                 raise refused(ValueError, f"Table got {len(self.columns)} names for {wide} columns", "Name each")
-            self._frame, self._rows = frames.snapshot(data), int(data.shape[0])
+            self._frame, self._rows = dataframes.snapshot(data), int(data.shape[0])
         elif isinstance(data, Mapping):
             self.columns = _names(data) if names is None else names
             self._take([column_types.column_of(values, str(name)) for name, values in data.items()])
@@ -142,7 +142,7 @@ class Table(Media):
     def _settled(self, *names: str) -> list[Column]:
         """Give columns as numbers or cells, and no more rows than are this table's."""
         if self._frame is not None:
-            self._columns, self._frame = frames.columns(self._frame), None
+            self._columns, self._frame = dataframes.columns(self._frame), None
         chosen = [self._columns[self.columns.index(name)] for name in names] if names else self._columns
         return [column.first(self._rows) for column in chosen]
 
@@ -178,15 +178,15 @@ class Table(Media):
 
     def to_pandas(self) -> Any:
         """Give a pandas DataFrame."""
-        return frames.to_pandas(self._named())
+        return dataframes.to_pandas(self._named())
 
     def to_polars(self) -> Any:
         """Give a polars DataFrame."""
-        return frames.to_polars(self._named())
+        return dataframes.to_polars(self._named())
 
     def to_arrow(self) -> Any:
         """Give an Arrow table; cells that are media become their encoded bytes."""
-        return frames.to_arrow(self._named())
+        return dataframes.to_arrow(self._named())
 
 
 def _twice() -> Any:

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from ..errors import notices, outcome
-from . import image
+from . import op_table
 from .native import library as native
 
 MAX_PENDING, MAX_KEY = 4096, 512
@@ -76,7 +76,7 @@ def take() -> list[dict[str, Any]]:
     library = native.current()
     if library is None or not _watching:
         return found
-    size = image.ROWS - image.USAGE
+    size = op_table.ROWS - op_table.USAGE
     buffer = ctypes.create_string_buffer(size)
     got = library.ff_usage_take(buffer, size)
-    return found + image.usage_records(buffer.raw[: max(got, 0)])
+    return found + op_table.usage_records(buffer.raw[: max(got, 0)])

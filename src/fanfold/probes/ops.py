@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SettingError, notices
-from . import api_usage, hooks, image, labels, session, trace, workers
+from . import api_usage, labels, op_table, profiler_session, step_hooks, trace, worker_tables
 from .native import library as native
 
 FOLDER = "ops"
@@ -42,7 +42,7 @@ class Options:
     inputs: bool = False
     ranges: bool = False
     usage: bool = True
-    rows: int = image.MAX_ROWS
+    rows: int = op_table.MAX_ROWS
     native: bool | str = True
 
 
@@ -82,7 +82,7 @@ def _wrong(options: Options) -> str:
         return "native must be True, False or 'force'"
     if options.native is False and (options.ranges or options.sampling is not None):
         return "without the native part there are windows alone: neither ranges at every step nor sampling"
-    return "" if 1 <= options.rows <= image.MAX_ROWS else f"rows must be from 1 to {image.MAX_ROWS}"
+    return "" if 1 <= options.rows <= op_table.MAX_ROWS else f"rows must be from 1 to {op_table.MAX_ROWS}"
 
 
 class Counter(Protocol):
@@ -120,8 +120,8 @@ class NativeTable:
             options.sampling or 0.0,
             options.ranges,
         )
-        self._unhook = hooks.install(self.library)
-        facts = image.parse(image.take(self.library)).facts
+        self._unhook = step_hooks.install(self.library)
+        facts = op_table.parse(op_table.take(self.library)).facts
         self.id = facts["id"]
         if how == 2 and self.folder is not None:
             self.file = self.folder / f"{self.rank}-{self.id}.ops"
@@ -133,9 +133,9 @@ class NativeTable:
             )
 
     def snapshot(self) -> dict[str, Any]:
-        table = image.take(self.library)
-        workers.say_full(image.parse(table[: image.USAGE]).facts)
-        return {"id": self.id, "table": image.pack(table)}
+        table = op_table.take(self.library)
+        worker_tables.say_full(op_table.parse(table[: op_table.USAGE]).facts)
+        return {"id": self.id, "table": op_table.pack(table)}
 
     def stop(self) -> None:
         if self._unhook is not None:
@@ -170,7 +170,7 @@ class OpsProbe:
         self._refreshed = b""
         self._next = clock() + FIRST_SECONDS
         self._began = clock()
-        self._workers = workers.Workers(folder, rank)
+        self._workers = worker_tables.Workers(folder, rank)
         self._trace = trace.Requests(folder, rank, write)
         self._compile_hooks: Callable[[], None] | None = None
         self._tell_compiling()  # at once where the compiler is loaded: it may start before the first tick
@@ -273,7 +273,7 @@ def start(options: Options, write: Write, *, path: Path, rank: int, node: str, l
     folder = path / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     counter = _counter(options, folder if local else None, rank, node)
-    leave = session.watch()  # before anybody else hears of steps
+    leave = profiler_session.watch()  # before anybody else hears of steps
     counter.start()
     labels.renew()
     _active = OpsProbe(counter, write, options, folder=folder, rank=rank, leave=leave)
@@ -288,7 +288,7 @@ def refresh() -> None:
 
 
 def _counter(options: Options, folder: Path | None, rank: int, node: str) -> Counter:
-    from .windows import ProfilerWindows
+    from .profiler_windows import ProfilerWindows
 
     def windows() -> ProfilerWindows:
         return ProfilerWindows(options.window, options.every, inputs=options.inputs, rank=rank, node=node, rows=options.rows)
@@ -319,7 +319,7 @@ def _watch_forks() -> None:
 def _after_fork_in_child() -> None:
     """Let a forked child sample into a table of its own; its parent's probe looks after the file."""
     global _active  # noqa: PLW0603 - as above
-    session.after_fork_in_child()
+    profiler_session.after_fork_in_child()
     if _active is None:
         return
     library = native.current()

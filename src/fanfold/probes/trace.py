@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import guard, notices
 from ..journal.files import open_regular
-from . import hooks, session
+from . import profiler_session, step_hooks
 
 REQUEST = "trace-request.json"
 MAX_STEPS, MAX_WAITING = 1000, 8
@@ -74,12 +74,12 @@ class Requests:
         with guard("trace the next steps"):
             self._trace = Trace(max(1, min(new["steps"], MAX_STEPS)), functools.partial(self._finish, new["token"]))
 
-    def _finish(self, token: str, traced: session.Session, steps: int) -> None:
+    def _finish(self, token: str, traced: profiler_session.Session, steps: int) -> None:
         """Write the trace from a thread of its own: it can be large, and training has gone on."""
         self._exporting = threading.Thread(target=self._export, args=(token, traced, steps), name="fanfold-trace", daemon=True)
         self._exporting.start()
 
-    def _export(self, token: str, traced: session.Session, steps: int) -> None:
+    def _export(self, token: str, traced: profiler_session.Session, steps: int) -> None:
         with guard("write a trace"):
             if not traced.read():
                 notices.once("trace empty", "a trace holds no events, so none was written. Training goes on. Ask again.")
@@ -102,14 +102,14 @@ class Requests:
 class Trace:
     """Hook the optimizers: start at the end of a step, stop `steps` later, or when the program begins a profile of its own."""
 
-    def __init__(self, steps: int, done: Callable[[session.Session, int], None]) -> None:
+    def __init__(self, steps: int, done: Callable[[profiler_session.Session, int], None]) -> None:
         self._steps, self._taken, self._done = steps, 0, done
-        self._session: session.Session | None = None
+        self._session: profiler_session.Session | None = None
         self._wanted, self.over = True, False
-        self._unhook = hooks.after_step(self._stepped)
+        self._unhook = step_hooks.after_step(self._stepped)
 
     def _stepped(self) -> None:
-        with guard("trace the next steps"), session.Turns.lock:
+        with guard("trace the next steps"), profiler_session.Turns.lock:
             if self.over:
                 return  # another thread's step was the last
             if self._session is None:
@@ -120,16 +120,16 @@ class Trace:
                 self._session.end()
 
     def _begin(self) -> None:
-        if why := session.hindrance():
+        if why := profiler_session.hindrance():
             notices.once("trace", f"a trace that was asked for waits: {why}. It begins when that is over. Training goes on.")
             return
         try:
-            self._session = session.Session(self._ended, record_shapes=True)
+            self._session = profiler_session.Session(self._ended, record_shapes=True)
         except RuntimeError as error:
             self._remove()
             notices.once("trace", f"no trace could be started: {error}. Training goes on. Ask again when no other profiler runs.")
 
-    def _ended(self, traced: session.Session, early: bool) -> None:
+    def _ended(self, traced: profiler_session.Session, early: bool) -> None:
         self._remove()
         if not self._wanted:
             traced.read()
@@ -148,7 +148,7 @@ class Trace:
 
     def stop(self) -> None:
         """Leave nothing on."""
-        with guard("stop a trace"), session.Turns.lock:
+        with guard("stop a trace"), profiler_session.Turns.lock:
             self._wanted = False
             if self._session is not None:
                 self._session.end()

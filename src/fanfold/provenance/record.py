@@ -34,8 +34,8 @@ def make(run: Any, extra: Mapping[str, Any], *, parent: Mapping[str, Any] | None
 
     `parent` is the stamp of the file that this one was made from, where it carries one.
     """
-    from .._config import plain
-    from ..mask import mask
+    from ..facts.mask import mask
+    from ..plain import plain
 
     given: dict[str, Any] = dict(mask(plain(dict(extra))))  # type: ignore[call-overload]
     step = given.pop("step", None)
@@ -107,7 +107,7 @@ def parse(data: bytes) -> dict[str, Any]:
 def _of_run(run: Any, step: Any) -> dict[str, Any] | None:
     if run is None or run.status == "disabled":
         return None if step is None else {"step": step}
-    from .._config import plain
+    from ..plain import plain
 
     return {
         "id": run.id,
@@ -126,7 +126,7 @@ def _data_of(run: Any) -> Any:
         return None
     if datasets := getattr(run, "_datasets", None):
         return [{"name": name, "digest": digest} for name, digest in tuple(datasets.items())]
-    from ..mask import mask
+    from ..facts.mask import mask
 
     config = run.config
     for name in _DATA_KEYS:
@@ -148,7 +148,7 @@ def _digest(config: str) -> str:
     """Return the digest of a config without its secrets: one of a short password could be found by trying."""
     import hashlib
 
-    from ..mask import mask
+    from ..facts.mask import mask
 
     text = json.dumps(mask(json.loads(config)), sort_keys=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
@@ -165,9 +165,9 @@ def _origin(parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
 @functools.cache
 def of_process() -> dict[str, Any]:
     """Return what does not change while a process lives; read once, since every checkpoint asks for it."""
-    from .. import facts
+    from ..facts import collect
 
-    found: dict[str, Any] = facts.environment()
+    found: dict[str, Any] = collect.environment()
     node, packages = found.get("node") or {}, found.get("packages") or {}
     return {
         "git": _code(found.get("git")),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from .look import MAX_FILES, lies
+from .read import MAX_FILES, lies
 from .zips import broken
 
 MAX_PARTS, MAX_INDEXES, MAX_INDEX = 10_000, 100, 64 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FanfoldError, notices
-from .look import located, mark, model_files, module_of, sidecar, size_of
+from .read import located, mark, model_files, module_of, sidecar, size_of
 from .record import encode, make
 from .replace import alone
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
+from ..facts.mask import is_secret, mask
 from ..journal.files import is_folder, open_to_write, read_text, replace_text
 from ..journal.writer import try_lock
-from ..mask import is_secret, mask
 from ..process import boot_id, digest
 from ..settings import resolve
 

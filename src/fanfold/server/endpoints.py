@@ -11,7 +11,7 @@ import msgspec
 from .._version import __version__
 from ..errors import SettingError
 from ..store.query import Store
-from . import answers, data, edit, export
+from . import data, edit, export, schemas
 
 
 @dataclass(frozen=True)
@@ -75,29 +75,29 @@ PROJECT = Argument("project")
 RUN = (PROJECT, Argument("id"))
 ROWS = Argument("count", "integer", 100)
 ALL = (
-    Endpoint("api/projects", _projects, "The projects, most recently active first.", answer=answers.Projects),
+    Endpoint("api/projects", _projects, "The projects, most recently active first.", answer=schemas.Projects),
     Endpoint("api/runs", data.runs, "A project's runs that pass a filter, and which keys and columns there are.",
-             (PROJECT, Argument("filter", default=""), Argument("sort", default="")), answer=answers.Runs),
+             (PROJECT, Argument("filter", default=""), Argument("sort", default="")), answer=schemas.Runs),
     Endpoint("api/passing", data.passing, "The ids of a project's runs that pass a filter.", (PROJECT, Argument("filter")),
-             answer=answers.Passing),
-    Endpoint("api/run", data.run, "Everything about one run except its points.", RUN, answer=answers.Run),
+             answer=schemas.Passing),
+    Endpoint("api/run", data.run, "Everything about one run except its points.", RUN, answer=schemas.Run),
     Endpoint("api/columns", data.columns, "Columns of the run table.", body=data.ColumnQuery, binary=True),
     Endpoint("api/series", data.series, "Series of many runs and keys, thinned exactly.", body=data.SeriesQuery, binary=True),
     Endpoint("api/csv", export.csv, "Every point of these series as CSV.", body=data.SeriesQuery, binary=True),
     Endpoint("api/parquet", export.parquet, "Every point of these series as a Parquet file.", body=data.SeriesQuery, binary=True),
-    Endpoint("api/alerts", data.alerts, "Alerts of a project, newest first.", (PROJECT,), answer=list[answers.Alert]),
+    Endpoint("api/alerts", data.alerts, "Alerts of a project, newest first.", (PROJECT,), answer=list[schemas.Alert]),
     Endpoint("api/console", data.console, "Console output of a run.", (*RUN, Argument("before", "integer")),
-             answer=answers.Console),
+             answer=schemas.Console),
     Endpoint("api/media", data.media, "Media and texts logged under a key.",
-             (PROJECT, Argument("ids", many=True), Argument("key")), answer=list[answers.Media]),
+             (PROJECT, Argument("ids", many=True), Argument("key")), answer=list[schemas.Media]),
     Endpoint("api/table", data.table, "Rows of a logged table.",
-             (*RUN, Argument("key"), Argument("n", "integer", 0), Argument("start", "integer", 0), ROWS), answer=answers.Table),
-    Endpoint("api/profile", data.profile, "A run's operator profile.", RUN, answer=answers.Profile),
-    Endpoint("api/views", edit.views, "A project's saved views.", (PROJECT,), answer=answers.Views),
-    Endpoint("api/edit", edit.edit, "Rename, tag, note or archive runs.", body=edit.Edit, writes=True, answer=answers.Changed),
+             (*RUN, Argument("key"), Argument("n", "integer", 0), Argument("start", "integer", 0), ROWS), answer=schemas.Table),
+    Endpoint("api/profile", data.profile, "A run's operator profile.", RUN, answer=schemas.Profile),
+    Endpoint("api/views", edit.views, "A project's saved views.", (PROJECT,), answer=schemas.Views),
+    Endpoint("api/edit", edit.edit, "Rename, tag, note or archive runs.", body=edit.Edit, writes=True, answer=schemas.Changed),
     Endpoint("api/delete", edit.delete, "Delete runs that are no longer written.", body=edit.Delete, writes=True,
-             answer=answers.Deleted),
-    Endpoint("api/view", edit.save_view, "Save or delete a named view.", body=edit.SaveView, writes=True, answer=answers.Views),
+             answer=schemas.Deleted),
+    Endpoint("api/view", edit.save_view, "Save or delete a named view.", body=edit.SaveView, writes=True, answer=schemas.Views),
 )  # fmt: skip
 
 

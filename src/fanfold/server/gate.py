@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import FanfoldError, Forbidden
-from ..fleet.answers import answered, refused, tell, unavailable
 from ..fleet.grants import Holder, Person
+from ..fleet.responses import answered, refused, tell, unavailable
 from ..fleet.tokens import READ
 from ..fleet.views import ProjectsView
 from ..fleet.wire import Refused

@@ -24,8 +24,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ..errors import FanfoldError, SettingError
-from ..fleet.answers import answered
-from ..fleet.answers import as_json as _json
 from ..fleet.audit import Audit
 from ..fleet.changes import Change
 from ..fleet.grants import Anybody, Holder
@@ -33,6 +31,8 @@ from ..fleet.intake import Intake, Result
 from ..fleet.limits import Budget, Busy, Rates
 from ..fleet.metrics import Metrics
 from ..fleet.proxy import Proxied
+from ..fleet.responses import answered
+from ..fleet.responses import as_json as _json
 from ..fleet.tokens import ALL, READ, WRITE, Token, TokenBook
 from ..fleet.wire import (
     APPEND,

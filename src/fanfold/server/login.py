@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ..fleet import audit as record
-from ..fleet.form import form
 from ..fleet.grants import Anybody, Grants, Holder, Person
 from ..fleet.limits import Rates
+from ..fleet.login_form import form
 from ..fleet.oidc import LoginFailed, Oidc
 from ..fleet.proxy import Proxies
 from ..fleet.sessions import Errand, Session, Sessions

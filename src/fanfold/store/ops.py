@@ -11,8 +11,8 @@ import msgspec
 
 from ..journal import Kind, bodies
 from ..journal.files import is_folder
-from ..probes import image
-from ..probes.workers import ADDED, merge, read_file
+from ..probes import op_table
+from ..probes.worker_tables import ADDED, merge, read_file
 
 MAX_UNPACKED = 32 << 20
 MAX_ROWS = 1 << 16  # of a table that is not an image; those have at most 4096
@@ -38,7 +38,7 @@ class _Row(msgspec.Struct):
     own_ns: bodies.Count | msgspec.UnsetType = msgspec.UNSET
     device_count: bodies.Count = 0
     device_ns: bodies.Count = 0
-    hist: dict[Annotated[int, msgspec.Meta(ge=0, lt=image.BUCKETS)], bodies.Count] = {}
+    hist: dict[Annotated[int, msgspec.Meta(ge=0, lt=op_table.BUCKETS)], bodies.Count] = {}
 
 
 class _Facts(msgspec.Struct):
@@ -67,12 +67,12 @@ class _Facts(msgspec.Struct):
 _decoder = msgspec.msgpack.Decoder(Annotated[list[_Row], msgspec.Meta(max_length=MAX_ROWS)])
 
 
-def tables(run: Any) -> list[image.Table]:
+def tables(run: Any) -> list[op_table.Table]:
     """Return the newest table of each process of a run; a file it left in the run is newer than its journal."""
     newest: dict[str, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=KEPT))
     for event in _events(run, "ops"):
         newest[str(event.get("id"))].append(event)
-    found: dict[str, image.Table] = {}
+    found: dict[str, op_table.Table] = {}
     folded: set[str] = set()
     for id, events in newest.items():  # unpacking is what takes long, and a day has a thousand snapshots
         for event in reversed(events):
@@ -95,7 +95,7 @@ def _events(run: Any, name: str) -> Iterator[dict[str, Any]]:
                 yield {"rank": journal.header.rank, "node": journal.header.node, "pid": journal.header.pid, **found}
 
 
-def table_of(event: Mapping[str, Any]) -> image.Table | None:
+def table_of(event: Mapping[str, Any]) -> op_table.Table | None:
     data = event.get("table")
     if not isinstance(data, bytes):
         return None
@@ -103,9 +103,9 @@ def table_of(event: Mapping[str, Any]) -> image.Table | None:
         if isinstance(event.get("facts"), dict):
             rows = _decoder.decode(zlib.decompressobj().decompress(data, MAX_UNPACKED))
             known = msgspec.to_builtins(msgspec.convert(event["facts"], _Facts))
-            return image.Table({**event["facts"], **known}, [_row(row) for row in rows])
-        return image.parse(image.unpack(data))
-    except (image.NotATable, msgspec.MsgspecError, zlib.error):
+            return op_table.Table({**event["facts"], **known}, [_row(row) for row in rows])
+        return op_table.parse(op_table.unpack(data))
+    except (op_table.NotATable, msgspec.MsgspecError, zlib.error):
         return None  # written by another version, or by somebody else
 
 
@@ -116,16 +116,16 @@ def _row(row: _Row) -> dict[str, Any]:
     return {**found, "own_ns": row.self_ns if row.own_ns is msgspec.UNSET else row.own_ns}
 
 
-def _files(run: Any) -> Iterator[image.Table]:
+def _files(run: Any) -> Iterator[op_table.Table]:
     for path in sorted((run.path / "ops").glob("*.ops")) if is_folder(run.path / "ops") else ():
         data = read_file(path)
         try:
             if data:
-                table = image.parse(image.from_file(data))
+                table = op_table.parse(op_table.from_file(data))
                 table.facts["now"] = max(table.facts["now"], int(path.stat().st_mtime * 1e9))
-                table.usage = image.file_usage(data)
+                table.usage = op_table.file_usage(data)
                 yield table
-        except (image.NotATable, OSError):
+        except (op_table.NotATable, OSError):
             continue
 
 
@@ -136,7 +136,7 @@ def rows(run: Any) -> list[dict[str, Any]]:
         facts = table.facts
         where = (int(facts.get("rank") or 0), str(facts.get("node") or ""), "worker" if facts.get("worker") else "main")
         for row in table.rows:
-            row["estimate"] = row["count"] * image.scale_of(facts, row)
+            row["estimate"] = row["count"] * op_table.scale_of(facts, row)
         merge(groups.setdefault(where, {}), table.rows, (*ADDED, "estimate"))
     done = [_finished(row, dict(zip(_WHERE, where, strict=True))) for where, found in groups.items() for row in found.values()]
     return sorted(done, key=lambda row: (-row["self_ns"] * row["scale"], -row["total_ns"], row["op"]))
@@ -160,8 +160,8 @@ def _finished(row: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
     return {
         **row,
         "kind": kind_of(row["op"], row["scope"]),
-        "p50_ns": min(round(image.quantile(hist, 0.5)), row["max_ns"]),
-        "p99_ns": min(round(image.quantile(hist, 0.99)), row["max_ns"]),
+        "p50_ns": min(round(op_table.quantile(hist, 0.5)), row["max_ns"]),
+        "p99_ns": min(round(op_table.quantile(hist, 0.99)), row["max_ns"]),
         "scale": estimate / row["count"] if row["count"] else 1.0,
         "hist": hist,
         **where,
@@ -215,7 +215,7 @@ def together(rows: Iterable[Mapping[str, Any]], by: tuple[str, ...]) -> list[dic
             into["hist"][bucket] = into["hist"].get(bucket, 0) + count
     for row in found.values():
         row["mean_ns"] = row["total_ns"] / row["calls"] if row["calls"] else 0.0
-        row["p50_ns"], row["p99_ns"] = (min(round(image.quantile(row["hist"], share)), row["max_ns"]) for share in (0.5, 0.99))
+        row["p50_ns"], row["p99_ns"] = (min(round(op_table.quantile(row["hist"], share)), row["max_ns"]) for share in (0.5, 0.99))
     return sorted(found.values(), key=lambda row: (-row["self_ns"], -row["total_ns"]))
 
 

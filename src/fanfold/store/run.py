@@ -526,19 +526,19 @@ class StoredRun:
 
     def to_arrow(self, keys: list[str] | None = None, *, rank: int | None = None, fold: str | None = None) -> Any:
         """Return a pyarrow Table: one row per step, a column per key (and `step`)."""
-        from .frames import to_arrow
+        from .dataframes import to_arrow
 
         return to_arrow(self, keys, rank=rank, fold=fold)
 
     def to_pandas(self, keys: list[str] | None = None, *, rank: int | None = None, fold: str | None = None) -> Any:
         """Return a pandas DataFrame: one row per step, a column per key (and `step`)."""
-        from .frames import to_pandas
+        from .dataframes import to_pandas
 
         return to_pandas(self, keys, rank=rank, fold=fold)
 
     def to_polars(self, keys: list[str] | None = None, *, rank: int | None = None, fold: str | None = None) -> Any:
         """Return a polars DataFrame: one row per step, a column per key (and `step`)."""
-        from .frames import to_polars
+        from .dataframes import to_polars
 
         return to_polars(self, keys, rank=rank, fold=fold)
 

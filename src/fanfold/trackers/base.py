@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from .. import process
-from .._config import plain
 from ..errors import notices
+from ..plain import plain
 from ..values import flatten, split
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SettingError, notices, suggestion
-from ..mask import mask
+from ..facts.mask import mask
 from ..process import detect
 
 # Arguments of Transformers that are not ours, with its defaults: callbacks may read them, and a script may pass a default.

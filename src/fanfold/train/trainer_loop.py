@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks import PrinterCallback, ProgressCallback
-from ..callbacks.subjects import rewrite_logs
+from ..callbacks.model_info import rewrite_logs
 from . import data, trainer_state
 from .evaluation import TrainOutput
 from .loop import Loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..subjects import rewrite_logs
+from ..model_info import rewrite_logs
 from .table import (
     HOME_OF,
     INTEGRATION_TO_CALLBACK,

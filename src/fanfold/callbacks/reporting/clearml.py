@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from ...errors import notices, outcome
 from ...trackers.base import NO_STEP, flat_config
 from ...trackers.clearml import ClearMLTracker
+from ..model_info import SUMMARY, TRUE, arguments_of, model_config, rewrite_logs, unstage
 from ..report import Destination, Report
-from ..subjects import SUMMARY, TRUE, arguments_of, model_config, rewrite_logs, unstage
 from ..tracking import TrackingCallback
 
 PROJECT, TASK = "HuggingFace Transformers", "Trainer"

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from ...errors import notices
 from ...trackers.comet import CometMLTracker
+from ..model_info import STAGED, arguments_of, model_config
 from ..report import Destination, Report
-from ..subjects import STAGED, arguments_of, model_config
 from ..tracking import TrackingCallback
 
 # What Comet notes by itself, as in Transformers.

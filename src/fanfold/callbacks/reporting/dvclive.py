@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from ...errors import SettingError
 from ...trackers.dvclive import DVCLiveTracker
+from ..model_info import arguments_of, save_model, truth
 from ..report import Destination
-from ..subjects import arguments_of, save_model, truth
 from ..tracking import TrackingCallback
 
 

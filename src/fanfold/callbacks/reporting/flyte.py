@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...trackers.flyte import FlyteTracker, in_task
+from ..model_info import checkpoint_of
 from ..report import Destination, Report
-from ..subjects import checkpoint_of
 from ..tracking import TrackingCallback
 
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from ...errors import SettingError, logger, outcome
 from ...values import flatten
+from ..model_info import configuration, truth, unstage
 from ..report import Destination
-from ..subjects import configuration, truth, unstage
 from ..tracking import TrackingCallback
 
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}

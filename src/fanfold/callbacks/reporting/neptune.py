@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from ...errors import SettingError
 from ...trackers.neptune import ASSIGN, NeptuneTracker
+from ..model_info import arguments_of, model_config, rewrite_logs, unstage
 from ..report import Destination, Report
-from ..subjects import arguments_of, model_config, rewrite_logs, unstage
 from ..tracking import TrackingCallback
 
 CHECKPOINTS = (None, "same", "last", "best")

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from ...errors import notices
 from ...trackers.swanlab import SwanLabTracker
+from ..model_info import SUMMARY, parameter_count, rewrite_logs
 from ..report import Destination
-from ..subjects import SUMMARY, parameter_count, rewrite_logs
 from ..tracking import TrackingCallback
 
 AXIS, EPOCH = "train/global_step", "train/epoch"

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import SettingError, logger
 from ...trackers.registry import LOGGER_TYPE_TO_CLASS, installed
-from ..subjects import TRUE
+from ..model_info import TRUE
 
 _HOMES = {
     "aim": ("aim", "AimCallback"),

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...trackers.tensorboard import TensorBoardTracker
+from ..model_info import arguments_of, model_config
 from ..report import Destination
-from ..subjects import arguments_of, model_config
 from ..tracking import TrackingCallback
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from ...errors import guard
 from ...trackers.trackio import TrackioTracker
+from ..model_info import parameter_count, rewrite_logs
 from ..report import Destination
-from ..subjects import parameter_count, rewrite_logs
 from ..tracking import PROJECT, TrackingCallback
 from .model_card import add_to_model_card
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from ...errors import notices
 from ...trackers.wandb import WandBTracker
+from ..model_info import SUMMARY, model_config, parameter_count, rewrite_logs, saved_model, staged, unstage
 from ..report import Destination, Report
-from ..subjects import SUMMARY, model_config, parameter_count, rewrite_logs, saved_model, staged, unstage
 from ..tracking import PROJECT, TrackingCallback
 from .model_card import add_to_model_card
 

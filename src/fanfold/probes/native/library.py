@@ -183,9 +183,9 @@ def self_test(library: Any) -> str | None:
     """Observe a few known operators, a range and a label, in memory alone; return what is wrong, if anything."""
     import torch
 
-    from .. import image
+    from .. import op_table
 
-    library.ff_start(b"", b"", 0, image.MAX_ROWS, 1, 1, 0, 0.0, 0)  # room for what other threads do meanwhile
+    library.ff_start(b"", b"", 0, op_table.MAX_ROWS, 1, 1, 0, 0.0, 0)  # room for what other threads do meanwhile
     before = library.ff_label_now()
     library.ff_label_set(library.ff_label_id(b"self-test"))
     try:
@@ -195,9 +195,9 @@ def self_test(library: Any) -> str | None:
     finally:
         library.ff_label_set(before)
         library.ff_stop()
-        table = image.take(library)
+        table = op_table.take(library)
         library.ff_detach()
-    rows = image.parse(table).rows
+    rows = op_table.parse(table).rows
     found = [(row["count"], row["label"], row["scope"]) for row in rows if row["op"] == "aten::cosh"]
     if [row for row in found if row[1] == "self-test"] != [(3, "self-test", "forward")]:
         return f"of three calls of aten::cosh it saw {found}"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ._config import as_mapping
-from .errors import describe, outcome, suggestion
-from .settings import Setting, parsed, read_file, resolve
+from ..errors import describe, outcome, suggestion
+from ..settings import Setting, parsed, read_file, resolve
+from .config import as_mapping
 
 RELAYS = ("process", "thread")
 REINITS = ("default", "return_previous", "finish_previous", "create_new")

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import RunError, SettingError, notices, suggestion
-from .settings import find_directory, read_file, resolve, unknown_variables
+from ..errors import RunError, SettingError, notices, suggestion
+from ..settings import find_directory, read_file, resolve, unknown_variables
 
 if TYPE_CHECKING:
-    from ._run import Run
+    from .run import Run
 
 run: Run | None
 config: Any
@@ -72,8 +72,8 @@ def init(
     root = find_directory(dir, writing=True)
     if resolve("mode", file=read_file(root)) == "disabled":
         return _disable(project, name, config)
-    from ._options import read_argument, read_options
-    from ._run import start
+    from .options import read_argument, read_options
+    from .run import start
 
     reinit = read_argument("reinit", wandb_style.get("reinit"))
     options = read_options(root, given)
@@ -110,7 +110,7 @@ def _finish_earlier(cell: int) -> None:
 def _disable(project: str | None, name: str | None, config: Any) -> Run:
     """Make a run that records nothing the current one."""
     global _current  # noqa: PLW0603 - see init
-    from ._disabled import DisabledRun
+    from .disabled import DisabledRun
 
     _current = DisabledRun(project, name, config)
     return _current  # type: ignore[no-any-return]
@@ -177,14 +177,14 @@ def stamp(path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:
     `extra`. Secrets are masked. No weight is touched, and every loader reads the file as before. A format without room for
     a stamp gets a file beside it. Without a run, the stamp tells of code, command and environment alone.
     """
-    from . import provenance
+    from .. import provenance
 
     return provenance.stamp(path, _current, extra)
 
 
 def log_api_usage_once(key: str) -> None:
     """Say that an API of yours was used ("my_library.fit"); it counts once per run and process. `fanfold usage` lists them."""
-    from .probes import api_usage
+    from ..probes import api_usage
 
     run = _current if _current is not None and _current.status == "running" else None
     if api_usage.log_once(key, "" if run is None else run.id) and run is not None:

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ._summary import NO_STEP, Tally
-from .errors import guard, outcome
-from .journal import Journal
+from ..errors import guard, outcome
+from ..journal import Journal
+from .summary import NO_STEP, Tally
 
 
 class History:
@@ -18,7 +18,7 @@ class History:
     def __init__(self, path: Path, rank: int, attempt: str, *, resumed: bool) -> None:
         self._run: Any = None
         if resumed:
-            from .store.earlier import Earlier
+            from ..store.earlier import Earlier
 
             self._run = Earlier(path, rank, attempt)
         self._own: dict[str, dict[Path, int]] = {}  # by key: how far our own journals were not counted

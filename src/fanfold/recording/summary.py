@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .errors import SettingError, shown
+from ..errors import SettingError, shown
 
 RULES = ("last", "min", "max", "mean", "sum", "count", "first", "none")
 COUNTED = frozenset({"min", "max", "mean", "sum", "count", "first"})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import guard, notices
-from ..mask import mask
+from ..facts.mask import mask
 
 # What training says once, at its end: one value of the whole run rather than a point of a curve.
 SUMMARY = frozenset({"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"})

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import guard
-from . import hooks
+from . import step_hooks
 
 Over = Callable[["Session", bool], None]
 
@@ -42,7 +42,7 @@ def watch() -> Callable[[], None]:
             for name, before in (("_prepare_profiler", True), ("_enable_profiler", True), ("_disable_profiler", False)):
                 if inner := getattr(profiler, name, None):
                     setattr(profiler, name, _give_way(inner) if before else _take_note(inner))
-    return hooks.after_step(_stepped)
+    return step_hooks.after_step(_stepped)
 
 
 def _give_way(inner: Callable[..., Any]) -> Callable[..., Any]:

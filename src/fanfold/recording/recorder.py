@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
 
-from ._config import plain
+from ..errors import describe, guard, notices, outcome, shown, type_name
+from ..journal import Kind, Writer
+from ..journal.format import Layout
+from ..plain import plain
+from ..values import Parts, check_mapping, code_of, split
 from .deferred import Call, Deferred
 from .encoder import Encoder
-from .errors import describe, guard, notices, outcome, shown, type_name
-from .journal import Kind, Writer
-from .journal.format import Layout
 from .uncompiled import skip_frames, uncompiled
-from .values import Parts, check_mapping, code_of, split
 
 time_ns = time.time_ns
 os_write = os.write

@@ -12,20 +12,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..errors import RunError, SettingError, clean_text, guard, notices, outcome, shown, verb
+from ..facts.mask import mask, mask_traceback
+from ..journal import Kind, blobs
+from ..plain import plain
+from ..settings import MAX_NAMES
+from ..threads import Background
+from ..values import text_of
 from . import lifecycle
-from ._config import Config, plain
-from ._history import History
-from ._join import Place, find_place, open_writer
-from ._options import Options
-from ._recorder import Recorder
-from ._summary import Metric, Tallies
-from .errors import RunError, SettingError, clean_text, guard, notices, outcome, shown, verb
-from .journal import Kind, blobs
+from .config import Config
+from .history import History
+from .join import Place, find_place, open_writer
 from .keeper import Keeper
-from .mask import mask, mask_traceback
-from .settings import MAX_NAMES
-from .threads import Background
-from .values import text_of
+from .options import Options
+from .recorder import Recorder
+from .summary import Metric, Tallies
 
 time_ns = time.time_ns
 FACTS_SECONDS = 2.0
@@ -236,7 +237,7 @@ class Run(Recorder):
 
     def _attach(self, chosen: Sequence[Any], options: Options) -> None:
         """Start a relay for each tracker, on global rank 0 alone; the others know the names."""
-        from .relay.attach import Attached, check_folds
+        from ..relay.attach import Attached, check_folds
 
         self._wanted = {item if isinstance(item, str) else item.name: item for item in chosen}
         fold = check_folds(options.fold)
@@ -261,7 +262,7 @@ class Run(Recorder):
 
         On other ranks it is an object of the same class whose every method does nothing.
         """
-        from .relay.attach import handle
+        from ..relay.attach import handle
 
         return handle(name, self._wanted, self._attached, unwrap)
 
@@ -270,15 +271,15 @@ class Run(Recorder):
     @verb("read the operator profile", list)
     def ops(self) -> list[dict[str, Any]]:
         """Return the operator profile as of now, of all processes of the run; see StoredRun.ops."""
-        from .probes import ops
-        from .store import open_run
+        from ..probes import ops
+        from ..store import open_run
 
         ops.refresh()
         return open_run(self.path).ops()
 
     def _hand_over_usage(self) -> None:
         """Write which APIs were used: at once, since without a profile nobody else comes for it."""
-        from .probes import api_usage
+        from ..probes import api_usage
 
         for record in api_usage.take():
             self._writer.append((Kind.EVENT, {"event": "usage", **record}), keep=True)
@@ -450,7 +451,7 @@ class Run(Recorder):
         return f"<fanfold run {self.name} ({self.id}) of {self.project}: {self._status}, {self.path}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from .store import open_run
+        from ..store import open_run
 
         return {**open_run(self.path)._repr_mimebundle_(), "text/plain": repr(self)}
 
@@ -521,15 +522,15 @@ def start(options: Options, *, alone: bool = False) -> Run:
     if ops is not None:
         _start_ops(run, ops)
     if options.stamp:
-        from .provenance import automatic
+        from ..provenance import automatic
 
         run._stoppers.append(automatic.start(run))  # noqa: SLF001 - the other half of Run
     if chosen:
         run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
     if options.server and place.me.local_main:
         with guard("start the forwarder", strict=options.strict):
-            from .fleet.destination import destination
-            from .fleet.launch import Forwarding
+            from ..fleet.destination import destination
+            from ..fleet.launch import Forwarding
 
             gateway = destination(options.file)
             if gateway is not None:
@@ -543,8 +544,8 @@ def start(options: Options, *, alone: bool = False) -> Run:
 def _chosen_trackers(options: Options) -> list[Any]:
     if not options.trackers and not options.fold and options.relay == "process":
         return []
-    from .relay.attach import check
-    from .relay.attach import resolve as resolve_trackers
+    from ..relay.attach import check
+    from ..relay.attach import resolve as resolve_trackers
 
     chosen = resolve_trackers(options.trackers)
     check(chosen, options.tracker_kwargs, options.fold, options.relay)
@@ -562,7 +563,7 @@ def _start_probes(run: Run, options: Options) -> None:
         console.start()
         run._stoppers.insert(0, console.stop)  # noqa: SLF001 - the other half of Run
     if options.system and run._place.me.local_main:  # noqa: SLF001 - the other half of Run
-        from .probes.system import SystemProbe
+        from ..probes.system import SystemProbe
 
         def write(values: Mapping[str, float]) -> None:
             run._writer.row(values, "d" * len(values), time_ns=time_ns(), step=None, origin="system")  # noqa: SLF001 - as above
@@ -576,7 +577,7 @@ def _energy_arguments(options: Options) -> dict[str, Any] | None:
     """Return CodeCarbon's arguments if energy is to be measured: by its own option, or named among the trackers."""
     if not options.energy and not options.trackers:
         return None
-    from .probes import energy
+    from ..probes import energy
 
     if not (options.energy or energy.named(options.trackers)):
         return None
@@ -589,14 +590,14 @@ def _ops_options(options: Options) -> Any:
     """Return what the operator profile is to do, checked before anything is written; None: no profile."""
     if not options.ops and options.ops != {}:  # no options are the usual ones
         return None
-    from .probes import ops
+    from ..probes import ops
 
     return ops.check(options.ops)
 
 
 def _start_ops(run: Run, options: Any) -> None:
-    from .probes import ops
-    from .provenance import automatic
+    from ..probes import ops
+    from ..provenance import automatic
 
     def write(facts: Mapping[str, Any]) -> bool:
         kept = run._writer.append((Kind.EVENT, {"t": time_ns(), **facts}))  # noqa: SLF001 - the other half of Run
@@ -615,7 +616,7 @@ def _start_ops(run: Run, options: Any) -> None:
 
 
 def _start_energy(run: Run, arguments: Mapping[str, Any]) -> None:
-    from .probes.energy import STOP_SECONDS, EnergyProbe
+    from ..probes.energy import STOP_SECONDS, EnergyProbe
 
     def write(values: Mapping[str, float]) -> None:
         # Under the step the run is at: trackers draw it beside the loss.
@@ -630,10 +631,11 @@ def _start_energy(run: Run, arguments: Mapping[str, Any]) -> None:
 def _gather(run: Run) -> None:
     """Collect what the run knows of itself, off the training thread: git, packages, hardware."""
     # Media too, though nothing here needs them: a signal handler that logs must not meet a half-imported module later.
-    from . import facts, media  # noqa: F401
+    from .. import media  # noqa: F401
+    from ..facts import collect
 
     with guard("gather facts about this process"):
-        found = facts.gather()
+        found = collect.gather()
         if run.is_main_process:
             with guard("keep the code of this run"):
                 _keep_code(run.path, found)
@@ -642,9 +644,9 @@ def _gather(run: Run) -> None:
 
 def _keep_code(path: Path, facts: dict[str, Any]) -> None:
     """Keep what the commit does not have: the patch of tracked files, and the source files that are not tracked."""
-    from .facts import entry_script
-    from .git import patch as patch_of
-    from .git import sources
+    from ..facts.collect import entry_script
+    from ..facts.git import patch as patch_of
+    from ..facts.git import sources
 
     git = facts.get("git") or {}
     if git and not git.get("dirty"):

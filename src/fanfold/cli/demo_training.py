@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import FanfoldError, MissingExtra, RunNotFound
-from .journal.directory import run_path
+from ..errors import FanfoldError, MissingExtra, RunNotFound
+from ..journal.directory import run_path
 
 SUBJECTS = "the cat,a small dog,the old fox,my sister,the captain,a quiet owl,the moon,every child".split(",")
 VERBS = "sees,finds,follows,paints,remembers,carries,counts,hears".split(",")
@@ -40,7 +40,7 @@ def train(root: Path, project: str, *, ranks: int, steps: int, quiet: bool = Fal
         raise MissingExtra("the demo trains a model with torch, which is not installed. No run was made. Run: pip install torch")
     run_id = secrets.token_hex(6)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-               "-m", "fanfold._demo", str(steps)]  # fmt: skip
+               "-m", "fanfold.cli.demo_training", str(steps)]  # fmt: skip
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         environment = _environment(root, project, run_id, ranks)
         trainer = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
@@ -59,7 +59,7 @@ def _environment(root: Path, project: str, run_id: str, ranks: int) -> dict[str,
     kept = {
         name: value for name, value in os.environ.items() if name not in ("FANFOLD_RANK", "FANFOLD_WORLD_SIZE", "FANFOLD_NAME")
     }
-    path = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = max(1, (os.cpu_count() or 1) // ranks)
     return {**kept, **{f"FANFOLD_{name}": value for name, value in ours.items()}, "PYTHONPATH": os.pathsep.join(path),
             "OMP_NUM_THREADS": str(min(threads, 4))}  # fmt: skip
@@ -83,7 +83,7 @@ def _watch(trainer: subprocess.Popen[Any], path: Path, ranks: int, steps: int, q
 
 
 def _progress(trainer: subprocess.Popen[Any], path: Path) -> Iterator[tuple[int, float]]:
-    from .store import StoredRun, open_run
+    from ..store import StoredRun, open_run
 
     run: StoredRun | None = None
     while trainer.poll() is None:

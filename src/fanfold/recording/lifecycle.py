@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from .errors import after_fork_in_child, guard
-from .journal.writer import moved_up
-from .threads import Background
+from ..errors import after_fork_in_child, guard
+from ..journal.writer import moved_up
+from ..threads import Background
 
 # SIGTERM and the signals schedulers send before it mean "make room"; a closed terminal means the job was cut off.
 SIGNALS = {

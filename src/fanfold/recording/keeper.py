@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from .errors import guard
-from .threads import Background
+from ..errors import guard
+from ..threads import Background
 
 SYNC_SECONDS = 1.0
 BEAT_SECONDS = 10.0

@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from .errors import guard
+from ..errors import guard
 
 MASKED = "***"
 DEPTH = 100  # deeper than any config, shallower than Python's own recursion limit

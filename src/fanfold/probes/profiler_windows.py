@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import guard, notices
-from . import hooks, image, session, workers
+from . import op_table, profiler_session, step_hooks, worker_tables
 
 _SCOPE_NAMES = {0: "forward", 1: "backward", 2: "torchscript", 7: "user"}
 _ENGINE = "autograd::engine::evaluate_function"
@@ -21,7 +21,7 @@ def bucket_of(nanoseconds: int) -> int:
     if nanoseconds < 4:
         return max(nanoseconds, 0)
     exponent = nanoseconds.bit_length() - 1
-    return min((exponent - 1) * 4 + ((nanoseconds >> (exponent - 2)) & 3), image.BUCKETS - 1)
+    return min((exponent - 1) * 4 + ((nanoseconds >> (exponent - 2)) & 3), op_table.BUCKETS - 1)
 
 
 def _scope(event: Any) -> str:
@@ -37,12 +37,12 @@ def _scope(event: Any) -> str:
 class ProfilerWindows:
     """Profile `window` optimizer steps of each `every`, and add up what was seen."""
 
-    def __init__(self, window: int, every: int, *, inputs: bool, rank: int, node: str, rows: int = image.MAX_ROWS) -> None:
+    def __init__(self, window: int, every: int, *, inputs: bool, rank: int, node: str, rows: int = op_table.MAX_ROWS) -> None:
         self.id = secrets.token_hex(8)
         self._inputs = inputs
         self._round, self._phase = -1, 0
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._session: session.Session | None = None
+        self._session: profiler_session.Session | None = None
         self._whole = 0  # steps in this window
         self._stepping: int | None = None  # torch's number of the thread that steps
         self._unhook: Callable[[], None] | None = None
@@ -53,8 +53,8 @@ class ProfilerWindows:
         }  # fmt: skip
 
     def start(self) -> None:
-        self._unhook = hooks.after_step(self._stepped)
-        with session.Turns.lock:
+        self._unhook = step_hooks.after_step(self._stepped)
+        with profiler_session.Turns.lock:
             if self._due(1):
                 self._open()
 
@@ -67,7 +67,7 @@ class ProfilerWindows:
         return step == 3 or (step + self._phase) % every < self._facts["window"]
 
     def _stepped(self) -> None:
-        with guard("profile operators in a window"), session.Turns.lock:
+        with guard("profile operators in a window"), profiler_session.Turns.lock:
             self._facts["steps"] += 1
             due = self._due(self._facts["steps"] + 1)
             if self._session is None:
@@ -83,19 +83,19 @@ class ProfilerWindows:
     def _open(self) -> None:
         import torch
 
-        if why := session.hindrance():
+        if why := profiler_session.hindrance():
             notices.once(
                 "ops profiler",
                 f"a profile window was left out: {why}. Later ones are tried in their turn. Training goes on; the native probe "
                 "has no such limits.",
             )
             return
-        self._session = session.Session(
+        self._session = profiler_session.Session(
             self._closed, activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=self._inputs
         )
         self._whole = 0
 
-    def _closed(self, seen: session.Session, early: bool) -> None:
+    def _closed(self, seen: profiler_session.Session, early: bool) -> None:
         """Add up a window; one that the program's own profiler cut short holds part of a step, and is left out."""
         self._session = None
         if not seen.read() or early:
@@ -106,7 +106,7 @@ class ProfilerWindows:
         # The range of the step that ends a window is not in it: then it is the thread of the window before.
         self._stepping = next((event.thread for event in events if event.name.startswith("Optimizer.")), self._stepping)
         rows = [self._row(event, "main" if event.thread == self._stepping else "thread") for event in events]
-        self._facts["overflow"] += workers.merge(self._rows, rows, room=self._facts["capacity"])
+        self._facts["overflow"] += worker_tables.merge(self._rows, rows, room=self._facts["capacity"])
 
     def _row(self, event: Any, thread: str) -> dict[str, Any]:
         total, own = int(event.cpu_time_total * 1000), int(event.self_cpu_time_total * 1000)
@@ -118,17 +118,17 @@ class ProfilerWindows:
         }  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
-        with session.Turns.lock:
+        with profiler_session.Turns.lock:
             self._facts["now"] = time.time_ns()
-            workers.say_full(self._facts)
+            worker_tables.say_full(self._facts)
             if self._facts["now"] - self._facts["started"] > IDLE_NS:
                 self._say_idle()
-            return {"id": self.id, "facts": dict(self._facts), "table": workers.pack_rows(list(self._rows.values()))}
+            return {"id": self.id, "facts": dict(self._facts), "table": worker_tables.pack_rows(list(self._rows.values()))}
 
     def stop(self) -> None:
         if self._unhook is not None:
             self._unhook()
-        with guard("close a profile window"), session.Turns.lock:
+        with guard("close a profile window"), profiler_session.Turns.lock:
             if self._session is not None:
                 self._session.end()
             self._say_idle()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ._config import Config, as_mapping
+from .config import Config, as_mapping
 
 
 class DisabledRun:
@@ -38,7 +38,7 @@ class DisabledRun:
         return []
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:  # noqa: ARG002 - the signature of Run.get_tracker
-        from .relay.attach import Silent
+        from ..relay.attach import Silent
 
         return Silent()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, NamedTuple
 
-from .errors import guard
+from ..errors import guard
 
 POLL_SECONDS = 0.1
 FLUSH_SECONDS = 0.002

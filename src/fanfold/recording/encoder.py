@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import describe, notices, outcome
+from ..journal import blobs
+from ..threads import Background
 from .deferred import Call
-from .errors import describe, notices, outcome
-from .journal import blobs
-from .threads import Background
 
 MAX_WAITING = 256
 

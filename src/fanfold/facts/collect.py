@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import git, process
-from .errors import guard
+from .. import process
+from ..errors import guard
+from . import git
 from .git import head_of, read_from
 from .mask import mask, mask_argv
 

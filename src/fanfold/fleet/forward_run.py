@@ -12,8 +12,8 @@ from ..errors import JournalError, notices
 from ..journal import blobs, directory
 from ..journal.bodies import Header
 from .client import Client, Unreachable
-from .note import Note
-from .tail import TORN_SECONDS, Tail
+from .forward_journal import TORN_SECONDS, Tail
+from .forward_note import Note
 from .wire import Conflict
 
 SMALL_BLOB = 4 << 20  # goes before the frames that name it; a larger one after them, slice by slice

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .journal import Kind, Writer
-from .mask import mask_text
+from ..facts.mask import mask_text
+from ..journal import Kind, Writer
 
 MAX_HELD = 64 << 10  # of a line that has not ended yet
 PAUSE_SECONDS = 1.0
@@ -46,7 +46,7 @@ class Console:
         original = os.dup(fd)
         setup = (str(self.run / "journal"), _STREAMS[fd])
         helper = subprocess.Popen(
-            [sys.executable, "-m", "fanfold.console", *setup],
+            [sys.executable, "-m", "fanfold.recording.console", *setup],
             stdin=subprocess.PIPE,
             stdout=original,
             stderr=subprocess.DEVNULL,
@@ -55,7 +55,7 @@ class Console:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert helper.stdin is not None
-        from .journal.format import pack
+        from ..journal.format import pack
 
         helper.stdin.write(pack({"fd": read, "header": self.header}))
         helper.stdin.close()
@@ -171,7 +171,7 @@ def _write(target: int, chunk: bytes) -> None:
 
 def main() -> None:
     """Run as the helper: set-up on stdin, the stream on the descriptor it names, the original stream on stdout."""
-    from .journal.format import unpack
+    from ..journal.format import unpack
 
     directory, stream = sys.argv[1:]
     setup = unpack(sys.stdin.buffer.read())

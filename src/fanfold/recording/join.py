@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import process
-from ._options import Options
-from ._version import __version__
-from .errors import RunError, SettingError
-from .journal import format as fmt
-from .journal.bodies import Header
-from .journal.directory import check_folders, journal_files, last_step, read_header, run_path
-from .journal.origin import choose_root, spool_roots
-from .journal.spool import Spool, is_network, recover
-from .journal.writer import Writer
+from .. import process
+from .._version import __version__
+from ..errors import RunError, SettingError
+from ..journal import format as fmt
+from ..journal.bodies import Header
+from ..journal.directory import check_folders, journal_files, last_step, read_header, run_path
+from ..journal.origin import choose_root, spool_roots
+from ..journal.spool import Spool, is_network, recover
+from ..journal.writer import Writer
+from ..process import Identity, Meeting, digest
 from .names import name_for
-from .process import Identity, Meeting, digest
+from .options import Options
 
 _inits = itertools.count()
 ANSWER_SECONDS = 600.0
@@ -144,7 +144,7 @@ def _choose(root: Path, options: Options, attempt: str, own: str) -> str:
     """
     if options.resume != "auto" or journal_files(run_path(root, options.project, own)):
         return own
-    from .store import find_unfinished
+    from ..store import find_unfinished
 
     return find_unfinished(root, options.project, name=options.name, ignore_attempt=attempt) or own
 

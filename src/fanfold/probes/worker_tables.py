@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import notices
 from ..journal.files import open_regular
-from . import image
+from . import op_table
 
 ADDED = ("count", "total_ns", "self_ns", "own_ns", "device_count", "device_ns")
 SAME = ("op", "overload", "scope", "thread", "label", "inputs")
@@ -58,7 +58,7 @@ def say_full(facts: Mapping[str, Any]) -> None:
 
 def read_file(path: Path) -> bytes | None:
     """Read a table file; None when it is gone, no plain file, or larger than a table can be."""
-    largest = image.ROWS + image.MAX_ROWS * image.ROW_SIZE
+    largest = op_table.ROWS + op_table.MAX_ROWS * op_table.ROW_SIZE
     try:
         with open_regular(path) as file:
             return file.read(largest)
@@ -92,7 +92,7 @@ class Workers:
                 continue
             for name in LOST:
                 self._lost[name] += table.facts[name]
-            self._lost["overflow"] += merge(self._rows, table.rows, room=image.MAX_ROWS)
+            self._lost["overflow"] += merge(self._rows, table.rows, room=op_table.MAX_ROWS)
             self._facts = {**table.facts, "steps": 0}
             self.usage += [{**record, "pid": table.facts["pid"]} for record in table.usage]
             self._ended.append(path)
@@ -100,11 +100,11 @@ class Workers:
             self._processes += 1
         return bool(self._ended)
 
-    def _child(self, path: Path, parent: str) -> image.Table | None:
+    def _child(self, path: Path, parent: str) -> op_table.Table | None:
         data = read_file(path)
         try:
-            table = image.parse_file(data) if data and path not in self._ended else None
-        except image.NotATable:
+            table = op_table.parse_file(data) if data and path not in self._ended else None
+        except op_table.NotATable:
             return None
         return table if table is not None and table.facts["parent"] == parent else None
 
