@@ -1,4 +1,4 @@
-"""The store: the reading side. Runs, series, folds, tables, and the catalogue that makes a thousand runs fast."""
+"""The store, the reading side: runs, series, folds, tables, and the catalogue that lists a thousand runs quickly."""
 
 from .query import find_unfinished, open_run
 from .run import Series, StoredRun

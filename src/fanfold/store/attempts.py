@@ -1,4 +1,4 @@
-"""Attempts: the lives of a run. Which journals belong to which, in what order, and how each ended."""
+"""Attempts of a run: which journals belong to each, in what order, and how each ended."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from ..journal import Journal, Kind
 from ..journal.bodies import End
 
-# What one rank's end makes of the whole attempt, worst first. `running` stands after the failures: a job with a dead
-# rank is not healthy, whatever the others still do.
+# Status of an attempt, given the statuses of its ranks: the first of these that any rank has. `running` comes after the failures
+# because a job with a dead rank is not healthy, even if other ranks still run.
 ORDER = ("failed", "killed", "lost", "preempted", "running", "finished")
 UNFINISHED = frozenset({"failed", "killed", "lost", "preempted"})
 
 
 @dataclass
 class Attempt:
-    """One life of a run: the journals its processes wrote."""
+    """One attempt of a run: the journals its processes wrote."""
 
     key: str
     journals: list[Journal] = field(default_factory=list)
@@ -32,31 +32,31 @@ class Attempt:
 
     @property
     def seen(self) -> int:
-        """Return when one of its processes last gave a sign of life, in nanoseconds; an edit of the run is none."""
+        """Return the last sign of life of its processes, in nanoseconds. Edits of the run do not count."""
         return max((journal.seen for journal in self.journals if journal.header.role != "editor"), default=self.started)
 
     @property
     def order(self) -> tuple[int, int]:
-        """Rank 0 numbered its attempt when it started; clocks only break ties."""
+        """Return the sort key: the number rank 0 gave the attempt when it started. Clocks only break ties."""
         numbers = [j.header.ordinal or 0 for j in self.mains if j.header.rank == 0]
         return (min(numbers) if numbers else 1 << 30, self.started)
 
     def ends(self) -> list[dict[str, Any]]:
-        """Return how each rank's process ended, or what it looks like now."""
+        """Return how each rank's process ended, or its current status if it has not."""
         return [_end_of(chain) for chain in _chains(self.mains)]
 
     def verdict(self) -> dict[str, Any]:
-        """Return the attempt's status, and the earliest end that explains it."""
+        """Return the earliest end that explains the attempt's status."""
         ends = self.ends()
         if not ends:
             return {"status": "lost", "rank": None, "error": None}
         status = next(word for word in ORDER if any(end["status"] == word for end in ends))
-        # A rank stopped because another failed is an effect: the first to fail is the cause.
+        # Ranks stopped because another one failed are a consequence; the first to fail is the cause.
         return min((end for end in ends if end["status"] == status), key=lambda end: end["time"] or 1 << 62)
 
 
 def _chains(mains: Sequence[Journal]) -> list[list[Journal]]:
-    """Group journals that follow each other in one process: a full disk ends one and the next goes on."""
+    """Group the journals of one process: after a full disk ends a journal, the process continues in the next one."""
     chains: dict[Any, list[Journal]] = {}
     for journal in mains:
         chains.setdefault(journal.header.process or journal.id, []).append(journal)
@@ -84,7 +84,7 @@ def _end_of(chain: Sequence[Journal]) -> dict[str, Any]:
 
 
 def group(journals: Sequence[Journal]) -> list[Attempt]:
-    """Sort journals into attempts, oldest first; within each by rank, and for each rank in the order they were opened."""
+    """Group journals into attempts, oldest first; within an attempt sort them by rank, then in the order they were opened."""
     attempts: list[Attempt] = []
     by_key: dict[str, list[Journal]] = {}
     for journal in _adopted(sorted(journals, key=_opened)):
@@ -95,13 +95,13 @@ def group(journals: Sequence[Journal]) -> list[Attempt]:
 
 
 def _opened(journal: Journal) -> tuple[int, int, int]:
-    # A rank's processes share a node, and there the monotonic clock orders them; wall clocks are set back at times.
+    # The processes of a rank share a node, so its monotonic clock orders them; wall clocks may be set back.
     header = journal.header
     return header.rank, header.mono, header.started
 
 
 def _adopted(journals: Sequence[Journal]) -> Sequence[Journal]:
-    """Give a journal whose header is damaged to the only attempt there is; where there are several, it stands alone."""
+    """Assign journals with a damaged header to the only attempt; with several attempts they form their own."""
     keys = {journal.header.attempt for journal in journals} - {None}
     if len(keys) == 1:
         for journal in journals:
@@ -111,7 +111,7 @@ def _adopted(journals: Sequence[Journal]) -> Sequence[Journal]:
 
 
 def _split(key: str, members: Sequence[Journal]) -> list[Attempt]:
-    """Take apart restarts that no launcher told apart: each start of rank 0 opens an attempt, the rest join the nearest."""
+    """Split restarts that share a launcher's key: each start of rank 0 opens an attempt, other journals join the nearest."""
     starts = sorted(
         {j.header.ordinal or 1: j.header.started for j in members
          if j.header.rank == 0 and j.header.role == "main" and not j.header.follows}.items()

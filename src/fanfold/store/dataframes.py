@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def columns(run: StoredRun, keys: list[str] | None, *, rank: int | None, fold: str | None) -> dict[str, Any]:
-    """Align the keys' series on the union of their steps; a hole is NaN. Of a step logged twice, the last value counts."""
+    """Align all series on the union of their steps; gaps are NaN. If a step was logged twice, the last value counts."""
     import numpy as np
 
     names = run.keys() if keys is None else keys

@@ -1,4 +1,4 @@
-"""How long one question may take. A server sets it for each request; the loops of every reader ask whether it is over."""
+"""A time limit for one query. A server sets it for each request; the loops of every reader check it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _until: ContextVar[float] = ContextVar("fanfold-deadline", default=float("inf"))
 
 
 class TookTooLong(FanfoldError):
-    """A question that asks for more than can be read in its time."""
+    """Raised when a query needs more time than it is given."""
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Stop what runs inside after so many seconds, at its next check()."""
+    """Stop the code inside after this many seconds, at its next check()."""
     token = _until.set(time.monotonic() + seconds)
     try:
         yield
@@ -27,7 +27,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise TookTooLong once the time is over. Called for each run, rank and chunk that is read."""
+    """Raise TookTooLong once the time is up. Called for each run, rank and chunk that is read."""
     if time.monotonic() > _until.get():
         raise TookTooLong(
             "this took too long and was stopped. Nothing was changed. Ask for less at a time: fewer runs or metrics, one rank "

@@ -10,7 +10,7 @@ from .run import StoredRun
 
 
 class Earlier(StoredRun):
-    """The journals that earlier attempts of a rank and of rank 0 left: a job of a thousand ranks does not read them all."""
+    """The earlier journals of one rank and of rank 0 only: with a thousand ranks, no rank should read them all."""
 
     def __init__(self, path: Path, rank: int, attempt: str) -> None:
         super().__init__(path)
@@ -19,7 +19,7 @@ class Earlier(StoredRun):
 
     def _read_on(self, file: Path) -> Journal | None:
         journal = super()._read_on(file) if file in self._files else None
-        # What this rank wrote before is an earlier attempt even where no launcher tells the two apart.
+        # Earlier journals of this rank belong to an earlier attempt even if the launcher gives both attempts the same key.
         if journal is None or (journal.header.attempt == self._attempt and journal.header.rank != self._rank):
             return None
         return journal

@@ -1,7 +1,7 @@
-"""Merging: finished or long journals to column segments, one byte range at a time, so that memory stays bounded.
+"""Merging: conversion of finished or long journals to column segments, one byte range at a time, so that memory stays bounded.
 
-Ranges are the same for every merger, and a segment appears whole by a rename: two at once do the same work twice and
-harm nobody. A merger that is killed leaves a file aside, which the next one removes.
+Every merger uses the same ranges, and a segment appears whole by a rename: two mergers at once do the same work twice and do no
+harm. A merger that is killed leaves a temporary file, which the next one removes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AFTER_SECONDS = 3.0
 
 
 class Merged(NamedTuple):
-    """What was made of one range."""
+    """The result of merging one range."""
 
     path: Path
     points: int
@@ -46,14 +46,14 @@ class Merged(NamedTuple):
 
 
 def merge(path: Path, *, cache: Path | None = None, finished: bool | None = None) -> Iterator[Merged]:
-    """Turn a journal's ranges that are not merged yet into segments: whole ranges of a live one, all of a finished one."""
+    """Convert a journal's unmerged ranges to segments: complete ranges of a live journal, all of a finished one."""
     cache = cache or cache_directory()
     try:
         if raw_size(path) < segments.WORTH_BYTES:
             return
         journal = open_indexed(path, cache)
     except (OSError, JournalError):
-        return  # gone, or of another format: readers say so
+        return  # gone, or of another format: readers report it
     if finished is None:
         finished = is_finished(journal)
     _sweep(segments.folder_of(cache, journal.id))
@@ -70,7 +70,7 @@ def merge(path: Path, *, cache: Path | None = None, finished: bool | None = None
 
 
 def start(root: Path, *, quiet: bool = True) -> subprocess.Popen[bytes]:
-    """Merge in a process of its own, at low priority, until its stdin is closed: by the caller, or by the caller's end."""
+    """Start merging in a low-priority process that runs until its stdin is closed: by the caller, or when the caller exits."""
     command = [sys.executable, "-m", "fanfold", "merge", "--follow", "--dir", str(root)]
     output = subprocess.DEVNULL if quiet else subprocess.PIPE
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
@@ -78,9 +78,9 @@ def start(root: Path, *, quiet: bool = True) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def beside(store: Store, after: float = AFTER_SECONDS) -> Iterator[None]:
-    """Merge beside a server as long as it runs; not in its first moments, when somebody waits for the page.
+    """Merge beside a server while it runs, but not in its first seconds, when someone waits for the dashboard.
 
-    Runs in a database have nothing to merge here.
+    Runs in a database need no merging here.
     """
     if not isinstance(store, LocalStore):
         yield
@@ -103,18 +103,18 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.stdin.close()
     try:
         child.wait(1.0)
-    except subprocess.TimeoutExpired:  # in the middle of a long journal: what it has done stays
+    except subprocess.TimeoutExpired:  # in the middle of a long journal: finished segments stay
         child.terminate()
         child.wait()
 
 
 def is_finished(journal: Journal) -> bool:
-    """Tell whether a journal will hardly grow any more."""
+    """Return whether a journal is unlikely to grow."""
     return any(True for _ in journal.records(Kind.END)) or journal.status() == "killed"
 
 
 def missing(done: int, verified: int, finished: bool) -> Iterator[tuple[int, int]]:
-    """Yield the ranges that are to be merged. Their bounds hang on the content alone, so that all mergers agree."""
+    """Yield the ranges to merge. Their bounds depend on the content alone, so that all mergers agree."""
     while (end := (done // RANGE_BYTES + 1) * RANGE_BYTES) <= verified:
         yield done, end
         done = end
@@ -123,7 +123,7 @@ def missing(done: int, verified: int, finished: bool) -> Iterator[tuple[int, int
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed mergers left behind."""
+    """Remove files left behind by killed mergers."""
     with contextlib.suppress(OSError):
         for left in folder.glob(".*"):
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
@@ -147,7 +147,7 @@ def _write(journal: Journal, cache: Path, start: int, end: int) -> Merged:
 
 
 def _columns(file: IO[bytes], journal: Journal, start: int, end: int) -> int:
-    """Write the columns of a range and the footer that says where they are; return how many points there were."""
+    """Write the columns of a range and the footer with their positions; return the number of points."""
     file.write(MAGIC)
     families = [_family(file, journal, keys, start, end) for keys in _families(journal, start, end)]
     footer = fmt.pack({"journal": journal.id, "start": start, "end": end, "mark": journal.print_of(end), "families": families})
@@ -159,7 +159,7 @@ def _columns(file: IO[bytes], journal: Journal, start: int, end: int) -> int:
 
 
 def _families(journal: Journal, start: int, end: int) -> list[list[str]]:
-    """Group the keys that stand in the same rows: they have their steps and times in common."""
+    """Group the keys that occur in the same rows: they share their steps and times."""
     there = {shape for shape, rows in journal.rows.items() if rows.since(start, end)}
     found: dict[tuple[int, ...], list[str]] = {}
     for key, places in journal.by_key.items():
@@ -206,7 +206,7 @@ def _put(file: IO[bytes], how: str, count: int, column: NDArray[Any], **more: An
 
 
 def _steps(file: IO[bytes], steps: NDArray[np.int64]) -> dict[str, Any]:
-    """Write steps: as a line where they grow by equal strides, else as an array that can be searched as it lies there."""
+    """Write steps: as base and stride if they are evenly spaced, else as an array that can be searched in place."""
     import numpy as np
 
     stride = int(steps[1]) - int(steps[0]) if len(steps) > 1 else 0
@@ -228,7 +228,7 @@ def _small(whole: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _times(file: IO[bytes], times: NDArray[np.float64]) -> dict[str, Any]:
-    """Write times as differences of whole ticks, which loses nothing at today's dates; else as they are."""
+    """Write times as differences of whole ticks, which is lossless for current dates; otherwise as they are."""
     import numpy as np
 
     if len(times) > 1 and np.abs(times).max() < 2.0**31:
@@ -249,7 +249,7 @@ def _unsigned(whole: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _values(file: IO[bytes], values: NDArray[Any]) -> dict[str, Any]:
-    """Write values in the smallest form that gives back every bit: one constant, single precision, small integers."""
+    """Write values in the smallest form that preserves every bit: one constant, single precision, small integers."""
     import numpy as np
 
     kind = values.dtype.str

@@ -1,4 +1,4 @@
-"""What every store answers, and the store over a directory of runs. `clickhouse/store.py` answers the same from a database."""
+"""The interface of every store, and the store over a directory of runs. `clickhouse/store.py` is the same over a database."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ Name = tuple[str, str]  # project, run id
 
 
 class Store(Protocol):
-    """What a store answers, wherever it keeps its runs. `fanfold.stores.open_store` opens the one at an address."""
+    """The interface of a store, wherever it keeps its runs. `fanfold.stores.open_store` opens the store at an address."""
 
     @property
     def place(self) -> str:
-        """Where the runs are, for people."""
+        """Where the runs are, for display."""
 
     @property
     def root(self) -> Path:
-        """The folder of this machine that has the runs, or what was copied here of those kept elsewhere."""
+        """The local folder with the runs, or with local copies of runs kept elsewhere."""
 
     @property
     def changes(self) -> Changes:
-        """Where changes to the runs go: new names and tags, deletions, saved views."""
+        """Changes to the runs: renaming, tagging, deleting, saving views."""
 
     def projects(self) -> list[Project]:
-        """Return the projects, the one with the newest sign of life first."""
+        """Return the projects, the most recently active first."""
 
     def names(self, project: str | None = None) -> Iterable[Name]:
-        """Return which runs there are."""
+        """Return the project and id of each run."""
 
     def listed(self, project: str | None = None, *, progress: Progress | None = None) -> Runs:
-        """Return all runs, newest first. Their facts are known; their journals are opened when they are asked for more."""
+        """Return all runs, newest first. Their facts are loaded; their journals are opened only when more is needed."""
 
     def runs(
         self,
@@ -62,50 +62,50 @@ class Store(Protocol):
     ) -> Rows:
         """Return one row of facts per run, newest first unless `sort` names a column (`-loss`: highest first).
 
-        `filter` is the language of docs/query.md. `stats` names metrics whose min, max, mean, first, last and count each row
-        is to hold under `stats`.
+        `filter` uses the language of docs/query.md. `stats` names metrics whose min, max, mean, first, last and count are
+        included in each row under `stats`.
         """
 
     def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
-        """Return min, max, mean, first, last and count of a run's key."""
+        """Return min, max, mean, first, last and count of a metric of a run."""
 
     def run(self, project: str, id: str) -> StoredRun:
-        """Open a run, or read on where it was opened before."""
+        """Open a run, or read what was appended since it was last opened."""
 
     def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
-        """Open many runs in one call, by id; those that are not there are left out."""
+        """Open many runs in one call and return them by id. Missing runs are left out."""
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
-        """Return a token, and the runs that are new, grew, ended or went away since the token given. 0 gets every run."""
+        """Return a token, and the runs that appeared, grew, ended or disappeared since the given token. 0 returns every run."""
 
     def series(
         self, run: StoredRun, key: str, *, buckets: int = 330, x: str = "step", rank: int | None = None,
         fold: str | None = None, lo: float | None = None, hi: float | None = None, log: bool = False,
     ) -> Buckets:  # fmt: skip
-        """Return one key's series, thinned exactly.
+        """Return one key's series, downsampled exactly.
 
-        x: step, time (seconds since 1970), relative (seconds since the run began), or any key that was logged: a point is
-        then placed at that key's last value at or before the point's step. `auto` is the x that `define_metric` chose, else
-        the step. The whole is sorted by x, equal x by step. rank: which one (default: the lowest that has the key). fold:
-        all ranks as one (mean, min, max, sum, std, last). log: buckets for a logarithmic axis.
+        x: step, time (seconds since 1970), relative (seconds since the run began), or any logged key: a point is then placed at
+        that key's last value at or before the point's step. `auto` is the x that `define_metric` chose, else the step. The series
+        is sorted by x, then by step. rank: the rank to read (default: the lowest that has the key). fold: reduce all ranks to one
+        series (mean, min, max, sum, std, last). log: buckets for a logarithmic axis.
         """
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
-        """Return many series in one call, in the order asked; None where a run has nothing under the key."""
+        """Return many series in one call, in the given order; None where a run has no points under the key."""
 
 
 class LocalStore:
-    """The runs below one directory. Journals stay open, so that asking again is cheap.
+    """The runs below one directory. Journals stay open, so that repeated queries are cheap.
 
-    Threads may share it: they wait for each other only where both read the same run on, or both ask what changed.
+    Threads may share it: they block each other only while updating the same run, or while both call changed().
     """
 
     def __init__(self, dir: str | os.PathLike[str] | None = None) -> None:
         self.root = find_directory(dir)
         self.place = str(self.root)
-        self._watching = threading.Lock()  # of what changed() knows
+        self._watching = threading.Lock()  # guards the state of changed()
         self._shelf = catalogue.Shelf()
-        self._seen: dict[Path, tuple[str, str]] = {}  # signature, and how it ended without a byte, as of the last changed()
+        self._seen: dict[Path, tuple[str, str]] = {}  # signature, and any status change without a write, as of changed()
         self._version: dict[Path, int] = {}
         self._token = 0
 
@@ -155,9 +155,9 @@ class LocalStore:
         return found
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
-        """Return a token, and the runs that are new, grew, ended or went away since the token given.
+        """Return a token, and the runs that appeared, grew, ended or disappeared since the given token. 0 returns every run.
 
-        Finished runs cost one look at a folder's date, growing ones one at each file's size. A token of 0 gets every run.
+        A finished run costs one stat of its folder, a growing one a stat of each file.
         """
         with self._watching:
             now = {folder: self._sight(folder) for folder in directory.run_directories(self.root)}
@@ -169,18 +169,18 @@ class LocalStore:
             return self._token, [_name(folder) for folder, version in self._version.items() if version > since]
 
     def _sight(self, folder: Path) -> tuple[str, str]:
-        """Return what a run looks like from outside. Only a live one can end without its files changing."""
+        """Return a run's state as seen from outside. Only a live run can end without its files changing."""
         before = self._seen.get(folder)
         if before is not None and self._shelf.unchanged(folder, catalogue.date_of(folder)) is not None:
             return before
         try:
             sign = catalogue.signature(folder)
-        except OSError as error:  # that it can be read again is news, too
+        except OSError as error:  # becoming readable again counts as a change, too
             return str(error), ""
         row, run = self._shelf.rows.get(folder), self._shelf.opened.get(folder)
         if row is not None and run is not None and row[0] == sign and row[1].status in LIVE:
             now = run.status
-            if now != row[1].status:  # other than what was last listed: that is news, listing it afterwards is none
+            if now != row[1].status:  # a status not listed yet is a change; listing it afterwards is not
                 return sign, now
         return sign, before[1] if before is not None and before[0] == sign else ""
 
@@ -209,7 +209,7 @@ class LocalStore:
             return self.series(run, key, **how) if any(key in journal.by_key for journal in run.journals) else None
         except deadline.TookTooLong:
             raise
-        except FanfoldError:  # the rank or the x that was asked for is not there
+        except FanfoldError:  # the requested rank or x does not exist
             return None
 
 
@@ -220,7 +220,7 @@ def _name(folder: Path) -> Name:
 def rows_of(
     store: Store, project: str | None, filter: str, sort: str, limit: int | None, stats: Sequence[str]
 ) -> Rows:  # fmt: skip
-    """Return the rows of a store's runs, as Store.runs."""
+    """Return the rows of a store's runs; see Store.runs."""
     wanted, found = Filter(filter), store.listed(project)
     rows = [run.row() for run in found]
     if filter:
@@ -238,7 +238,7 @@ def _with_statistics(store: Store, row: Row, keys: Sequence[str]) -> Row:
 
 
 def matching(store: Store, project: str | None = None, filter: str = "", *, progress: Progress | None = None) -> Runs:
-    """Return a store's runs that fit a filter, newest first; warn once of those that cannot be read."""
+    """Return a store's runs that match a filter, newest first. Warn once about unreadable ones."""
     wanted, found = Filter(filter), store.listed(project, progress=progress)
     if found.unreadable:
         notices.once(f"unreadable:{store.place}", catalogue.unreadable_text(found.unreadable))
@@ -248,10 +248,10 @@ def matching(store: Store, project: str | None = None, filter: str = "", *, prog
 
 
 def find(store: Store, word: str, project: str | None = None) -> StoredRun:
-    """Open the run that has a word as its id, the beginning of its id, or its name. `-` is the newest run."""
+    """Open the run whose id, id prefix or name is `word`. `-` is the newest run."""
     exact = [name for name in store.names(project) if name[1] == word]
     if len(exact) == 1:
-        with contextlib.suppress(RunNotFound):  # a folder with a name of its own making: the listing knows the run's
+        with contextlib.suppress(RunNotFound):  # a folder renamed by hand: the listing knows the run's own id
             return store.run(*exact[0])
     matches = list(_meant(word, matching(store, project)))
     if len(matches) > 1:
@@ -278,7 +278,7 @@ def open_run(path: Path) -> StoredRun:
 
 
 def find_unfinished(root: Path, project: str, *, name: str | None, ignore_attempt: str) -> str | None:
-    """Return the id of the newest run that an earlier attempt left unfinished. Our own attempt does not count: ranks agree."""
+    """Return the id of the newest run left unfinished by an attempt other than ours, so that all ranks get the same answer."""
     for run in matching(LocalStore(root), project):
         earlier = [life for life in run.row().lives if not life.key.startswith(ignore_attempt)]
         if earlier and earlier[-1].status in UNFINISHED and name in (None, run.name):

@@ -1,4 +1,4 @@
-"""Rows: what is known of a run without opening its journals. The catalogue keeps them, filters and the dashboard read them."""
+"""Rows: the facts of a run known without opening its journals, kept by the catalogue, read by filters and the dashboard."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-LIVE = frozenset({"running", "lost"})  # these two can change without a byte being written
+LIVE = frozenset({"running", "lost"})  # the two statuses that can change without a write
 
 
 class Life(msgspec.Struct, array_like=True):
-    """One attempt of a run: its key, how it ended, and when it began and last gave a sign of life (ns)."""
+    """One attempt of a run: its key, its status, and when it started and was last active (ns)."""
 
     key: str
     status: str
@@ -21,7 +21,7 @@ class Life(msgspec.Struct, array_like=True):
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """The facts of one run, to read only. `row["id"]` is `row.id`, for every field and property."""
+    """The facts of one run, read-only. `row["id"]` is `row.id`, for every field and property."""
 
     id: str = ""
     project: str = ""
@@ -40,9 +40,9 @@ class Row(msgspec.Struct, kw_only=True):
     latest: dict[str, Any] = {}
     media: list[str] = []
     archived: bool = False
-    unsummed: list[str] = []  # keys of `latest` that `summary` leaves out, in the form that is kept
+    unsummed: list[str] = []  # only in the stored form: keys of `latest` that `summary` leaves out
     path: str = ""
-    stats: dict[str, Any] | None = None  # statistics of metrics, where they were asked for
+    stats: dict[str, Any] | None = None  # statistics of metrics, if requested
 
     @property
     def status(self) -> str:
@@ -71,13 +71,13 @@ class Row(msgspec.Struct, kw_only=True):
         return getattr(self, name, default)
 
     def slim(self) -> Row:
-        """Return the row as it is kept: the summary without what the latest values say as well, in a wide run all of it."""
+        """Return the row as it is stored: without summary values that are also in `latest`, in a wide run nearly all of them."""
         latest, summary = self.latest, self.summary
         own = {key: value for key, value in summary.items() if latest.get(key, self) is not value}
         return msgspec.structs.replace(self, path="", summary=own, unsummed=[key for key in latest if key not in summary])
 
     def whole(self, path: str) -> Row:
-        """Fill in, after it was read back, where the run is and its summary, which shares the latest values."""
+        """Restore a stored row: set its path, and fill in the summary values it shares with `latest`."""
         own, without = self.summary, set(self.unsummed)
         if own or without:
             own = {**{key: value for key, value in self.latest.items() if key not in without}, **own}
@@ -86,7 +86,7 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 class Rows(list[Row]):
-    """Rows of runs. `unreadable` has the path and the reason of each run that should be among them and could not be read."""
+    """Rows of runs. `unreadable` has the path and the reason of each run that could not be read."""
 
     def __init__(self, rows: Iterable[Row] = (), unreadable: Sequence[dict[str, str]] = ()) -> None:
         super().__init__(rows)
@@ -94,7 +94,7 @@ class Rows(list[Row]):
 
 
 class Project(msgspec.Struct):
-    """A project: how many runs it has, and when one of them last gave a sign of life."""
+    """A project: how many runs it has, and when one of them was last active."""
 
     name: str
     runs: int
@@ -105,7 +105,7 @@ class Project(msgspec.Struct):
 
 
 def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return a nested config as one level, names joined by dots: model.dim."""
+    """Return a nested config flattened to one level, with names joined by dots: model.dim."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -116,7 +116,7 @@ def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def lasted(lives: Iterable[tuple[int, int]], *, running: bool) -> float:
-    """Return how many seconds a run has run: each attempt from its start to its last sign of life, the last one until now."""
+    """Return a run's total duration in seconds: each attempt from its start to its last sign of life, a running one until now."""
     spans = list(lives)
     if spans and running:
         spans[-1] = (spans[-1][0], time.time_ns())

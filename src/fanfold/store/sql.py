@@ -1,7 +1,7 @@
-"""SQL over runs and their points, through DuckDB: read-only, and locked away from files, network and this process.
+"""SQL over runs and their points, through DuckDB: read-only, without access to files, the network or this process.
 
-Tables are streams that are made while the query reads them, so a query costs what it looks at. Which runs and keys of
-`points` and `texts` it looks at is taken from its WHERE.
+Tables are streams produced while the query reads them, so a query costs only what it reads. The runs and keys of `points` and
+`texts` to read are taken from its WHERE clause.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .run import StoredRun
 
 BATCH = 1 << 16
 
-# table: column and type. The first two of each say which run a row belongs to.
+# table: column and type. The first two columns of each table identify the run of a row.
 TABLES: dict[str, dict[str, str]] = {
     "runs": {
         "project": "text", "id": "text", "name": "text", "status": "text", "created": "time", "seen": "time",
@@ -51,11 +51,11 @@ TABLES: dict[str, dict[str, str]] = {
 
 @dataclass
 class Result:
-    """What a query gave: the columns' names, and its rows."""
+    """The result of a query: column names and rows."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
-    unreadable: list[dict[str, str]] = field(default_factory=list)  # path and reason of each run that is missing from the tables
+    unreadable: list[dict[str, str]] = field(default_factory=list)  # path and reason of each run missing from the tables
 
     def as_dicts(self) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
@@ -64,10 +64,10 @@ class Result:
 def query(
     text: str, *, dir: str | os.PathLike[str] | None = None, project: str | None = None, store: Store | None = None
 ) -> Result:
-    """Run one SELECT over the runs of a store, or below a directory; see docs/query.md for the tables."""
+    """Run one SELECT over the runs of a store, or of a directory; see docs/query.md for the tables."""
     try:
         import duckdb
-        import pyarrow  # noqa: F401 - how tables reach the engine
+        import pyarrow  # noqa: F401 - passes tables to the engine
     except ImportError as error:
         raise missing_extra("duckdb", "sql", "SQL") from error
     with tempfile.TemporaryDirectory(prefix="fanfold-sql-") as spill, contextlib.closing(duckdb.connect(":memory:")) as engine:
@@ -85,7 +85,7 @@ def query(
 
 
 class Listing:
-    """Lists the runs once, when the first table is read; the engine reads from several threads."""
+    """The runs, listed once when the first table is read; the engine reads from several threads."""
 
     def __init__(self, store: Store, project: str | None) -> None:
         self.store, self.project = store, project
@@ -102,7 +102,7 @@ class Listing:
 
 
 def _check(engine: Any, text: str) -> None:
-    """Refuse what is not one SELECT, before anything runs."""
+    """Reject everything but a single SELECT, before anything runs."""
     statements = engine.extract_statements(text)
     kinds = [str(statement.type).rpartition(".")[2] for statement in statements]
     if kinds != ["SELECT"]:
@@ -113,7 +113,7 @@ def _check(engine: Any, text: str) -> None:
 
 
 def _lock(engine: Any, spill: str) -> None:
-    """Take away the query's way to files, network, extensions and Python's variables; large sorts may spill to one folder."""
+    """Block the query's access to files, network, extensions and Python's variables. Large sorts may spill to one folder."""
     engine.execute(f"SET temp_directory = '{spill}'")
     for setting in (
         "python_enable_replacements = false", "autoinstall_known_extensions = false", "autoload_known_extensions = false",
@@ -130,12 +130,12 @@ def _explained(error: Exception) -> FanfoldError:
     return FanfoldError(f"the query could not be run. {said}\nNothing was changed. {hint}")
 
 
-# What a query looks at
+# The runs and keys a query reads
 
 
 @dataclass
 class Wanted:
-    """Which values of a column a query can meet; None: any."""
+    """The values of each column that a query can match; None means any."""
 
     project: set[str] | None = None
     run: set[str] | None = None
@@ -143,7 +143,7 @@ class Wanted:
     uses: int = 0
 
     def add(self, found: dict[str, set[str]]) -> None:
-        """Widen by another use of the table: a value is left out only when no use can meet it."""
+        """Widen by another use of the table: a value is left out only if no use can match it."""
         for name in ("project", "run", "key"):
             before, more = getattr(self, name), found.get(name)
             if self.uses == 0:
@@ -158,7 +158,7 @@ class Wanted:
 
 
 def wanted(engine: Any, text: str) -> dict[str, Wanted]:
-    """Read from the parsed query which runs and keys it names for each table, as far as that is plain."""
+    """Return which runs and keys the parsed query names for each table, as far as this can be determined."""
     found = {name: Wanted() for name in TABLES}
     [(tree,)] = engine.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
     parsed = json.loads(tree)
@@ -170,12 +170,12 @@ def wanted(engine: Any, text: str) -> dict[str, Wanted]:
             if table in found:
                 found[table].add(_equalities(node.get("where_clause"), alias))
     named = Counter(str(node.get("table_name")).lower() for node in nodes if node.get("type") == "BASE_TABLE")
-    # A use that was not understood (a pivot, an ASOF join, a sample, renamed columns) may meet anything.
+    # A use that was not understood (a pivot, an ASOF join, a sample, renamed columns) may match anything.
     return {name: one if one.uses == named[name] else Wanted() for name, one in found.items()}
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield every part of a parsed query, however deep."""
+    """Yield every node of a parsed query, at any depth."""
     if isinstance(tree, dict):
         yield tree
         tree = tree.values()
@@ -186,7 +186,7 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _from(tree: Any) -> Iterator[tuple[str, str]]:
-    """Yield the tables a SELECT reads itself, with their aliases."""
+    """Yield the tables a SELECT reads directly, with their aliases."""
     if not isinstance(tree, dict):
         return
     if tree.get("type") == "BASE_TABLE" and not tree.get("sample") and not tree.get("column_name_alias"):
@@ -198,7 +198,7 @@ def _from(tree: Any) -> Iterator[tuple[str, str]]:
 
 
 def _equalities(tree: Any, alias: str) -> dict[str, set[str]]:
-    """Return what the conditions that must all hold say of a table's columns: column = 'text' or column IN ('text', …)."""
+    """Return a table's columns that AND-ed conditions restrict: column = 'text' or column IN ('text', …)."""
     if not isinstance(tree, dict):
         return {}
     if tree.get("type") == "CONJUNCTION_AND":
@@ -225,7 +225,7 @@ def _column(tree: Any, alias: str) -> str | None:
 
 
 def _text(tree: Any) -> str | None:
-    """Return a text constant's text, in the forms that versions of the engine write it."""
+    """Return the value of a text constant, in the forms that different engine versions use."""
     if not isinstance(tree, dict) or tree.get("class") != "CONSTANT":
         return None
     literal, value = tree.get("literal"), tree.get("value")
@@ -240,7 +240,7 @@ def _text(tree: Any) -> str | None:
 
 @dataclass
 class Stream:
-    """A table that is made anew, batch by batch, each time the engine reads it."""
+    """A table produced batch by batch, from the start each time the engine reads it."""
 
     columns: dict[str, str]
     batches: Callable[[], Iterable[dict[str, Any]]]
@@ -319,7 +319,7 @@ def _run_rows(runs: list[StoredRun]) -> Iterator[dict[str, Any]]:
 
 
 def _both(value: Any) -> tuple[str | None, float | None]:
-    """Return a value as text and, where it is one, as a number."""
+    """Return a value as text and, if it is a number, as a number."""
     if value is None:
         return None, None
     if isinstance(value, str):
@@ -331,7 +331,7 @@ def _both(value: Any) -> tuple[str | None, float | None]:
 
 def _point_batches(runs: Iterable[StoredRun], wanted: Wanted) -> Iterator[dict[str, Any]]:
     for listed_run in _chosen(runs, wanted):
-        run = listed_run.reopened()  # apart from the list: only one is held open at a time
+        run = listed_run.reopened()  # a separate object, so that only one run is open at a time
         for key in [*run.keys(), *run.keys("system")]:
             if wanted.passes("key", key):
                 for rank in holders(run, key):
