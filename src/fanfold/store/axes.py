@@ -1,6 +1,6 @@
-"""A series over any axis: step, wall time, time since the start, or another key; of one rank or of all, folded.
+"""A series over any axis: step, wall time, time since the start, or another key; of one rank, or folded over all.
 
-`auto` is the axis that `define_metric` chose for the key, and the step where it chose none.
+`auto` is the axis that `define_metric` chose for the key, or the step if it chose none.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 PLAIN = ("step", "time", "relative")
 AUTO = "auto"
-MOST_FOLDED = 100_000_000  # points of all ranks: each takes about 100 bytes while they are folded
+MOST_FOLDED = 100_000_000  # points of all ranks; each takes about 100 bytes during folding
 
 
 def axis_of(run: StoredRun, key: str, x: str) -> str:
-    """Return the x that a key is drawn over: for `auto`, what `define_metric` chose if the run has it, else the step."""
+    """Return the x axis of a key: for `auto`, the one `define_metric` chose if the run has it, else the step."""
     if x != AUTO:
         return x
     chosen = run.metric(key).get("x") if run.metrics else None
@@ -36,14 +36,14 @@ def axis_of(run: StoredRun, key: str, x: str) -> str:
 
 
 def curve(run: StoredRun, key: str, *, buckets: int, x: str) -> Buckets | None:
-    """Return a key's series as it is drawn: the mean over ranks where several have it; None where there is nothing."""
+    """Return a key's series for a chart: the mean over ranks if several have it, None if there are no points."""
     ranks = holders(run, key)
     if not ranks:
         return None
     fold = "mean" if len(ranks) > 1 and not key.startswith("system/") else None
     try:
         found = thin(run, key, buckets=buckets, x=x, rank=None, fold=fold, lo=None, hi=None)
-    except FanfoldError:  # it has nothing under the key that was asked for as x
+    except FanfoldError:  # the run has no points under the key requested as x
         return None
     return found if len(found) else None
 
@@ -64,7 +64,7 @@ def thin(
     x = axis_of(run, key, x)
     ranks = holders(run, key)
     if not ranks or (rank is not None and rank not in ranks):
-        run.series(key, rank=rank)  # raises the error that names the keys there are
+        run.series(key, rank=rank)  # raises the error that lists the existing keys
     if fold is not None:
         axis, pieces, restarts = _folded(run, key, folding.check(fold), ranks, x)
     else:
@@ -75,7 +75,7 @@ def thin(
 
 
 def _plain(run: StoredRun, found: Points, x: str) -> tuple[str, list[Piece], list[float]]:
-    """Return the pieces over step or time, in order. What has no steps (system figures) is drawn over time."""
+    """Return the pieces over step or time, in order. Metrics without steps (system metrics) are returned over time."""
     if x == "step":
         stepped = [part for part in map(_stepped, found.chunks) if len(part)]
         if stepped:
@@ -95,7 +95,7 @@ def _restarts(run: StoredRun, found: Points, x: str) -> list[float]:
 
 
 def _stepped(chunk: Any) -> Any:
-    """Leave out points without a step; they stand first in a chunk that is in order."""
+    """Leave out points without a step; they come first in a sorted chunk."""
     if chunk.bounds[0] != NO_STEP:
         return chunk
     import numpy as np
@@ -123,7 +123,7 @@ def _over_key(run: StoredRun, found: Points, x: str) -> tuple[str, list[Piece], 
 
 
 def _places(run: StoredRun, x: str, rank: int, steps: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return where points stand over another key, by step, and which of them have a finite place there."""
+    """Return the x of points over another key, matched by step, and which of them have a finite x."""
     import numpy as np
 
     ranks = holders(run, x)
@@ -136,7 +136,7 @@ def _places(run: StoredRun, x: str, rank: int, steps: NDArray[np.int64]) -> tupl
 
 
 def _folded(run: StoredRun, key: str, how: str, ranks: Iterable[int], x: str) -> tuple[str, list[Piece], list[float]]:
-    """Fold all ranks by step, then look at it over x. Times of a fold are those of its last rank."""
+    """Fold all ranks by step, then place the result over x. Times of a fold are those of its last rank."""
     import numpy as np
 
     gathered = [points(run, key, rank) for rank in ranks]

@@ -1,7 +1,7 @@
-"""Exact thinning: a series as one bucket per pixel, each with its first, last, lowest and highest point.
+"""Exact downsampling: a series as one bucket per pixel, each with its first, last, lowest and highest point.
 
-A chart of the buckets looks like a chart of all points, whatever the zoom, and each of the four is a point that was logged:
-its x and its value belong together.
+A chart of the buckets looks like a chart of all points at any zoom. Each of the four is a point that was logged, with its own x
+and value.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 KINDS = ("nan", "inf", "-inf")
-LARGE = 128  # points in a bucket from which searching each bucket by itself is faster than one search over all
+LARGE = 128  # from this many points per bucket on, searching each bucket separately is faster than one search over all
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """A series thinned to at most so many buckets of equal width in x (or in its logarithm); empty buckets are left out.
+    """A series downsampled to buckets of equal width in x (or in its logarithm); empty buckets are left out.
 
-    `raw`: every point is there, one per bucket, and min = max = first = last = the value, NaN and infinities included.
-    Otherwise first, last, min and max are those of the bucket's finite values (NaN where it has none), and `marks` names the
-    first NaN, inf and -inf of each bucket; `marked` counts them all. `x`, `x_last`, `x_min` and `x_max` are where those four
-    values were logged (the first of equal extremes; x and x_last are the bucket's ends where no value is finite). `x_min`
-    and `x_max` are None where a database of an older version kept the extremes and not their steps. `before` and
-    `after` are the neighbours just outside of lo and hi, so that a line can be drawn to the edge. `restarts`: where later
-    attempts begin. `axis` is the x in use: a key without steps (system metrics) asked for by step is given over `relative`
-    time. A fold adds per bucket the lowest and highest value of any rank, and which rank that was.
+    `raw`: every point is included, one per bucket, and min = max = first = last = the value, NaN and infinities included.
+    Otherwise first, last, min and max are those of the bucket's finite values (NaN if it has none), and `marks` lists the first
+    NaN, inf and -inf of each bucket; `marked` counts them all. `x`, `x_last`, `x_min` and `x_max` are where those four values
+    were logged (the first of equal extremes; x and x_last are the bucket's ends if no value is finite). `x_min` and `x_max` are
+    None if a database of an older version stored the extremes without their steps. `before` and `after` are the neighbours just
+    outside of lo and hi, so that a line can be drawn to the edge. `restarts`: where later attempts begin. `axis` is the x in use:
+    a key without steps (system metrics) requested by step is returned over `relative` time. A fold adds per bucket the lowest and
+    highest value of any rank, and which rank that was.
     """
 
     key: str
@@ -67,7 +67,7 @@ class Buckets:
 
 
 class Piece(NamedTuple):
-    """Points in ascending order of x: the x of each, its value, and for a fold the extremes over ranks with their holders."""
+    """Points in ascending order of x. `band`, for a fold: the extremes over ranks, and which ranks hold them."""
 
     x: Any
     values: NDArray[Any]
@@ -90,10 +90,10 @@ def bucket(
     axis: str = "step",
     log: bool = False,
 ) -> Buckets:
-    """Thin pieces that are in order, each and together. `zero` is taken off every x; lo, hi and restarts come without it.
+    """Downsample pieces that are sorted, each and together. `zero` is subtracted from every x; lo, hi and restarts exclude it.
 
-    log: buckets are of equal width in the logarithm of x, and points at x <= 0 are left out: a logarithmic axis has no place
-    for them.
+    log: buckets have equal width in the logarithm of x; points at x <= 0 are left out because a logarithmic axis cannot show
+    them.
     """
     pieces = [piece for piece in pieces if len(piece.x)]
     if log and (lo is None or lo <= 0):
@@ -114,7 +114,7 @@ def bucket(
 
 
 def _least_positive(pieces: Sequence[Piece], zero: float) -> float:
-    """Return a bound just below the first x above zero, or infinity where there is none."""
+    """Return a bound just below the first x above zero, or infinity if there is none."""
     import numpy as np
 
     for piece in pieces:
@@ -127,7 +127,7 @@ def _least_positive(pieces: Sequence[Piece], zero: float) -> float:
 def _cut(
     pieces: Sequence[Piece], lo: float | None, hi: float | None, zero: float
 ) -> tuple[list[Piece], Piece | None, Piece | None]:
-    """Return the pieces within lo and hi, and what stands just before and after them."""
+    """Return the pieces within lo and hi, and the pieces just before and after them."""
     inside: list[Piece] = []
     left = right = None
     for piece in pieces:
@@ -151,14 +151,14 @@ def _position(x: Any, edge: float, side: Any) -> int:
 
 
 def _positions(x: Any, edges: Any, side: Any = "left") -> Ints:
-    """Find edges among ascending x. Numbers of x's own type are looked for: another type would make numpy copy all of x."""
+    """Find edges among ascending x. Edges are converted to the type of x: a different type would make numpy copy all of x."""
     import numpy as np
 
     edges = np.asarray(edges, np.float64)
     if x.dtype.kind == "f":
         return np.asarray(np.searchsorted(x, edges, side), np.int64)
     whole = np.ceil(edges) if side == "left" else np.floor(edges)
-    # The largest float64 below 2**63: that limit itself would wrap round.
+    # The largest float64 below 2**63: 2**63 itself would overflow.
     found = positions(x, np.clip(whole, -(2.0**63), 2.0**63 - 1024).astype(np.int64), side)
     found[whole >= 2.0**63] = len(x)
     return found
@@ -166,7 +166,7 @@ def _positions(x: Any, edges: Any, side: Any = "left") -> Ints:
 
 @lru_cache(maxsize=64)
 def _edges(low: float, high: float, buckets: int, zero: float, log: bool) -> Floats:
-    """Return the inner edges of buckets of equal width; runs of one project mostly share them."""
+    """Return the inner edges of buckets of equal width. Cached because runs of one project mostly share them."""
     import numpy as np
 
     part = np.arange(1, buckets) / buckets
@@ -195,11 +195,11 @@ def _raw(key: str, pieces: Sequence[Piece], total: int, zero: float, restarts: l
 
 
 def _kind(value: Any) -> str:
-    return "nan" if value != value else ("inf" if value > 0 else "-inf")  # noqa: PLR0124 - NaN alone is not itself
+    return "nan" if value != value else ("inf" if value > 0 else "-inf")  # noqa: PLR0124 - only NaN differs from itself
 
 
 class _Part(NamedTuple):
-    """What one piece gives for the buckets it touches."""
+    """The contribution of one piece to the buckets it touches."""
 
     where: Ints
     x: Floats
@@ -231,7 +231,7 @@ def _thinned(
 
 
 def _united(parts: Sequence[_Part]) -> _Part:
-    """Bring what several pieces gave together; a bucket may have points of two of them."""
+    """Combine the parts of several pieces; a bucket may have points of two of them."""
     import numpy as np
 
     where, x, x_last, x_min, x_max, low, high, first, last, size = (
@@ -251,7 +251,7 @@ def _united(parts: Sequence[_Part]) -> _Part:
 
 
 def _chosen(values: Floats, starts: Ints, stops: Ints, *, last: bool) -> Ints:
-    """Return where each bucket's first or last number stands among its parts; where all are NaN, any."""
+    """Return the index of each bucket's first or last part that is not NaN; if all are NaN, that of any part."""
     import numpy as np
 
     place = np.arange(len(values))
@@ -273,7 +273,7 @@ def _bands(parts: Sequence[_Part], starts: Ints) -> tuple[Floats, Floats, Ints, 
 
 
 def extremes(values: Floats, holders: NDArray[Any], starts: Ints, better: Any) -> tuple[Floats, Any]:
-    """Return each bucket's extreme, and what held it first: a rank, or an x."""
+    """Return each bucket's extreme, and its first holder: a rank, or an x."""
     import numpy as np
 
     best = better.reduceat(values, starts)
@@ -294,7 +294,7 @@ def _part(piece: Piece, edges: Floats) -> _Part:
     first, last, low, high = (values[places].astype(np.float64) for places in at)
     marks: list[tuple[int, float, str]] = []
     marked = 0
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):  # NaN and infinities are their buckets' extremes
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):  # NaN or infinity is then its bucket's extreme
         at, (first, last, low, high), marks, marked = _with_gaps(piece, where, starts, stops)
     x, x_last, x_min, x_max = (piece.x[places].astype(np.float64) for places in at)
     band = None
@@ -306,12 +306,12 @@ def _part(piece: Piece, edges: Floats) -> _Part:
 
 
 def _extremes_at(values: NDArray[Any], starts: Ints) -> tuple[Ints, Ints]:
-    """Return where each bucket's lowest and highest value first occur; in a bucket with NaN, where its first NaN does."""
+    """Return the index at which each bucket's minimum and maximum first occur, or its first NaN if it has one."""
     import numpy as np
 
     if len(values) > LARGE * len(starts):
         ends = [*starts[1:].tolist(), len(values)]
-        values = np.ascontiguousarray(values)  # in a journal, values are far apart: one pass brings them together
+        values = np.ascontiguousarray(values)  # a journal's values are not adjacent in memory: one pass makes them so
         parts = [values[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
         return starts + [part.argmin() for part in parts], starts + [part.argmax() for part in parts]
     sizes = np.diff(np.append(starts, len(values)))
@@ -322,13 +322,13 @@ def _first_of(values: NDArray[Any], starts: Ints, sizes: Ints, better: Any) -> I
     import numpy as np
 
     spread = np.repeat(better.reduceat(values, starts), sizes)
-    same = (values == spread) | ((values != values) if values.dtype.kind == "f" else False)  # noqa: PLR0124 - true of NaN alone
+    same = (values == spread) | ((values != values) if values.dtype.kind == "f" else False)  # noqa: PLR0124 - true only of NaN
     places = np.flatnonzero(same)
     return np.asarray(places[np.searchsorted(places, starts)], np.int64)
 
 
 def _with_gaps(piece: Piece, where: Ints, starts: Ints, stops: Ints) -> tuple[Any, ...]:
-    """Reduce values among which some are NaN or infinite: those are passed over, and named. Return places, then values."""
+    """Reduce values of which some are NaN or infinite: these are skipped and listed as marks. Return positions, then values."""
     import numpy as np
 
     values = np.asarray(piece.values, np.float64)
@@ -348,7 +348,7 @@ def _with_gaps(piece: Piece, where: Ints, starts: Ints, stops: Ints) -> tuple[An
 
 
 def _marks(x: Any, values: Floats, odd: NDArray[np.bool_], where: Ints, starts: Ints) -> list[tuple[int, float, str]]:
-    """Name the first NaN, inf and -inf of each bucket: more would fall on the same pixel."""
+    """List the first NaN, inf and -inf of each bucket: more would fall on the same pixel."""
     import numpy as np
 
     places = np.flatnonzero(odd)

@@ -1,7 +1,7 @@
-"""The catalogue: one row of facts per run in SQLite, so that a thousand runs list in a moment. Derived, deletable.
+"""The catalogue: one row of facts per run in SQLite, so that a thousand runs are listed instantly. Derived, deletable.
 
-It lives in the user's cache folder, never beside the runs: SQLite's locks and network filesystems do not mix. A row
-holds as long as the run's journals have the sizes it was made from.
+It is in the user's cache folder, never beside the runs, because SQLite's locks fail on network filesystems. A row is valid as
+long as the run's journals have the sizes it was built from.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .points import holders, points
 from .rows import LIVE, Row
 from .run import Runs, StoredRun
 
-VERSION = 4  # of the file's name; a change that older readers cannot live with opens a new file
+VERSION = 4  # part of the file name; a change that breaks older readers starts a new file
 SETTLED_SECONDS = 60.0
-_UNUSABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter where sqlite names what is damaged in bytes that are no text
+_UNUSABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter if sqlite reports damage with bytes that are not UTF-8
 MOST_OPEN = 16_384  # journals at once: each is mapped, and Linux allows a process about 65,000 maps
 _rows, _statistics = msgspec.msgpack.Decoder(Row), msgspec.msgpack.Decoder(dict[str, Any])
-Progress = Callable[[Iterable[Any], int], Iterable[Any]]  # shows how far a listing is
+Progress = Callable[[Iterable[Any], int], Iterable[Any]]  # shows the progress of a listing
 _Kept = TypeVar("_Kept")
 
 
@@ -52,12 +52,12 @@ def _statistics_table(connection: sqlite3.Connection) -> None:
     )
 
 
-# In order, each run once per file. They only add, so that an older fanfold can share the file.
+# Run in order, once per file. They only add, so that an older fanfold can share the file.
 MIGRATIONS = (_runs_table, _statistics_table)
 
 
 def _migrate(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """Bring the tables to this version, in one transaction: two processes may start at once."""
+    """Upgrade the tables to this version in one transaction, because two processes may start at once."""
     if connection.execute("PRAGMA user_version").fetchone()[0] >= len(MIGRATIONS):
         return connection
     connection.execute("BEGIN IMMEDIATE")
@@ -74,14 +74,14 @@ def _file() -> Path:
 
 
 def _connect() -> sqlite3.Connection:
-    """Open the catalogue; where that cannot be (no cache folder, a damaged file), work with one in memory."""
+    """Open the catalogue, or one in memory if that fails (no cache folder, a damaged file)."""
     path = _file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             return _opened(path)
         except sqlite3.OperationalError:
-            raise  # locked, or a disk that is full: no reason to throw it away
+            raise  # locked, or the disk is full: no reason to delete it
         except _UNUSABLE:
             _discard()
             return _opened(path)
@@ -90,7 +90,7 @@ def _connect() -> sqlite3.Connection:
 
 
 def _discard() -> None:
-    """Remove a damaged catalogue. All of it is derived, and made again from the journals."""
+    """Delete a damaged catalogue. All of it is derived and rebuilt from the journals."""
     for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(OSError):
             Path(f"{_file()}{suffix}").unlink()
@@ -108,7 +108,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _ask(connection: sqlite3.Connection, query: str, *given: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a query; none from a catalogue that is damaged."""
+    """Return the rows of a query; none if the catalogue is damaged."""
     try:
         return connection.execute(query, given).fetchall()
     except _UNUSABLE as error:
@@ -118,13 +118,13 @@ def _ask(connection: sqlite3.Connection, query: str, *given: str) -> list[tuple[
 
 
 def _sealed(content: Any, *place: str) -> bytes:
-    """Pack what is kept, with a checksum over it and the place it belongs to: sqlite has none."""
+    """Pack content with a checksum over it and its key, because sqlite has none."""
     data = fmt.pack(content)
     return _sum(data, place) + data
 
 
 def _unsealed(kept: object, decoder: msgspec.msgpack.Decoder[_Kept], *place: object) -> _Kept | None:
-    """Return what was kept for a place; None if it is damaged, belongs elsewhere, or another version wrote it."""
+    """Return the content stored for a key; None if it is damaged, belongs to another key, or another version wrote it."""
     if not isinstance(kept, bytes) or kept[:4] != _sum(kept[4:], place):
         return None
     try:
@@ -138,7 +138,7 @@ def _sum(data: bytes, place: tuple[object, ...]) -> bytes:
 
 
 def signature(run: Path) -> str:
-    """Return what a run's row depends on: the names and sizes of its journals, the same for one that is packed."""
+    """Return what a run's row depends on: the names and sizes of its journals, the same whether packed or not."""
     parts: set[str] = set()
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(f"{run}/journal") as entries:
         parts = {_part(entry) for entry in entries if _is_journal(entry)}
@@ -157,16 +157,16 @@ def _part(entry: os.DirEntry[str]) -> str:
 
 @dataclass
 class Shelf:
-    """What a reader that stays keeps between two listings: rows with their signatures, and the runs it has open.
+    """The state a long-lived reader keeps between listings: rows with their signatures, and its open runs.
 
-    Threads may share it. A run is read by one thread at a time, and no lock is held while another run is.
+    Threads may share it. A run is read by one thread at a time, and reading one run does not block another.
     """
 
     rows: dict[Path, tuple[str, StoredRun]] = field(default_factory=dict)
     opened: dict[Path, StoredRun] = field(default_factory=dict)
-    settled: dict[Path, int] = field(default_factory=dict)  # the folder's date, of runs that ended a while ago
-    whole: dict[Path, int | None] = field(default_factory=dict)  # that date when an open run was last read on
-    files: dict[Path, int] = field(default_factory=dict)  # how many each open run holds
+    settled: dict[Path, int] = field(default_factory=dict)  # folder mtime of runs that ended a while ago
+    whole: dict[Path, int | None] = field(default_factory=dict)  # that mtime when an open run was last read
+    files: dict[Path, int] = field(default_factory=dict)  # number of journals of each open run
     _locks: dict[Path, threading.RLock] = field(default_factory=dict)
     _opening: threading.Lock = field(default_factory=threading.Lock)
 
@@ -175,19 +175,19 @@ class Shelf:
         return self._locks.setdefault(folder, threading.RLock())
 
     def unchanged(self, folder: Path, date: int) -> StoredRun | None:
-        """Return a run that cannot have changed: it ended a while ago, and no journal came or went since."""
+        """Return a run that cannot have changed: it ended a while ago, and no journal was added or removed since."""
         kept = self.rows.get(folder)
         return kept[1] if kept is not None and date and self.settled.get(folder) == date else None
 
     def settle(self, folder: Path, date: int, run: StoredRun) -> None:
-        """Remember that nobody writes a run's journals any more; some exit handlers log after the end."""
+        """Remember that a run is no longer written to. Waits a while, because some exit handlers log after the end."""
         if run.status not in LIVE and time.time() - touched(folder) > SETTLED_SECONDS:
             self.settled[folder] = date
 
     def run(self, folder: Path) -> StoredRun:
-        """Return a run as it is now. One that was returned before stays as it was then, for whoever still reads it."""
+        """Return a run in its current state. Objects returned earlier stay unchanged for their readers."""
         with self.reading(folder):
-            date = self.settled.get(folder)  # as of before we read: what settles later is read once more
+            date = self.settled.get(folder)  # taken before reading: a run that settles later is read once more
             run = self.opened.get(folder)
             fresh = run is None or date is None or self.whole.get(folder) != date or date_of(folder) != date
             if run is None or fresh:
@@ -197,7 +197,7 @@ class Shelf:
             return run
 
     def _keep(self, folder: Path, run: StoredRun, *, count: bool) -> None:
-        """Hold a run open as the one used last; the longest unused are closed when there are many journals."""
+        """Keep a run open as the most recently used one; with too many journals, close the least recently used runs."""
         with self._opening:
             self.opened.pop(folder, None)
             self.opened[folder] = run
@@ -217,14 +217,14 @@ class Shelf:
             del self.opened[folder]
 
     def close(self, folder: Path) -> None:
-        """Let go of a run's journals; its row is kept."""
+        """Close a run's journals; its row is kept."""
         with self._opening:
             self.opened.pop(folder, None)
             self.files.pop(folder, None)
 
 
 def listed(root: Path, project: str | None = None, *, shelf: Shelf | None = None, progress: Progress | None = None) -> Runs:
-    """Return all runs below a directory, newest first, from their rows as far as those hold; `unreadable` names the others."""
+    """Return all runs below a directory, newest first, from their rows if those are valid; `unreadable` lists failures."""
     failed: dict[Path, str] = {}
     dates = {folder: date for folder in directory.run_folders(root, project, failed=failed) if (date := date_of(folder))}
     folders = list(dates)
@@ -244,12 +244,12 @@ def listed(root: Path, project: str | None = None, *, shelf: Shelf | None = None
 
 
 def _printable(path: Path) -> str:
-    """Return a path as text that can be printed and sent, whatever bytes are in its name."""
+    """Return a path as printable text, whatever bytes its name contains."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def unreadable_text(unreadable: list[dict[str, str]], shown: int = 3) -> str:
-    """Return the sentences about runs that could not be read: how many, which, and why."""
+    """Return the message about runs that could not be read: how many, which, and why."""
     lines = [f"  {one['path']}: {one['reason']}" for one in unreadable[:shown]]
     more = [f"  and {len(unreadable) - shown} more"] if len(unreadable) > shown else []
     count = f"{len(unreadable)} run{'' if len(unreadable) == 1 else 's'}"
@@ -257,7 +257,7 @@ def unreadable_text(unreadable: list[dict[str, str]], shown: int = 3) -> str:
 
 
 def last_signs(root: Path, shelf: Shelf) -> Iterator[tuple[Path, float]]:
-    """Yield each run's folder and when it was last alive. Its row is not decoded: wide ones take long."""
+    """Yield each run's folder and when it was last active, without decoding its row, which is slow for wide runs."""
     with contextlib.closing(_connect()) as connection:
         query = "SELECT path, signature, seen FROM runs WHERE path >= ? AND path < ?"
         known = {
@@ -276,7 +276,7 @@ def last_signs(root: Path, shelf: Shelf) -> Iterator[tuple[Path, float]]:
 
 
 def _signature(folder: Path) -> str:
-    """Return a run's signature, or nothing where it cannot be read."""
+    """Return a run's signature, or an empty string if it cannot be read."""
     try:
         return signature(folder)
     except OSError:
@@ -284,7 +284,7 @@ def _signature(folder: Path) -> str:
 
 
 def _known(connection: sqlite3.Connection, root: Path, folders: list[Path], whole: bool) -> dict[Path, tuple[str, StoredRun]]:
-    """Return the runs that the catalogue has rows of. Where the whole directory is listed, rows of runs that are gone go."""
+    """Return the runs that have a row in the catalogue. If `whole`, delete the rows of runs that no longer exist."""
     rows: dict[Path, tuple[str, StoredRun]] = {}
     asked = {str(folder): folder for folder in folders}
     query = "SELECT path, signature, row FROM runs WHERE path >= ? AND path < ?"
@@ -298,7 +298,7 @@ def _known(connection: sqlite3.Connection, root: Path, folders: list[Path], whol
 
 
 def date_of(run: Path) -> int:
-    """Return when a journal last came or went, as a number to compare: 0 where there are none, -1 where nobody may look."""
+    """Return when a journal was last added or removed, for comparison only: 0 if there are none, -1 without permission."""
     try:
         found = os.lstat(f"{run}/journal")
         return found.st_mtime_ns if stat.S_ISDIR(found.st_mode) else 0
@@ -309,7 +309,7 @@ def date_of(run: Path) -> int:
 
 
 def touched(run: Path) -> float:
-    """Return the newest date of a run's files, in seconds: a hint whether they change, not when the run was alive."""
+    """Return the newest mtime of a run's files, in seconds: a hint whether they change, not when the run was active."""
     try:
         with os.scandir(f"{run}/journal") as entries:
             ours = (entry for entry in entries if _is_journal(entry))
@@ -319,7 +319,7 @@ def touched(run: Path) -> float:
 
 
 def _entry(connection: sqlite3.Connection, folder: Path, date: int, shelf: Shelf, failed: dict[Path, str]) -> StoredRun | None:
-    """Return a run from its row while that holds; else read the run and renew the row. Why it cannot be read goes to `failed`."""
+    """Return a run from its row if valid; else read the run and update the row. Record why it cannot be read in `failed`."""
     settled = shelf.unchanged(folder, date)
     if settled is not None:
         return settled
@@ -327,7 +327,7 @@ def _entry(connection: sqlite3.Connection, folder: Path, date: int, shelf: Shelf
         run, error = outcome(lambda: _current(connection, folder, date, shelf))
     if isinstance(error, deadline.TookTooLong):
         raise error
-    if error is not None and not isinstance(error, FileNotFoundError):  # else deleted while we looked
+    if error is not None and not isinstance(error, FileNotFoundError):  # else deleted meanwhile
         failed[folder] = reason_of(error)
     return run
 
@@ -364,12 +364,12 @@ def _read(folder: Path, shelf: Shelf) -> Row:
     kept = folder in shelf.opened
     run = shelf.run(folder)
     if run.status not in LIVE and not kept:
-        shelf.close(folder)  # its row is all that is asked of it
+        shelf.close(folder)  # only its row is needed
     return run.row().slim()
 
 
 def statistics(row: Row, key: str, *, run: StoredRun | None = None) -> dict[str, Any] | None:
-    """Return min, max, mean, first, last and count of a run's key; kept until the run grows."""
+    """Return min, max, mean, first, last and count of a run's key; cached until the run grows."""
     folder = Path(row.path)
     now = signature(folder)
     with contextlib.closing(_connect()) as connection:
@@ -389,7 +389,7 @@ def statistics(row: Row, key: str, *, run: StoredRun | None = None) -> dict[str,
 
 
 def forget(folder: Path) -> None:
-    """Drop what was derived from a deleted run."""
+    """Delete everything derived from a deleted run."""
     with contextlib.closing(_connect()) as connection, contextlib.suppress(*_UNUSABLE):
         for (sign,) in _ask(connection, "SELECT signature FROM runs WHERE path = ?", str(folder)):
             for journal in _journals(sign):
@@ -400,13 +400,13 @@ def forget(folder: Path) -> None:
 
 
 def _journals(sign: str) -> Iterator[str]:
-    """Yield the ids of the journals a signature speaks of."""
+    """Yield the ids of the journals in a signature."""
     for line in sign.splitlines():
         yield line.rpartition(":")[0].removesuffix(fmt.SUFFIX).rpartition("-")[2]
 
 
 def reindex(root: Path, *, progress: Progress | None = None) -> tuple[int, int]:
-    """Make every row below a directory anew, and drop what belongs to runs that are gone; return both counts."""
+    """Rebuild every row below a directory, and delete data of runs that no longer exist; return both counts."""
     with contextlib.closing(_connect()) as connection:
         rows = connection.execute("SELECT path, signature FROM runs").fetchall()
         gone = [path for path, _ in rows if not directory.is_run(Path(path))]

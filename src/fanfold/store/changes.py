@@ -1,6 +1,6 @@
-"""Changes to stored runs: name, tags, note, archive, delete, saved views. Nothing that training wrote is touched.
+"""Changes to stored runs: name, tags, notes, archiving, deletion, saved views. Nothing that training wrote is changed.
 
-An edit is a frame in a journal of its own, with the role `editor`; of each fact the newest edit counts.
+An edit is a frame in a journal of its own with the role `editor`; for each fact the newest edit counts.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from .delete import check_place, delete
 from .run import StoredRun
 
 VIEWS = ".views"  # beside a project's runs, and hidden from every listing of them
-_MARK = "view "  # before the names of saved views among the facts of their run
+_MARK = "view "  # prefix of saved views among the facts of their run
 
 
 class Views(Protocol):
-    """Where a store keeps saved views."""
+    """The saved views of a store."""
 
     def all(self, project: str) -> dict[str, str]:
-        """Return a project's views: name and fragment of the address."""
+        """Return a project's views: names and URL fragments."""
 
     def save(self, project: str, name: str, fragment: str | None) -> None:
-        """Keep a view; without a fragment, drop it."""
+        """Save a view; without a fragment, delete it."""
 
 
 class Changes(Protocol):
-    """Where changes to a store's runs go."""
+    """The interface for changing a store's runs."""
 
     def edit(self, run: StoredRun, facts: dict[str, Any]) -> None:
-        """Give a run new facts."""
+        """Set facts of a run."""
 
     def check_deletable(self, run: StoredRun, *, force: bool = False) -> None:
-        """Raise when a run must not be deleted, or not by this caller; `force`: not because it may still be written."""
+        """Raise if this caller must not delete a run; `force` allows deleting one that may still be written to."""
 
     def delete(self, run: StoredRun) -> int:
-        """Delete a run with all it holds; return how many bytes that freed on this machine."""
+        """Delete a run with everything in it; return the number of bytes freed on this machine."""
 
     @property
     def views(self) -> Views:
-        """Where views are kept."""
+        """The saved views."""
 
 
 class OnDisk:
@@ -71,7 +71,7 @@ class OnDisk:
 
 
 class DirectoryViews:
-    """Saved views beside a project's runs."""
+    """Saved views, stored beside a project's runs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -97,7 +97,7 @@ class DirectoryViews:
 
 
 def as_journal(run: StoredRun, facts: dict[str, Any]) -> tuple[str, bytes]:
-    """Return an edit as a journal that has yet to find its place: its name, and its bytes."""
+    """Return an edit as a journal not yet stored: its name and its bytes."""
     with tempfile.TemporaryDirectory(prefix="fanfold-edit-") as folder:
         _write(Path(folder), _header(run), facts)
         (file,) = Path(folder).glob(f"*{fmt.SUFFIX}")
@@ -134,6 +134,6 @@ def _write(folder: Path, header: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def check_idle(run: StoredRun, busy: tuple[str, ...]) -> None:
-    """Raise when a run may still be written."""
+    """Raise if a run may still be written to."""
     if run.status in busy:
         raise RunError(f"run {run.name} ({run.id}) may still be written. Nothing was deleted. Stop it first.")

@@ -1,4 +1,4 @@
-"""Deleting a run: out of sight at once, then gone. Nothing outside the runs' directory is ever touched."""
+"""Deletion of a run: first hidden, then removed. Nothing outside the runs' directory is ever touched."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..errors import RunError
 from .catalogue import forget
 from .run import StoredRun
 
-ASIDE = ".deleted-"  # hidden from every listing; what an interrupted deletion leaves, prune removes
+ASIDE = ".deleted-"  # hidden from every listing; prune removes leftovers of an interrupted deletion
 
 
 def check_place(path: Path, root: Path) -> None:
-    """Refuse a directory that is not exactly `root/project/run`, or is reached through a link."""
+    """Raise unless a directory is exactly `root/project/run` and not reached through a link."""
     inside = path.parent.parent == root or path.parent.parent.resolve() == root.resolve()
     linked = path.is_symlink() or path.parent.is_symlink()
     if not inside or linked or path.resolve().parent.parent != root.resolve():
@@ -24,7 +24,7 @@ def check_place(path: Path, root: Path) -> None:
 
 
 def weight(path: Path) -> int:
-    """Return how many bytes a directory holds; links are not followed."""
+    """Return the size of a directory in bytes; links are not followed."""
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:
@@ -33,7 +33,7 @@ def weight(path: Path) -> int:
 
 
 def delete(run: StoredRun) -> int:
-    """Take a run out of sight, then delete it, and return the bytes freed: an interruption leaves no half run behind."""
+    """Hide a run, then delete it, so that an interruption leaves no partial run; return the number of bytes freed."""
     freed = weight(run.path)
     aside = run.path.with_name(f"{ASIDE}{secrets.token_hex(6)}")
     run.path.rename(aside)

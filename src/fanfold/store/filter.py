@@ -1,7 +1,7 @@
-"""The filter language for runs: `lr<1e-3 and status=running and tag:baseline and loss.min<0.2`. One language everywhere.
+"""The filter language for runs, used everywhere: `lr<1e-3 and status=running and tag:baseline and loss.min<0.2`.
 
-The grammar and every rule of comparison are in docs/query.md; tests/data/filter_cases.json holds cases for other
-implementations. A filter is parsed once and asked of the rows that a store lists runs as.
+The grammar and every rule of comparison are in docs/query.md; tests/data/filter_cases.json has test cases for other
+implementations. A filter is parsed once and applied to the rows of a store's runs.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     ">=": lambda a, b: bool(a >= b),
 }
 _DEPTH = 100
-MOST_CHARACTERS = 4_000  # of a filter: what one costs for each run grows with its length
+MOST_CHARACTERS = 4_000  # the cost of a filter for each run grows with its length
 MOST_CONDITIONS = 200
-MOST_PLACES = 1 << 16  # characters of a text that a pattern with ? is tried on: each takes a step
-_STRETCH = 1 << 14  # characters that are matched between two looks at the clock
-_MOST_DIGITS = 400  # of a number that is kept as text
+MOST_PLACES = 1 << 16  # longest text matched against a pattern with ?: every character takes a step
+_STRETCH = 1 << 14  # characters matched between two deadline checks
+_MOST_DIGITS = 400  # of a number stored as text
 
 
 class FilterError(SettingError):
-    """A filter that cannot be understood; `column` says where, counted from 1."""
+    """A filter that cannot be parsed; `column` is the position of the error, counted from 1."""
 
     def __init__(self, text: str, column: int, what: str) -> None:
         self.column = column
@@ -63,7 +63,7 @@ class _Token:
 
 
 class Filter:
-    """A parsed filter. An empty one lets everything pass."""
+    """A parsed filter. An empty one matches everything."""
 
     def __init__(self, text: str = "") -> None:
         self.text = text
@@ -72,17 +72,17 @@ class Filter:
         self._test: Test | None = parser.whole()
 
     def matches(self, row: Row, *, now: float | None = None, stats: Stats = lambda *_: None) -> bool:
-        """Tell whether a row passes. `stats` is asked for a metric's min, max, … only where the answer hangs on it."""
+        """Return whether a row matches. `stats` is called for a metric's min, max, … only if the result depends on it."""
         deadline.check()
         return self._test is None or self._test(row, time.time() if now is None else now, stats)
 
     def unknown(self, rows: Sequence[Row]) -> list[str]:
-        """Return the names in the filter that no row has: most likely they are misspelt."""
+        """Return the names in the filter that no row has; most likely they are misspelled."""
         return [name for name in self.names if not any(value_of(row, name) is not None for row in rows)]
 
 
 class _Parser:
-    """Recursive descent: or, and (also by juxtaposition), not, brackets, comparisons."""
+    """A recursive descent parser: or, and (also implicit between conditions), not, brackets, comparisons."""
 
     def __init__(self, text: str, names: list[str]) -> None:
         if len(text) > MOST_CHARACTERS:
@@ -181,7 +181,7 @@ class _Parser:
         return self.checked(name.text, "=" if op.text == "==" else op.text, value)
 
     def checked(self, name: str, op: str, value: _Token) -> Test:
-        """Build a comparison; values that can never match are refused here, where their column is known."""
+        """Build a comparison. Values that can never match are rejected here, where their column is known."""
         text = value.text
         if name == "status" and op in ("=", "!=") and text not in STATUSES:
             raise self.fail(f"there is no status {text!r}. Known: {', '.join(STATUSES)}.", value)
@@ -221,11 +221,11 @@ def _tokens(text: str) -> list[_Token]:
     return found
 
 
-# What a name means
+# Values of names
 
 
 def value_of(row: Row, name: str, *, now: float | None = None, stats: Stats = lambda *_: None) -> Any:
-    """Return what a name means in a row, or None: a field, else a config path, else a metric's last value or statistic."""
+    """Return the value of a name in a row, or None: a field, else a config path, else a metric's last value or statistic."""
     kind, _, rest = name.partition(".")
     if rest and kind == "config":
         return config_value(row.get("config") or {}, rest)
@@ -242,7 +242,7 @@ def value_of(row: Row, name: str, *, now: float | None = None, stats: Stats = la
 
 
 def config_value(config: Mapping[str, Any], path: str) -> Any:
-    """Look a path such as model.dim up; a key that has dots itself is found too."""
+    """Look up a path such as model.dim; keys that contain dots themselves are found too."""
     if path in config:
         return config[path]
     for key, value in config.items():
@@ -275,7 +275,7 @@ def _contains(word: str) -> Test:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Return a test for ~: contains, whatever the case; with * or ? the whole has to match. Each text checks the deadline."""
+    """Return a test for ~: case-insensitive "contains"; with * or ? the whole text must match. Each test checks the deadline."""
     small = pattern.lower()
     whole: Callable[[str], bool] = glob(small) if "*" in pattern or "?" in pattern else lambda text: small in text
 
@@ -287,12 +287,12 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def glob(pattern: str) -> Callable[[str], bool]:
-    """Return a test whether a whole text matches a pattern with * and ?."""
+    """Return a function that tests whether a whole text matches a pattern with * and ?."""
     return _by_places(pattern) if "?" in pattern else _by_parts(pattern.split("*"))
 
 
 def _by_parts(parts: list[str]) -> Callable[[str], bool]:
-    """Return a test whether a text begins and ends with the first and last part and has the others between, in order."""
+    """Return a test for texts that start and end with the first and last part, with the others between them in order."""
     if len(parts) == 1:
         return lambda text: text == parts[0]
     first, *middle, last = parts
@@ -303,7 +303,7 @@ def _by_parts(parts: list[str]) -> Callable[[str], bool]:
         if len(text) < shortest or not text.startswith(first) or not text.endswith(last):
             return False
         at, end = len(first), len(text) - len(last)
-        for part in middle:  # the first place where a part fits leaves the most room for the others
+        for part in middle:  # the first match of a part leaves the most room for the others
             found = text.find(part, at, end)
             if found < 0:
                 return False
@@ -314,14 +314,14 @@ def _by_parts(parts: list[str]) -> Callable[[str], bool]:
 
 
 def _by_places(pattern: str) -> Callable[[str], bool]:
-    """Return the same for a pattern with ?, in one step for each character of the text; a very long text never matches.
+    """Return the same test for a pattern with ?, in one step per character of the text. Very long texts never match.
 
-    A regular expression would try every way to divide a text among the stars, which for thirty of them takes for ever.
-    Here bit i of `places` says whether the text so far can be what stands before the pattern's i-th character.
+    A regular expression would try every way to divide a text among the stars, which with thirty of them takes forever. Here bit i
+    of `places` says whether the text so far matches the pattern up to its i-th character.
     """
     characters = [character for character in pattern if character != "*"]
     stars = places = 0
-    for character in pattern:  # bit i of `stars`: a star stands before the i-th character, so that place can be kept
+    for character in pattern:  # bit i of `stars`: a star precedes the i-th character, so the match can stay at that position
         if character == "*":
             stars |= 1 << places
         else:
@@ -371,7 +371,7 @@ def _comparer(op: str, text: str) -> Callable[[Any], bool]:
 
 
 def _ordered(value: Any, text: str, wanted: float | None, order: Callable[[Any, Any], bool]) -> bool:
-    """Compare numbers as numbers, and texts with each other by their letters; a number and a word have no order."""
+    """Compare two numbers by value and two texts alphabetically; a number and a text have no order."""
     if value is None or isinstance(value, Mapping):
         return False
     own = float(value) if isinstance(value, (int, float)) else number(str(value))
@@ -381,7 +381,7 @@ def _ordered(value: Any, text: str, wanted: float | None, order: Callable[[Any, 
 
 
 def same(value: Any, text: str) -> bool:
-    """Tell whether a value is what was typed: numbers (also those kept as text) by value, so that 1e-3 finds 0.001."""
+    """Return whether a value equals the typed text. Numbers, also those stored as text, compare by value: 1e-3 finds 0.001."""
     if isinstance(value, bool) or value is None:
         return text.lower() in ({"true", "1"} if value else {"false", "0"} if value is False else {"none", "null"})
     own, wanted = value if isinstance(value, (int, float)) else number(str(value)), number(text)
@@ -400,12 +400,12 @@ _NUMBER = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|inf|infinit
 
 
 def number(text: str) -> float | None:
-    """Read a number as people write one; None for any other text."""
+    """Parse a number in common notation; return None for any other text."""
     return float(text) if len(text) <= _MOST_DIGITS and _NUMBER.fullmatch(text.strip()) else None
 
 
 def length(text: str) -> float | None:
-    """Read a length of time in seconds: 90, 90s, 15m, 3h, 2d, 1w."""
+    """Parse a duration and return seconds: 90, 90s, 15m, 3h, 2d, 1w."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", text.lower())
     if match is None or (match[2] or "s") not in _SECONDS:
         return None
@@ -413,9 +413,9 @@ def length(text: str) -> float | None:
 
 
 def moment(text: str) -> tuple[float, float] | None:
-    """Read a date or a moment: its first second, and how long it lasts (a date: the whole day). UTC unless a zone is given."""
+    """Parse a date or time; return its first second and its length (a date: the whole day). UTC unless a zone is given."""
     try:
-        # Python 3.10 reads no Z.
+        # Python 3.10 does not parse Z.
         when = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     except ValueError:
         return None
@@ -426,7 +426,7 @@ def moment(text: str) -> tuple[float, float] | None:
 
 
 def _moments(name: str, op: str, span: tuple[float, float]) -> Test:
-    """Compare moments: a date stands for its first second, and = for all of it."""
+    """Compare times: a date means its first second, except that = means any time of that day."""
     start, lasts = span
     if op in ("=", "!="):
         return lambda row, _now, _stats: (start <= float(row.get(name) or 0) < start + lasts) == (op == "=")
@@ -435,7 +435,7 @@ def _moments(name: str, op: str, span: tuple[float, float]) -> Test:
 
 
 def sort_rows(rows: list[Any], by: str, *, stats: Stats = lambda *_: None) -> list[Any]:
-    """Sort rows by a name, upward, or downward with a minus before it; rows without a value stand last either way."""
+    """Sort rows by a name: ascending, or descending with a leading minus. Rows without a value are always last."""
     down, name = by.startswith("-"), by.removeprefix("-")
     keyed = [(value_of(row, name, stats=stats), row) for row in rows]
     numbers = [(float(value), row) for value, row in keyed if isinstance(value, (int, float)) and not _is_nan(value)]

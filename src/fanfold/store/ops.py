@@ -1,4 +1,4 @@
-"""What a run's processes counted: operators and API usage, from their journals and from the tables they left in the run."""
+"""Counts of a run's processes: operators and API usage, from their journals and from the table files in the run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..probes import op_table
 from ..probes.worker_tables import ADDED, merge, read_file
 
 MAX_UNPACKED = 32 << 20
-MAX_ROWS = 1 << 16  # of a table that is not an image; those have at most 4096
-KEPT = 3  # snapshots of a process: should the newest be of no use, one before it may be
+MAX_ROWS = 1 << 16  # of a table that is not an image; images have at most 4096
+KEPT = 3  # snapshots per process: if the newest is unusable, an earlier one may work
 _WHERE = ("rank", "node", "role")
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | Annotated[float, msgspec.Meta(ge=0, le=1e300)]
 
 
 class _Row(msgspec.Struct):
-    """One row of a table that is not an image of native memory: anybody may have written it."""
+    """One row of a table that is not an image of native memory, and therefore untrusted."""
 
     op: str
     scope: str
@@ -34,7 +34,7 @@ class _Row(msgspec.Struct):
     thread: str = ""
     label: str = ""
     inputs: str = ""
-    all: bool | msgspec.UnsetType = msgspec.UNSET  # rows that do not say so are of the first version
+    all: bool | msgspec.UnsetType = msgspec.UNSET  # rows without it are of the first version
     own_ns: bodies.Count | msgspec.UnsetType = msgspec.UNSET
     device_count: bodies.Count = 0
     device_ns: bodies.Count = 0
@@ -42,7 +42,7 @@ class _Row(msgspec.Struct):
 
 
 class _Facts(msgspec.Struct):
-    """What is computed with, of the facts about such a table."""
+    """The facts of such a table that are used in calculations."""
 
     id: str = ""
     rank: bodies.Rank | None = None
@@ -68,13 +68,13 @@ _decoder = msgspec.msgpack.Decoder(Annotated[list[_Row], msgspec.Meta(max_length
 
 
 def tables(run: Any) -> list[op_table.Table]:
-    """Return the newest table of each process of a run; a file it left in the run is newer than its journal."""
+    """Return the newest table of each process of a run; a file left in the run is newer than the journal."""
     newest: dict[str, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=KEPT))
     for event in _events(run, "ops"):
         newest[str(event.get("id"))].append(event)
     found: dict[str, op_table.Table] = {}
     folded: set[str] = set()
-    for id, events in newest.items():  # unpacking is what takes long, and a day has a thousand snapshots
+    for id, events in newest.items():  # unpacking is slow, and a day has a thousand snapshots
         for event in reversed(events):
             if (table := table_of(event)) is not None:
                 found[id] = table
@@ -91,7 +91,7 @@ def _events(run: Any, name: str) -> Iterator[dict[str, Any]]:
         for record in journal.records(Kind.EVENT):
             if record.data.event == name:
                 found = {name: value for name, value in bodies.as_dict(record.data).items() if value is not None}
-                # Usage of a forked child says its own pid.
+                # Usage of a forked child has its own pid.
                 yield {"rank": journal.header.rank, "node": journal.header.node, "pid": journal.header.pid, **found}
 
 
@@ -106,7 +106,7 @@ def table_of(event: Mapping[str, Any]) -> op_table.Table | None:
             return op_table.Table({**event["facts"], **known}, [_row(row) for row in rows])
         return op_table.parse(op_table.unpack(data))
     except (op_table.NotATable, msgspec.MsgspecError, zlib.error):
-        return None  # written by another version, or by somebody else
+        return None  # written by another version, or by something else
 
 
 def _row(row: _Row) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _files(run: Any) -> Iterator[op_table.Table]:
 
 
 def rows(run: Any) -> list[dict[str, Any]]:
-    """Return one row per operator, scope, thread, label, inputs and rank, the most own time first."""
+    """Return one row per operator, scope, thread, label, inputs and rank, sorted by self time, longest first."""
     groups: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, Any]]] = {}
     for table in tables(run):
         facts = table.facts
@@ -143,7 +143,7 @@ def rows(run: Any) -> list[dict[str, Any]]:
 
 
 def steps_of(run: Any) -> list[dict[str, Any]]:
-    """Return the optimizer steps that each rank and node of a run took, and how many of them were observed in full."""
+    """Return the optimizer steps of each rank and node of a run, and how many of them were observed in full."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for facts in (table.facts for table in tables(run)):
         rank, node = int(facts.get("rank") or 0), str(facts.get("node") or "")
@@ -169,7 +169,7 @@ def _finished(row: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(op: str, scope: str) -> str:
-    """Say what a row is: an operator, a compiled region, a collective, a range of the user's."""
+    """Return the kind of a row: an operator, a compiled region, a collective, a user-defined range, and so on."""
     if scope == "compile":
         return "compiling"
     for kind, beginnings in _KINDS.items():
@@ -197,7 +197,7 @@ KINDS = ("operator", *_KINDS, "compiling", "range", "script")
 
 
 def together(rows: Iterable[Mapping[str, Any]], by: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Add rows up over everything but `by`, each with the calls and times it stands for; the most own time first."""
+    """Sum rows over everything but `by`, scaled to all calls they represent; sorted by self time, longest first."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         key = tuple(row[name] for name in by)

@@ -1,7 +1,7 @@
-"""The points of one key and rank that count: chunks in the order of their steps, decoded only where somebody looks.
+"""The visible points of one key and rank: chunks in order of their steps, decoded only when accessed.
 
-A chunk is a piece of a journal, or of a segment made from one. Hiding, cutting and bucketing work on chunks, so that a
-long series is never brought into memory as a whole unless its steps go backwards.
+A chunk is a part of a journal, or of a segment made from one. Hiding, cutting and bucketing work on chunks, so that a long series
+is never loaded into memory as a whole unless its steps go backwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Chunk(Protocol):
     """Some points of one key, in the order they were written.
 
-    `axis` are the steps and `narrow` the values in whatever form they lie there: cheaper to look at, the same numbers.
+    `axis` are the steps and `narrow` the values in their stored form: cheaper to access, and the same numbers.
     """
 
     @property
@@ -100,19 +100,19 @@ class Loaded:
 
 @dataclass
 class Points:
-    """What a rank logged under a key, by step; `restarts` holds the step and time at which each later attempt set in."""
+    """The points a rank logged under a key, by step; `restarts` has the step and time at which each later attempt began."""
 
     key: str
     rank: int
     chunks: list[Chunk]
     restarts: list[tuple[int, float]] = field(default_factory=list)
-    kinds: set[np.dtype[Any]] = field(default_factory=set)  # of all that was logged, hidden or not
+    kinds: set[np.dtype[Any]] = field(default_factory=set)  # of all logged points, hidden or not
 
     def __len__(self) -> int:
         return sum(map(len, self.chunks))
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[Any]]:
-        """Return all of it as three arrays."""
+        """Return all points as three arrays."""
         import numpy as np
 
         whole = joined(self.chunks)
@@ -120,7 +120,7 @@ class Points:
         return whole.steps, whole.times, whole.values.astype(kind, copy=False)
 
     def statistics(self) -> dict[str, Any]:
-        """Return min, max, mean, first, last and count; the first three pass NaN over where there are numbers."""
+        """Return min, max, mean, first, last and count; the first three ignore NaN if there are other numbers."""
         import numpy as np
 
         count, total, low, high = 0, 0.0, float("nan"), float("nan")
@@ -129,7 +129,7 @@ class Points:
             values = chunk.narrow.astype(np.float64, copy=False)
             numbers = values[~np.isnan(values)] if np.isnan(values.max()) else values
             if len(numbers):
-                with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, which is the true answer
+                with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, which is the correct result
                     total += float(numbers.sum())
                 low, high = float(np.fmin(low, numbers.min())), float(np.fmax(high, numbers.max()))
                 count += len(numbers)
@@ -145,7 +145,7 @@ def holders(run: StoredRun, key: str) -> list[int]:
 
 
 def points(run: StoredRun, key: str, rank: int, *, raw: bool = False) -> Points:
-    """Gather a rank's points over its attempts; each attempt hides what it logged again, unless `raw`."""
+    """Collect a rank's points over its attempts. Each attempt hides earlier points from its first step on, unless `raw`."""
     kept: list[Chunk] = []
     restarts: list[tuple[int, float]] = []
     kinds: set[np.dtype[Any]] = set()
@@ -176,7 +176,7 @@ def chunks(journal: Journal, key: str) -> list[Chunk]:
 
 
 def before(chunk: Chunk, step: int) -> Chunk | None:
-    """Return the part of a chunk that lies before a step."""
+    """Return the part of a chunk before a step."""
     low, high = chunk.bounds
     if high < step:
         return chunk
@@ -189,7 +189,7 @@ def before(chunk: Chunk, step: int) -> Chunk | None:
 
 
 def in_order(parts: Sequence[Chunk]) -> list[Chunk]:
-    """Return chunks whose steps never go backwards: as they are where that holds, else as one, sorted."""
+    """Return chunks whose steps never go backwards: unchanged if that already holds, else as one sorted chunk."""
     if all(part.ascending for part in parts) and all(one.bounds[1] <= two.bounds[0] for one, two in pairwise(parts)):
         return list(parts)
     import numpy as np
@@ -199,7 +199,7 @@ def in_order(parts: Sequence[Chunk]) -> list[Chunk]:
 
 
 def joined(parts: Sequence[Chunk]) -> Loaded:
-    """Bring chunks into memory as one."""
+    """Load chunks into memory as one."""
     import numpy as np
 
     if not parts:
@@ -212,7 +212,7 @@ def joined(parts: Sequence[Chunk]) -> Loaded:
 
 
 def reduce(rule: str, values: Any) -> Any:
-    """Reduce a series to one number by a summary rule; NaN is passed over by min, max and mean where others exist."""
+    """Reduce a series to one number by a summary rule; min, max and mean ignore NaN if there are other numbers."""
     import numpy as np
 
     if rule == "count":

@@ -1,4 +1,4 @@
-"""A stored run: everything its journals say, read without a lock, live or finished."""
+"""A stored run: everything in its journals, read without a lock, live or finished."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from .buckets import Buckets
 
 
-MOST_PATTERNS = 256  # of define_metric that count, the newest
-MOST_PATTERN = 256  # characters of one
+MOST_PATTERNS = 256  # the newest define_metric patterns that are used
+MOST_PATTERN = 256  # characters of a pattern; longer ones are ignored
 _WILD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One key's points, by step. `times` are seconds since 1970; a fold adds extremes and the ranks that hold them."""
+    """One key's points, by step. `times` are seconds since 1970; a fold adds the extremes and their ranks."""
 
     key: str
     steps: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Series:
 
 
 class MediaPoint(NamedTuple):
-    """One logged image, table, histogram, …; `load()` gives the object itself."""
+    """One logged image, table, histogram, …; `load()` returns the object itself."""
 
     key: str
     step: int
@@ -84,16 +84,16 @@ class TextPoint(NamedTuple):
     text: str
 
 
-# What a row says of a run, by the names that StoredRun knows it by. A listed run has them already, until it is read on.
+# Facts in a row, by their names in StoredRun. A listed run has them already, until it is refreshed.
 _SAME = ("id", "project", "name", "group", "notes", "tags", "config", "seen", "summary", "rules", "latest")
 _KNOWN = {"started": "created", "ranks": "rank_list"} | {name: name for name in _SAME}
 _READ = (*_KNOWN, "info", "metrics", "_rules", "_patterns", "_holders")
 
 
 class StoredRun:
-    """A run on disk. Reading never disturbs the processes that write it; `refresh()` reads on.
+    """A run on disk. Reading never disturbs the processes that write it; `refresh()` reads what they appended.
 
-    A run that was listed knows the facts of its row; its journals are opened when it is asked for more.
+    A listed run has the facts of its row; its journals are opened when more is needed.
     """
 
     def __init__(self, path: Path | str, row: Row | None = None) -> None:
@@ -105,21 +105,21 @@ class StoredRun:
             self.__dict__.update({name: getattr(row, field) for name, field in _KNOWN.items()})
 
     def refresh(self) -> StoredRun:
-        """Read what was written since the last time."""
+        """Read what was written since the last read."""
         journals = {file: self._read_on(file) for file in directory.journal_files(self.path, strict=True)}
         self._journals = {file: journal for file, journal in journals.items() if journal is not None and journal.begun}
         self._read(group(list(self._journals.values())))
         return self
 
     def _read(self, attempts: list[Attempt]) -> None:
-        """Note what the journals say now, and forget what was known before."""
+        """Set the journals' current state, and drop everything cached before."""
         self._attempts, self._row = attempts, None
         for name in _READ:
             self.__dict__.pop(name, None)
 
     @property
     def place(self) -> str:
-        """Where the run is kept, for people."""
+        """Where the run is stored, for display."""
         return str(self.path)
 
     @property
@@ -128,11 +128,11 @@ class StoredRun:
         return str(self.path.parent.parent)
 
     def pulled(self) -> Path:
-        """Return the folder that has the run's journals and blobs, after those kept elsewhere were copied into it."""
+        """Return the folder with the run's journals and blobs, after copying into it any that are stored elsewhere."""
         return self.path
 
     def reopened(self) -> StoredRun:
-        """Return the run as it is now, with its journals read on from where this object is; this one stays as it is."""
+        """Return the run in its current state, reading only what was appended since; this object stays unchanged."""
         run = StoredRun(self.path)
         run._journals = dict(self._journals)
         return run.refresh()
@@ -145,7 +145,7 @@ class StoredRun:
                 journal.refresh()
                 return journal
         except (FileNotFoundError, JournalError):
-            pass  # replaced or gone since it was listed: look anew
+            pass  # replaced or deleted since it was listed: open it again
         return self._open(file)
 
     def _open(self, file: Path) -> Journal | None:
@@ -156,11 +156,11 @@ class StoredRun:
                 raise
             if isinstance(error, MostlyHoles) or (file.suffix == PACKED and isinstance(error, JournalError)):
                 notices.once(f"packed:{file}", str(error))
-            return None  # a file of another kind with our suffix, or gone since it was listed
+            return None  # another kind of file with our suffix, or deleted since it was listed
 
     @property
     def attempts(self) -> list[Attempt]:
-        """The lives of the run, oldest first."""
+        """The attempts of the run, oldest first."""
         if self._attempts is None:
             self.refresh()
         assert self._attempts is not None
@@ -171,14 +171,14 @@ class StoredRun:
         return [journal for attempt in self.attempts for journal in attempt.journals]
 
     def holding(self, key: str) -> Iterable[tuple[int, Journal]]:
-        """Return the journals that have a key, each with the number of its attempt."""
+        """Return the journals that have a key, each with the index of its attempt."""
         if "_holders" in self.__dict__:
             return self._holders.get(key, ())
         return ((n, journal) for n, attempt in enumerate(self.attempts) for journal in attempt.journals if key in journal.by_key)
 
     @cached_property
     def _holders(self) -> dict[str, list[tuple[int, Journal]]]:
-        """Those journals by key: made where every key is asked for, since asking each journal for each key takes long."""
+        """The same journals by key. Built when every key is needed, because searching all journals for each key is slow."""
         found: dict[str, list[tuple[int, Journal]]] = {}
         for n, attempt in enumerate(self.attempts):
             for journal in attempt.journals:
@@ -190,7 +190,7 @@ class StoredRun:
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """Facts by name; rank 0's count before other ranks', edits count most, and of each the newest."""
+        """Facts by name. Rank 0 takes precedence over other ranks and edits over everything; the newest value wins."""
         facts: dict[str, Any] = {}
         roles = {"worker": 0, "main": 1}
 
@@ -236,7 +236,7 @@ class StoredRun:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the run knows of itself: command, git, packages, node, hardware, environment."""
+        """Facts recorded about the run: command, git, packages, node, hardware, environment."""
         return dict(self.info.get("facts") or {})
 
     @property
@@ -245,7 +245,7 @@ class StoredRun:
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """How the latest attempt stands, and the rank, signal and error that explain it."""
+        """Status of the latest attempt, and the rank, signal and error that explain it."""
         if self._row is not None:
             return dict(self._row.verdict)
         return self.attempts[-1].verdict() if self.attempts else {"status": "lost", "rank": None, "error": None}
@@ -262,12 +262,12 @@ class StoredRun:
 
     @cached_property
     def seen(self) -> float:
-        """When it last gave a sign of life."""
+        """When one of its processes was last active, in seconds since 1970."""
         return max((attempt.seen / 1e9 for attempt in self.attempts), default=self.started)
 
     @property
     def duration(self) -> float:
-        """How many seconds it has run: each attempt from its start to its last sign of life, without the time in between."""
+        """Seconds the run has been active: each attempt from its start to its last sign of life, without the gaps."""
         if self._row is not None:
             return self._row.duration
         return lasted(((attempt.started, attempt.seen) for attempt in self.attempts), running=self.status == "running")
@@ -278,8 +278,8 @@ class StoredRun:
 
     @property
     def dropped(self) -> int:
-        """How many log() calls could not be written (a full disk), by the processes' own count."""
-        counts: dict[Any, int] = {}  # each process counts on through its journals
+        """The number of log() calls that could not be written (a full disk), as counted by the processes."""
+        counts: dict[Any, int] = {}  # a process keeps counting across its journals
         for journal in self.journals:
             process = journal.header.process or journal.id
             known = (record.data.dropped or 0 for record in journal.records(Kind.END, Kind.BEAT))
@@ -288,13 +288,13 @@ class StoredRun:
 
     @property
     def damaged(self) -> int:
-        """How many bytes of the journals are unreadable."""
+        """The number of unreadable bytes in the journals."""
         return sum(journal.damaged for journal in self.journals)
 
     # Numbers
 
     def keys(self, kind: str = "number") -> list[str]:
-        """Return what was logged: kind = number, text, media or system, each in order of first appearance."""
+        """Return the logged keys of a kind (number, text, media or system), in order of first appearance."""
         if kind not in ("number", "text", "media", "system"):
             raise FanfoldError(f"keys({kind!r}) is not known. Known: number, text, media, system.")
         if kind in ("number", "system"):
@@ -308,7 +308,7 @@ class StoredRun:
     def series(self, key: str, *, rank: int | None = None, fold: str | None = None, raw: bool = False) -> Series:
         """Return one key's points by step: of one rank (default: 0, else the lowest that has it), or folded over all.
 
-        Points that a later attempt logged again are hidden; `raw` shows the whole history.
+        Points that a later attempt logged again are hidden; `raw` includes the whole history.
         """
         import numpy as np
 
@@ -322,7 +322,7 @@ class StoredRun:
         return Series(key, steps, times, values)
 
     def curve(self, key: str, *, buckets: int = 330, x: str = "auto") -> Buckets | None:
-        """Return a key's series as it is drawn: the mean over ranks where several have it; None where there is nothing."""
+        """Return a key's series for a chart: the mean over ranks if several have it, None if there are no points."""
         from .axes import curve
 
         return curve(self, key, buckets=buckets, x=x)
@@ -362,7 +362,7 @@ class StoredRun:
 
     @cached_property
     def latest(self) -> dict[str, Any]:
-        """Each key's last value, as the lowest rank that has it logged it; texts too."""
+        """Each key's last value, including texts. If several ranks have a key, the lowest counts."""
         found: dict[str, Any] = {}
         for attempt in self.attempts:
             for journal in sorted(attempt.journals, key=lambda j: -j.header.rank):
@@ -373,11 +373,11 @@ class StoredRun:
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """What define_metric said, by key pattern."""
+        """Arguments of define_metric, by key pattern."""
         return {str(event["key"]): event for event in self._events("metric")}
 
     def metric(self, key: str) -> dict[str, Any]:
-        """Return what define_metric said that holds for a key: its own word, else the last pattern that matches."""
+        """Return the define_metric arguments for a key: those of the key itself, else of the last pattern that matches."""
         if key in self.metrics:
             return self.metrics[key]
         match = self._patterns.match(key)
@@ -385,31 +385,31 @@ class StoredRun:
 
     @cached_property
     def _rules(self) -> list[dict[str, Any]]:
-        """The rules for patterns, newest first. Each is tried on each key: of very many, or very long ones, some do not count."""
+        """Rules for patterns, newest first. Each is tried on each key, so very many or very long patterns are limited."""
         named = [(name, rule) for name, rule in self.metrics.items() if _WILD.search(name) and len(name) <= MOST_PATTERN]
         return [rule for _, rule in reversed(named[-MOST_PATTERNS:])]
 
     @cached_property
     def _patterns(self) -> re.Pattern[str]:
-        """The patterns of those rules as one expression, whose groups are numbered as they are."""
+        """The patterns of these rules as one expression; its groups are numbered like the rules."""
         parts = [f"(?P<r{place}>{fnmatch.translate(str(rule['key']))})" for place, rule in enumerate(self._rules)]
         return re.compile("|".join(parts) or r"(?!)")
 
     @cached_property
     def rules(self) -> dict[str, str]:
-        """Which keys define_metric(summary=…) wants low ("min") or high ("max")."""
+        """Keys for which define_metric(summary=…) prefers low ("min") or high ("max") values."""
         found = {key: str(self.metric(key).get("summary")) for key in self.summary} if self.metrics else {}
         return {key: rule for key, rule in found.items() if rule in ("min", "max")}
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What each key comes down to (its last value unless define_metric says otherwise), and what the user added.
+        """The summary value of each key (the last value unless define_metric says otherwise), and values set by the user.
 
-        Of several ranks the lowest that has the key counts, as in `latest` and `series`.
+        If several ranks have a key, the lowest counts, as in `latest` and `series`.
         """
         found = {key: value for key, value in self.latest.items() if not key.startswith("system/")}
         if self.metrics:
-            self._holders  # noqa: B018 - made before each key is asked for
+            self._holders  # noqa: B018 - built before every key is looked up
         for key in list(found) if self.metrics else ():
             deadline.check()
             rule = self.metric(key).get("summary")
@@ -421,7 +421,7 @@ class StoredRun:
 
     @property
     def assigned(self) -> dict[str, Any]:
-        """What the user put into the summary."""
+        """Summary values set by the user."""
         return dict(self.info.get("summary") or {})
 
     # Everything else
@@ -472,46 +472,46 @@ class StoredRun:
 
     @property
     def files(self) -> list[dict[str, Any]]:
-        """The model files this run saved and stamped: `path`, `size`, `s` (the step), `rank`, and `t`, in nanoseconds."""
+        """Model files this run saved and stamped: `path`, `size`, `s` (the step), `rank`, and `t`, in nanoseconds."""
         return list(self._events("saved"))
 
     def ops(self) -> list[dict[str, Any]]:
-        """Return the operator profile: a row per op, scope, thread, label and rank, the most own time first.
+        """Return the operator profile: one row per op, scope, thread, label and rank, sorted by self time, longest first.
 
-        `count`, `total_ns`, `self_ns`, `max_ns`, `p50_ns` and `p99_ns` are of the calls that were observed, in host time;
-        each stands for `scale` calls.
+        `count`, `total_ns`, `self_ns`, `max_ns`, `p50_ns` and `p99_ns` describe the observed calls, in host time; each of them
+        represents `scale` calls.
         """
         from .ops import rows
 
         return rows(self)
 
     def usage(self) -> list[dict[str, Any]]:
-        """Return which PyTorch APIs (and others') the processes used, once per key, and the model files written or read."""
+        """Return the APIs of PyTorch and others that the processes used, once per key, and the model files written or read."""
         from .ops import usage
 
         return usage(self)
 
     def blob(self, name: str) -> bytes:
-        """Return the content of a medium or artifact, checked against its name."""
+        """Return the content of a media file or artifact, checked against its name."""
         self.artifact_file(name)
         return blobs.get(self.path, name)
 
     def artifact_file(self, blob: str) -> Path:
-        """Return the file with the content of an artifact or medium."""
+        """Return the file with the content of an artifact or media file."""
         return blobs.path_of(self.path, blob)
 
     def console(self) -> bytes:
-        """Return what the processes printed, where it was captured, in order of time."""
+        """Return the captured console output of the processes, in order of time."""
         chunks = [record.data for journal in self.journals for record in journal.records(Kind.CONSOLE)]
         return b"".join(chunk.b for chunk in sorted(chunks, key=lambda chunk: chunk.t))
 
     @property
     def lost_values(self) -> list[dict[str, Any]]:
-        """Device values that never landed, with the reason."""
+        """Device values that never arrived, with the reason."""
         return [bodies.as_dict(record.data) for journal in self.journals for record in journal.records(Kind.LOST)]
 
     def row(self) -> Row:
-        """Return what is known of the run at a glance, as the catalogue keeps it and filters see it."""
+        """Return the facts of the run as one row, as stored in the catalogue and used by filters."""
         if self._row is not None:
             return self._row
         return Row(
@@ -552,11 +552,11 @@ class StoredRun:
         return {"text/plain": repr(self), "text/html": shown(run_html(self), [self])}
 
 
-SHOWN = 50  # runs that a list prints
+SHOWN = 50  # maximum number of runs in a printed list
 
 
 class Runs(list[StoredRun]):
-    """Stored runs, in a list that shows itself as a table. `unreadable` has the path and reason of each that is missing."""
+    """A list of stored runs that is displayed as a table. `unreadable` has the path and reason of each run left out."""
 
     def __init__(self, runs: Iterable[StoredRun] = (), unreadable: Iterable[dict[str, str]] = ()) -> None:
         super().__init__(runs)

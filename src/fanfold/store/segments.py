@@ -1,8 +1,8 @@
-"""Column segments: a byte range of a journal, turned from rows into columns. A cache; the journal stays the truth.
+"""Column segments: a byte range of a journal, converted from rows to columns. A cache; the journal stays the truth.
 
-A segment lies in the user's cache folder under `segments/<journal id>/<first byte>-<end>.ffs`. It is written aside and
-renamed, never changed, and checked column by column when it is first read. Keys that were always logged together share
-their steps and times. docs/store.md describes the file.
+A segment is in the user's cache folder under `segments/<journal id>/<first byte>-<end>.ffs`. It is written to a temporary file
+and renamed, never changed, and each column is checked when it is first read. Keys that were always logged together share their
+steps and times. docs/store.md describes the file.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 MAGIC = b"FFSEG\x01\r\n"
 SUFFIX = ".ffs"
-WORTH_BYTES = 1 << 20  # a journal's end that is shorter is read from the journal at once
+WORTH_BYTES = 1 << 20  # a shorter end of a journal is read from the journal directly
 TAIL = 24  # footer offset u64, length u32, crc u32, magic
-TICK = 2.0**-22  # seconds; the distance of neighbouring floats at today's dates, so that times are whole numbers of it
+TICK = 2.0**-22  # seconds; the spacing of floats at current dates, so that times are whole multiples of it
 
 
 class Damaged(Exception):
@@ -41,7 +41,7 @@ class Damaged(Exception):
 
 
 class Line:
-    """Steps that grow by equal strides, without an array of them."""
+    """Evenly spaced steps, without an array."""
 
     def __init__(self, base: int, stride: int, count: int) -> None:
         self.base, self.stride, self.count = base, stride, count
@@ -66,13 +66,13 @@ class Line:
         return (self.base + np.arange(self.count, dtype=np.int64) * self.stride).astype(dtype or np.int64, copy=False)
 
     def find(self, steps: NDArray[np.int64], side: str) -> NDArray[np.int64]:
-        """Return where steps would go, as searchsorted does."""
+        """Return insertion positions of steps, like searchsorted."""
         import numpy as np
 
         if self.stride == 0:
             hit = steps <= self.base if side == "left" else steps < self.base
             return np.where(hit, 0, self.count).astype(np.int64)
-        # Python's integers where the difference may leave 64 bits would be slow; steps are clipped to the line's ends first.
+        # The difference may exceed 64 bits, and Python's integers would be slow, so steps are clipped to the line's ends first.
         near = np.clip(steps, self.base - self.stride, self.base + self.count * self.stride)
         apart = near - self.base
         found = -(-apart // self.stride) if side == "left" else apart // self.stride + 1
@@ -86,7 +86,7 @@ def _int64() -> Any:
 
 
 def positions(steps: Any, wanted: NDArray[np.int64], side: Any = "left") -> NDArray[np.int64]:
-    """Find steps among ascending ones of any integer type, without numpy making a copy of all in the wider type."""
+    """Find steps among ascending ones of any integer type, without numpy copying all of them to the wider type."""
     import numpy as np
 
     if isinstance(steps, Line):
@@ -103,14 +103,14 @@ def positions(steps: Any, wanted: NDArray[np.int64], side: Any = "left") -> NDAr
 
 
 def place(steps: Any, step: int) -> int:
-    """Return where a step would go among ascending steps."""
+    """Return the insertion position of a step among ascending steps."""
     import numpy as np
 
     return int(positions(steps, np.array([step], np.int64))[0])
 
 
 class Stored:
-    """A chunk of points that lies in a segment; its columns are decoded when they are asked for."""
+    """A chunk of points in a segment; its columns are decoded when accessed."""
 
     def __init__(self, segment: Segment, family: dict[str, Any], key: str, start: int = 0, stop: int | None = None) -> None:
         self._segment, self._family, self._key = segment, family, key
@@ -125,7 +125,7 @@ class Stored:
 
     @property
     def axis(self) -> Any:
-        """The steps, in whatever form they lie there."""
+        """The steps, in their stored form."""
         return self._segment.read(self._family["steps"])[self._start : self._stop]
 
     @property
@@ -144,7 +144,7 @@ class Stored:
 
     @property
     def narrow(self) -> NDArray[Any]:
-        """The values in the type they lie there as; equal to `values`, and quicker to come by."""
+        """The values in their stored type: equal to `values`, and faster to get."""
         return self._segment.read(self._family["keys"][self._key])[self._start : self._stop]  # type: ignore[no-any-return]
 
     @property
@@ -163,7 +163,7 @@ class Stored:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        if self.whole or not self.ascending:  # of a part that is out of order, bounds may be wider than needed
+        if self.whole or not self.ascending:  # bounds of a part that is out of order may be wider than needed
             return self._family["low"], self._family["high"]
         axis = self.axis
         return int(axis[0]), int(axis[-1])
@@ -174,7 +174,7 @@ class Stored:
 
 @dataclass
 class Segment:
-    """One segment file, mapped."""
+    """One memory-mapped segment file."""
 
     path: Path
     start: int
@@ -201,7 +201,7 @@ class Segment:
         return self
 
     def chunk(self, key: str) -> Stored | None:
-        """Return a key's points, once their bytes are known to be sound."""
+        """Return a key's points, after verifying their checksums."""
         family = self._keys.get(key)
         if family is None:
             return None
@@ -254,11 +254,11 @@ def _footer(view: mmap.mmap, size: int) -> dict[str, Any]:
     return found
 
 
-# Which segments there are of a journal
+# The segments of a journal
 
 
 class Chain:
-    """The segments of one journal that follow each other without a gap from its first byte on."""
+    """The segments of one journal that follow each other without a gap from its first byte."""
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
@@ -270,7 +270,7 @@ class Chain:
         return self.segments[-1].end if self.segments else 0
 
     def extend(self, journal: Journal, cache: Path) -> Chain:
-        """Look for segments that were made since."""
+        """Find segments written since the last call."""
         if journal.verified - self.end < WORTH_BYTES:
             return self
         with self._lock:
@@ -284,7 +284,7 @@ class Chain:
             if segment is None:
                 there.remove((self.end, max(fitting)))
             else:
-                self.segments = [*self.segments, segment]  # another list: a thread may be going through the last
+                self.segments = [*self.segments, segment]  # a new list: a thread may be iterating over the old one
 
     def _open(self, journal: Journal, cache: Path, end: int) -> Segment | None:
         path = path_of(cache, journal.id, self.end, end)
@@ -300,7 +300,7 @@ class Chain:
         return segment
 
     def refuse(self, path: Path, error: Damaged) -> None:
-        """Leave a segment that cannot be used, and all after it, to the journal."""
+        """Drop an unusable segment and all after it, so that the journal is read instead."""
         self.bad.add(path.name)
         self.segments = [one for one in self.segments if one.end <= _start_of(path)]
         notices.once(
@@ -323,7 +323,7 @@ def chain_of(journal: Journal, cache: Path | None = None) -> Chain:
 
 
 def stored(journal: Journal, key: str) -> tuple[list[Stored], int]:
-    """Return a key's points that lie in segments, and the byte of the journal from which on they do not."""
+    """Return a key's points that are in segments, and the byte of the journal where the segments end."""
     if journal.verified < WORTH_BYTES or not journal.on_disk:
         return [], 0
     chain = chain_of(journal)
@@ -354,7 +354,7 @@ def _start_of(path: Path) -> int:
 
 
 def ranges(cache: Path, journal_id: str) -> list[tuple[int, int]]:
-    """Return the byte ranges of a journal for which there are segments."""
+    """Return the byte ranges of a journal that have segments."""
     found = []
     with contextlib.suppress(OSError), os.scandir(folder_of(cache, journal_id)) as entries:
         for entry in entries:
