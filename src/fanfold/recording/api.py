@@ -1,4 +1,4 @@
-"""The module-level verbs: they act on the current run, the one init() made last."""
+"""Module-level functions that act on the current run: the one created by the last init()."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ run: Run | None
 config: Any
 summary: Any
 _current: Any = None
-_cells: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # runs of a notebook, by the cell that opened them
+_cells: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # runs of a notebook, by the cell that started them
 
-# Arguments of other libraries' init() that mean nothing here; a script that passes them goes on working.
+# Arguments of other libraries' init() that have no effect here; scripts that pass them keep working.
 _FOREIGN = frozenset(
     (
         "entity mode reinit settings job_type anonymous sync_tensorboard monitor_gym save_code allow_val_change "
@@ -55,15 +55,15 @@ def init(
     quiet: bool | None = None,
     **wandb_style: Any,
 ) -> Run:
-    """Start a run in this process, or join the one its other ranks are in, and make it the current run.
+    """Start a run in this process, or join the run of its other ranks, and make it the current run.
 
-    Every rank calls it. The run is a directory below `dir`; `trackers` names where else it goes ("wandb", ["mlflow",
-    "tensorboard"], "all", or GeneralTracker objects), each served by a process of its own. `fold` says which keys go
-    there as one number over all ranks. Each argument left out comes from
-    its FANFOLD_* variable, then from `settings.toml` in `dir`, then from its default (see docs/settings.md).
+    Call it on every rank. The run is a directory below `dir`. `trackers` names further destinations ("wandb", ["mlflow",
+    "tensorboard"], "all", or GeneralTracker objects), each served by its own process. `fold` selects the keys that are
+    sent there as one number over all ranks. An argument left out comes from its FANFOLD_* variable, then from
+    `settings.toml` in `dir`, then from its default (see docs/settings.md).
     """
     global _current  # noqa: PLW0603 - the current run is module state by design
-    given = dict(locals())  # every argument, by its name
+    given = dict(locals())  # every argument by name
     _warn_foreign(wandb_style)
     mode = wandb_style.get("mode")
     modes = {resolve("mode"), resolve("mode", None if mode is None else str(mode))}
@@ -89,14 +89,14 @@ def init(
 
 
 def _cell() -> int | None:
-    """Return the number of the notebook cell that is being executed; None outside of a notebook's kernel."""
+    """Return the number of the notebook cell being executed; None outside a notebook kernel."""
     shell = sys.modules.get("IPython")
     current = shell.get_ipython() if shell is not None else None
     return None if getattr(current, "kernel", None) is None else int(getattr(current, "execution_count", 0))
 
 
 def _finish_earlier(cell: int) -> None:
-    """Finish the runs that other cells, or earlier executions of this one, left running, as wandb does in a notebook."""
+    """Finish runs left open by other cells, or by earlier executions of this cell, as wandb does in a notebook."""
     for run, opened in list(_cells.items()):
         if opened != cell and run.status == "running":
             notices.once(
@@ -108,7 +108,7 @@ def _finish_earlier(cell: int) -> None:
 
 
 def _disable(project: str | None, name: str | None, config: Any) -> Run:
-    """Make a run that records nothing the current one."""
+    """Make a run that records nothing the current run."""
     global _current  # noqa: PLW0603 - see init
     from .disabled import DisabledRun
 
@@ -145,23 +145,23 @@ def log(values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> No
 
 
 def finish(timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None) -> None:
-    """End the current run; does nothing when there is none."""
+    """End the current run; do nothing if there is none."""
     if _current is not None:
         _current.finish(timeout, status, exit_code=exit_code)
 
 
 def flush(timeout: float | None = None) -> bool:
-    """Wait until all of the current run is on the disk; see Run.flush."""
+    """Wait until all of the current run is on disk; see Run.flush."""
     return bool(_needed().flush(timeout))
 
 
 def alert(title: str, text: str = "", *, level: str = "warning") -> None:
-    """Record something a person should see; see Run.alert."""
+    """Record an alert: something a person should see; see Run.alert."""
     _needed().alert(title, text, level=level)
 
 
 def artifact(path: str | os.PathLike[str], name: str | None = None, *, kind: str = "file", **metadata: Any) -> None:
-    """Keep a file or folder with the current run; see Run.artifact."""
+    """Store a copy of a file or folder with the current run; see Run.artifact."""
     _needed().artifact(path, name, kind=kind, **metadata)
 
 
@@ -171,11 +171,11 @@ def define_metric(key: str, x: str | None = None, *, summary: str | None = None,
 
 
 def stamp(path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:
-    """Write into a model file, or every model file of a checkpoint directory, which run it comes from; return what was written.
+    """Write the run it comes from into a model file, or into every model file of a checkpoint directory; return the stamp.
 
-    `step=` and `data=` (an identifier of the data it was trained on) have places of their own; anything else goes under
-    `extra`. Secrets are masked. No weight is touched, and every loader reads the file as before. A format without room for
-    a stamp gets a file beside it. Without a run, the stamp tells of code, command and environment alone.
+    `step=` and `data=` (an identifier of the training data) have their own fields; anything else goes under `extra`.
+    Secrets are masked. Weights are not touched, and every loader reads the file as before. A format that cannot hold a stamp
+    gets a file beside it. Without a run, the stamp contains only code, command and environment.
     """
     from .. import provenance
 
@@ -183,7 +183,7 @@ def stamp(path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:
 
 
 def log_api_usage_once(key: str) -> None:
-    """Say that an API of yours was used ("my_library.fit"); it counts once per run and process. `fanfold usage` lists them."""
+    """Record that an API of yours was used ("my_library.fit"), once per run and process. `fanfold usage` lists them."""
     from ..probes import api_usage
 
     run = _current if _current is not None and _current.status == "running" else None
@@ -192,7 +192,7 @@ def log_api_usage_once(key: str) -> None:
 
 
 class Later(MutableMapping[str, Any]):
-    """Stands for the current run's config or summary while there is no run; to use it before init() is the error."""
+    """A placeholder for the current run's config or summary while there is no run; using it before init() raises."""
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)
@@ -201,7 +201,7 @@ class Later(MutableMapping[str, Any]):
         return getattr(_needed(), self._name)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # what help() and notebooks look for
+        if name.startswith("_"):  # help() and notebooks look these up
             raise AttributeError(name)
         return getattr(self._real(), name)
 

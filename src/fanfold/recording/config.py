@@ -1,4 +1,4 @@
-"""A run's config: a dict that can also be read by attribute, and whose changes go to the journal."""
+"""A run's config: a dict that can also be read by attribute, and whose changes are written to the journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..values import items_of, text_of
 
 
 def as_mapping(config: Any) -> dict[str, Any]:
-    """Accept what people have: a mapping, a namespace, a dataclass, an object with to_dict()."""
+    """Return a config as a dict: from a mapping, a namespace, a dataclass, or an object with to_dict()."""
     if config is None:
         return {}
     if isinstance(config, Mapping):
@@ -29,13 +29,13 @@ def as_mapping(config: Any) -> dict[str, Any]:
 
 
 def _nobody(_config: Config) -> None:
-    """Hear of a change to a copy of a config, which belongs to no run."""
+    """Ignore a change to a copy of a config, which does not belong to a run."""
 
 
 class Config(dict[str, Any]):
-    """The run's configuration. `config.lr`, `config["lr"]`, `config.update(...)`; each change is journalled at once.
+    """The run's config: `config.lr`, `config["lr"]`, `config.update(...)`. Each change is journalled immediately.
 
-    A change that cannot be made is a warning, as everywhere in a run; looking up a key that is missing raises, as in any dict.
+    A change that fails is logged as a warning, as everywhere in a run; looking up a missing key raises, as in any dict.
     """
 
     def __init__(self, values: Mapping[str, Any], changed: Callable[[Config], None] = _nobody, *, strict: bool = False) -> None:
@@ -44,7 +44,7 @@ class Config(dict[str, Any]):
         object.__setattr__(self, "_strict", strict)
 
     def _change(self, action: Callable[[], Any]) -> Any:
-        """Make a change and record it. One that is interrupted is undone, or its value would spoil every later change."""
+        """Make a change and record it. An interrupted change is undone: its value would otherwise break every later one."""
         before, found, done = dict(self), None, False
         try:
             with guard("change the config", strict=self._strict):
@@ -78,7 +78,7 @@ class Config(dict[str, Any]):
         return self
 
     def update(self, *args: Any, allow_val_change: bool | None = None, **kwargs: Any) -> None:
-        """Set many values at once. `allow_val_change` is wandb's; here a value may always change."""
+        """Set many values at once. `allow_val_change` is accepted for wandb compatibility; values may always change."""
         del allow_val_change
         self._change(lambda: super(Config, self).update(*(as_mapping(arg) for arg in args), **kwargs))
 
@@ -101,4 +101,4 @@ class Config(dict[str, Any]):
         self._change(lambda: super(Config, self).clear())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Config, (dict(self),)  # a copy, pickled or not, is no longer the run's
+        return Config, (dict(self),)  # a copy, pickled or not, does not belong to the run

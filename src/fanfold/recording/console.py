@@ -1,8 +1,8 @@
-"""Console capture: what the process prints, kept with the run, and shown exactly as before.
+"""Console capture: stores what the process prints with the run, and still shows it unchanged.
 
-Done at the level of file descriptors, so that C libraries and child processes are captured too. A helper process copies
-the bytes on and journals them: a thread of ours would need the GIL, and C code that prints while holding it would wait
-for us for ever.
+Capturing happens at the file descriptor level, so C libraries and child processes are included. A helper process copies
+and journals the bytes: a thread in this process would need the GIL, and C code that prints while holding the GIL would
+deadlock.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from ..facts.mask import mask_text
 from ..journal import Kind, Writer
 
-MAX_HELD = 64 << 10  # of a line that has not ended yet
+MAX_HELD = 64 << 10  # longest unfinished line held back
 PAUSE_SECONDS = 1.0
-MAX_BYTES = 64 << 20  # of one stream of one process; what comes after is shown but not kept
+MAX_BYTES = 64 << 20  # per stream of one process; later output is shown but not stored
 _STREAMS = {1: "stdout", 2: "stderr"}
 
 
 class Console:
-    """Send descriptors 1 and 2 through a helper each, until stopped."""
+    """A redirection of descriptors 1 and 2, each through its own helper process, until stopped."""
 
     def __init__(self, run: Path, header: Mapping[str, Any]) -> None:
         self.run = run
@@ -51,7 +51,7 @@ class Console:
             stdout=original,
             stderr=subprocess.DEVNULL,
             pass_fds=[read],
-            start_new_session=True,  # Ctrl-C is for the training process; the helper sees the stream end instead
+            start_new_session=True,  # Ctrl-C is for the training process; the helper ends when the stream does
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert helper.stdin is not None
@@ -66,7 +66,7 @@ class Console:
         self._helpers.append(helper)
 
     def stop(self, timeout: float) -> None:
-        """Put the streams back and let the helpers read to the end."""
+        """Restore the streams and let the helpers read to the end."""
         for fd, original in self._saved.items():
             _flush(fd)
             os.dup2(original, fd)
@@ -87,7 +87,7 @@ def _flush(fd: int) -> None:
 
 
 def _channel(fd: int) -> tuple[int, int]:
-    """Return (read end, write end): a terminal stays a terminal for the program, anything else becomes a pipe."""
+    """Return (read end, write end): a terminal stays a terminal for the program; anything else becomes a pipe."""
     if not os.isatty(fd):
         return os.pipe()
     import fcntl
@@ -96,14 +96,14 @@ def _channel(fd: int) -> tuple[int, int]:
     import tty
 
     master, slave = pty.openpty()
-    tty.setraw(slave)  # every byte passes as it is; the real terminal does its own line discipline
+    tty.setraw(slave)  # pass every byte unchanged; the real terminal has its own line discipline
     with contextlib.suppress(OSError):
         fcntl.ioctl(slave, termios.TIOCSWINSZ, fcntl.ioctl(fd, termios.TIOCGWINSZ, b"\0" * 8))
     return master, slave
 
 
 class Record:
-    """Journal a stream, up to MAX_BYTES of it, with its secrets masked: line by line, so that none is cut in two."""
+    """A journal record of one stream, up to MAX_BYTES, secrets masked. Works line by line, so that no secret is cut in two."""
 
     def __init__(self, writer: Writer, stream: str) -> None:
         self._writer = writer
@@ -112,19 +112,19 @@ class Record:
         self.held = b""
 
     def add(self, chunk: bytes) -> None:
-        """Write whole lines, and hold the last one back until it ends."""
+        """Write complete lines, and hold back the last one until it ends."""
         self.held += chunk
         end = max(self.held.rfind(b"\n"), self.held.rfind(b"\r")) + 1
         key = self.held.rfind(b"-----BEGIN ", 0, end)
         if key >= 0 and b"-----END " not in self.held[key:end]:
-            end = key  # a private key has many lines
+            end = key  # a private key spans many lines
         if len(self.held) - end > MAX_HELD:
             end = len(self.held)
         self._write(self.held[:end])
         self.held = self.held[end:]
 
     def flush(self) -> None:
-        """Write what is held back: the stream has ended or pauses, at a prompt for example."""
+        """Write the held-back line: the stream has ended or pauses, for example at a prompt."""
         held, self.held = self.held, b""
         self._write(held)
 
@@ -158,19 +158,19 @@ def copy(source: int, target: int, writer: Writer, stream: str) -> None:
 def _read(source: int) -> bytes:
     try:
         return os.read(source, 1 << 16)
-    except OSError:  # a terminal whose other end was closed answers with an error instead of an end
+    except OSError:  # a terminal whose other end was closed raises instead of reporting end of file
         return b""
 
 
 def _write(target: int, chunk: bytes) -> None:
     view = memoryview(chunk)
-    with contextlib.suppress(OSError):  # the terminal is gone; what is printed is still kept
+    with contextlib.suppress(OSError):  # the terminal is gone; output is still recorded
         while view:
             view = view[os.write(target, view) :]
 
 
 def main() -> None:
-    """Run as the helper: set-up on stdin, the stream on the descriptor it names, the original stream on stdout."""
+    """Run as the helper: set-up on stdin, the stream to copy on the descriptor named there, the original stream on stdout."""
     from ..journal.format import unpack
 
     directory, stream = sys.argv[1:]

@@ -1,8 +1,8 @@
-"""Numbers still on a device: copied without a sync on the caller's thread, journalled when they land.
+"""Values still on a device: copied without a sync on the caller's thread, journalled when the copy has landed.
 
-The waiting thread makes no CUDA call at all: polling an event from a thread would break a graph capture going on in
-another. A free slot of the ring is full of sentinels; the device writes values over them, and the thread looks whether
-any sentinel is left.
+The waiting thread makes no CUDA call at all: polling an event would break a graph capture in another thread. Instead, a
+free slot of the ring is filled with sentinels; the device overwrites them, and the thread checks whether any sentinel is
+left.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..errors import guard
 POLL_SECONDS = 0.1
 FLUSH_SECONDS = 0.002
 MARK_BYTES = 8
-WIDTH = 63  # scalars in one slot, which with its mark is 512 bytes
+WIDTH = 63  # scalars per slot; with its mark a slot is 512 bytes
 SLOT_BYTES = MARK_BYTES + WIDTH * 8
 FIRST_SLOTS = 2048
-MAX_BYTES = 64 << 20  # of pinned memory for one device; beyond it values are dropped and counted
+MAX_BYTES = 64 << 20  # pinned memory per device; beyond it values are dropped and counted
 
-# One 16-bit pattern, repeated: as float16, bfloat16, float32 and float64 alike it is a NaN with a payload that no
-# computation gives. Which of 28 it is, chance decides for each process.
+# One 16-bit pattern, repeated: as float16, bfloat16, float32 and float64 it is a NaN with a payload that no computation
+# produces. Each process picks one of 28 patterns at random.
 SENTINEL = (0x7FF1 + secrets.randbelow(14) | secrets.randbelow(2) << 15).to_bytes(2, "little")
 _EMPTY_SLOT = SENTINEL * (SLOT_BYTES // 2)
 _SENTINELS = {size: int.from_bytes(SENTINEL * (size // 2), "little") for size in (2, 4, 8)}
@@ -37,7 +37,7 @@ _FORMATS: dict[int, Literal["H", "I", "Q"]] = {2: "H", 4: "I", 8: "Q"}
 
 
 class Call:
-    """The log() call a late part belongs to: whether its row was written, and whether it is counted as dropped already."""
+    """The log() call that a late part belongs to: whether its row was written, and whether it was already counted as dropped."""
 
     __slots__ = ("announced", "dropped", "seq", "step", "time_ns")
 
@@ -47,12 +47,12 @@ class Call:
 
 
 class Flight:
-    """A copy under way: `landed()` tells whether it is complete, `read()` gives its values."""
+    """A copy in flight: `landed()` returns whether it is complete, `read()` returns its values."""
 
     __slots__ = ()
     ring: Any = None
-    stream = 0  # copies on one stream of a device land in the order of their launches,
-    began = ended = 0  # each of which lies between these two
+    stream = 0  # copies on one stream of a device land in launch order
+    began = ended = 0  # launch counter before and after this copy's launch
 
     def landed(self) -> bool:
         return True
@@ -74,7 +74,7 @@ class Ready(Flight):
 
 
 class Part(NamedTuple):
-    """A flight, and the call it belongs to."""
+    """A flight and the call it belongs to."""
 
     call: Call
     keys: Sequence[str]
@@ -86,11 +86,11 @@ _FLUSH = Call(-1, 0, 0)
 
 
 class NoRoom(Exception):
-    """The ring is full, or copies cannot be launched now."""
+    """Raised when the ring is full, or copies cannot be launched at the moment."""
 
 
 class View(NamedTuple):
-    """A slot seen as scalars of one dtype: where the device writes each, where the host reads them, what to watch."""
+    """A slot as scalars of one dtype: where the device writes each, where the host reads them, and the memory to watch."""
 
     targets: list[Any]
     values: Any
@@ -100,7 +100,7 @@ class View(NamedTuple):
 
 
 class Landing(Flight):
-    """Scalars on their way into a slot of a ring, or an array whose arrival the slot's mark tells."""
+    """Scalars on their way into a slot of a ring, or an array whose arrival is signalled by the slot's mark."""
 
     __slots__ = ("array", "began", "ended", "ring", "slot", "stream", "view")
 
@@ -120,7 +120,7 @@ class Landing(Flight):
 
 
 class Slab:
-    """Pinned host memory for a number of slots, and the same memory as the device sees it."""
+    """Pinned host memory for a number of slots, and the same memory mapped for the device."""
 
     def __init__(self, torch: Any, device: Any, slots: int) -> None:
         host = torch.empty((slots, SLOT_BYTES), dtype=torch.uint8, pin_memory=True)
@@ -131,20 +131,20 @@ class Slab:
 
 
 def _mapped(torch: Any, host: Any, device: Any) -> Any:
-    """Return a device tensor over pinned host memory: one kernel then writes many scalars straight to the host.
+    """Return a device tensor over pinned host memory, so that one kernel writes many scalars straight to the host.
 
-    Where the runtime does not map it, the host tensor serves: each scalar is then an asynchronous copy of its own.
+    If the runtime cannot map it, return the host tensor: each scalar is then a separate asynchronous copy.
     """
     pointer = _device_pointer(host.data_ptr())
     if pointer is None:
         return host
     interface = {"shape": tuple(host.shape), "typestr": "|u1", "data": (pointer, False), "version": 3, "strides": None}
     mapped = torch.as_tensor(_Alias(interface, host), device=device)
-    return mapped if mapped.data_ptr() == pointer else host  # a copy, where the memory counts as another device's
+    return mapped if mapped.data_ptr() == pointer else host  # torch made a copy, because the memory belongs to another device
 
 
 class _Alias:
-    """Memory described the way CUDA libraries hand it to each other; keeps its owner alive."""
+    """Memory described through the CUDA array interface; keeps its owner alive."""
 
     def __init__(self, interface: dict[str, Any], owner: Any) -> None:
         self.__cuda_array_interface__ = interface
@@ -152,24 +152,24 @@ class _Alias:
 
 
 def _device_pointer(address: int) -> int | None:
-    """Ask the CUDA runtime that torch loaded for the device's address of pinned memory; None if it has none."""
+    """Return the device address of pinned memory, from the CUDA runtime that torch loaded; None if there is none."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
         runtime = ctypes.CDLL(next(line.split(maxsplit=5)[-1] for line in maps if "libcudart" in line))
         pointer = ctypes.c_void_p()
         failed = runtime.cudaHostGetDevicePointer(ctypes.byref(pointer), ctypes.c_void_p(address), 0)
         if failed:
-            runtime.cudaGetLastError()  # cleared: torch looks there after its next kernel
+            runtime.cudaGetLastError()  # clear it: torch checks for errors after its next kernel
     except (OSError, StopIteration, AttributeError):
         return None
     return None if failed else pointer.value
 
 
 class CudaRing:
-    """Pinned slots for one CUDA device. It grows, up to MAX_BYTES, before anything is dropped.
+    """Pinned slots for one CUDA device. Grows up to MAX_BYTES before anything is dropped.
 
-    `launch` is one kernel for floating-point scalars. Other dtypes have no bit pattern to spare for a sentinel: a second
-    launch on the same stream then writes the slot's mark, and the mark is watched.
+    `launch` is one kernel for floating-point scalars. Other dtypes have no spare bit pattern for a sentinel: a second
+    launch on the same stream writes the slot's mark, and the mark is watched instead.
     """
 
     def __init__(self, device: Any) -> None:
@@ -178,17 +178,17 @@ class CudaRing:
         self._torch = torch
         self._device = device
         self._index: int = device.index
-        self.capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001 - as said below
+        self.capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001 - see below
         self._copy: Callable[..., None] = torch._foreach_copy_
         self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
-        # torch's own building blocks: what they are wrapped in publicly takes as long as the launch.
-        self._set_grad: Callable[[bool], None] = torch._C._set_grad_enabled  # noqa: SLF001 - as said
-        self._stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001 - as said
+        # Private torch functions: their public wrappers take as long as the launch itself.
+        self._set_grad: Callable[[bool], None] = torch._C._set_grad_enabled  # noqa: SLF001 - see above
+        self._stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001 - see above
         self._floats = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
         self._slabs: list[Slab] = []
-        self._free: list[int] = []  # a stack: a few slots are used again and again, and their views stay at hand
+        self._free: list[int] = []  # a stack: the same few slots are reused, and their views stay cached
         self._views: dict[tuple[int, Any, int], View] = {}
-        self._growing = threading.RLock()  # re-entrant: a signal handler may log, too
+        self._growing = threading.RLock()  # re-entrant: a signal handler may log
         self._launches = itertools.count(1)
         with torch.inference_mode(False):
             self._one = [torch.ones((), dtype=torch.int64, device=device)]
@@ -200,10 +200,10 @@ class CudaRing:
         slots = begin or FIRST_SLOTS
         if (begin + slots) * SLOT_BYTES > MAX_BYTES:
             raise NoRoom(f"more values were on their way than {MAX_BYTES >> 20} MB of pinned memory hold")
-        # Whoever logs first, and wherever: these are ordinary tensors.
+        # The first log() call may come from inference mode; these must be ordinary tensors.
         with self._torch.inference_mode(False), self._torch.cuda.device(self._device):
             self._slabs.append(Slab(self._torch, self._device, slots))
-        self._free[:0] = range(begin + slots - 1, begin - 1, -1)  # below the slots in use so far, which have their views
+        self._free[:0] = range(begin + slots - 1, begin - 1, -1)  # below the slots in use, which have cached views
 
     def _take_slot(self) -> int:
         while True:
@@ -215,19 +215,19 @@ class CudaRing:
                         self._grow()
 
     def _place(self, slot: int) -> tuple[Slab, int]:
-        """Return the slab of a slot, and its place there: each slab holds as many slots as all before it."""
+        """Return the slab of a slot and its index there; each slab holds as many slots as all earlier ones together."""
         order = (slot // FIRST_SLOTS).bit_length()
         return self._slabs[order], slot - (FIRST_SLOTS << order - 1 if order else 0)
 
     def release(self, slot: int) -> None:
-        """Take back a slot whose values were read."""
+        """Return a slot to the ring after its values were read."""
         slab, place = self._place(slot)
         slab.memory[place * SLOT_BYTES : (place + 1) * SLOT_BYTES] = _EMPTY_SLOT
         self._free.append(slot)
 
     def _view(self, key: tuple[int, Any, int]) -> View:
         view = self._make_view(*key)
-        if key[0] < FIRST_SLOTS:  # bounded: slots beyond are for rare bursts
+        if key[0] < FIRST_SLOTS:  # bounded: later slots are only used in rare bursts
             if len(self._views) > 4 * FIRST_SLOTS:
                 self._views.clear()
             self._views[key] = view
@@ -249,9 +249,9 @@ class CudaRing:
         return View(targets, values, watched.cast(_FORMATS[size]), _SENTINELS[size], mark)
 
     def launch(self, tensors: Sequence[Any], dtype: Any) -> Landing:
-        """Start the copy of up to WIDTH scalars of one dtype, on the current stream.
+        """Start copying up to WIDTH scalars of one dtype, on the current stream.
 
-        A slot whose launch failed is never used again, since a part of it may still be written.
+        A slot whose launch failed is never reused, since part of it may still be written.
         """
         try:
             slot = self._free.pop()
@@ -276,7 +276,7 @@ class CudaRing:
         return flight
 
     def launch_array(self, tensor: Any) -> Landing:
-        """Start the copy of a whole tensor into pinned memory of its own; the slot's one number tells when it is there."""
+        """Start copying a whole tensor into its own pinned memory; a number written to the slot signals its arrival."""
         torch = self._torch
         with torch.inference_mode(False):
             target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -288,7 +288,7 @@ class CudaRing:
 
 
 class Deferred:
-    """Launch copies in program order; a thread of its own waits for them and hands them on."""
+    """Launches copies in program order; its own thread waits for them and passes them on."""
 
     def __init__(
         self,
@@ -301,18 +301,18 @@ class Deferred:
         self._reset()
 
     def _reset(self) -> None:
-        self._parts: SimpleQueue[Part | None] = SimpleQueue()  # re-entrant: a signal handler may log while we put
+        self._parts: SimpleQueue[Part | None] = SimpleQueue()  # re-entrant: a signal handler may log during put()
         self._waiting: list[Part] = []
         self._closing = self._hurry = False
         self._thread: threading.Thread | None = None
 
     def after_fork_in_child(self) -> None:
-        """Forget the parent's copies: they land in the parent, and CUDA does not survive a fork."""
-        self._of_parent, self._rings = self._rings, {}  # kept: to free pinned memory is a CUDA call, too
+        """Drop the parent's copies: they land in the parent, and CUDA does not survive a fork."""
+        self._of_parent, self._rings = self._rings, {}  # keep a reference: freeing pinned memory is a CUDA call
         self._reset()
 
     def launch(self, tensors: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
-        """Start the copies for one call; return what `watch` wants. What cannot be launched comes back as a reason."""
+        """Start the copies for one call; return what `watch` expects. A copy that cannot be launched is returned as a reason."""
         groups: dict[Any, list[str]] = {}
         for key, tensor in tensors.items():
             groups.setdefault(self._group_of(tensor), []).append(key)
@@ -327,7 +327,7 @@ class Deferred:
         return launched
 
     def launch_alike(self, tensors: Sequence[Any]) -> Any:
-        """Start one copy for scalars of one CUDA device and dtype; None when they are not that (any more)."""
+        """Start one copy for scalars of one CUDA device and dtype; return None if they are not, or no longer, alike."""
         dtype, index = tensors[0].dtype, tensors[0].get_device()
         ring = self._rings.get(index)
         if ring is None or len(tensors) > WIDTH:
@@ -350,10 +350,10 @@ class Deferred:
         if group is not None and group[0] == "cuda":
             scalars = [tensor.reshape(()) for tensor in tensors]
             return self._ring(tensors[0].get_device(), tensors[0]).launch(scalars, tensors[0].dtype)
-        if group is not None:  # another accelerator: a copy on the device now, the wait in our thread
+        if group is not None:  # another accelerator: copy on the device now, wait in our thread
             copies = [tensor.detach().clone() for tensor in tensors]
             return Ready(lambda: [copy.item() for copy in copies])
-        return Ready(lambda: [_jax_item(array) for array in tensors])  # JAX arrays never change: keep the reference
+        return Ready(lambda: [_jax_item(array) for array in tensors])  # JAX arrays are immutable: keep the reference
 
     def _ring(self, index: int, tensor: Any) -> CudaRing:
         import torch
@@ -366,7 +366,7 @@ class Deferred:
         return ring
 
     def launch_array(self, tensor: Any) -> Any:
-        """Start the copy of a whole tensor (an image, a histogram's data); return its flight, or a reason."""
+        """Start copying a whole tensor (an image, the data of a histogram); return its flight, or the reason it failed."""
         group = self._group_of(tensor)
         if group is not None and group[0] == "cuda":
             try:
@@ -379,7 +379,7 @@ class Deferred:
     def watch(
         self, call: Call, keys: Sequence[str], launched: Any, then: Callable[[Call, dict[str, Any]], None] | None = None
     ) -> None:
-        """Hand a launched part to the waiting thread: scalars go to `landed` together, an array to its own `then`."""
+        """Pass a launched part to the waiting thread: scalars go to `landed` in batches, an array to its own `then`."""
         if isinstance(launched, str):
             self._lose(call, keys, launched)
             return
@@ -395,17 +395,17 @@ class Deferred:
         while not self._closing:
             self._collect()
             self._land()
-            # Always: what lands meanwhile is taken in at once, with one turn at the GIL. flush() is in more of a hurry.
+            # Sleep always: values that land meanwhile are read together, taking the GIL once. flush() needs a shorter pause.
             time.sleep(FLUSH_SECONDS if self._hurry else POLL_SECONDS)
 
     def _collect(self) -> None:
-        """Take what was launched; with nothing to wait for, wait for that."""
+        """Collect launched parts; block only if nothing else is waiting."""
         with contextlib.suppress(Empty):
             while part := self._parts.get(block=not self._waiting):
                 self._waiting.append(part)
 
     def _land(self) -> None:
-        """Take in every part that is there; the others keep their order."""
+        """Read every part that has landed; the others keep their order."""
         waiting: list[Part] = []
         landed: list[tuple[Call, Sequence[str], Sequence[Any]]] = []
         arrived = _arrived([part.flight for part in self._waiting])
@@ -425,10 +425,10 @@ class Deferred:
         self._waiting = waiting
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything launched so far has landed and is journalled; tell whether it has."""
+        """Wait until everything launched so far has landed and is journalled; return whether it has."""
         if self._thread is None or not self._thread.is_alive():  # never started, or closed
             return True
-        done = threading.Event()  # a token in the same queue: it is reached when all before it has landed
+        done = threading.Event()  # a token in the same queue: reached once everything before it has landed
         self._hurry = True
         self._enqueue(Part(_FLUSH, (), Flight(), lambda _call, _values: done.set()))
         landed = done.wait(timeout)
@@ -436,7 +436,7 @@ class Deferred:
         return landed
 
     def close(self, timeout: float) -> None:
-        """Wait, then mark what has not landed as lost."""
+        """Wait, then mark values that have not landed as lost."""
         self.flush(timeout)
         self._closing = True
         if self._thread is not None:
@@ -448,7 +448,7 @@ class Deferred:
 
 
 def _reason(error: Exception) -> str:
-    """Say in one line why nothing was launched."""
+    """Return the reason nothing was launched, in one line."""
     return (
         str(error).partition("\n")[0]
         if isinstance(error, NoRoom)
@@ -457,9 +457,9 @@ def _reason(error: Exception) -> str:
 
 
 def _arrived(flights: Sequence[Flight]) -> list[bool]:
-    """Tell of each flight whether it is complete: no sentinel is left, or a later one of its stream is.
+    """Return whether each flight is complete: it has no sentinel left, or a later flight on its stream has landed.
 
-    A stream works in order, so a sentinel that is left behind a later landing is the value itself.
+    A stream works in order, so a sentinel that remains after a later flight has landed is the value itself.
     """
     landed = [flight.landed() for flight in flights]
     newest: dict[Any, int] = {}
@@ -477,4 +477,4 @@ def _jax_item(array: Any) -> Any:
     import numpy as np
 
     item = np.asarray(local).reshape(()).item()
-    return item if isinstance(item, (bool, int)) else float(item)  # bfloat16 gives an object of its own
+    return item if isinstance(item, (bool, int)) else float(item)  # bfloat16 gives an object of its own type

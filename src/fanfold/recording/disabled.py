@@ -10,7 +10,7 @@ from .config import Config, as_mapping
 
 
 class DisabledRun:
-    """Stands in for Run: same attributes, no files, no threads."""
+    """A stand-in for Run with the same attributes, but no files and no threads."""
 
     id = "disabled"
     status = "disabled"
@@ -30,7 +30,7 @@ class DisabledRun:
         self.trackers: list[str] = []
 
     def _nothing(self, *_args: Any, **_kwargs: Any) -> None:
-        """Accept anything, do nothing."""
+        """Accept any arguments and do nothing."""
 
     log = alert = artifact = define_metric = finish = _nothing
 
@@ -52,4 +52,4 @@ class DisabledRun:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Leave; there is nothing to close."""
+        """Do nothing; there is nothing to close."""

@@ -1,4 +1,4 @@
-"""Media off the training thread: snapshots go in, blobs and a VALUES frame come out."""
+"""Media encoding off the training thread: takes snapshots, writes blobs and a VALUES frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_WAITING = 256
 
 
 class Encoder:
-    """A thread that encodes media in the order they were logged. Beyond MAX_WAITING the caller encodes by itself."""
+    """A thread that encodes media in the order they were logged. Beyond MAX_WAITING the caller encodes its own."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Encoder:
         self._reset()
 
     def _reset(self) -> None:
-        # A SimpleQueue may be used again while it is in use, so that media can be logged from a signal handler.
+        # SimpleQueue is re-entrant, so media can be logged from a signal handler.
         self._waiting: queue.SimpleQueue[tuple[Call, Mapping[str, Any]] | threading.Event | None] = queue.SimpleQueue()
         self._calls = itertools.count()
         self._thread: threading.Thread | None = None
@@ -41,7 +41,7 @@ class Encoder:
         self._reset()
 
     def put(self, call: Call, media: Mapping[str, Any]) -> None:
-        """Take one call's media. Memory stays bounded: when too many wait, this call pays for its own encoding."""
+        """Queue one call's media. To bound memory, the caller encodes them itself when too many are waiting."""
         if self._waiting.qsize() >= MAX_WAITING:
             self._encode(call, media)
         else:
@@ -49,7 +49,7 @@ class Encoder:
 
     def _enqueue(self, item: tuple[Call, Mapping[str, Any]] | threading.Event) -> None:
         self._waiting.put(item)
-        if next(self._calls) == 0:  # whichever thread comes first starts it
+        if next(self._calls) == 0:  # the first thread to get here starts it
             waiting = self._waiting
             self._thread = Background(lambda: self._loop(waiting), "media", lambda: waiting.put(None))
             self._thread.start()
@@ -62,7 +62,7 @@ class Encoder:
                 self._encode(*item)
 
     def close(self) -> None:
-        """Let the thread end when it has done what it was given."""
+        """Let the thread end after the work already queued."""
         self._waiting.put(None)
 
     def _encode(self, call: Call, media: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ class Encoder:
         return [self.store(item, key) for item in value] if isinstance(value, list) else self.store(value, key)
 
     def store(self, media: Any, key: str = "") -> dict[str, Any]:
-        """Encode one thing now and store its bytes; return the frame's entry for it."""
+        """Encode one media object now and store its bytes; return its entry in the frame."""
         encoded = media.encode()
         if rescaled := encoded.meta.get("rescaled"):
             notices.once(
@@ -94,7 +94,7 @@ class Encoder:
         return entry
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything given so far is stored; tell whether it is."""
+        """Wait until everything queued so far is stored; return whether it is."""
         if self._thread is None or not self._thread.is_alive():  # never started, or closed
             return True
         token = threading.Event()
@@ -103,5 +103,5 @@ class Encoder:
 
 
 def _reason(error: Exception) -> str:
-    """Return why media could not be stored; without the path, which differs from one to the next."""
+    """Return why media could not be stored, without the path, which differs every time."""
     return str(error.strerror) if isinstance(error, OSError) and error.strerror else describe(error)

@@ -1,4 +1,4 @@
-"""What a run was before this process wrote to it: its facts when it is resumed, and the values that its summary counts."""
+"""A run before this process wrote to it: its facts when it is resumed, and earlier values that its summary includes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .summary import NO_STEP, Tally
 
 
 class History:
-    """Everything that is asked of the past of a run; a directory that cannot be read is a past without anything in it."""
+    """The earlier attempts of a run; a directory that cannot be read counts as an empty history."""
 
     def __init__(self, path: Path, rank: int, attempt: str, *, resumed: bool) -> None:
         self._run: Any = None
@@ -21,11 +21,11 @@ class History:
             from ..store.earlier import Earlier
 
             self._run = Earlier(path, rank, attempt)
-        self._own: dict[str, dict[Path, int]] = {}  # by key: how far our own journals were not counted
+        self._own: dict[str, dict[Path, int]] = {}  # by key: up to where in our own journals values were not counted
         self._known: dict[tuple[str, int | None], Tally] = {}
 
     def facts(self) -> dict[str, Any]:
-        """Return config, name, tags and so on, as they were last."""
+        """Return config, name, tags and other facts at their latest values."""
         if self._run is None:
             return {}
         found: dict[str, Any] = {}
@@ -41,11 +41,11 @@ class History:
         return outcome(lambda: dict(self._run.latest))[0] or {}
 
     def uncounted(self, key: str, marks: Mapping[Path, int]) -> None:
-        """Remember that a key's values up to these places of our journals were written before its rule was known."""
+        """Remember that a key's values up to these offsets of our journals were written before its rule was defined."""
         self._own.setdefault(key, dict(marks))
 
     def tally(self, key: str, own: Tally) -> Tally:
-        """Return the tally of what was logged under a key before it was counted; read from the journals once."""
+        """Return the tally of values logged under a key before counting began; journals are read only once."""
         late = self._late(key)
         began = late.began if late.count else own.began if own.count else None
         found = self._known.get((key, began))
@@ -70,7 +70,7 @@ class History:
         return found
 
     def _earlier(self, key: str, began: int | None) -> Tally:
-        """Return the tally of earlier attempts; what this one logged again, from step `began` on, does not count."""
+        """Return the tally of earlier attempts; steps from `began` on were logged again by this attempt and are left out."""
         if self._run is None:
             return Tally()
         series = self._run.series(key)

@@ -1,4 +1,4 @@
-"""Finding this process's place: which run, which attempt, which directory. All of init() that happens before writing."""
+"""Which run, attempt and directory this process belongs to: the part of init() that happens before anything is written."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ class Place:
         return {**self.header, "role": role, "pid": os.getpid(), "process": secrets.token_hex(8)}
 
     def after_fork_in_child(self) -> None:
-        self.chores, self.spool = [], None  # the parent mirrors the spool, journals of its children included
+        self.chores, self.spool = [], None  # the parent mirrors the spool, including its children's journals
 
     def done(self, closed: bool) -> None:
-        """Bring the spool home."""
+        """Copy the spool to the run's directory."""
         if self.spool is not None:
             self.spool.finish() if closed else self.spool.mirror()
 
 
 def find_place(options: Options, *, alone: bool = False) -> Place:
-    """Decide which run this process writes to, without talking to the other ranks unless nothing else is left.
+    """Decide which run this process writes to, communicating with other ranks only as a last resort.
 
-    A run opened `alone`, by its id, does not count: ranks agree on a run by the number of runs each has opened.
+    A run opened `alone`, by its id, is not counted: ranks agree on a run by the number of runs each has opened.
     """
     me, count = process.detect(), -1 if alone else next(_inits)
     root, project = options.root, _checked_name("project", options.project)
@@ -92,7 +92,7 @@ def _meet(root: Path, me: Identity, count: int) -> str:
     if not me.main:
         return meeting.ask()
     key = process.first_word(me)
-    with contextlib.suppress(OSError):  # the ranks that ask while this process lives are answered all the same
+    with contextlib.suppress(OSError):  # ranks that ask while this process lives get an answer anyway
         process.sweep(root, ANSWER_SECONDS)
         meeting.stand(key)
     threading.Thread(target=_answer, args=(meeting, key), name="fanfold-join", daemon=True).start()
@@ -100,7 +100,7 @@ def _meet(root: Path, me: Identity, count: int) -> str:
 
 
 def _answer(meeting: Meeting, key: str) -> None:
-    """Answer the other ranks until all have their answer, or long enough."""
+    """Answer the other ranks until all have asked, or ANSWER_SECONDS have passed."""
     taken, pause, deadline = 0, 0.02, time.monotonic() + ANSWER_SECONDS
     while taken < meeting.me.world_size - 1 and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -112,12 +112,12 @@ def _answer(meeting: Meeting, key: str) -> None:
 
 
 def _earlier(path: Path, rank: int, attempt: str) -> list[tuple[Path, Header]]:
-    """Return the journals of earlier attempts that matter here: this rank's and rank 0's."""
+    """Return the journals of earlier attempts that matter here: those of this rank and of rank 0."""
     found = []
     for file in journal_files(path):
         if file.name.partition("-")[0] in (str(rank), "0"):
             header = read_header(file)
-            # What this rank wrote before is an earlier attempt even where no launcher tells the two apart.
+            # A journal this rank wrote before is an earlier attempt, even if no launcher distinguishes the two.
             other = header and (header.attempt != attempt or header.rank == rank)
             if header and other and header.role == "main":
                 found.append((file, header))
@@ -138,9 +138,9 @@ def _check_resume(resume: str, run_id: str, path: Path, exists: bool) -> None:
 
 
 def _choose(root: Path, options: Options, attempt: str, own: str) -> str:
-    """Return this job's own run; under resume='auto', and before it exists, the project's newest run that did not finish.
+    """Return this job's own run, or the project's newest unfinished run under resume='auto' if its own does not exist yet.
 
-    Every rank comes to the same: what this attempt itself has written does not count.
+    Every rank gets the same answer, because journals written by this attempt are ignored.
     """
     if options.resume != "auto" or journal_files(run_path(root, options.project, own)):
         return own
@@ -150,7 +150,7 @@ def _choose(root: Path, options: Options, attempt: str, own: str) -> str:
 
 
 def open_writer(place: Place, options: Options) -> Writer:
-    """Create the run's directory and open this process's journal, on a spool where the directory is far away."""
+    """Create the run's directory and open this process's journal, on a spool if the directory is on a network filesystem."""
     place.name = options.name or place.name or name_for(place.run_id)
     _make_root(options.root)
     directory = place.path / "journal"
@@ -182,7 +182,7 @@ def open_writer(place: Place, options: Options) -> Writer:
 
 
 def _make_root(root: Path) -> None:
-    """Make the directory where runs live; the other ranks may be doing the same."""
+    """Create the directory for all runs; other ranks may be doing the same."""
     if not root.exists():
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         (root / ".gitignore").write_text("*\n", encoding="ascii")  # runs do not belong in a repository

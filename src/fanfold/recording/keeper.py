@@ -1,4 +1,4 @@
-"""The thread that looks after a run's journal: fdatasync each second, a heartbeat each ten, files that were deleted."""
+"""The thread that maintains a run's journal: fdatasync every second, a heartbeat every ten, and rescue of deleted files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEAT_SECONDS = 10.0
 
 
 class Keeper:
-    """Run chores every second on a daemon thread, until stopped."""
+    """A daemon thread that runs chores every second until stopped."""
 
     def __init__(self, chores: list[Callable[[], object]], beat: Callable[[], None]) -> None:
         self.chores = chores

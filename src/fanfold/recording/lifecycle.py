@@ -1,10 +1,11 @@
-"""How a process ends, told to its open runs: exceptions, exit codes, signals, forks. Installed at the first init only.
+"""How a process ends, reported to its open runs: exceptions, exit codes, signals, forks. Installed at the first init().
 
-Exit codes do not change: a signal handler stands only where the default stood, writes one frame, gives trackers served from
-this process a moment, puts the default back and raises the signal again. Everything is put back when the last run has finished.
+Exit codes do not change: a signal handler is installed only in place of the default one. It writes one frame, gives trackers
+served from this process a moment, restores the default and raises the signal again. Everything is restored when the last run
+has finished.
 
-At exit, order matters: the tracker libraries in this process have exit handlers of their own, which would close their runs
-before the last points are there, and as a success. `end_before_libraries` has our runs end before any of them.
+At exit, order matters: tracker libraries in this process have their own exit handlers, which would close their runs before
+the last points have arrived, and as successful. `end_before_libraries` makes our runs end before any of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..errors import after_fork_in_child, guard
 from ..journal.writer import moved_up
 from ..threads import Background
 
-# SIGTERM and the signals schedulers send before it mean "make room"; a closed terminal means the job was cut off.
+# SIGTERM and the signals schedulers send before it mean preemption; a closed terminal means the job was killed.
 SIGNALS = {
     "SIGTERM": "preempted",
     "SIGUSR1": "preempted",
@@ -35,7 +36,7 @@ SIGNALS = {
     "SIGXCPU": "preempted",
     "SIGHUP": "killed",
 }
-# Exceptions by which a tuner or a caller ends a trial on purpose: library and class. Nothing is imported to know them.
+# Exceptions that deliberately end a trial, by library and class name, so that no library needs to be imported.
 STOPS = frozenset({
     ("optuna", "TrialPruned"), ("ray", "TaskCancelledError"), ("lightgbm", "EarlyStopException"),
     ("xgboost", "EarlyStopException"), ("fastai", "CancelFitException"), ("builtins", "GeneratorExit"),
@@ -64,7 +65,7 @@ _ending = False  # a signal is being handled
 
 
 def judge(error: BaseException) -> tuple[str, str]:
-    """Return the status of a run that this exception ended, and the text that explains it."""
+    """Return the status of a run ended by this exception, and the text that explains it."""
     if any((str(kind.__module__).partition(".")[0], kind.__name__) in STOPS for kind in type(error).__mro__):
         return "finished", "stopped early by " + "".join(traceback.format_exception_only(type(error), error)).strip()
     status = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -72,7 +73,7 @@ def judge(error: BaseException) -> tuple[str, str]:
 
 
 def enter(run: Ending) -> None:
-    """Watch over a run until `leave`."""
+    """Report the end of the process to a run, until `leave`."""
     _open.append(run)
     _install_once()
     if threading.current_thread() is threading.main_thread():
@@ -80,7 +81,7 @@ def enter(run: Ending) -> None:
 
 
 def leave(run: Ending) -> None:
-    """Stop watching a run; after the last one, everything is as it was before."""
+    """Stop watching a run; after the last one, restore all hooks."""
     with contextlib.suppress(ValueError):
         _open.remove(run)
     if not _open:
@@ -98,21 +99,21 @@ def _install_once() -> None:
 
 
 def end_before_libraries() -> None:
-    """Have open runs end before every exit handler that is registered so far. Call it when tracker libraries have started here.
+    """Make open runs end before every exit handler registered so far. Call it after tracker libraries have started here.
 
-    Python runs `threading`'s own exit functions, last registered first, before those of `atexit`. One of them closes all thread
-    pools, which libraries need to deliver: importing it now has it run after ours.
+    Python runs `threading`'s own exit functions, last registered first, before those of `atexit`. One of them shuts down all
+    thread pools, which libraries need to deliver: importing it now makes it run after ours.
     """
     import concurrent.futures.thread  # noqa: F401 - see above
 
-    register = getattr(threading, "_register_atexit", None)  # private, and in every Python since 3.9
+    register = getattr(threading, "_register_atexit", None)  # private, but in every Python since 3.9
     if register is not None:
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down already
             register(_before_libraries)
 
 
 def _before_libraries() -> None:
-    """End open runs now, or first of all exit handlers where threads of the user's are still at work: Python waits for them."""
+    """End open runs now, or as the first exit handler if user threads are still working: Python waits for those."""
     atexit.unregister(_end_open_runs)
     atexit.register(_end_open_runs)
     if not _threads_at_work():
@@ -120,7 +121,7 @@ def _before_libraries() -> None:
 
 
 def _threads_at_work() -> bool:
-    """Return whether the interpreter is about to wait for a thread. Those of thread pools only wait for work."""
+    """Return whether the interpreter is about to wait for a thread. Pool threads do not count: they only wait for work."""
     from concurrent.futures import thread as pools
 
     idle = {threading.main_thread(), threading.current_thread(), *getattr(pools, "_threads_queues", ())}
@@ -128,7 +129,7 @@ def _threads_at_work() -> bool:
 
 
 def _wrap_exit() -> None:
-    """Remember the code given to sys.exit: at exit nothing else tells a failure from a success."""
+    """Remember the code given to sys.exit: at exit, nothing else distinguishes failure from success."""
     global _real_exit  # noqa: PLW0603 - see _install_once
     if _real_exit is None:
         _real_exit = real = sys.exit
@@ -153,7 +154,7 @@ def _install_signals() -> None:
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
     if _ending:
-        return  # launchers send it twice, and the first one is being dealt with
+        return  # launchers send it twice; the first one is being handled
     _end_by_signal(number)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
@@ -175,10 +176,10 @@ def _end_by_signal(number: int) -> None:
 
 
 def _watch_for_stuck_main_thread() -> None:
-    """Let a signal kill a process whose main thread is inside C code, as it would without us.
+    """Let a signal kill a process whose main thread is inside C code, as it would without fanfold.
 
     Python runs handlers between bytecodes of the main thread, so a hung collective would swallow SIGTERM. The C-level
-    handler writes to the wakeup descriptor at once; if we are still here after a while, this thread ends the process.
+    handler writes to the wakeup descriptor immediately; if the process is still alive after a while, this thread ends it.
     """
     global _wakeup  # noqa: PLW0603 - see _install_once
     if _wakeup is not None or sys.platform == "win32":
@@ -186,7 +187,7 @@ def _watch_for_stuck_main_thread() -> None:
     read, write = map(moved_up, os.pipe())
     os.set_blocking(write, False)
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    if before != -1:  # somebody (asyncio) uses it already: leave it to them
+    if before != -1:  # already in use, for example by asyncio: leave it alone
         signal.set_wakeup_fd(before)
         os.close(read)
         os.close(write)
@@ -199,7 +200,7 @@ _handled: list[int] = []  # one entry for each signal
 
 
 def signal_handled(number: int) -> None:
-    """Note that a handler of somebody else's dealt with a signal, although it may have been removed since."""
+    """Record that a foreign handler dealt with a signal, even if it has been removed since."""
     _handled.append(number)
 
 
@@ -208,18 +209,18 @@ def _await_signal(read: int) -> None:
         while got := os.read(read, 1):
             number = got[0]
             if number not in _previous or signal.getsignal(number) is not _on_signal:
-                continue  # somebody else's handler has it, perhaps for a moment only
+                continue  # a foreign handler is installed, perhaps only briefly
             time.sleep(STUCK_SECONDS)
             handled = number in _handled
             if handled:
                 _handled.remove(number)
             if handled or signal.getsignal(number) is not _on_signal:
-                continue  # somebody else took the signal over
+                continue  # a foreign handler took the signal
             if _ending:
-                time.sleep(SIGNAL_SECONDS)  # the handler is at it; after that, nothing holds the process
+                time.sleep(SIGNAL_SECONDS)  # our handler is running; after this time nothing keeps the process alive
             else:
                 _end_by_signal(number)
-            ctypes.CDLL(None).signal(number, 0)  # signal.signal() is for the main thread alone
+            ctypes.CDLL(None).signal(number, 0)  # signal.signal() works in the main thread only
             os.kill(os.getpid(), number)
 
 
@@ -229,7 +230,7 @@ def _restore() -> None:
         sys.exit = _real_exit
         _real_exit = None
     if threading.current_thread() is not threading.main_thread():
-        return  # handlers can be put back from the main thread only; ours do nothing but re-raise without open runs
+        return  # handlers can only be restored from the main thread; without open runs ours just raise the signal again
     for number, before in list(_previous.items()):
         if signal.getsignal(number) is _on_signal:
             signal.signal(number, before)
@@ -238,7 +239,7 @@ def _restore() -> None:
 
 
 def _stop_watching() -> None:
-    """End the thread that watches for signals, and give the wakeup descriptor back; from the main thread only."""
+    """End the thread that watches for signals and release the wakeup descriptor; main thread only."""
     global _wakeup  # noqa: PLW0603 - see _install_once
     if _wakeup is None:
         return
@@ -253,8 +254,8 @@ def _stop_watching() -> None:
 def _at_exit() -> None:
     _end_open_runs()
     if isinstance(_last_error(), KeyboardInterrupt):
-        # Python leaves by SIGINT when the last text it ran was interrupted, and an exec() anywhere (a dataclass made in
-        # a thread will do) makes it forget that: the exit code would be 1. This reminds it.
+        # Python exits with SIGINT if the last code it ran was interrupted, but forgets this after any exec() (creating a
+        # dataclass in a thread is enough) and would exit with code 1. This reminds it.
         with contextlib.suppress(KeyboardInterrupt):
             exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
 
@@ -280,7 +281,7 @@ def _after_fork() -> None:
     global _wakeup, _ending  # noqa: PLW0603 - see _install_once
     _ending = False
     after_fork_in_child()
-    # A child gets the defaults back: without the watching thread, our handler would keep one stuck in C code alive.
+    # A child gets the defaults back: it has no watching thread, so our handler would keep it alive when stuck in C code.
     for number, before in _previous.items():
         if signal.getsignal(number) is _on_signal:
             signal.signal(number, before)

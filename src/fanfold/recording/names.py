@@ -1,4 +1,4 @@
-"""A name for a run that nobody named: two words and a number, the same on every rank because they come from its id."""
+"""A default name for a run: two words and a number, derived from its id and therefore the same on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of init(): each checked once, by the table of settings or the one below, before anything is written."""
+"""The options of init(), each checked once, against the settings table or the one below, before anything is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REINITS = ("default", "return_previous", "finish_previous", "create_new")
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is started with: arguments, then the environment, then the settings file, then defaults."""
+    """The options of a run: from arguments, then the environment, then the settings file, then defaults."""
 
     root: Path
     file: Mapping[str, Any]
@@ -78,7 +78,7 @@ def _reinit(value: Any) -> Any:
     return value
 
 
-# Options that only init() has. The others are in the table of settings.
+# Options that only init() has. The others are in the settings table.
 ARGUMENTS = {
     row.name: row
     for row in (
@@ -93,13 +93,13 @@ ARGUMENTS = {
 
 
 def read_argument(name: str, value: Any) -> Any:
-    """Return an option that only init() has, checked."""
+    """Return the checked value of an option that only init() has."""
     row = ARGUMENTS[name]
     return row.default if value is None else parsed(row, value, f"init({name}=…)")
 
 
 def read_options(root: Path, given: Mapping[str, Any], *, file: Mapping[str, Any] | None = None) -> Options:
-    """Check every option of init() and fill in those left out; `file`: settings to use in place of those in the directory."""
+    """Check every option of init() and fill in those left out; `file` replaces the settings file of the directory."""
     file = read_file(root) if file is None else file
     values: dict[str, Any] = {"root": root, "file": file}
     for name in (field.name for field in fields(Options) if field.name not in values):
@@ -107,6 +107,6 @@ def read_options(root: Path, given: Mapping[str, Any], *, file: Mapping[str, Any
         if name in ARGUMENTS:
             values[name] = read_argument(name, value)
         else:
-            one_tag = name == "tags" and isinstance(value, str)  # a comma separates tags in the environment only
+            one_tag = name == "tags" and isinstance(value, str)  # commas separate tags in the environment only
             values[name] = resolve("run_id" if name == "id" else name, (value,) if one_tag else value, file=file)
     return Options(**values)

@@ -1,4 +1,4 @@
-"""log(): what it does on the training thread, and what it leaves to others.
+"""log(): its work on the training thread, and the work it hands to others.
 
 The fast path is one dictionary look-up, one struct.pack, one crc and one write(2). Everything else (new shapes, texts,
 nested dicts, media, values on a device, a broken disk) takes the slow path once, and then mostly a fast one again.
@@ -38,7 +38,7 @@ _PENDING, _LATE = int(Layout.PENDING), int(Layout.LATE)
 
 
 class Plan:
-    """How calls of a known signature split: scalars of one CUDA device, and numbers that are here already."""
+    """How calls of a known signature split into scalars on one CUDA device and numbers already on the host."""
 
     __slots__ = ("device", "numbers", "pick", "types")
 
@@ -51,7 +51,7 @@ class Plan:
 
 
 class Recorder:
-    """The half of a run that turns calls into frames."""
+    """The part of a run that turns log() calls into frames."""
 
     id: str
     name: str
@@ -64,7 +64,7 @@ class Recorder:
         self._given = self._counted = first_step - 1
         self._auto = itertools.count(first_step)
         self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._texts: dict[str, str] = {}  # the last one of each key
+        self._texts: dict[str, str] = {}  # the last text of each key
         self._lost = 0
         self._deferred = Deferred(self._landed, self._lose)
         self._encoder = Encoder(path, self._media_landed, self._lose_media)
@@ -79,10 +79,10 @@ class Recorder:
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
         commit: bool | None = None,
     ) -> None:
-        """Record values under a step (default: the number of this call). Returns when they are safe from kill -9.
+        """Record values at a step (default: the number of this call). On return they survive kill -9.
 
-        Numbers on a device are copied without a sync and recorded when they land. `log_kwargs` goes to trackers by
-        name. Nothing is refused for its step: it may be late, repeated or out of order.
+        Numbers on a device are copied without a sync and recorded when they land. `log_kwargs` is passed to trackers by
+        name. Any step is accepted: it may be late, repeated or out of order.
         """
         try:
             sheet = self._writer.sheet
@@ -98,12 +98,12 @@ class Recorder:
                 body = packer.pack(packer.id, time_ns(), step, *values.values())
             else:
                 body = packer.pack(packer.id, time_ns(), step, *values.values())
-                if step > self._given:  # noqa: PLR1730 - a call of max() costs as much as the crc
+                if step > self._given:  # noqa: PLR1730 - calling max() costs as much as the crc
                     self._given = step
             if log_kwargs is not None or commit is not None:
                 raise KeyError
             data = packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body
-        except Exception:  # noqa: BLE001 - whatever it was: the slow path does the call again, under the guard
+        except Exception:  # noqa: BLE001 - whatever the error, the slow path repeats the call under the guard
             self._log_slowly(values, step, log_kwargs, commit)
             return
         try:
@@ -117,7 +117,7 @@ class Recorder:
             self._recover(sheet, OSError(errno.ENOSPC, "only a part of a frame was written (disk full?)"), values, step)
 
     def _next_step(self) -> int:
-        """Count this call, going on from the highest step given. Threads that leave out the step get different numbers."""
+        """Count this call, continuing from the highest step given. Threads that omit the step get different numbers."""
         step = next(self._auto)
         if step <= self._given:
             self._auto = itertools.count(int(self._given) + 1)
@@ -130,7 +130,7 @@ class Recorder:
         return max(int(self._given), self._counted)
 
     def _recover(self, sheet: Any, error: OSError, values: Mapping[str, Any], step: int) -> None:
-        """Log the values of a row that the disk did not take again, in the next journal."""
+        """Log the values of a row that could not be written again, in the next journal."""
         with guard(RECORDING, strict=self.strict):
             self._writer.fail(sheet, error)
         self._log_slowly(values, step, None, None)
@@ -144,7 +144,7 @@ class Recorder:
     ) -> None:
         """Log anything: new shapes, nested dicts, texts, media, device values, a broken journal, a finished run.
 
-        Whatever goes wrong here, training continues. Only a call without a dict is an error in every run.
+        Training continues whatever goes wrong here. Only a call without a dict raises in every run.
         """
         check_mapping(values)
         with guard(RECORDING, strict=self.strict):
@@ -170,9 +170,9 @@ class Recorder:
         self._write_parts(Call(0, number, now), parts, signature, _kwargs(log_kwargs) if log_kwargs is not None else None)
 
     def _log_from_device(self, plan: Plan, values: Mapping[str, Any], step: Any) -> bool:
-        """Take the short way for scalars on a device, as an earlier call had them; False if these are not alike.
+        """Log scalars on a device the short way, if an earlier call had the same signature; return False if they are not alike.
 
-        Between two steps of a training the processor has forgotten our code, so each function here costs microseconds.
+        Between two training steps our code drops out of the CPU caches, so each function here costs microseconds.
         """
         launched = self._deferred.launch_alike(plan.pick(values))
         if launched is None:
@@ -183,16 +183,16 @@ class Recorder:
             self._given = step
         call = Call(next(self._seq), step, time_ns())
         numbers = [values[key] for key in plan.numbers] if plan.numbers else ()
-        if not self._announce(plan, call, numbers):  # the first time, a step beyond 32 bits, or a disk that failed
+        if not self._announce(plan, call, numbers):  # the first time, a step beyond 32 bits, or a failed disk
             call.announced = self._writer.row(
                 dict(zip(plan.numbers, numbers, strict=True)), plan.types, time_ns=call.time_ns, step=step,
                 layout=_PENDING, call=(call.seq, 1), signature=(plan,))  # fmt: skip
-            call.dropped = not call.announced and bool(numbers)  # the writer has counted it
+            call.dropped = not call.announced and bool(numbers)  # already counted by the writer
         self._deferred.watch(call, plan.device, launched)
         return True
 
     def _announce(self, plan: Plan, call: Call, numbers: Sequence[Any]) -> bool:
-        """Write a known call's row at once, saying that one part is still to come."""
+        """Write the row of a known call immediately, noting that one part follows later."""
         sheet: Any = self._writer.sheet
         packer: Any = sheet.shapes.get((plan,)) if sheet is not None else None
         if packer is None:
@@ -211,11 +211,11 @@ class Recorder:
         return False
 
     def _step(self, step: Any) -> int:
-        """Return the step as an integer, whatever was given."""
+        """Return the step as an integer, whatever was passed."""
         if step is None:
             return self._next_step()
         fits, _ = outcome(lambda: bool(abs(cast("Any", step)) < 1 << 64) if isinstance(step, Number) else True)
-        number, _ = outcome(lambda: int(step)) if fits else (None, None)  # 10**999999 as an integer takes a minute to make
+        number, _ = outcome(lambda: int(step)) if fits else (None, None)  # converting 10**999999 to an integer takes a minute
         if number is None or not -(1 << 63) <= number < 1 << 63:
             notices.once(
                 f"step:{type_name(step)}",
@@ -231,7 +231,7 @@ class Recorder:
         return number
 
     def _write_parts(self, call: Call, parts: Parts, signature: tuple[Any, ...] | None, kwargs: Any) -> None:
-        """Write what is there now in one write(2), announcing the parts that come later."""
+        """Write the parts available now in one write(2), and announce those that follow later."""
         launched = self._deferred.launch(parts.device) if parts.device else []
         late = len(launched) + bool(parts.media)
         head: tuple[int, ...] = ()
@@ -241,7 +241,7 @@ class Recorder:
         beside: list[tuple[Kind, Any]] = []
         if parts.texts or kwargs:
             texts = list(parts.texts.items())
-            for start in range(0, len(texts) or 1, MAX_TEXTS):  # a frame has a limit, a call has not
+            for start in range(0, len(texts) or 1, MAX_TEXTS):  # a frame has a size limit, a call does not
                 some = dict(texts[start : start + MAX_TEXTS])
                 beside.append((Kind.VALUES, {"s": call.step, "t": call.time_ns, "v": some, "k": kwargs}))
         written = True
@@ -251,7 +251,7 @@ class Recorder:
                              call=head, signature=signature, beside=beside)  # fmt: skip
         elif beside:
             written = self._writer.append(*beside)
-        call.announced, call.dropped = written, not written and bool(parts.numbers or beside)  # the writer has counted it
+        call.announced, call.dropped = written, not written and bool(parts.numbers or beside)  # already counted by the writer
         for keys, what in launched:
             self._deferred.watch(call, keys, what)
         if written and len(self._texts) < MAX_SUMMARY_TEXTS:
@@ -261,7 +261,7 @@ class Recorder:
             if error is not None:
                 self._lose(call, list(parts.media), describe(error))
 
-    # What comes later: device values and media
+    # Late parts: device values and media
 
     def _landed(self, parts: Sequence[tuple[Call, Sequence[str], Sequence[Any]]]) -> None:
         """Journal the values that have landed, all with one write(2)."""
@@ -273,7 +273,7 @@ class Recorder:
             self._writer.drop(call)
 
     def _lose(self, call: Call, keys: Sequence[str], why: str) -> None:
-        """Warn of values that will never come, and mark them in the journal, which may know nothing of their call."""
+        """Warn about values that will never arrive, and mark them in the journal if it has a row for their call."""
         names = list(keys)
         notices.once(
             f"lost:{why}",
@@ -286,12 +286,12 @@ class Recorder:
             self._writer.append((Kind.LOST, lost), keep=True)
 
     def _lose_media(self, call: Call, keys: Sequence[str], why: str) -> None:
-        """Count a call whose media could not be stored as dropped."""
+        """Count a call as dropped if its media could not be stored."""
         self._lose(call, keys, why)
         self._writer.drop(call)
 
     def _take_media(self, call: Call, media: dict[str, Any]) -> None:
-        """Encode media elsewhere; those still on a device are copied first, and encoded when their last part is there."""
+        """Encode media in the background; those still on a device are copied first, and encoded when all parts have landed."""
         items = [item for value in media.values() for item in (value if isinstance(value, list) else [value])]
         waiting = [part for item in items for part in item.waiting()]
         if not waiting:
@@ -311,7 +311,7 @@ class Recorder:
 
         launched = [(part, self._deferred.launch_array(part.pending)) for part in waiting]
         refused = next((what for _, what in launched if isinstance(what, str)), None)
-        if refused is not None:  # a picture with a hole is no picture: the call's media are lost together, and marked
+        if refused is not None:  # an incomplete image is useless: all media of the call are lost together, and marked
             self._lose(call, list(media), refused)
             return
         for part, what in launched:
@@ -322,7 +322,7 @@ class Recorder:
 
 
 def _kwargs(given: Any) -> dict[str, Any] | None:
-    """Return what each tracker gets by name, as plain data."""
+    """Return the arguments for each tracker, by name, as plain data."""
     found = plain(given)
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
         notices.once(

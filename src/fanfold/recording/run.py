@@ -1,4 +1,4 @@
-"""Run: the user's verbs beyond log(), and how a run starts and ends. Each becomes frames in this process's own journal."""
+"""Run: its public methods other than log(), and how a run starts and ends. Each call becomes frames in this process's journal."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ LEVELS = ("info", "warning", "error")
 
 
 class Run(Recorder):
-    """One experiment, seen from one of its processes. Made by fanfold.init().
+    """One experiment, as seen from one of its processes. Created by fanfold.init().
 
-    A verb never raises into training, whatever it was given: what cannot be recorded is warned about once and counted.
-    Under strict=True the error is raised.
+    Methods never raise into training code: a value that cannot be recorded is counted, and logged as a warning once.
+    With strict=True the error is raised instead.
     """
 
     def __init__(self, place: Place, options: Options) -> None:
@@ -50,7 +50,7 @@ class Run(Recorder):
         self.attempt = place.ordinal
         self._quiet: bool = options.quiet
         self._history = History(place.path, place.me.rank, place.attempt, resumed=place.resumed)
-        known = self._history.facts()  # a resumed run starts with what it was, and adds to it
+        known = self._history.facts()  # a resumed run starts with its earlier facts and adds to them
         place.name = options.name or known.get("name") or place.name
         super().__init__(open_writer(place, options), place.path, place.first_step, strict=options.strict)
         self._place = place
@@ -68,7 +68,7 @@ class Run(Recorder):
         config = {**(known.get("config") or {}), **options.config}
         self.config = Config(config, self._config_changed, strict=self.strict)
         self._summary: dict[str, Any] = dict(known.get("summary") or {})
-        self._datasets: dict[str, str] = {}  # artifacts of that kind: their names and digests
+        self._datasets: dict[str, str] = {}  # name and digest of each artifact of kind "dataset"
         self._tallies = Tallies()
         self._tallies.metrics = known.get("metrics") or {}
         self._writer.counting = self._tallies.counting
@@ -81,7 +81,7 @@ class Run(Recorder):
         self._ending = lifecycle.Ending(self._end_by_signal, self._deliver_here, self._end_at_exit, self._after_fork_in_child)
 
     def _first_facts(self, options: Options) -> dict[str, Any]:
-        """Return what is known at the start; a resumed run writes only what it was given."""
+        """Return the facts known at the start; a resumed run writes only those passed to init()."""
         facts: dict[str, Any] = {"group": self._group, "tags": [text_of(tag) for tag in self._tags], "notes": self._notes}
         facts |= {"config": mask(plain(self.config)), "name": self._name}
         if self._place.resumed:
@@ -97,7 +97,7 @@ class Run(Recorder):
         self._append(Kind.EVENT, {"t": time_ns(), "event": name, **facts})
 
     def _append(self, kind: Kind, facts: dict[str, Any]) -> None:
-        """Write facts; those that the disk does not take now are written when it does."""
+        """Write facts; those that the disk rejects are kept and written later."""
         if self._writer.closed:
             notices.once(
                 f"ended:{self.id}",
@@ -156,7 +156,7 @@ class Run(Recorder):
 
     @property
     def summary(self) -> Summary:
-        """What each key is summarised as, of what this process logged; assign to it to add facts of your own."""
+        """Return the summary of each key logged by this process; assign to it to add entries of your own."""
         return Summary(self)
 
     @verb("compute the summary", dict)
@@ -173,7 +173,7 @@ class Run(Recorder):
 
     @verb("remove from the summary")
     def _unsummarise(self, keys: Sequence[str]) -> None:
-        """Forget facts the user assigned; what metrics are summarised as follows from them, and stays."""
+        """Remove entries the user assigned. Summaries of logged metrics are computed, and stay."""
         for key in keys:
             self._summary.pop(key, None)
         self._info({"summary": dict(self._summary)})
@@ -188,14 +188,14 @@ class Run(Recorder):
         return self._place.me.main
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does nothing on other ranks."""
+        """Return the function itself on the main process, and a function that does nothing on other ranks."""
         return function if self.is_main_process else lambda *_args, **_kwargs: None
 
     @verb("define a metric")
     def define_metric(
         self, key: str, x: str | None = None, *, summary: str | None = None, step_metric: str | None = None
     ) -> None:
-        """Set a key's (or `val/*`'s) x axis, and its summary: last, min, max, mean, sum, count, first, none."""
+        """Set the x axis of a key (or of `val/*`) and its summary statistic: last, min, max, mean, sum, count, first, none."""
         metric = Metric.check(key, x or step_metric, summary)
         pattern = text_of(metric.key)
         self._event("metric", {"key": pattern, **metric.as_dict()})
@@ -208,7 +208,7 @@ class Run(Recorder):
 
     @verb("record an alert")
     def alert(self, title: str, text: str = "", *, level: str = "warning") -> None:
-        """Record something a person should see."""
+        """Record an alert: something a person should see."""
         if level not in LEVELS:
             raise ValueError(f"alert(level={shown(level)}) is not known. Nothing was recorded. Known: {', '.join(LEVELS)}.")
         self._event("alert", {"title": text_of(title), "text": text_of(text), "level": level, "s": int(self._high)})
@@ -230,13 +230,13 @@ class Run(Recorder):
         named = text_of(name or source.name)
         self._event("artifact", {"name": named, "kind": text_of(kind), "files": entries,
                                  "metadata": mask(plain(metadata)), "s": int(self._high)})  # fmt: skip
-        if kind == "dataset":  # stamps name it: see provenance/record.py
+        if kind == "dataset":  # the run's stamps list its datasets: see provenance/record.py
             self._datasets[named] = blobs.digest_of([(str(entry["path"]), str(entry["blob"])) for entry in entries])
 
     # Trackers
 
     def _attach(self, chosen: Sequence[Any], options: Options) -> None:
-        """Start a relay for each tracker, on global rank 0 alone; the others know the names."""
+        """Start a relay for each tracker, on global rank 0 only; other ranks just know the names."""
         from ..relay.attach import Attached, check_folds
 
         self._wanted = {item if isinstance(item, str) else item.name: item for item in chosen}
@@ -254,13 +254,13 @@ class Run(Recorder):
 
     @property
     def trackers(self) -> list[str]:
-        """The names of the trackers this run goes to."""
+        """Return the names of the trackers this run is sent to."""
         return list(self._wanted)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return a tracker by name, or with `unwrap` the library's own object (under relay="thread").
+        """Return a tracker by name, or the library's own object with `unwrap` (under relay="thread").
 
-        On other ranks it is an object of the same class whose every method does nothing.
+        On other ranks this is an object of the same class whose methods all do nothing.
         """
         from ..relay.attach import handle
 
@@ -270,7 +270,7 @@ class Run(Recorder):
 
     @verb("read the operator profile", list)
     def ops(self) -> list[dict[str, Any]]:
-        """Return the operator profile as of now, of all processes of the run; see StoredRun.ops."""
+        """Return the current operator profile of all processes of the run; see StoredRun.ops."""
         from ..probes import ops
         from ..store import open_run
 
@@ -278,7 +278,7 @@ class Run(Recorder):
         return open_run(self.path).ops()
 
     def _hand_over_usage(self) -> None:
-        """Write which APIs were used: at once, since without a profile nobody else comes for it."""
+        """Write which APIs were used, immediately: without an operator profile nothing else collects them."""
         from ..probes import api_usage
 
         for record in api_usage.take():
@@ -291,7 +291,7 @@ class Run(Recorder):
 
     @verb("flush the run", bool)
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until device values and media have landed and all is on the disk; return whether it is, within `timeout`."""
+        """Wait until device values and media have landed and all is on disk; return whether that is so within `timeout`."""
         deadline = time.monotonic() + (3600.0 if timeout is None else timeout)
         done = self._deferred.flush(max(0.0, deadline - time.monotonic()))
         done = self._encoder.flush(max(0.0, deadline - time.monotonic())) and done
@@ -303,7 +303,7 @@ class Run(Recorder):
 
     @verb("finish the run")
     def finish(self, timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None) -> None:
-        """End the run in this process. Returns within `timeout`, always."""
+        """End the run in this process. Always returns within `timeout`."""
         status = "failed" if outcome(lambda: bool(exit_code))[0] else self._known_status(status)
         seconds, _ = outcome(lambda: float(timeout))
         code, _ = outcome(lambda: None if exit_code is None else max(min(int(exit_code), 1 << 31), -(1 << 31)))
@@ -311,7 +311,7 @@ class Run(Recorder):
             self._end(30.0 if seconds is None else seconds)
 
     def _claim_end(self, status: str, error: str | None, exit_code: int | None) -> bool:
-        """Decide how the run ended; False if that is decided already, and the end is another caller's to write."""
+        """Set how the run ended; return False if another caller has already done so, and will write the end."""
         with self._finish_lock:
             if self._status != "running":
                 return False
@@ -332,9 +332,9 @@ class Run(Recorder):
 
     @verb("end the run")
     def _end(self, timeout: float, *, close: bool = True) -> None:
-        """Write the end that was claimed, and wait for the trackers."""
+        """Write the end claimed by _claim_end(), and wait for the trackers."""
         try:
-            if self._worker:  # a forked child ends its own journal; the run is its parent's to end
+            if self._worker:  # a forked child ends its own journal; only the parent ends the run
                 self._end_worker()
             else:
                 self._write_end(time.monotonic() + timeout, close=close)
@@ -372,7 +372,7 @@ class Run(Recorder):
         self._say_end(self._verdict[0], left)
 
     def _end_frame(self, status: str, why: str | None, exit_code: int | None = None) -> dict[str, Any]:
-        """Return the last frame; `why` is the error of a run that went wrong, or the reason one stopped early."""
+        """Return the last frame; `why` is the error of a failed run, or the reason one stopped early."""
         name, why = "reason" if status == "finished" else "error", why and mask_traceback(why)
         known = {"t": time_ns(), "status": status, name: why, "exit_code": exit_code}
         counts = {"lost": self._lost, "dropped": self._writer.dropped, "said": dict(notices.counts)}
@@ -398,7 +398,7 @@ class Run(Recorder):
 
     def _end_at_exit(self, status: str, error: str | None, exit_code: int) -> None:
         """End an unfinished run at interpreter exit. The journal stays open: other exit handlers may still log."""
-        here = self._attached is not None and self._attached.here  # a relay in this process does not outlive it
+        here = self._attached is not None and self._attached.here  # a relay thread in this process does not outlive it
         timeout = 30.0 if here else 10.0
         if self._claim_end(status, error, exit_code):
             self._end(timeout, close=False)
@@ -406,15 +406,15 @@ class Run(Recorder):
             # A daemon thread (Ray Tune runs a trial in one) is finishing the run, and would die with the interpreter.
             self._ended.wait(timeout)
         elif self._finisher is not None and not self._end_written:
-            self._end(timeout, close=False)  # what should have finished the run was interrupted
+            self._end(timeout, close=False)  # the thread that was finishing the run was interrupted
 
     def _deliver_here(self, timeout: float) -> None:
-        """Wait for the trackers served from this process, which is about to die; those in processes of their own live on."""
+        """Wait for trackers served from this process, which is about to die; those in their own processes continue."""
         if self._attached is not None and not self._worker:
             self._attached.wait_here(timeout)
 
     def _after_fork_in_child(self) -> None:
-        """Become a worker of the same rank: own journal on first use, no threads, no end of the parent's run."""
+        """Become a worker of the same rank: its own journal on first use, no threads, and it never ends the parent's run."""
         self._worker = True
         self._place.after_fork_in_child()
         self._finish_lock = threading.RLock()
@@ -427,8 +427,8 @@ class Run(Recorder):
         self._stoppers = []
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
-            # Such children leave by os._exit, which runs no atexit handler. Their finalizers are cleared right after the
-            # fork, so ours is registered a moment later.
+            # multiprocessing children leave through os._exit, which runs no atexit handler. Their finalizers are cleared right
+            # after the fork, so ours is registered a moment later.
             util.register_after_fork(self, lambda run: util.Finalize(run, run._end_worker, exitpriority=0))  # noqa: SLF001 - ours
 
     def _end_worker(self) -> None:
@@ -457,22 +457,22 @@ class Run(Recorder):
 
 
 class Summary(dict[str, Any]):
-    """A run's summary as of now: what its keys are summarised as, plus what the user assigned."""
+    """A snapshot of a run's summary: the computed summary of each key, plus what the user assigned."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        super().__init__({**run._summarised(), **run._summary})  # noqa: SLF001 - the other half of Run
+        super().__init__({**run._summarised(), **run._summary})  # noqa: SLF001 - same module
 
     def __setitem__(self, key: str, value: Any) -> None:
         with guard("add to the summary", strict=self._run.strict):
             self.update({key: value})
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        super().update(self._run._summarise(*args, **kwargs))  # noqa: SLF001 - the other half of Run
+        super().update(self._run._summarise(*args, **kwargs))  # noqa: SLF001 - same module
 
     def __delitem__(self, key: str) -> None:
         with guard("remove from the summary", strict=self._run.strict):
-            self._run._unsummarise([key])  # noqa: SLF001 - the other half of Run
+            self._run._unsummarise([key])  # noqa: SLF001 - same module
             super().__delitem__(key)
 
     def pop(self, key: str, *default: Any) -> Any:
@@ -483,29 +483,29 @@ class Summary(dict[str, Any]):
 
     def clear(self) -> None:
         with guard("clear the summary", strict=self._run.strict):
-            self._run._unsummarise(list(self))  # noqa: SLF001 - the other half of Run
+            self._run._unsummarise(list(self))  # noqa: SLF001 - same module
             super().clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # a copy is no longer the run's
+        return dict, (dict(self),)  # a copy does not belong to the run
 
 
 def start_alone(options: Options) -> Run:
-    """Open a run that only this process knows of, and its trackers, without probes: what a reporting callback writes to."""
+    """Open a run for this process only, with its trackers but without probes; reporting callbacks write to it."""
     chosen = _chosen_trackers(options)
     run = Run(find_place(options, alone=True), options)
-    lifecycle.enter(run._ending)  # noqa: SLF001 - the other half of Run
-    run._keeper.start()  # noqa: SLF001 - the other half of Run
+    lifecycle.enter(run._ending)  # noqa: SLF001 - same module
+    run._keeper.start()  # noqa: SLF001 - same module
     if chosen:
-        run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
+        run._attach(chosen, options)  # noqa: SLF001 - same module
     return run
 
 
 def start(options: Options, *, alone: bool = False) -> Run:
-    """Open a run for this process and start what looks after it; `alone`, without the other ranks."""
+    """Open a run for this process and start its background threads and probes; `alone`: without the other ranks."""
     energy = _energy_arguments(options)
     ops = _ops_options(options)
-    chosen = _chosen_trackers(options)  # first: an unknown name or a missing library stops here, before anything is written
+    chosen = _chosen_trackers(options)  # first: an unknown name or a missing library fails here, before anything is written
     place = find_place(options, alone=alone)
     try:
         run = Run(place, options)
@@ -514,8 +514,8 @@ def start(options: Options, *, alone: bool = False) -> Run:
             f"no journal can be written in {place.path}: {error.strerror or error}. The run was not started. "
             "Make the directory writable, or choose another with fanfold.init(dir=…) or FANFOLD_DIR."
         ) from error
-    lifecycle.enter(run._ending)  # noqa: SLF001 - the other half of Run
-    run._keeper.start()  # noqa: SLF001 - the other half of Run
+    lifecycle.enter(run._ending)  # noqa: SLF001 - same module
+    run._keeper.start()  # noqa: SLF001 - same module
     _start_probes(run, options)
     if energy is not None and place.me.local_main:
         _start_energy(run, energy)
@@ -524,9 +524,9 @@ def start(options: Options, *, alone: bool = False) -> Run:
     if options.stamp:
         from ..provenance import automatic
 
-        run._stoppers.append(automatic.start(run))  # noqa: SLF001 - the other half of Run
+        run._stoppers.append(automatic.start(run))  # noqa: SLF001 - same module
     if chosen:
-        run._attach(chosen, options)  # noqa: SLF001 - the other half of Run
+        run._attach(chosen, options)  # noqa: SLF001 - same module
     if options.server and place.me.local_main:
         with guard("start the forwarder", strict=options.strict):
             from ..fleet.destination import destination
@@ -534,7 +534,7 @@ def start(options: Options, *, alone: bool = False) -> Run:
 
             gateway = destination(options.file)
             if gateway is not None:
-                run._forwarding = Forwarding(options.root, gateway)  # noqa: SLF001 - the other half of Run
+                run._forwarding = Forwarding(options.root, gateway)  # noqa: SLF001 - same module
     if place.me.main and not options.quiet:
         again = f", attempt {place.ordinal}" if place.ordinal > 1 else ""
         print(f"fanfold: run {run.name} ({run.id}{again}) → {run.path}", file=sys.stderr)
@@ -555,14 +555,14 @@ def _chosen_trackers(options: Options) -> list[Any]:
 def _start_probes(run: Run, options: Options) -> None:
     gatherer = Background(lambda: _gather(run), "facts", lambda: None)
     gatherer.start()
-    run._stoppers.append(lambda timeout: gatherer.join(min(timeout, FACTS_SECONDS)))  # noqa: SLF001 - the other half of Run
+    run._stoppers.append(lambda timeout: gatherer.join(min(timeout, FACTS_SECONDS)))  # noqa: SLF001 - same module
     if options.console:
         from .console import Console
 
-        console = Console(run.path, run._place.worker_header("console"))  # noqa: SLF001 - the other half of Run
+        console = Console(run.path, run._place.worker_header("console"))  # noqa: SLF001 - same module
         console.start()
-        run._stoppers.insert(0, console.stop)  # noqa: SLF001 - the other half of Run
-    if options.system and run._place.me.local_main:  # noqa: SLF001 - the other half of Run
+        run._stoppers.insert(0, console.stop)  # noqa: SLF001 - same module
+    if options.system and run._place.me.local_main:  # noqa: SLF001 - same module
         from ..probes.system import SystemProbe
 
         def write(values: Mapping[str, float]) -> None:
@@ -570,11 +570,11 @@ def _start_probes(run: Run, options: Options) -> None:
 
         probe = SystemProbe(write, disk_path=str(run.path))
         probe.start()
-        run._stoppers.append(lambda timeout: probe.stop(min(timeout, 0.5)))  # noqa: SLF001 - the other half of Run
+        run._stoppers.append(lambda timeout: probe.stop(min(timeout, 0.5)))  # noqa: SLF001 - same module
 
 
 def _energy_arguments(options: Options) -> dict[str, Any] | None:
-    """Return CodeCarbon's arguments if energy is to be measured: by its own option, or named among the trackers."""
+    """Return CodeCarbon's arguments if energy is measured: by its own option, or because it is named among the trackers."""
     if not options.energy and not options.trackers:
         return None
     from ..probes import energy
@@ -587,8 +587,8 @@ def _energy_arguments(options: Options) -> dict[str, Any] | None:
 
 
 def _ops_options(options: Options) -> Any:
-    """Return what the operator profile is to do, checked before anything is written; None: no profile."""
-    if not options.ops and options.ops != {}:  # no options are the usual ones
+    """Return the operator profile's options, checked before anything is written; None for no profile."""
+    if not options.ops and options.ops != {}:  # an empty dict means the default options
         return None
     from ..probes import ops
 
@@ -600,37 +600,37 @@ def _start_ops(run: Run, options: Any) -> None:
     from ..provenance import automatic
 
     def write(facts: Mapping[str, Any]) -> bool:
-        kept = run._writer.append((Kind.EVENT, {"t": time_ns(), **facts}))  # noqa: SLF001 - the other half of Run
-        if facts["event"] == "ops":  # the native library also stamps what C++ saves: with each snapshot, the step of now
+        kept = run._writer.append((Kind.EVENT, {"t": time_ns(), **facts}))  # noqa: SLF001 - same module
+        if facts["event"] == "ops":  # the native library stamps files saved by C++: each snapshot updates its step
             with guard("bring the stamp of exported files up to date"):
                 automatic.refresh()
         return kept
 
-    place = run._place  # noqa: SLF001 - the other half of Run
-    local = place.spool is None  # a table is written many times a second: never through a network filesystem
-    with guard("profile operators", strict=run.strict):  # torch itself may fail to be imported
+    place = run._place  # noqa: SLF001 - same module
+    local = place.spool is None  # the table is written many times a second: never over a network filesystem
+    with guard("profile operators", strict=run.strict):  # importing torch may fail
         probe = ops.start(options, write, path=run.path, rank=run.rank, node=place.me.node, local=local)
         if probe is not None:
-            run._keeper.chores.append(probe.tick)  # noqa: SLF001 - the other half of Run
-            run._stoppers.insert(0, probe.stop)  # noqa: SLF001 - the other half of Run
+            run._keeper.chores.append(probe.tick)  # noqa: SLF001 - same module
+            run._stoppers.insert(0, probe.stop)  # noqa: SLF001 - same module
 
 
 def _start_energy(run: Run, arguments: Mapping[str, Any]) -> None:
     from ..probes.energy import STOP_SECONDS, EnergyProbe
 
     def write(values: Mapping[str, float]) -> None:
-        # Under the step the run is at: trackers draw it beside the loss.
-        step = max(run._high, 0)  # noqa: SLF001 - the other half of Run
+        # Written at the run's current step, so that trackers plot it beside the loss.
+        step = max(run._high, 0)  # noqa: SLF001 - same module
         run._writer.row(values, "d" * len(values), time_ns=time_ns(), step=step, origin="energy")  # noqa: SLF001 - as above
 
     probe = EnergyProbe(write, arguments=arguments, log=run.path / "probes" / f"energy-{run.rank}.log")
     probe.start()
-    run._stoppers.append(lambda timeout: probe.stop(min(timeout, STOP_SECONDS)))  # noqa: SLF001 - the other half of Run
+    run._stoppers.append(lambda timeout: probe.stop(min(timeout, STOP_SECONDS)))  # noqa: SLF001 - same module
 
 
 def _gather(run: Run) -> None:
-    """Collect what the run knows of itself, off the training thread: git, packages, hardware."""
-    # Media too, though nothing here needs them: a signal handler that logs must not meet a half-imported module later.
+    """Collect facts about the run off the training thread: git, packages, hardware."""
+    # Import media too, though it is not needed here: a signal handler that logs must never meet a half-imported module.
     from .. import media  # noqa: F401
     from ..facts import collect
 
@@ -639,11 +639,11 @@ def _gather(run: Run) -> None:
         if run.is_main_process:
             with guard("keep the code of this run"):
                 _keep_code(run.path, found)
-        run._info({"facts": plain(found)})  # noqa: SLF001 - the other half of Run
+        run._info({"facts": plain(found)})  # noqa: SLF001 - same module
 
 
 def _keep_code(path: Path, facts: dict[str, Any]) -> None:
-    """Keep what the commit does not have: the patch of tracked files, and the source files that are not tracked."""
+    """Save code that is not in the commit: the patch of tracked files, and untracked source files."""
     from ..facts.collect import entry_script
     from ..facts.git import patch as patch_of
     from ..facts.git import sources

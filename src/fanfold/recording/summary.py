@@ -1,7 +1,7 @@
-"""What a run's keys are summarised as: the rules (last, min, max, mean, …), and how a live run keeps up with them.
+"""Summaries of a run's keys: the rules (last, min, max, mean, …), and how a live run keeps them up to date.
 
-The last value of each key is known to the journal's writer. A rule that needs every value (min, mean, …) is counted row by
-row as rows are written, so that `run.summary` costs the same after three calls and after three million, and reads no file.
+The journal's writer knows the last value of each key. Rules that need every value (min, mean, …) are updated as rows are
+written, so `run.summary` costs the same after three calls as after three million, and reads no file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_STEP = -(1 << 63)
 
 @dataclass(frozen=True)
 class Metric:
-    """What define_metric said of the keys that match a pattern (`val/*`)."""
+    """A define_metric() definition for the keys that match a pattern (`val/*`)."""
 
     key: str
     x: str | None = None
@@ -45,14 +45,14 @@ class Metric:
 
 
 def rule_for(key: str, metrics: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return what define_metric said that holds for a key: its own definition, else the last pattern that matches."""
+    """Return the definition that applies to a key: its own, else the last pattern that matches."""
     if key in metrics:
         return metrics[key]
     return next((rule for name, rule in reversed(list(metrics.items())) if fnmatch.fnmatchcase(key, name)), {})
 
 
 class Tally:
-    """What one key's values come to so far. NaN is passed over by min, max and mean where there are numbers."""
+    """Running statistics of one key's values. Min, max and mean ignore NaN unless all values are NaN."""
 
     __slots__ = ("began", "count", "first", "first_step", "high", "kinds", "low", "numbers", "total")
 
@@ -82,7 +82,7 @@ class Tally:
 
     @classmethod
     def of(cls, steps: Any, values: Any) -> Tally:
-        """Return the tally of arrays."""
+        """Return the tally of arrays of steps and values."""
         import numpy as np
 
         tally = cls()
@@ -98,7 +98,7 @@ class Tally:
         return tally
 
     def plus(self, later: Tally) -> Tally:
-        """Return the tally of both; on equal steps, `self` was first."""
+        """Return the combined tally; on equal steps, `self` comes first."""
         if not self.count or not later.count:
             return self if self.count else later
         both = Tally()
@@ -111,7 +111,7 @@ class Tally:
         return both
 
     def result(self, rule: str) -> Any:
-        """Return what a rule makes of the values, in the type the store gives it."""
+        """Return the result of a rule, in the type the store uses."""
         if rule == "count":
             return self.count
         if rule == "mean":
@@ -126,7 +126,7 @@ class Tally:
 
 
 class Shape(Protocol):
-    """What is asked of a journal's shape."""
+    """The parts of a journal's shape used here."""
 
     @property
     def keys(self) -> tuple[str, ...]: ...
@@ -137,7 +137,7 @@ class Shape(Protocol):
 
 
 class Tallies:
-    """The tallies of a process, for the keys whose rule needs every value."""
+    """The tallies of a process, for keys whose rule needs every value."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, dict[str, Any]] = {}
@@ -148,7 +148,7 @@ class Tallies:
         return rule_for(key, self.metrics).get("summary") in COUNTED
 
     def counting(self, shape: Shape) -> Callable[[bytes], None] | None:
-        """Return what counts a row of this shape; None where no key of it needs that."""
+        """Return a function that counts a row of this shape; None if no key in it needs counting."""
         wanted = [key for key in shape.keys if self.needs(key)] if self.metrics else []
         if not wanted:
             return None
@@ -168,7 +168,7 @@ class Tallies:
         return count
 
     def summarise(self, latest: Iterable[tuple[str, Any]], before: Callable[[str, Tally], Tally]) -> dict[str, Any]:
-        """Return what each key is summarised as, given its last value and what was counted before this process did."""
+        """Return the summary of each key, given its last value and a function that returns the tally from before this process."""
         found = {}
         for key, value in latest:
             rule = rule_for(key, self.metrics).get("summary") if self.metrics else None
@@ -176,7 +176,7 @@ class Tallies:
                 continue
             if rule in COUNTED and not isinstance(value, str):
                 own = self.by_key.get(key) or Tally()
-                value = before(key, own).plus(own).result(str(rule))  # noqa: PLW2901 - what stands for it
+                value = before(key, own).plus(own).result(str(rule))  # noqa: PLW2901 - replaced by its statistic
             found[key] = value
         return found
 
