@@ -1,4 +1,4 @@
-"""The journal: the append-only file of one process of one run, and the truth everything else reads."""
+"""The journal: the append-only file of one process of one run, and the source of truth that everything else reads."""
 
 from .format import Kind
 from .reader import Journal

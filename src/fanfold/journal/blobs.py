@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 
 
 def path_of(run: Path, name: str) -> Path:
-    """Return where a blob lives. The name must be a hash: a run directory is untrusted, and a path must not escape it."""
+    """Return the path of a blob. The name must be a hash: a run directory is untrusted, and a path must not escape it."""
     if not _NAME.fullmatch(name):
         raise JournalError(f"{name!r} is not the name of a blob (64 hexadecimal digits)")
     return run / "blobs" / name[:2] / name
@@ -31,7 +31,7 @@ def put(run: Path, data: bytes | memoryview) -> str:
 
 
 def put_pieces(run: Path, chunks: Iterator[bytes], name: str) -> None:
-    """Store a blob that comes in pieces; one that is not what its name says is not kept."""
+    """Store a blob that arrives in pieces; raise and discard it if its content does not match its name."""
     stored = _store(run, iter(chunks))
     if stored != name:
         path_of(run, stored).unlink(missing_ok=True)
@@ -44,10 +44,10 @@ def put_file(run: Path, source: Path) -> tuple[str, int]:
 
 
 def digest_of(files: list[tuple[str, str]]) -> str:
-    """Return the digest of a file, as sha256sum prints it, or of the names and contents of several; each is a path and a blob."""
+    """Return the digest of one file, as sha256sum prints it, or of several by path and content; each is a (path, blob) pair."""
     if len(files) == 1:
         return f"sha256:{files[0][1]}"
-    lines = "".join(f"{blob}  {path}\n" for path, blob in files)  # the lines of sha256sum, so anybody can compute it
+    lines = "".join(f"{blob}  {path}\n" for path, blob in files)  # the output format of sha256sum, so that anybody can compute it
     return f"sha256:{hashlib.sha256(lines.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
@@ -58,7 +58,7 @@ def _chunks(source: Path) -> Iterator[bytes]:
 
 
 def _store(run: Path, chunks: Iterator[bytes | memoryview], name: str | None = None) -> str:
-    """Write aside, then rename: a blob is there whole or not at all."""
+    """Write to a temporary file, then rename: a blob exists completely or not at all."""
     if name is not None and path_of(run, name).exists():
         return name
     folder = run / "blobs"
@@ -79,7 +79,7 @@ def _store(run: Path, chunks: Iterator[bytes | memoryview], name: str | None = N
 
 
 def opened(run: Path, name: str) -> BinaryIO:
-    """Open a blob that is here: a regular file of the run, reached through no link."""
+    """Open a stored blob: a regular file of the run, not reached through a link."""
     path = path_of(run, name)
     try:
         return open_inside(run, *path.parts[-3:])
@@ -90,7 +90,7 @@ def opened(run: Path, name: str) -> BinaryIO:
 
 
 def names(run: Path) -> Iterator[str]:
-    """Yield the names of the blobs in a run; folders and files that are links are passed over."""
+    """Yield the names of a run's blobs, ignoring folders and files that are links."""
     top = run / "blobs"
     if not is_folder(top):
         return
@@ -102,7 +102,7 @@ def names(run: Path) -> Iterator[str]:
 
 
 def is_here(run: Path, name: str) -> bool:
-    """Tell whether a blob is in the run, as a plain file."""
+    """Return whether a blob is in the run, as a plain file."""
     try:
         opened(run, name).close()
     except (OSError, JournalError):
@@ -111,7 +111,7 @@ def is_here(run: Path, name: str) -> bool:
 
 
 def get(run: Path, name: str) -> bytes:
-    """Read a blob, checking that it still is what its name says."""
+    """Read a blob, checking that its content still matches its name."""
     path = path_of(run, name)
     with opened(run, name) as file:
         data = file.read()

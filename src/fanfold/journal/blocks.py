@@ -1,7 +1,7 @@
-"""A stretch of a journal, packed: rows as planes of bytes without heads and checksums, everything else as it is. No files here.
+"""A packed block of a journal: rows as byte planes without heads and checksums, everything else unchanged. No file access.
 
-A frame is stored as a row only if its head, its body and the journal's id give back its very checksum: what is unpacked
-is what was packed, bit by bit, damage included. docs/journal.md describes the bytes.
+A frame is stored as a row only if its head, its body and the journal's id reproduce its exact checksum: unpacking returns
+what was packed, bit for bit, damage included. docs/journal.md describes the format.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-BLOCK: Final = 1 << 20  # raw bytes of one block, at most: what packing and unpacking hold in memory
-LONGEST_ROW: Final = 1 << 16  # longer ones gain nothing by their neighbours, and would make blocks of uneven size
-MOST_RATIO: Final = 64  # of raw to stored bytes: what somebody sends may not take far more room here than it took there
-LEVEL: Final = 4  # most of a block is noise, on which higher levels spend time and win nothing
+BLOCK: Final = 1 << 20  # maximum raw bytes of a block: bounds the memory of packing and unpacking
+LONGEST_ROW: Final = 1 << 16  # longer rows gain nothing from their neighbours, and would make blocks uneven
+MOST_RATIO: Final = 64  # of raw to stored bytes: received data must not expand to far more than was sent
+LEVEL: Final = 4  # most of a block is noise, where higher levels take time and gain nothing
 _START: Final = struct.Struct("<QII")  # of a row: eight bytes of head, checksum, shape id
-_FIXED: Final = _START.size  # what all rows of one layout have in common, or can be computed
+_FIXED: Final = _START.size  # bytes that all rows of one layout share, or that can be computed
 _COUNTS: Final = struct.Struct("<II")
 _LAYOUT: Final = struct.Struct("<QIII")
 _SPAN: Final = struct.Struct("<III")
-_OVERHEAD: Final = _COUNTS.size + 8  # of a block that is stored as it is: its counts and one piece
+_OVERHEAD: Final = _COUNTS.size + 8  # of a block stored unchanged: its counts and one piece
 
-Span = tuple[int, int, int]  # offset in the frame, width, and how many numbers stand there side by side
+Span = tuple[int, int, int]  # offset in the frame, width, and how many adjacent numbers
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Rows:
 
 
 class Packer:
-    """Pack a journal block by block, in order. Shapes met on the way tell which values are integers."""
+    """Packs a journal block by block, in order. Shapes found on the way show which values are integers."""
 
     def __init__(self, data: mmap | bytes, journal_id: str) -> None:
         self.data = data
@@ -57,10 +57,10 @@ class Packer:
         self.seed = fmt.seed_of(journal_id)
         self._shapes: dict[int, Shape] = {}
         self._heads: dict[int, Any] = {}
-        self._plain_until = 0  # a long frame that is stored as it is may reach into the next block
+        self._plain_until = 0  # a long frame that is stored unchanged may reach into the next block
 
     def block(self, at: int) -> tuple[int, bytes]:
-        """Pack about a block of bytes from `at` on; return where it ends, and what is to be stored."""
+        """Pack about one block of bytes starting at `at`; return where it ends, and the bytes to store."""
         chunk = self.data[at : at + BLOCK]
         pieces: list[tuple[int, int]] = []
         plain: list[memoryview] = []
@@ -87,14 +87,14 @@ class Packer:
             pieces.append((0, len(chunk) - start))
             plain.append(view[start : len(chunk)])
         content = _written(pieces, list(layouts.values()), b"".join(plain))
-        if len(content) > len(chunk) + _OVERHEAD:  # rows of ever other shapes: saying what stands where takes more than it saves
+        if len(content) > len(chunk) + _OVERHEAD:  # rows of ever-changing shapes: the layout table takes more than it saves
             content = _written([(0, len(chunk))], [], chunk)
         return at + len(chunk), _deflated(content, len(chunk))
 
     def _run(
         self, chunk: bytes, view: memoryview, at: int, layouts: dict[tuple[int, int], _Rows], finder: Finder
     ) -> tuple[_Rows | None, int]:
-        """Find the sound rows of one layout that follow each other from `at` on, and where they end."""
+        """Find the consecutive valid rows of one layout starting at `at`, and where they end."""
         if len(chunk) - at < _FIXED:
             return None, at
         head, _, shape = _START.unpack_from(chunk, at)
@@ -110,7 +110,7 @@ class Packer:
         return rows, span.end
 
     def _is_cut(self, chunk: bytes, at: int) -> bool:
-        """Tell whether this is a row that the end of the block cuts: it is left to the next one."""
+        """Return whether the end of the block cuts this row, which is then left to the next block."""
         if at == 0 or len(chunk) - at >= LONGEST_ROW:
             return False
         if len(chunk) - at < _FIXED:
@@ -119,7 +119,7 @@ class Packer:
         return stride is not None and at + stride > len(chunk)
 
     def _past(self, chunk: bytes, base: int, at: int, finder: Finder) -> int:
-        """Return where to go on behind what is stored as it is: behind a frame, or at the next sound one."""
+        """Return where to continue after bytes that are stored unchanged: after a frame, or at the next valid one."""
         if len(chunk) - at >= HEAD_SIZE:
             magic, kind, _, length, _ = HEAD.unpack_from(chunk, at)
             odd = kind != Kind.ROW or length > LONGEST_ROW - HEAD_SIZE
@@ -136,12 +136,12 @@ class Packer:
         try:
             shape = Shape.parse(self.data[start:end])
         except JournalError:
-            return  # damaged: its rows are packed all the same, a little less well
+            return  # damaged: its rows are packed anyway, a little less well
         self._shapes[shape.id] = shape
 
 
 def _stride(head: int) -> int | None:
-    """Return the length of a frame that begins so; None if it is no row, or an odd one."""
+    """Return the length of a frame that begins with these bytes; None if it is not a row, or has an unusual length."""
     magic, kind, _, length, _ = HEAD.unpack(head.to_bytes(8, "little") + bytes(4))
     if magic != MAGIC or kind != Kind.ROW or not 12 <= length <= LONGEST_ROW - HEAD_SIZE:
         return None
@@ -149,7 +149,7 @@ def _stride(head: int) -> int | None:
 
 
 def _spans(flags: int, stride: int, shape: Shape | None) -> list[Span]:
-    """Return where the numbers stand in a row that are stored as differences: time, step, call, and integers among the values."""
+    """Return the positions of a row's numbers that are stored as differences: time, step, call, and integer values."""
     found: list[Span] = [(_FIXED, 8, 1)]
     at = _FIXED + 8
     if not flags & Layout.STEP_NONE:
@@ -176,7 +176,7 @@ def _whole_numbers(shape: Shape, stride: int) -> list[Span]:
 
 
 def _written(pieces: list[tuple[int, int]], layouts: list[_Rows], plain: bytes) -> bytes:
-    """Put a block together: what stands where, the layouts, what is stored as it is, and the planes of each layout."""
+    """Build a block: the order of its pieces, the layouts, the unchanged bytes, and the planes of each layout."""
     import numpy as np
 
     parts = [_COUNTS.pack(len(pieces), len(layouts)), np.array(pieces, "<u4").tobytes()]
@@ -186,7 +186,7 @@ def _written(pieces: list[tuple[int, int]], layouts: list[_Rows], plain: bytes) 
 
 
 def _deflated(content: bytes, length: int) -> bytes:
-    """Deflate a block, but never beyond the ratio that readers accept: without repeats it takes a bit for each byte, or more."""
+    """Deflate a block, but within the ratio that readers accept: without repeats each byte takes at least one bit."""
     stored = zlib.compress(content, LEVEL)
     if length <= MOST_RATIO * len(stored):
         return stored
@@ -195,7 +195,7 @@ def _deflated(content: bytes, length: int) -> bytes:
 
 
 def _planes(rows: _Rows) -> bytes:
-    """Return the rows' bodies turned round: the first byte of all, then the second of all, and so on."""
+    """Return the rows' bodies transposed: the first byte of all rows, then the second of all, and so on."""
     import numpy as np
 
     block = np.frombuffer(b"".join(rows.parts), np.uint8).reshape(rows.count, rows.stride)[:, _FIXED:].copy()
@@ -220,11 +220,11 @@ def _put(block: NDArray[np.uint8], span: Span, numbers: NDArray[Any]) -> None:
     block[:, offset - _FIXED : offset - _FIXED + width * count] = numbers.view("u1")
 
 
-# Unpacking. What comes from a file is not trusted: every count is held against the bytes that are there.
+# Unpacking. Files are not trusted: every count is checked against the bytes that are there.
 
 
 def unpack(stored: bytes, length: int, seed: int) -> bytes:
-    """Return the raw bytes of a block, or raise JournalError: it does not hold `length` of them."""
+    """Return the raw bytes of a block; raise JournalError unless there are exactly `length` of them."""
     try:
         raw: bytes = b"".join(_Reader(_inflated(stored, length), seed).pieces(length))
     except (struct.error, zlib.error, ValueError, IndexError, OverflowError) as error:
@@ -235,16 +235,16 @@ def unpack(stored: bytes, length: int, seed: int) -> bytes:
 
 
 def _inflated(stored: bytes, length: int) -> bytes:
-    """Inflate, but no more than a block of this length can need: a few bytes may promise gigabytes."""
+    """Inflate, but no more than a block of this length can need: a few bytes may expand to gigabytes."""
     stream = zlib.decompressobj()
-    plain = stream.decompress(stored, length + _OVERHEAD + 1)  # with less room it would not look for its end
+    plain = stream.decompress(stored, length + _OVERHEAD + 1)  # with less room zlib would not reach the end of the stream
     if not stream.eof or stream.unused_data:
         raise ValueError("it is longer than it says")
     return plain
 
 
 class _Reader:
-    """Read an inflated block from its start to its end."""
+    """A reader of one inflated block, from start to end."""
 
     def __init__(self, data: bytes, seed: int) -> None:
         self.data = data
@@ -287,7 +287,7 @@ class _Reader:
         return head, shape, stride, rows, spans
 
     def _rows(self, head: int, shape: int, stride: int, count: int, spans: list[Span]) -> memoryview:
-        """Turn planes back into whole frames, heads and checksums included."""
+        """Turn planes back into complete frames, including heads and checksums."""
         import numpy as np
 
         planes = np.frombuffer(self._bytes(count * (stride - _FIXED)), np.uint8)
@@ -310,7 +310,7 @@ def _cut(data: memoryview, size: int) -> list[memoryview]:
 
 
 def _in_order(order: list[list[int]], stretches: list[tuple[memoryview, int]]) -> list[memoryview]:
-    """Take the pieces from where each kind was left, in the order they stood in the journal."""
+    """Return the pieces in the order they had in the journal, taking each kind from where it was left."""
     places = [0] * len(stretches)
     found = []
     for kind, count in order:

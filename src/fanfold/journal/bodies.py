@@ -1,8 +1,8 @@
-"""What each kind of frame holds, as types. `decode` is the only place where bytes of a frame become data.
+"""The content of each kind of frame, as types. `decode` is the only place where the bytes of a frame become data.
 
-A checksum proves that bytes are the ones somebody wrote, not that they make sense: a journal is untrusted input. A body that
-does not fit its type is damage, for every reader alike. Fields nobody knows are ignored, so that later versions can add some;
-kinds and events nobody knows are kept as they are and say nothing.
+A checksum proves that bytes are those that were written, not that they make sense: a journal is untrusted input. A body that
+does not fit its type is damage, for every reader alike. Unknown fields are ignored, so that later versions can add some;
+unknown kinds and events are kept and have no effect.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..errors import JournalError
 from . import format as fmt
 from .format import Kind, Shape
 
-MAX_DEPTH: Final = 64  # of data that a run describes itself with; writers stop at half of it
+MAX_DEPTH: Final = 64  # of data a run describes itself with; writers stop at half of it
 
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Rank = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Blob = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
-Data = dict[str, Any]  # names and plain data, as deep as MAX_DEPTH
+Data = dict[str, Any]  # names and plain data, nested up to MAX_DEPTH
 
 
 class Header(Struct, kw_only=True):
-    """Who writes a journal. Of one whose header is damaged, `salvaged` says so, and the file's name says the rest."""
+    """Who writes a journal. If the header is damaged, `salvaged` is set and the fields come from the file name."""
 
     format: Annotated[list[Count], Meta(min_length=1)]
     writer: str | None = None
@@ -55,7 +55,7 @@ class Header(Struct, kw_only=True):
 
 
 class Values(Struct):
-    """What a call logged that is not a number: texts and media. `q`: the call it belongs to when it comes late."""
+    """The values of a call that are not numbers: texts and media. `q`: the call they belong to if they arrive late."""
 
     s: Int64
     t: Int64
@@ -64,13 +64,13 @@ class Values(Struct):
     k: Data | None = None
 
     def arguments(self, tracker: str) -> Data:
-        """Return what the call says to one tracker."""
+        """Return the call's arguments for one tracker."""
         found = (self.k or {}).get(tracker)
         return found if isinstance(found, dict) else {}
 
 
 class Lost(Struct):
-    """Late values that will never come, and why."""
+    """Late values that will never arrive, and why."""
 
     s: Int64
     t: Int64
@@ -80,7 +80,7 @@ class Lost(Struct):
 
 
 class Beat(Struct, array_like=True):
-    """A process is alive: clocks, its highest step, and how many calls it dropped."""
+    """A heartbeat: clocks, the highest step, and the number of dropped calls."""
 
     time: Int64
     mono: Int64
@@ -89,7 +89,7 @@ class Beat(Struct, array_like=True):
 
 
 class Info(Struct):
-    """Facts about a run, by name; only those that are given count, None included. Names nobody knows are kept, too."""
+    """Facts about a run, by name. Only those given count, None included; unknown names are kept."""
 
     t: Int64
     given: Data
@@ -109,7 +109,7 @@ class _KnownFacts(Struct):
 
 
 class Event(Struct):
-    """Something that happened; of an event nobody knows, its name and time."""
+    """Something that happened; for an unknown event, its name and time."""
 
     event: str
     t: Int64 = 0
@@ -149,7 +149,7 @@ class Saved(Event, kw_only=True):
 
 
 class Ops(Event, kw_only=True):
-    """An operator table; see docs/journal.md. It is unpacked where it is read, which checks it on its own."""
+    """An operator table; see docs/journal.md. It is unpacked, and checked separately, where it is read."""
 
     id: str
     table: bytes
@@ -184,7 +184,7 @@ class End(Struct):
     status: str
     t: Int64 | None = None
     error: str | None = None
-    reason: str | None = None  # why a run that finished did so early
+    reason: str | None = None  # why a finished run ended early
     exit_code: Int64 | None = None
     signal: str | None = None
     high: Int64 | None = None
@@ -202,7 +202,7 @@ class _Format(Struct):
 
 
 class _Entry(Struct):
-    """What every medium has: its type, and where its content is."""
+    """The fields every media entry has: its type, and where its content is."""
 
     type: str
     blob: Blob | None = None
@@ -239,7 +239,7 @@ _format = _decoder(_Format)
 _header = _decoder(Header)
 _known_facts = _decoder(_KnownFacts)
 _named: Final = msgspec.msgpack.Decoder(Data, ext_hook=_refuse)
-# Fields of free data: what a decoder checks of them is only that they have names.
+# Fields of free-form data: decoders only check that they have names.
 _free: Final[Mapping[type, tuple[str, ...]]] = {
     Values: ("v", "k"), Info: ("given",), Artifact: ("metadata",), Ops: ("facts",), Usage: ("data",),
 }  # fmt: skip
@@ -250,7 +250,7 @@ class NewerFormat(JournalError):
 
 
 def decode(kind: int, body: bytes | memoryview) -> Body | None:
-    """Return what a frame holds, or raise JournalError: its body does not fit its kind. None: a kind nobody knows."""
+    """Return the content of a frame; None for an unknown kind. Raise JournalError if the body does not fit its kind."""
     if kind == Kind.SHAPE:
         return Shape.parse(body)
     if kind == Kind.HEADER:
@@ -306,7 +306,7 @@ _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def _check_plain(value: Any, depth: int) -> None:
-    """Raise unless it is made of what JSON knows: a decoder also accepts dates, bytes, and keys of any type."""
+    """Raise unless the value consists of JSON types: a decoder also accepts dates, bytes, and keys of any type."""
     if type(value) in _PLAIN:
         return
     if depth and isinstance(value, dict):
@@ -332,7 +332,7 @@ def _check_entry(entry: Data) -> None:
 
 
 def time_of(body: Body | None) -> int:
-    """Return the time that a body tells, in nanoseconds since 1970; 0 where it tells none."""
+    """Return the time in a body, in nanoseconds since 1970; 0 if it has none."""
     if isinstance(body, Header):
         return max(0, body.started)
     if isinstance(body, Beat):

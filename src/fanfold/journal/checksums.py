@@ -1,7 +1,7 @@
-"""Checksums of any stretch of bytes at a price that does not depend on its length: for forged journals alone.
+"""Checksums of any byte range at a cost independent of its length. Only needed for forged journals.
 
-crc32 is linear: of two pieces, crc(a + b) = crc(a) · x^(8·len(b)) + crc(b) in the field of its polynomial. From sums at the
-borders of small blocks, the sum between any two places follows by one such product, for thousands of places at once.
+crc32 is linear: for two pieces, crc(a + b) = crc(a) · x^(8·len(b)) + crc(b) in the field of its polynomial. From sums at the
+borders of small blocks, the sum between any two offsets takes one such product, for thousands of offsets at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _POLYNOMIAL: Final = 0xEDB88320
 _BLOCK: Final = 64
 _DIGITS: Final = 7  # of a length, in base 16: 64 MiB and a head need 27 bits
-_REGION: Final = 64 << 20  # places looked at with one set of sums; the frames that begin there end within twice that
+_REGION: Final = 64 << 20  # offsets examined with one set of sums; frames that begin there end within twice that
 _BATCH: Final = 1 << 16
 
 
@@ -40,7 +40,7 @@ def _product(a: list[int], b: list[int]) -> list[int]:
 
 @cache
 def _tables() -> Any:
-    """Return, by digit and its value, what a shift by that many bytes makes of each byte of a sum."""
+    """Return a table of what a shift by that many bytes makes of each byte of a sum, by digit and digit value."""
     import numpy as np
 
     bit = [_POLYNOMIAL, *(1 << place for place in range(31))]
@@ -58,7 +58,7 @@ def _tables() -> Any:
 
 
 def _entries(columns: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return, for each of four bytes and each of its values, the sum of the columns of its bits."""
+    """Return the sum of the columns of its bits, for each value of each of four bytes."""
     import numpy as np
 
     values = np.arange(256)
@@ -69,7 +69,7 @@ def _entries(columns: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def shifted(sums: NDArray[np.uint32], lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return what becomes of sums when that many zero bytes follow."""
+    """Return the sums after appending that many zero bytes."""
     tables = _tables()
     for digit in range(_DIGITS):
         value = lengths >> 4 * digit & 15
@@ -82,17 +82,17 @@ def shifted(sums: NDArray[np.uint32], lengths: NDArray[np.int64]) -> NDArray[np.
 
 
 class Blocks:
-    """The sound frames among a journal's bytes, wherever they begin; each place is judged once."""
+    """The valid frames in a journal's bytes, wherever they begin; each offset is checked once."""
 
     def __init__(self, view: memoryview, size: int, seed: int) -> None:
         self.view, self.size, self.seed = view, size, seed
         self._sound: list[int] = []
-        self._from = self._to = 0  # which places were judged
+        self._from = self._to = 0  # the range of offsets already checked
         self._base = -1
-        self._sums: list[int] = []  # of the bytes from the base to each block's start
+        self._sums: list[int] = []  # of the bytes from the base to the start of each block
 
     def next(self, start: int) -> int:
-        """Return where the next sound frame begins, at or after `start`, or -1."""
+        """Return the offset of the next valid frame at or after `start`, or -1."""
         while start < self.size - HEAD_SIZE + 1:
             if not self._from <= start < self._to:
                 self._judge(start)
@@ -103,7 +103,7 @@ class Blocks:
         return -1
 
     def _judge(self, start: int) -> None:
-        """Judge the places from `start` on, a batch of those that look like a frame."""
+        """Check a batch of offsets from `start` on that look like a frame."""
         import numpy as np
 
         if self._base < 0 or start >= self._base + _REGION:
@@ -142,7 +142,7 @@ class Blocks:
             at += _BLOCK
 
     def _up_to(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the sum of the bytes from the base to each place."""
+        """Return the sum of the bytes from the base to each offset."""
         import numpy as np
 
         view, base, sums = self.view, self._base, self._sums

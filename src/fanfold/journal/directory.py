@@ -1,4 +1,4 @@
-"""Where things of a run lie on disk, and which runs there are. Names are percent-encoded, so no name can leave its folder."""
+"""The layout of runs on disk, and how to list them. Names are percent-encoded, so that none can escape its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .walker import Record, Walker, all_spans
 _TAIL = 1 << 18
 MAX_HEADER = 1 << 20
 MAX_NAME = 200
-FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes")  # that a run has of its own
+FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes")  # the folders a run may have
 
 
 @lru_cache(maxsize=1 << 12)
@@ -47,9 +47,9 @@ def run_path(root: Path, project: str, run_id: str) -> Path:
 
 
 def journal_files(run: Path, *, strict: bool = False) -> list[Path]:
-    """Return a run's journals, packed ones too; of one that is there twice, as its process wrote it. Links are not followed.
+    """Return a run's journals, including packed ones; if both exist, the unpacked one. Links are not followed.
 
-    A folder that cannot be read has none, unless `strict`: then it raises. One that is a link has none either.
+    A folder that cannot be read counts as empty unless `strict`, which raises. A folder that is a link counts as empty.
     """
     if is_link(run / "journal"):
         return []
@@ -63,23 +63,23 @@ def journal_files(run: Path, *, strict: bool = False) -> list[Path]:
         if strict:
             raise
         return []
-    # Reversed, the packed one comes first and gives way.
+    # In reverse order the packed file comes first, and is then replaced by the unpacked one.
     found = {name[: -len(SUFFIX)]: Path(name) for name in sorted(names, reverse=True)}
     return sorted(found.values())
 
 
 def run_directories(root: Path, project: str | None = None) -> Iterator[Path]:
-    """Yield the directories of all runs below `root`, of one project or of all."""
+    """Yield the directories of all runs below `root`, of one project or of all projects."""
     return (run for run in run_folders(root, project) if is_run(run))
 
 
 def is_run(path: Path) -> bool:
-    """Tell whether a directory is a run: it holds a folder of journals, and not a link to one elsewhere."""
+    """Return whether a directory is a run: it contains a folder of journals, not a link to one."""
     return is_folder(f"{path}/journal")
 
 
 def check_folders(run: Path) -> None:
-    """Raise RunError where one of a run's own folders is a link: what is written for the run would end up elsewhere."""
+    """Raise RunError if one of a run's own folders is a link: files written for the run would end up elsewhere."""
     for name in FOLDERS:
         if is_link(run / name):
             raise RunError(
@@ -89,10 +89,10 @@ def check_folders(run: Path) -> None:
 
 
 def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, str] | None = None) -> Iterator[Path]:
-    """Yield the directories that stand where runs do; whoever looks into each anyway need not ask whether it is one.
+    """Yield the directories at run level, without checking that each is a run; callers that open each find out anyway.
 
-    `root` may be a link; nothing below it is followed, a project that is asked for by name included.
-    `failed` is given the folders that cannot be read, and why.
+    `root` may be a link; links below it are not followed, not even a project given by name.
+    `failed` receives the folders that cannot be read, and why.
     """
     projects = (
         _folders(root, failed) if project is None else [path for path in [root / encode_name(project)] if not is_link(path)]
@@ -101,8 +101,8 @@ def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, st
 
 
 def is_link(path: Path) -> bool:
-    """Tell whether a folder is a link; one that cannot be looked at counts as none, and fails where it is read."""
-    return os.path.islink(path)  # noqa: PTH114 - by the hundred
+    """Return whether a folder is a link; one that cannot be examined counts as none, and fails when it is read."""
+    return os.path.islink(path)  # noqa: PTH114 - called hundreds of times
 
 
 def _folders(path: Path, failed: dict[Path, str] | None) -> list[Path]:
@@ -120,12 +120,12 @@ def _folders(path: Path, failed: dict[Path, str] | None) -> list[Path]:
 
 @lru_cache(maxsize=1 << 17)
 def _path(name: str) -> Path:
-    """Return the same object for the same name: taking names apart costs more than looking at the files, by the thousand."""
+    """Return the same object for the same name: with thousands of runs, parsing paths costs more than reading the files."""
     return Path(name)
 
 
 def read_header(path: Path) -> Header | None:
-    """Read a journal's first frame alone; None if it is not whole yet, or damaged."""
+    """Read only a journal's first frame; None if it is incomplete or damaged."""
     try:
         with packed.opened(path) as file:
             head = file.read(HEAD_SIZE)
@@ -140,7 +140,7 @@ def read_header(path: Path) -> Header | None:
 
 
 def last_step(path: Path) -> int | None:
-    """Return the highest step near the end of a journal, from its tail alone; of a tail without steps, from a longer one."""
+    """Return the highest step near the end of a journal, reading a longer tail only if the first one contains no step."""
     try:
         seed = fmt.seed_of(fmt.check_id(path.stem.rpartition("-")[2]))
         with packed.opened(path) as file:
@@ -157,7 +157,7 @@ def last_step(path: Path) -> int | None:
 
 
 def _steps_in(data: bytes, seed: int) -> Iterator[int]:
-    """Yield the steps of the sound frames in a stretch of a journal; rows tell theirs without their shape."""
+    """Yield the steps of the valid frames in part of a journal; rows contain theirs independent of their shape."""
     for span in all_spans(data, seed):
         if span.kind == Kind.ROW and not span.flags & Layout.STEP_NONE:
             width = 8 if span.flags & Layout.STEP_WIDE else 4

@@ -1,6 +1,6 @@
-"""Open what lies in a run's directory: regular files only, and never through a link.
+"""Safe access to files in a run's directory: regular files only, and never through a link.
 
-A run directory may come from anybody. To open a pipe waits for whoever writes into it, a device may do anything, and a link
+A run directory may come from anybody. Opening a pipe blocks until somebody writes to it, a device may do anything, and a link
 leads out of the run.
 """
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-HOLES: Final = 1 << 24  # so many bytes of holes cost little, and may be damage that was left out
+HOLES: Final = 1 << 24  # this many bytes of holes cost little, and may be damage that was left out
 _FOLDER: Final = _FLAGS | getattr(os, "O_DIRECTORY", 0)
 
 
 def open_fd(path: str | Path, *, dir_fd: int | None = None) -> int:
-    """Open a regular file to read it, and return its descriptor; raise OSError for anything else."""
+    """Open a regular file for reading and return its descriptor; raise OSError for anything else."""
     fd = os.open(path, _FLAGS, dir_fd=dir_fd)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -28,12 +28,12 @@ def open_fd(path: str | Path, *, dir_fd: int | None = None) -> int:
 
 
 def open_regular(path: str | Path, *, buffering: int = -1) -> BinaryIO:
-    """Open a regular file to read it; raise OSError for a link, a pipe, a socket or a device."""
+    """Open a regular file for reading; raise OSError for a link, a pipe, a socket or a device."""
     return os.fdopen(open_fd(path), "rb", buffering)
 
 
 def open_inside(folder: Path, *names: str) -> BinaryIO:
-    """Open a regular file below a folder, none of whose parents below that folder is a link."""
+    """Open a regular file below a folder; no path component below that folder may be a link."""
     if os.open not in os.supports_dir_fd:
         return open_regular(folder.joinpath(*names))
     fd = os.open(folder, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
@@ -48,7 +48,7 @@ def open_inside(folder: Path, *names: str) -> BinaryIO:
 
 
 def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
-    """Write a small file beside its place and rename it there; nothing that somebody put there before is written through."""
+    """Replace a small file: write a temporary file beside it, then rename, so that an existing link is never written through."""
     aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with aside.open("x", encoding="utf-8") as file:
@@ -62,7 +62,7 @@ def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def open_to_write(path: Path, flags: int = 0) -> int:
-    """Open or make a regular file to write to it, never through a link, and return its descriptor."""
+    """Open or create a regular file for writing, never through a link, and return its descriptor."""
     fd = os.open(path, (_FLAGS & ~os.O_RDONLY) | os.O_RDWR | os.O_CREAT | flags, 0o600)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -71,7 +71,7 @@ def open_to_write(path: Path, flags: int = 0) -> int:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Tell whether there is a folder at a path, and not a link to one."""
+    """Return whether there is a folder at a path, and not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -79,19 +79,19 @@ def is_folder(path: str | Path) -> bool:
 
 
 def is_mostly_holes(path: Path, ratio: int) -> bool:
-    """Tell whether a file is longer than `HOLES` and so many times what was written to it, where the filesystem knows."""
+    """Return whether a file, less `HOLES` bytes, is more than `ratio` times the data written to it, if the filesystem knows."""
     found = path.lstat()
     size = found.st_size - HOLES
     if size <= 0 or not stat.S_ISREG(found.st_mode) or not hasattr(os, "SEEK_DATA"):
         return False
     if getattr(found, "st_blocks", size) * 512 * ratio >= size:
         return False
-    with open_regular(path) as file:  # some filesystems report no blocks at all: look for the holes themselves
+    with open_regular(path) as file:  # some filesystems report no blocks at all: look for the holes
         return _data_bytes(file.fileno(), size // ratio) * ratio < size
 
 
 def _data_bytes(fd: int, enough: int) -> int:
-    """Return how many bytes of a file are not holes, counted until there are enough."""
+    """Return how many bytes of a file are not holes; counting stops once there are more than `enough`."""
     end = total = 0
     try:
         while total <= enough:
@@ -99,7 +99,7 @@ def _data_bytes(fd: int, enough: int) -> int:
             end = os.lseek(fd, start, os.SEEK_HOLE)
             total += end - start
     except OSError as error:
-        if error.errno != errno.ENXIO:  # no more data; anything else: the filesystem cannot tell
+        if error.errno != errno.ENXIO:  # ENXIO: no more data; anything else: the filesystem does not know
             return enough + 1
     return total
 

@@ -1,9 +1,9 @@
-"""The bytes of a journal, and nothing else: no files, no clocks. docs/journal.md describes them for other languages.
+"""The byte format of a journal, and nothing else: no files, no clocks. docs/journal.md describes it for other languages.
 
     frame = magic u16 · kind u8 · flags u8 · length u32 · crc32 u32 · body      (little endian)
 
 The crc covers kind, flags, length and body, and starts from the journal's id, so that a frame of another journal
-(a stale disk block, bytes inside a logged string) never passes for one of this journal.
+(a stale disk block, bytes inside a logged string) is never mistaken for one of this journal.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ PACKED: Final = ".ffz"  # the same journal, packed
 MAGIC: Final = 0xFDFA
 MAGIC_BYTES: Final = MAGIC.to_bytes(2, "little")
 MAX_BODY: Final = 64 << 20
-MAX_KEYS: Final = 1 << 17  # of one shape; a call that logs more is written as several rows
-MAX_SHAPE: Final = 16 << 20  # bytes of a shape: one of many short keys takes a multiple of it in memory
+MAX_KEYS: Final = 1 << 17  # of one shape; a call with more keys is written as several rows
+MAX_SHAPE: Final = 16 << 20  # maximum bytes of a shape: one with many short keys takes several times as much in memory
 HEAD: Final = struct.Struct("<HBBII")
 HEAD_SIZE: Final = HEAD.size
 _COVERED: Final = struct.Struct("<BBI")
 
 
 class Kind(enum.IntEnum):
-    """What a frame holds. Readers skip kinds they do not know."""
+    """The kinds of frames. Readers skip unknown kinds."""
 
     HEADER = 1  # who writes: format, run, rank, node, process; always the first frame, crc seeded with 0
-    SHAPE = 2  # names a list of keys and their types once: [id, layout, types, keys, origin]
+    SHAPE = 2  # declares a list of keys and their types once: [id, layout, types, keys, origin]
     ROW = 3  # numbers of one call: shape id, time, step, packed values
-    VALUES = 4  # what is not a number: strings, media
-    LOST = 5  # a late part that will never come, and why
+    VALUES = 4  # values that are not numbers: strings, media
+    LOST = 5  # a late part that will never arrive, and why
     BEAT = 6  # the process is alive: clocks, last step, counters
-    INFO = 7  # facts about the run; for each name the newest wins
+    INFO = 7  # facts about the run; the newest value of each name wins
     EVENT = 8  # something that happened: alert, artifact, attempt, note
     CONSOLE = 9  # bytes the process printed
-    END = 10  # the process's last word: status, error
+    END = 10  # the last frame of the process: status, error
 
 
 class Layout(enum.IntFlag):
-    """What stands before the values of a row; also the flags of its frame, so that a row tells its step without its shape."""
+    """The fields before the values of a row; also its frame's flags, so that a row's step can be read without its shape."""
 
     STEP_WIDE = 1  # step is i64, else i32
     STEP_NONE = 2  # no step at all (probes)
-    PENDING = 4  # seq u32, parts u16: this many late parts of the call are still to come
+    PENDING = 4  # seq u32, parts u16: this many late parts of the call will follow
     LATE = 8  # seq u32: this row is a late part of that call
 
 
 def seed_of(journal_id: str) -> int:
-    """Return where a journal's checksums start: the crc32 of its id's eight bytes."""
+    """Return the seed of a journal's checksums: the crc32 of its id's eight bytes."""
     return crc32(int(journal_id, 16).to_bytes(8, "little"))
 
 
 def covered(kind: int, length: int, seed: int, flags: int = 0) -> int:
-    """Return the running crc over the part of the head that is covered."""
+    """Return the running crc over the covered part of the head."""
     return crc32(_COVERED.pack(kind, flags, length), seed)
 
 
@@ -83,7 +83,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(body: bytes | memoryview) -> Any:
-    """Decode msgpack; damage that a crc did not catch is a JournalError."""
+    """Decode msgpack; raise JournalError for damage that the crc did not catch."""
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -92,7 +92,7 @@ def unpack(body: bytes | memoryview) -> Any:
 
 @dataclass(frozen=True)
 class Shape:
-    """The keys and types of a row, and where each value stands in it."""
+    """The keys and types of a row, and the position of each value."""
 
     id: int
     layout: int
@@ -102,7 +102,7 @@ class Shape:
 
     @property
     def codes(self) -> str:
-        """Return the row body's struct codes: shape id, time, then what the layout says, then the values."""
+        """Return the struct codes of a row body: shape id, time, the fields of the layout, then the values."""
         codes = "<Iq"
         if not self.layout & Layout.STEP_NONE:
             codes += "q" if self.layout & Layout.STEP_WIDE else "i"
@@ -125,7 +125,7 @@ class Shape:
 
     @classmethod
     def parse(cls, body: bytes | memoryview) -> Shape:
-        """Read a shape frame's body, refusing one whose parts do not fit together."""
+        """Parse a shape frame's body; raise if its parts are inconsistent."""
         try:
             found = _shape.decode(body) if len(body) <= MAX_SHAPE else None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The derived cache of a large journal: where its rows stand and how far it was checked, so that no byte is walked twice."""
+"""A cached index of a large journal: where its rows are and how far it was checked, so that no byte is read twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .packed import raw_size
 from .reader import Journal
 
 VERSION = 3
-WORTH_BYTES = 4 << 20  # below this, walking is quicker than a file more
+WORTH_BYTES = 4 << 20  # below this, walking the journal is faster than reading another file
 
 
 def _path(cache: Path, journal: Journal) -> Path:
@@ -21,7 +21,7 @@ def _path(cache: Path, journal: Journal) -> Path:
 
 
 def load(path: Path, cache: Path) -> Journal | None:
-    """Open a journal with what an earlier reader found, if there is such and it is about this very content."""
+    """Open a journal with the index of an earlier reader, if there is one and it matches this content."""
     journal = Journal(path)
     if raw_size(path) < WORTH_BYTES:
         return None
@@ -35,12 +35,12 @@ def load(path: Path, cache: Path) -> Journal | None:
         frames = [(int(kind), int(offset), int(length)) for kind, offset, length in known["frames"]]
         adopted = journal.adopt(frames, known["runs"], known["verified"], known["damaged"], known["mark"])
     except (OSError, JournalError, KeyError, TypeError, ValueError):
-        return None  # derived data that cannot be used is simply made again
+        return None  # an unusable index is simply rebuilt
     return journal if adopted else None
 
 
 def save(journal: Journal, cache: Path, known: int) -> None:
-    """Keep what was found, when it is worth a file. `known` is how far the last saved index reached."""
+    """Save the index if it is worth a file. `known` is how far the last saved index reached."""
     if journal.verified - known < WORTH_BYTES:
         return
     path = _path(cache, journal)
@@ -62,13 +62,13 @@ def save(journal: Journal, cache: Path, known: int) -> None:
 
 
 KEPT = 8
-_kept: dict[tuple[int, Path], tuple[os.stat_result, Journal]] = {}  # by process too: a forked child starts anew
+_kept: dict[tuple[int, Path], tuple[os.stat_result, Journal]] = {}  # also keyed by process: a forked child starts with none
 
 
 def _open(path: Path) -> Journal | None:
-    """Return a large journal read lately in this process: mapping its file anew costs as much as gathering a column.
+    """Return a large journal recently read in this process: mapping its file again costs as much as gathering a column.
 
-    One whose file is gone, replaced or changed other than by growing is let go, and its space on disk with it.
+    Drop those whose file is gone, was replaced or changed other than by growing, to free their disk space.
     """
     for key, (then, _) in list(_kept.items()):
         with contextlib.suppress(OSError):
@@ -83,14 +83,14 @@ def _open(path: Path) -> Journal | None:
 
 def _keep(path: Path, journal: Journal) -> None:
     with contextlib.suppress(OSError):
-        _kept.pop((os.getpid(), path), None)  # the one used last stands last
+        _kept.pop((os.getpid(), path), None)  # most recently used last
         _kept[os.getpid(), path] = (path.stat(), journal)
     for key in list(_kept)[: max(0, len(_kept) - KEPT)]:
         _kept.pop(key, None)
 
 
 def open_indexed(path: Path, cache: Path) -> Journal:
-    """Open a journal and read it as far as it goes, through what this process or an earlier one knows of it."""
+    """Open a journal and read it to its end, using what this process or an earlier one already indexed."""
     journal = _open(path) or load(path, cache) or Journal(path)
     known = journal.verified
     journal.refresh()

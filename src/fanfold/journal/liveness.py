@@ -1,6 +1,6 @@
-"""Is the process that writes a journal alive? Its lock says so; where locks do not reach, its heartbeats do.
+"""Whether the process that writes a journal is alive: judged by its lock, or by its heartbeats where locks do not work.
 
-The file's own dates are never asked: a copy, or `touch`, would bring the dead back to life.
+File timestamps are never used: a copy or `touch` would make a dead process look alive.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .files import open_fd
 from .format import PACKED
 from .origin import origin_of
 
-LOST_SECONDS = 60.0  # without a sign of life; heartbeats are written every 10
+LOST_SECONDS = 60.0  # without a sign of life; heartbeats come every 10
 
 
 def is_locked(path: Path) -> bool | None:
-    """Tell whether a process of this kernel holds the lock; None where the filesystem has no locks.
+    """Return whether a process of this kernel holds the lock; None if the filesystem has no locks.
 
-    Never opens a lock that this process holds itself.
+    Never opens a lock that this process itself holds.
     """
     if str(path) in writer.held:
         return True
@@ -40,17 +40,17 @@ def is_locked(path: Path) -> bool | None:
 
 
 def status_of(path: Path, header: Header, *, seen: int, grown: float | None = None, now: float | None = None) -> str:
-    """Judge a journal without an END frame: running, killed, or lost (reversible).
+    """Return the status of a journal without an END frame: running, killed, or lost (reversible).
 
-    `seen` is the newest time its frames tell (ns), `grown` when this reader last saw it grow (monotonic clock): either is a
-    sign of life, so a node whose clock is wrong is alive for whoever watches it.
+    `seen` is the newest time in its frames (ns), `grown` when this reader last saw it grow (monotonic clock). Either is a sign
+    of life, so that a node with a wrong clock still counts as alive while it is watched.
     """
     if path.suffix == PACKED:
-        return "killed"  # nobody packs what may still be written
+        return "killed"  # journals are packed only when nothing writes to them any more
     if header.boot == boot_id():
         home = origin_of(path, header)
         lock = Path(f"{home or path}.alive")
-        if (header.spool and home) or lock.exists():  # else a copy, such as a gateway's: it grows where nobody holds a lock
+        if (header.spool and home) or lock.exists():  # otherwise a copy, for example a gateway's, which grows without a lock
             locked = is_locked(lock)
             if locked is not None:
                 return "running" if locked else "killed"
@@ -59,4 +59,4 @@ def status_of(path: Path, header: Header, *, seen: int, grown: float | None = No
     silent = abs((time.time() if now is None else now) - seen / 1e9)
     if silent <= LOST_SECONDS or (grown is not None and time.monotonic() - grown <= LOST_SECONDS):
         return "running"
-    return "killed" if header.node == (resolve("node") or socket.gethostname()) else "lost"  # rebooted, or away
+    return "killed" if header.node == (resolve("node") or socket.gethostname()) else "lost"  # rebooted, or unreachable

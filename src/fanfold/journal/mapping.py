@@ -1,6 +1,6 @@
-"""Files mapped into memory without keeping their descriptors: a run of thousands of ranks has as many journals.
+"""Memory-mapped files that keep no descriptor: a run of thousands of ranks has as many journals.
 
-Until Python 3.13, `mmap.mmap` duplicates the descriptor it is given and holds the copy as long as the map lives. Here an
+Before Python 3.13, `mmap.mmap` duplicates its descriptor and keeps the copy open as long as the map exists. Here an
 anonymous map, which has none, reserves the addresses, and the file is then mapped over it.
 """
 
@@ -16,12 +16,12 @@ _MAP_FIXED = 0x10  # on Linux and macOS; the mmap module does not name it
 
 
 def map_file(fd: int, size: int) -> mmap.mmap:
-    """Map the first `size` bytes of a file to read. The caller may close `fd` at once."""
+    """Map the first `size` bytes of a file for reading. The caller may close `fd` immediately."""
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, size, access=mmap.ACCESS_READ, trackfd=False)
     if sys.platform not in ("linux", "darwin"):
         return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
-    # Private and only to read: the system sets no memory aside for it, however long the file is.
+    # Private and read-only: the system reserves no memory for it, however long the file is.
     reserved = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
     error = _map_over(reserved, fd, size)
     if error:
@@ -44,7 +44,7 @@ def _map_over(reserved: mmap.mmap, fd: int, size: int) -> int:
 
 @cache
 def _functions() -> tuple[Any, Any, Any]:
-    """Return mmap(2), and how CPython is asked for the address of a buffer."""
+    """Return mmap(2), and CPython's functions to get and release the address of a buffer."""
     import ctypes
 
     map_at = ctypes.CDLL(None, use_errno=True).mmap

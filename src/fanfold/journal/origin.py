@@ -1,7 +1,7 @@
 """Where a journal is written: beside its run, or in this user's spool.
 
-A journal's header names its spool, and a run folder may come from anywhere. So a spool is used only if it is a folder of this
-user's own spool root: no other path that a header names is opened, listed, copied or removed.
+A journal's header names its spool, and a run folder may come from anywhere. So a spool is used only if it is a folder in this
+user's own spool root: no other path named by a header is opened, listed, copied or removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def default_root() -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Tell whether this is a folder of this user's, not a link to one, that nobody else can write to."""
+    """Return whether this is a folder, not a link, that belongs to this user and that nobody else can write to."""
     try:
         found = folder.lstat()
     except OSError:
@@ -35,15 +35,15 @@ def is_private(folder: Path) -> bool:
 
 
 def spool_roots() -> list[Path]:
-    """Return where this user's spools may be: the configured root, or the default one and those made where that was taken."""
+    """Return where this user's spools may be: the configured root, or the default one and its spare ones."""
     configured = resolve("spool_dir")
     return [Path(os.path.abspath(configured))] if configured else [default_root(), *_spare_roots()]  # noqa: PTH100 - links stay
 
 
 def choose_root() -> Path:
-    """Return the root for a spool where none is configured: a folder in the temporary directory, where others can write, too.
+    """Return the spool root if none is configured: a folder in the temporary directory, where others can write, too.
 
-    Another user may have taken its name. A folder of another name then takes its place.
+    Another user may have created a folder of that name. A folder with another name is then used instead.
     """
     root = default_root()
     with contextlib.suppress(FileExistsError):
@@ -76,17 +76,17 @@ def _is_ours(root: Path) -> bool:
 
 
 def use_root(root: Path) -> None:
-    """Remember a spool root that this process itself was told to use."""
+    """Remember a spool root that this process was configured to use."""
     _used.add(os.path.abspath(root))  # noqa: PTH100 - links are not resolved
 
 
 def environment() -> dict[str, str]:
-    """Return the variable that tells a child process which spool root this process uses, if it uses one."""
+    """Return the environment variable that passes this process's spool root to a child process, if it uses one."""
     return {"FANFOLD_SPOOL_DIR": next(iter(_used))} if len(_used) == 1 else {}
 
 
 def spool_of(header: Header) -> Path | None:
-    """Return the spool folder that a header names, if it is this user's own."""
+    """Return the spool folder named by a header, if it is this user's own."""
     if not header.spool:
         return None
     spool = Path(os.path.normpath(header.spool))
@@ -94,7 +94,7 @@ def spool_of(header: Header) -> Path | None:
 
 
 def origin_of(path: Path, header: Header) -> Path | None:
-    """Return the file that a journal's process writes: itself, or the one in its spool; None if that spool is not this user's."""
+    """Return the file a journal's process writes: itself, or the one in its spool; None if the spool is not this user's."""
     if not header.spool:
         return path
     spool = spool_of(header)

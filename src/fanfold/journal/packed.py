@@ -1,7 +1,7 @@
-"""Packed journals, read: the very bytes of the journal they stand for. docs/journal.md describes the file.
+"""Reading of packed journals: returns exactly the bytes of the original journal. docs/journal.md describes the file.
 
-A packed journal (`.ffz`) takes the place of its journal (`.ffj`); where both are there, the journal counts. Readers map
-the file that it unpacks to, which is kept in the cache folder while there is room.
+A packed journal (`.ffz`) replaces its journal (`.ffj`); if both exist, the `.ffj` is used. Readers map the unpacked
+file, which is kept in the cache folder while there is space.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from .format import PACKED, SUFFIX
 
 MAGIC: Final = b"FFPACK"
 VERSION: Final = 1
-HEAD: Final = struct.Struct("<6sHQQ32sQII")  # magic, version, journal id, raw size, sha256; the table's place, rows and crc
+HEAD: Final = struct.Struct("<6sHQQ32sQII")  # magic, version, journal id, raw size, sha256; the table's offset, rows and crc
 HEAD_SIZE: Final = HEAD.size + 4  # and the crc of all that
-ENTRY: Final = struct.Struct("<III")  # of the table: raw length, stored length, crc of what is stored
-MOST_STORED: Final = BLOCK + (1 << 16)  # what a block can take where nothing in it can be packed
+ENTRY: Final = struct.Struct("<III")  # of the table: raw length, stored length, crc of the stored bytes
+MOST_STORED: Final = BLOCK + (1 << 16)  # size of a block in which nothing can be compressed
 CACHE_BYTES: Final = 4 << 30
 SETTLED_NS: Final = 2_000_000_000
 
 
 class Entry(NamedTuple):
-    """One block: where its bytes stand in the journal and in the packed file."""
+    """One block: the position of its bytes in the journal and in the packed file."""
 
     start: int
     length: int
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What stands first in the file."""
+    """The head of the file."""
 
     journal: str
     size: int
@@ -59,13 +59,13 @@ class Head(NamedTuple):
 
 
 class MostlyHoles(JournalError):
-    """A journal that claims far more bytes than the disk holds of it. Journals are appended to, and have no holes."""
+    """A journal whose size far exceeds its data on disk. Journals are only appended to, and have no holes."""
 
 
 class PackedJournal(io.RawIOBase):
     """A packed journal, read as if it were the journal: block by block, each checked.
 
-    A block that is damaged reads as zeros, which readers of journals count as damage and pass over; `lost` names it.
+    A damaged block reads as zeros, which journal readers count as damage and skip; `lost` lists such blocks.
     """
 
     def __init__(self, path: Path, file: IO[bytes], head: Head, entries: list[Entry]) -> None:
@@ -107,7 +107,7 @@ class PackedJournal(io.RawIOBase):
         return len(part)
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the journal's bytes, a block at a time."""
+        """Yield the journal's bytes, one block at a time."""
         for number in range(len(self.entries)):
             yield self._bytes(number)
 
@@ -134,7 +134,7 @@ class PackedJournal(io.RawIOBase):
 
 
 def open_packed(path: Path) -> PackedJournal:
-    """Open a packed journal, or raise JournalError: it cannot be made out where its blocks stand."""
+    """Open a packed journal; raise JournalError if its blocks cannot be located."""
     file = open_regular(path)
     try:
         head = _read_head(path, file)
@@ -159,7 +159,7 @@ def _read_head(path: Path, file: IO[bytes]) -> Head:
 
 
 def _read_table(path: Path, file: IO[bytes], head: Head) -> list[Entry]:
-    """Read where the blocks stand, and hold it against the sizes: what is there and what was promised."""
+    """Read the table of blocks, and check it against the size of the file and of the journal."""
     size = os.fstat(file.fileno()).st_size
     if head.size > MOST_RATIO * size:
         raise unreadable(
@@ -193,22 +193,22 @@ def _other_content(path: Path) -> JournalError:
     return unreadable(path, "its content is not what was packed")
 
 
-# Where readers find a journal's bytes
+# Locating a journal's bytes for readers
 
 
 def present(path: Path) -> Path:
-    """Return where a journal is now: it may have been packed since it was listed."""
+    """Return the current path of a journal, which may have been packed since it was listed."""
     packed = path.with_suffix(PACKED)
     return packed if path.suffix == SUFFIX and not path.exists() and packed.exists() else path
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a journal to read its bytes, unpacking only the blocks that are asked for."""
+    """Open a journal for reading its bytes; of a packed one, only the blocks read are unpacked."""
     return io.BufferedReader(open_packed(path)) if path.suffix == PACKED else open_regular(_without_holes(path))
 
 
 def raw_size(path: Path) -> int:
-    """Return how many bytes a journal has, packed or not."""
+    """Return the size of a journal in bytes, as if unpacked."""
     if path.suffix == PACKED:
         with open_regular(path) as file, contextlib.suppress(JournalError):
             return _read_head(path, file).size
@@ -216,12 +216,12 @@ def raw_size(path: Path) -> int:
 
 
 def readable(path: Path) -> Path:
-    """Return a file that holds a journal's own bytes: the journal, or what it unpacks to in the cache folder."""
+    """Return a file with a journal's raw bytes: the journal itself, or its unpacked copy in the cache folder."""
     return unpacked(path, cache_directory()) if path.suffix == PACKED else _without_holes(path)
 
 
 def _without_holes(path: Path) -> Path:
-    """Return a journal, or raise MostlyHoles: going through it would take time and memory for bytes that nobody wrote."""
+    """Return the path, or raise MostlyHoles: reading such a file takes time and memory for bytes that were never written."""
     if is_mostly_holes(path, MOST_RATIO):
         raise MostlyHoles(
             f"{path} cannot be read: it is a sparse file, nearly all of whose {path.stat().st_size} bytes were never written. "
@@ -231,10 +231,10 @@ def _without_holes(path: Path) -> Path:
 
 
 def unpacked(path: Path, cache: Path) -> Path:
-    """Return the file in the cache that a packed journal unpacks to, made now if it is not there."""
+    """Return the unpacked copy of a packed journal in the cache, creating it if it is missing."""
     with open_packed(path) as packed:
         head = packed.head
-        # By content, too: the same journal may have been packed again after it grew.
+        # The name includes the content hash: a journal may have been packed again after it grew.
         target = cache / "unpacked" / f"{head.journal}-{head.digest.hex()[:16]}{SUFFIX}"
         wrong, damaged = _verdicts(packed, target)
         if wrong.exists():
@@ -253,9 +253,9 @@ def unpacked(path: Path, cache: Path) -> Path:
 
 
 def _verdicts(packed: PackedJournal, target: Path) -> tuple[Path, Path]:
-    """Return where the cache remembers of this very file that its content is wrong, and what could be read of it.
+    """Return the cache paths that record this file's content as wrong, and hold what was readable of it.
 
-    A file is known by its inode and dates: another one that claims to be the same journal is judged by itself.
+    A file is identified by inode and timestamps: another file that claims to be the same journal is judged separately.
     """
     found = os.fstat(packed.fileno())
     known = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
@@ -264,7 +264,7 @@ def _verdicts(packed: PackedJournal, target: Path) -> tuple[Path, Path]:
 
 
 def _is_whole(target: Path, size: int) -> bool:
-    """Tell whether a file was unpacked before; then note that it was used, which few filesystems do by themselves."""
+    """Return whether a file was unpacked before, and if so update its access time, which few filesystems do by themselves."""
     with contextlib.suppress(OSError):
         found = target.stat()
         if found.st_size == size:
@@ -274,7 +274,7 @@ def _is_whole(target: Path, size: int) -> bool:
 
 
 def _unpack_to(packed: PackedJournal, target: Path) -> Path:
-    """Write the journal's bytes aside, check them against their hash, and give the file its name."""
+    """Write the journal's bytes to a temporary file, check them against their hash, and rename it."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _make_room(target.parent, packed.head.size)
     disk = os.statvfs(target.parent)
@@ -282,7 +282,7 @@ def _unpack_to(packed: PackedJournal, target: Path) -> Path:
         raise OSError(errno.ENOSPC, f"there is no room for {packed.head.size} bytes")
     aside = target.with_name(f".{os.getpid()}-{secrets.token_hex(4)}")
     wrong, damaged = _verdicts(packed, target)
-    # A file that was written a moment ago may be written again without a new date: what is wrong with it is not remembered.
+    # A file written moments ago may be rewritten without a new timestamp, so its defects are not recorded.
     settled = time.time_ns() - os.fstat(packed.fileno()).st_ctime_ns > SETTLED_NS
     try:
         with aside.open("xb") as file:
@@ -294,7 +294,7 @@ def _unpack_to(packed: PackedJournal, target: Path) -> Path:
                         wrong.touch(mode=0o600)
                 raise
         os.utime(aside, ns=(time.time_ns(), packed.path.stat().st_mtime_ns))
-        if not sound:  # never under the name of the sound file: that may come back
+        if not sound:  # never under the name of the intact file, which may be restored later
             _tell(packed, True)
             target = damaged if settled else target.with_suffix(".damaged")
         aside.replace(target)
@@ -304,7 +304,7 @@ def _unpack_to(packed: PackedJournal, target: Path) -> Path:
 
 
 def _tell(packed: PackedJournal, damaged: bool) -> None:
-    """Warn of what is lost of a journal: once, however many places are damaged."""
+    """Warn once about the lost part of a journal, however many places are damaged."""
     if not damaged:
         return
     places, lost = "", "where it cannot be read"
@@ -319,7 +319,7 @@ def _tell(packed: PackedJournal, damaged: bool) -> None:
 
 
 def copy(packed: PackedJournal, file: IO[bytes]) -> bool:
-    """Write a journal's bytes to the disk; tell whether they are all there."""
+    """Write a journal's bytes to a file and sync it; return whether they are complete."""
     digest = hashlib.sha256()
     for block in packed.blocks():
         digest.update(block)
@@ -332,10 +332,10 @@ def copy(packed: PackedJournal, file: IO[bytes]) -> bool:
 
 
 def _make_room(folder: Path, size: int) -> None:
-    """Remove the files that were not used for longest, until another of this size fits. Whoever has one open keeps it."""
+    """Remove the least recently used files until one of this size fits. Readers that have one open keep it."""
     files = []
     for path in folder.iterdir():
-        with contextlib.suppress(OSError):  # another reader makes room as well
+        with contextlib.suppress(OSError):  # another reader may be removing files as well
             found = path.lstat()
             files.append((found.st_atime_ns, path, found.st_size))
     over = sum(length for _, _, length in files) + size - CACHE_BYTES

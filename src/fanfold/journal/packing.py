@@ -1,4 +1,4 @@
-"""Pack journals that will not grow any more: the same bytes in less room, and a whole copy at every moment."""
+"""Packing of journals that will not grow any more: the same bytes in less space, with a complete copy at every moment."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .files import open_regular
 from .format import PACKED, SUFFIX
 from .packed import ENTRY, HEAD, HEAD_SIZE, MAGIC, VERSION, copy, open_packed, unreadable
 
-GAIN: Final = 0.9  # what does not get that much smaller stays as it is
+GAIN: Final = 0.9  # a journal that does not shrink to this fraction stays unpacked
 SAMPLES: Final = 8
 
 
 class Packed(NamedTuple):
-    """What became of a journal."""
+    """The result of packing a journal."""
 
     path: Path
     raw: int
@@ -34,7 +34,7 @@ class Packed(NamedTuple):
 
 
 def pack(path: Path) -> Packed | None:
-    """Put a packed journal in place of a journal; None if it would hardly be smaller, or grew meanwhile, and stays as it is."""
+    """Replace a journal with its packed form; return None and leave it unchanged if that gains little, or it grew meanwhile."""
     steps = packing(path)
     while True:
         try:
@@ -44,10 +44,10 @@ def pack(path: Path) -> Packed | None:
 
 
 def packing(path: Path) -> Generator[int, None, Packed | None]:
-    """Pack a journal as `pack` does, yielding how many of its bytes are done.
+    """Pack a journal as `pack` does, yielding the number of bytes done.
 
-    The order keeps a whole copy at every moment: write aside, to the disk, unpack it and compare, rename, and only then
-    delete. A process that is killed leaves the journal, or both.
+    A complete copy exists at every moment: write a temporary file, sync it, unpack and compare, rename, and only then delete
+    the original. A killed process leaves the journal, or both.
     """
     aside = path.with_name(f".{path.stem}{PACKED}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
@@ -68,7 +68,7 @@ def packing(path: Path) -> Generator[int, None, Packed | None]:
 
 
 def _write(raw: IO[bytes], file: IO[bytes], path: Path) -> Generator[int, None, bytes]:
-    """Write the packed file to the disk, its first bytes last; return the hash of what was packed."""
+    """Write and sync the packed file, its head last; return the hash of the packed bytes."""
     journal_id = fmt.check_id(path.stem.rpartition("-")[2])
     digest, table, at = hashlib.sha256(), bytearray(), 0
     file.write(bytes(HEAD_SIZE))
@@ -92,7 +92,7 @@ def _write(raw: IO[bytes], file: IO[bytes], path: Path) -> Generator[int, None, 
 
 
 def _verify(aside: Path, expected: bytes, size: int) -> Generator[int, None, None]:
-    """Unpack what was written, and raise unless it is the journal, byte by byte."""
+    """Unpack the written file, and raise unless it is identical to the journal."""
     digest = hashlib.sha256()
     with open_packed(aside) as packed:
         for block in packed.blocks():
@@ -106,7 +106,7 @@ def _verify(aside: Path, expected: bytes, size: int) -> Generator[int, None, Non
 
 
 def _dress(aside: Path, before: os.stat_result) -> None:
-    """Give the packed file the journal's date, owner and rights: it stands for it."""
+    """Give the packed file the journal's timestamps, owner and permissions."""
     with contextlib.suppress(PermissionError):
         os.chown(aside, before.st_uid, before.st_gid)
     aside.chmod(before.st_mode & 0o777)
@@ -114,7 +114,7 @@ def _dress(aside: Path, before: os.stat_result) -> None:
 
 
 def _replace(raw: IO[bytes], before: os.stat_result, aside: Path, path: Path) -> bool:
-    """Put the packed file in the journal's place, unless that was written to meanwhile. A gateway that appends holds the lock."""
+    """Put the packed file in the journal's place unless it was written to meanwhile. A gateway that appends holds the lock."""
     if not _locked(raw):
         return False
     now = os.fstat(raw.fileno())
@@ -134,12 +134,12 @@ def _locked(raw: IO[bytes]) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a filesystem without locks: size and date tell
+        pass  # a filesystem without locks: size and timestamp decide
     return True
 
 
 def _sync(folder: Path) -> None:
-    """Make sure that a new name is on the disk before an old one goes."""
+    """Make sure that a new name is on disk before the old one is removed."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -151,7 +151,7 @@ def _sync(folder: Path) -> None:
 
 
 def estimate(path: Path) -> int:
-    """Return about how long a journal's packed file would be, from some blocks of it, evenly spread."""
+    """Estimate the size of a journal's packed file from evenly spaced sample blocks."""
     with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         packer = Packer(data, fmt.check_id(path.stem.rpartition("-")[2]))
         starts = range(0, len(data), max(BLOCK, len(data) // SAMPLES))
@@ -163,7 +163,7 @@ def estimate(path: Path) -> int:
 
 
 def restore(path: Path) -> Path:
-    """Put a journal back in place of its packed file, because it is to grow again; return it."""
+    """Replace a packed file with its unpacked journal, which is about to grow again; return the journal's path."""
     target = path.with_suffix(SUFFIX)
     aside = path.with_name(f".{path.stem}{SUFFIX}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
@@ -171,7 +171,7 @@ def restore(path: Path) -> Path:
             if not copy(packed, file):
                 raise unreadable(path, "it is damaged")
         _dress(aside, path.stat())
-        with contextlib.suppress(FileExistsError):  # another gateway was quicker, and may have gone on with it
+        with contextlib.suppress(FileExistsError):  # another gateway was faster, and may already append to it
             os.link(aside, target)
         _sync(target.parent)
         path.unlink(missing_ok=True)

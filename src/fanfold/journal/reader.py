@@ -1,8 +1,8 @@
-"""The reading end of a journal: every byte walked and checked once, then gathered through strided views.
+"""The reading end of a journal: every byte is walked and checked once, then values are gathered through strided views.
 
 No lock is taken and nothing is written: a live journal can be read from another process while it grows. Damage is
-skipped to the next frame that checks out, and counted. A journal is untrusted input: lengths are capped and nothing in
-it is executed.
+skipped up to the next valid frame, and counted. A journal is untrusted input: lengths are capped and nothing in it is
+executed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 _ROW_HEAD = HEAD_SIZE + 12  # frame head, shape id, time
 _WINDOW = 1 << 16
-_LAST_FRAMES = 64  # among these the newest time is looked for
-_BLOCK = 1 << 13  # rows gathered at a time: a block of them stays in the processor's cache
+_LAST_FRAMES = 64  # searched for the newest time
+_BLOCK = 1 << 13  # rows gathered at a time: such a block stays in the CPU cache
 
 
 class Columns(NamedTuple):
-    """One key's points of one journal, in the order they were written; times in seconds since 1970."""
+    """One key's points in one journal, in the order they were written; times in seconds since 1970."""
 
     steps: NDArray[np.int64]
     times: NDArray[np.float64]
@@ -50,7 +50,7 @@ class Columns(NamedTuple):
 
 @dataclass
 class Rows:
-    """Where the rows of one shape stand: runs of equal frames, each an offset and a count."""
+    """The positions of the rows of one shape: runs of equal frames, each an offset and a count."""
 
     shape: Shape
     stride: int
@@ -67,12 +67,12 @@ class Rows:
 
     @property
     def last(self) -> int:
-        """Where the last of them stands."""
+        """Return the offset of the last row."""
         offset, count = self.runs[-1]
         return offset + (count - 1) * self.stride
 
     def since(self, offset: int, until: int | None = None) -> list[list[int]]:
-        """Return the runs at or after one byte of the file and before another, the first and the last cut to fit."""
+        """Return the runs between two offsets of the file, the first and the last cut to fit."""
         found = []
         for start, count in self.runs:
             skip = max(0, -(-(offset - start) // self.stride))
@@ -88,37 +88,37 @@ class Rows:
         return "<i8" if self.shape.layout & Layout.STEP_WIDE else "<i4"
 
     def value_offset(self, index: int) -> int:
-        """Return where the value at `index` of the keys stands in a frame."""
+        """Return the offset within a frame of the value of the key at `index`."""
         return self.stride - sum(map(fmt.TYPE_SIZE.__getitem__, self.shape.types[index:]))
 
 
 class Journal:
-    """One journal file, read as far as it is whole. `refresh()` reads on."""
+    """One journal file, read up to its last complete frame. `refresh()` reads further."""
 
-    on_disk = True  # as a file that can be mapped; a fleet's store has its journals elsewhere
+    on_disk = True  # as a file that can be mapped; a fleet's store keeps its journals elsewhere
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.id = fmt.check_id(self.path.stem.rpartition("-")[2])
         self.seed = fmt.seed_of(self.id)
-        self.header = self._salvaged_header()  # until the real one is read; `begun` tells whether there is anything
+        self.header = self._salvaged_header()  # until the real one is read; `begun` tells whether anything was read
         self.rows: dict[int, Rows] = {}
         self._by_key: dict[str, list[tuple[Rows, int]]] = {}
-        self._unnamed: list[Rows] = []  # not in there yet: who lists runs by the thousand never asks
+        self._unnamed: list[Rows] = []  # not indexed by key yet: listing thousands of runs never needs it
         self.frames: list[tuple[int, int, int]] = []  # kind, offset of the body, length
         self.verified = 0
         self.damaged = 0
         self.size = 0
-        self.seen = 0  # the newest time its frames tell (ns since 1970): the last sign of life of its process
-        self.grown: float | None = None  # when this reader last saw it grow, by the monotonic clock
+        self.seen = 0  # the newest time in its frames (ns since 1970): the last sign of life of its process
+        self.grown: float | None = None  # when this reader last saw it grow (monotonic clock)
         self._map: mmap.mmap | None = None
         self._walker = Walker(self.id)
-        # Threads may share a journal: one reads on, while others look at what is behind `verified`.
+        # Threads may share a journal: one reads further, while others look at what is before `verified`.
         self._reading = threading.Lock()
         self._naming = threading.Lock()
 
     def refresh(self) -> bool:
-        """Read what was added since the last time; tell whether there was anything."""
+        """Read what was added since the last call; return whether there was anything."""
         with self._reading:
             before = self.verified
             for found in self._read_on():
@@ -129,15 +129,15 @@ class Journal:
         return self.verified > before
 
     def stream(self, *, most: int = walker.MOST_ROWS) -> Iterator[walker.Rows | Record]:
-        """Read on, one thing after the other, without remembering where they stand: for whoever goes through once."""
+        """Read further, one item at a time, without remembering positions: for a single pass."""
         yield from self._read_on(most=most)
 
     def seek(self, offset: int) -> None:
-        """Let `stream` go on at a frame that was read before."""
+        """Make `stream` continue at a frame that was read before."""
         self._walker.at = self.verified = offset
 
     def look(self) -> int:
-        """Return how long the journal is now."""
+        """Return the current size of the journal."""
         return self._remap()
 
     def _read_on(self, *, most: int = walker.MOST_ROWS) -> Iterator[walker.Rows | Record]:
@@ -158,18 +158,18 @@ class Journal:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was read of it."""
+        """Return whether anything was read."""
         return self.verified > 0
 
     def _salvaged_header(self) -> Header:
-        """Return what the file's name tells: a damaged header costs facts about the process, not its points."""
+        """Return a header from the file name: a damaged header loses facts about the process, but not its points."""
         rank = self.path.stem.partition("-")[0]
         known = int(rank) if rank.isdecimal() and len(rank) < 10 else 0
         return Header(format=[fmt.MAJOR, fmt.MINOR], journal=self.id, role="main", rank=known, salvaged=True)
 
     def _remap(self) -> int:
         if self._map is not None and self.path.suffix == fmt.PACKED:
-            return self.size  # it does not grow
+            return self.size  # packed journals do not grow
         self.path = packed.present(self.path)
         with open_regular(packed.readable(self.path)) as file:
             size = os.fstat(file.fileno()).st_size
@@ -177,23 +177,23 @@ class Journal:
                 raise JournalError(f"{self.path} became shorter while it was read; a journal is never truncated. Open it again.")
             if size > self.size:
                 self.grown = time.monotonic() if self.size else None
-                # The old map is left to the garbage collector: arrays handed out earlier may still look into it.
+                # The old map is left to the garbage collector: arrays returned earlier may still refer to it.
                 self._map = map_file(file.fileno(), size)
                 self.size = size
         return self.size
 
     def status(self) -> str:
-        """Judge a journal without an END frame: running, killed, or lost (reversible)."""
+        """Return the status of a journal without an END frame: running, killed, or lost (reversible)."""
         from .liveness import status_of
 
         return status_of(self.path, self.header, seen=self.seen, grown=self.grown)
 
     @property
     def tail(self) -> int:
-        """Return how many bytes at the end are not (yet) whole frames."""
+        """Return how many bytes at the end are not (yet) complete frames."""
         return self.size - self.verified
 
-    # Noting where things are
+    # Recording positions
 
     def _note(self, record: Record) -> None:
         if isinstance(record.data, Shape):
@@ -209,7 +209,7 @@ class Journal:
 
     @property
     def by_key(self) -> dict[str, list[tuple[Rows, int]]]:
-        """Where each key's values are: the rows, and its place in them."""
+        """Return where each key's values are: the rows, and the key's index in them."""
         if self._unnamed:
             with self._naming:
                 fresh, added = self._unnamed[:], dict[str, list[tuple[Rows, int]]]()
@@ -217,17 +217,17 @@ class Journal:
                     for index, key in enumerate(rows.shape.keys):
                         added.setdefault(key, []).append((rows, index))
                 found = {**self._by_key, **{key: [*self._by_key.get(key, ()), *places] for key, places in added.items()}}
-                self._by_key = found  # another one each time: a thread may be going through the last
+                self._by_key = found  # a new dict each time: another thread may be iterating over the last one
                 del self._unnamed[: len(fresh)]
         return self._by_key
 
     def print_of(self, end: int) -> int:
-        """Return a fingerprint of the last bytes before `end`: tells whether an index is about this very content."""
+        """Return a fingerprint of the last bytes before `end`, which shows whether an index matches this content."""
         assert self._map is not None
         return crc32(self._map[max(0, end - _WINDOW) : end])
 
     def adopt(self, frames: list[tuple[int, int, int]], runs: list[Any], verified: int, damaged: int, mark: int) -> bool:
-        """Take over an index of this file that an earlier reader made, instead of walking it again."""
+        """Adopt an index that an earlier reader made of this file, instead of walking it again."""
         if self._remap() < verified or self.print_of(verified) != mark:
             return False
         known = Walker(self.id, at=verified)
@@ -258,7 +258,7 @@ class Journal:
     # Reading
 
     def records(self, *kinds: int) -> Iterator[Record]:
-        """Decode the frames of these kinds, in order."""
+        """Yield the decoded frames of these kinds, in order."""
         for kind, offset, length in self.frames:
             if kind in kinds:
                 yield Record(kind, offset - HEAD_SIZE, self.body(kind, offset, length), offset + length)
@@ -283,7 +283,7 @@ class Journal:
                 yield from reader.rows(found.view)
 
     def keys(self, origin: str | None = None) -> list[str]:
-        """Return the numeric keys that have points, in the order they first appeared."""
+        """Return the numeric keys that have points, in order of first appearance."""
         return [
             key
             for key, places in self.by_key.items()
@@ -305,7 +305,7 @@ class Journal:
         return found
 
     def back(self, keys: Sequence[str], count: int) -> int:
-        """Return the byte from which each key still has `count` rows."""
+        """Return the offset from which on each key still has `count` rows."""
         starts = [self.verified]
         for rows in {id(rows): rows for key in keys for rows, _ in self.by_key.get(key, ())}.values():
             left = count
@@ -317,17 +317,17 @@ class Journal:
         return min(starts)
 
     def column(self, key: str, *, since: int = 0, until: int | None = None) -> Columns:
-        """Gather one key's points that stand at or after byte `since` (and before `until`), in the order they were written."""
+        """Return one key's points from byte `since` on (and before `until`), in the order they were written."""
         import numpy as np
 
-        until = self.verified if until is None else until  # another thread may be reading on
+        until = self.verified if until is None else until  # another thread may be reading further
         places = [(rows, index, runs) for rows, index in self.by_key.get(key, ()) if (runs := rows.since(since, until))]
         if not places:
             return Columns(np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.float64))
         parts = [self._gather(rows, index, runs) for rows, index, runs in places]
         if len(parts) == 1:
             return parts[0]
-        # Several shapes hold the key: bring their points into the order of the file.
+        # Several shapes contain the key: sort their points into file order.
         order = np.argsort(np.concatenate([_offsets(rows.stride, runs) for rows, _, runs in places]), kind="stable")
         steps, times, values = (np.concatenate([part[i] for part in parts])[order] for i in range(3))
         return Columns(steps, times, values)
@@ -340,7 +340,7 @@ class Journal:
         return self._strided(rows, index, runs, count)
 
     def _strided(self, rows: Rows, index: int, runs: Sequence[Sequence[int]], count: int) -> Columns:
-        """Read runs of equal rows, block by block, so that the three fields of a row come from one visit to memory."""
+        """Read runs of equal rows in blocks, so that the three fields of a row come from one visit to memory."""
         import numpy as np
 
         code = fmt.DTYPE[rows.shape.types[index]]
@@ -375,7 +375,7 @@ class Journal:
 
 
 def _offsets(stride: int, runs: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Return where each row of these runs stands."""
+    """Return the offset of each row of these runs."""
     import numpy as np
 
     starts, counts = np.array(runs, np.int64).T

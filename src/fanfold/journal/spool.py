@@ -1,8 +1,4 @@
-"""Journals on network filesystems: written to a node-local spool, mirrored by offset from a thread.
-
-A network filesystem may stall a write for seconds, and training must not wait for it. The mirror only ever appends, so
-what is in the run's directory is always a whole prefix of the journal.
-"""
+"""Journals on network filesystems: written to a node-local spool, and mirrored by offset from a thread."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 def filesystem_of(path: Path, mounts: str | None = None) -> str:
-    """Return the type of the filesystem that holds `path`, or "" where the system does not tell."""
+    """Return the type of the filesystem that holds `path`, or "" if the system does not report it."""
     if mounts is None:
         try:
             mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
@@ -50,7 +46,7 @@ def is_network(path: Path) -> bool:
 
 
 def _check_private(root: Path) -> None:
-    """Refuse a spool that another user may have prepared: its files say where bytes are copied to."""
+    """Raise if another user may have prepared the spool: its files determine where bytes are copied to."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not is_private(root):
         raise PermissionError(f"the spool {root} is not a folder that only you can write to; set FANFOLD_SPOOL_DIR to one")
@@ -69,19 +65,19 @@ class Spool:
 
     @classmethod
     def found(cls, directory: Path) -> Spool:
-        """Take up a spool that an earlier process left behind."""
+        """Return a spool that an earlier process left behind."""
         spool = cls.__new__(cls)
         spool.directory = directory
         spool.target = Path((directory / "target").read_text(encoding="utf-8", errors="surrogateescape"))
         return spool
 
     def mirror(self) -> int:
-        """Append to each mirrored journal what its original has more; return the number of bytes copied."""
+        """Append to each mirrored journal the new bytes of its original; return the number of bytes copied."""
         self.target.mkdir(parents=True, exist_ok=True, mode=0o700)
         return sum(_append(source, self.target / source.name) for source in self.directory.glob(f"*{SUFFIX}"))
 
     def finish(self) -> None:
-        """Mirror the rest and remove the spool; what a child process still writes stays for `recover`."""
+        """Mirror the rest and remove the spool; journals that child processes still write to stay for `recover`."""
         busy = [journal.name for journal in self.directory.glob(f"*{SUFFIX}") if is_locked(Path(f"{journal}.alive"))]
         self.mirror()
         for name in self.directory.iterdir():
@@ -92,7 +88,7 @@ class Spool:
 
 
 def _append(source: Path, target: Path) -> int:
-    """Copy what `source` has more than `target`. Several may do so at once: each byte has its place, whoever writes it."""
+    """Copy the bytes that `target` lacks. Safe to run concurrently: each byte has a fixed offset, whoever writes it."""
     with source.open("rb") as file, os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as copy:
         before = at = os.fstat(copy.fileno()).st_size
         while chunk := os.pread(file.fileno(), _CHUNK, at):
@@ -103,7 +99,7 @@ def _append(source: Path, target: Path) -> int:
 
 
 def recover(*roots: Path) -> int:
-    """Finish the spools whose processes are gone; return how many journals were brought home. Roots of others are left alone."""
+    """Finish spools whose processes are gone; return how many journals were copied. Roots of other users are left alone."""
     count = 0
     for directory in (found for root in roots if is_private(root) for found in root.glob("*-*")):
         journals = list(directory.glob(f"*{SUFFIX}"))

@@ -1,7 +1,7 @@
-"""Walk the frames of a journal: the one place where frames are found, checked and decoded, for every reader.
+"""The frames of a journal: the one place where frames are found, checked and decoded, for every reader.
 
-`spans` checks frames one after the other, rows of one shape together. `Finder` finds the next sound frame behind damage.
-`Walker` puts both together and decodes what is not a row. Whatever the bytes are, the work is linear in their number.
+`spans` checks frames one after the other, rows of one shape together. `Finder` finds the next valid frame after damage.
+`Walker` combines both and decodes frames that are not rows. Whatever the bytes, the work is linear in their number.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .bodies import Header
 from .format import HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, Kind, Layout, Shape, covered, seed_of
 
 MAX_FRAME: Final = HEAD_SIZE + MAX_BODY
-NO_STEP: Final = -(1 << 63)  # the step of a point that has none (probes)
+NO_STEP: Final = -(1 << 63)  # the step of a point without one (probes)
 MOST_ROWS: Final = 1 << 16  # in one span
 _TIME: Final = struct.Struct("<q")
 _SHORTEST_ROW: Final = 12  # shape id and time
 _START: Final = struct.Struct("<QI")  # eight bytes of head, checksum
-_MOST_HEADS: Final = 4096  # remembered: a forged file may hold any number of them
+_MOST_HEADS: Final = 4096  # to cache: a forged file may contain any number of them
 _CREDIT: Final = 1 << 20
 _LONG: Final = 1 << 12
-_LOOK: Final = 256  # what to look at a place costs, in bytes that could be checked instead
+_LOOK: Final = 256  # the cost of examining an offset, in bytes that could be checked instead
 
 
 class Span(NamedTuple):
-    """Sound frames of one kind, flags and length that follow each other; of rows, of one shape. Other frames stand alone."""
+    """Consecutive valid frames of the same kind, flags and length (rows: also of the same shape). Other frames stand alone."""
 
     kind: int
     flags: int
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 class _Head:
-    """What all frames with the same first eight bytes have in common."""
+    """The properties shared by all frames with the same first eight bytes."""
 
     __slots__ = ("crc", "flags", "kind", "rows", "stride")
 
@@ -56,7 +56,7 @@ class _Head:
 
 
 def _head(first: int, seed: int, *, header: bool) -> _Head | None:
-    """Read a frame's first eight bytes; None if no frame begins so, or a header where none may be."""
+    """Parse a frame's first eight bytes; None if no frame begins so, or a header where none is allowed."""
     magic, kind, flags, length, _ = HEAD.unpack(first.to_bytes(8, "little") + b"\0\0\0\0")
     if magic != MAGIC or length > MAX_BODY or (kind == Kind.HEADER) != header:
         return None
@@ -67,9 +67,9 @@ def spans(
     view: memoryview, at: int, size: int, seed: int, *, header: bool = False, most: int = MOST_ROWS,
     heads: dict[int, _Head] | None = None, finder: Finder | None = None,
 ) -> Iterator[Span]:  # fmt: skip
-    """Yield the sound frames from `at` on, up to the first bytes that are none. `header`: one may be the first of them.
+    """Yield the valid frames from `at` on, up to the first invalid bytes. `header`: the first frame may be a header.
 
-    `finder`: who goes on there, and counts what was checked in vain.
+    `finder` continues from there, and counts the bytes that were checked in vain.
     """
     heads = {} if heads is None else heads
     unpack = _START.unpack_from
@@ -99,7 +99,7 @@ def spans(
 
 
 def _header_span(view: memoryview, at: int, size: int) -> Span | None:
-    """Return the header of a journal, whose checksum alone does not start from the journal's id."""
+    """Return a journal's header, the only frame whose checksum does not start from the journal's id."""
     if at + HEAD_SIZE > size:
         return None
     first, crc = _START.unpack_from(view, at)
@@ -110,7 +110,7 @@ def _header_span(view: memoryview, at: int, size: int) -> Span | None:
 
 
 def _equal_rows(view: memoryview, at: int, end: int, size: int, known: _Head, first: int, most: int) -> int:
-    """Count the sound rows from `end` on that have the head and the shape of the one at `at`."""
+    """Count the valid rows from `end` on with the same head and shape as the row at `at`."""
     assert known.rows is not None
     shape = bytes(view[at + HEAD_SIZE : at + HEAD_SIZE + 4])
     start, crc32_ = crc32(shape, known.crc), crc32
@@ -124,7 +124,7 @@ def _equal_rows(view: memoryview, at: int, end: int, size: int, known: _Head, fi
 
 
 def sound_end(view: memoryview, at: int, size: int, seed: int) -> int:
-    """Return where the frame at `at` ends, or 0 if no whole and sound frame (other than a header) is there."""
+    """Return where the frame at `at` ends, or 0 if there is no complete, valid frame (other than a header)."""
     if size - at < HEAD_SIZE:
         return 0
     first, crc = _START.unpack_from(view, at)
@@ -135,11 +135,11 @@ def sound_end(view: memoryview, at: int, size: int, seed: int) -> int:
 
 
 class Finder:
-    """Find sound frames behind damage, in bytes that do not change.
+    """A search for valid frames after damage, in bytes that do not change.
 
-    Damage that happens leaves few places that look like a frame, and each is checked in full. Whoever forges a journal
-    can put one into every few bytes, each as long as all the rest; when checking has cost more than twice the bytes
-    passed, checksums are taken from sums over blocks, at a price per place that does not depend on its length.
+    Accidental damage leaves few offsets that look like a frame, and each is checked in full. A forged journal can contain
+    one every few bytes, each as long as all the rest. When checking has cost more than twice the bytes passed, checksums are
+    computed from block sums instead, at a cost per offset that does not depend on the frame's length.
     """
 
     def __init__(self, data: bytes | mmap, view: memoryview, size: int, seed: int) -> None:
@@ -150,11 +150,11 @@ class Finder:
 
     @property
     def forged(self) -> bool:
-        """Whether this holds more false frames than damage explains."""
+        """Return whether there are more false frames than damage explains."""
         return self.work > _CREDIT + 2 * self.passed
 
     def next(self, start: int) -> int:
-        """Return where the next sound frame begins, at or after `start`; -1: there is none yet."""
+        """Return the offset of the next valid frame at or after `start`; -1 if there is none yet."""
         at, since = self.data.find(MAGIC_BYTES, start, self.size), start
         while 0 <= at <= self.size - HEAD_SIZE:
             self.passed += at - since
@@ -169,7 +169,7 @@ class Finder:
         return -1
 
     def doubts(self, at: int, length: int) -> bool:
-        """Tell whether a long frame is known to be none without checking it in full."""
+        """Return whether a long frame is known to be invalid without checking it in full."""
         return length > _LONG and self.forged and self._next_by_blocks(at) != at
 
     def _next_by_blocks(self, at: int) -> int:
@@ -181,7 +181,7 @@ class Finder:
 
 
 def all_spans(data: bytes, seed: int, *, header: bool = False) -> Iterator[Span]:
-    """Yield all sound frames of a stretch of a journal that may begin and end anywhere. `header`: the journal begins with it."""
+    """Yield all valid frames of part of a journal, cut anywhere. `header`: it starts with the journal's header."""
     view, size, at = memoryview(data), len(data), 0
     heads: dict[int, _Head] = {}
     finder = Finder(data, view, size, seed)
@@ -194,13 +194,13 @@ def all_spans(data: bytes, seed: int, *, header: bool = False) -> Iterator[Span]
 
 
 class Rows(NamedTuple):
-    """Rows of one shape that follow each other: where the first begins and the last ends in the journal."""
+    """Consecutive rows of one shape: where the first begins and the last ends in the journal."""
 
     shape: Shape
     offset: int
     end: int
     stride: int
-    view: memoryview  # their frames
+    view: memoryview  # of all their frames
 
     @property
     def number(self) -> int:
@@ -208,12 +208,12 @@ class Rows(NamedTuple):
 
     @property
     def time(self) -> int:
-        """The time of the last of them, in nanoseconds."""
+        """Return the time of the last row, in nanoseconds."""
         return int(_TIME.unpack_from(self.view, len(self.view) - self.stride + HEAD_SIZE + 4)[0])
 
 
 class Record(NamedTuple):
-    """A frame that is not a row; `data` is None for a kind nobody knows."""
+    """A frame that is not a row; `data` is None for an unknown kind."""
 
     kind: int
     offset: int
@@ -222,27 +222,27 @@ class Record(NamedTuple):
 
     @property
     def time(self) -> int:
-        """The time it tells, in nanoseconds; 0 where it tells none."""
+        """Return the time in the frame, in nanoseconds; 0 if it has none."""
         return bodies.time_of(self.data)
 
 
 class Walker:
-    """Read a journal's frames in order, each once. State is how far it is: the next bytes may come later, or elsewhere."""
+    """Reads a journal's frames in order, each once. It remembers its position: more bytes may be read later, or elsewhere."""
 
     def __init__(self, journal_id: str, *, at: int = 0, shapes: dict[int, Shape] | None = None) -> None:
         self.seed = seed_of(journal_id)
         self.at = at
         self.shapes: dict[int, Shape] = {} if shapes is None else shapes
         self.header: Header | None = None
-        self.damaged = 0  # bytes passed over
+        self.damaged = 0  # bytes skipped
         self._heads: dict[int, _Head] = {}
-        # Behind which byte a search found no frame, where the next one may begin, and how long a journal is worth another look.
+        # The offset after which a search found no frame, where to resume it, and the size at which that is worthwhile.
         self._searched = (-1, 0, 0)
 
     def read(self, data: bytes | mmap, size: int, *, base: int = 0, most: int = MOST_ROWS) -> Iterator[Rows | Record]:
-        """Yield what stands from `at` on. `data` holds the journal's bytes from `base` to `size`.
+        """Yield the frames from the current position on. `data` contains the journal's bytes from `base` to `size`.
 
-        Damage is passed over once a sound frame follows it. Before that it may be a frame that is still being written.
+        Damage is skipped once a valid frame follows it. Until then it may be a frame that is still being written.
         """
         with memoryview(data) as view:
             finder = Finder(data, view, size - base, self.seed)
@@ -258,7 +258,7 @@ class Walker:
                 if self.at >= size or size < worth:
                     return
                 place = finder.next(start - base)
-                if place < 0:  # frames that begin further back are whole, and none is sound
+                if place < 0:  # frames that begin earlier are complete, and none is valid
                     later = size + (size - self.at) // 4 if finder.forged else 0
                     self._searched = (where, max(start, size - MAX_FRAME), later)
                     return
@@ -266,13 +266,13 @@ class Walker:
                 self.at = base + place
 
     def _taken(self, view: memoryview, base: int, span: Span) -> Rows | Record | None:
-        """Pass over a span; return what it holds, or None where that is damage."""
+        """Move past a span; return its content, or None if it is damaged."""
         self.at = base + span.end
         if span.kind == Kind.ROW:
             shape = self.shapes.get(int.from_bytes(view[span.at + HEAD_SIZE : span.at + HEAD_SIZE + 4], "little"))
             if shape is not None and HEAD_SIZE + shape.size == span.stride and shape.layout == span.flags:
                 return Rows(shape, base + span.at, base + span.end, span.stride, view[span.at : span.end])
-            self.damaged += span.end - span.at  # its shape was lost to damage: the numbers have no names
+            self.damaged += span.end - span.at  # its shape was lost to damage: the values have no keys
             return None
         try:
             data = bodies.decode(span.kind, view[span.at + HEAD_SIZE : span.end])
@@ -282,7 +282,7 @@ class Walker:
             self.damaged += span.end - span.at
             return None
         if isinstance(data, Shape) and self.shapes.setdefault(data.id, data) != data:
-            self.damaged += span.end - span.at  # an id names one shape for ever
+            self.damaged += span.end - span.at  # an id refers to the same shape forever
             return None
         if isinstance(data, Header):
             self.header = data
@@ -290,7 +290,7 @@ class Walker:
 
 
 class Row(NamedTuple):
-    """One row: step (None for probes), time (ns), values, and the call whose late parts are to come or this is."""
+    """One row: step (None for probes), time (ns), values, and the call that it announces late parts of, or is a late part of."""
 
     step: int | None
     time: int
@@ -302,7 +302,7 @@ class Row(NamedTuple):
 
 
 class RowReader:
-    """How the rows of one shape are read: made once, because there may be millions of them."""
+    """A reader for the rows of one shape, created once because there may be millions of them."""
 
     def __init__(self, shape: Shape) -> None:
         self._unpack = struct.Struct(f"<{HEAD_SIZE + 4}x{shape.codes[2:]}").iter_unpack
@@ -313,9 +313,9 @@ class RowReader:
         self.head = 1 + self.stepped + (2 if self.pending else 1 if self.late else 0)
 
     def rows(self, frames: memoryview) -> Iterator[Row]:
-        """Read rows from their frames, one after the other."""
+        """Read rows from their frames, in order."""
         keys, head, origin, late = self.keys, self.head, self.origin, self.late
-        if self.stepped and head == 2:  # by far most of them
+        if self.stepped and head == 2:  # by far the most common
             for fields in self._unpack(frames):
                 yield Row(fields[1], fields[0], dict(zip(keys, fields[2:], strict=True)), 0, 0, False, origin)
             return

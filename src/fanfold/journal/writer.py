@@ -1,7 +1,7 @@
-"""The writing end of a journal: one write(2) per call, no lock on the way, a new file when one fails.
+"""The writing end of a journal: one write(2) per call, no lock on the fast path, a new file when one fails.
 
-`Sheet` is one open file; `Writer` is a process's succession of them. `Run.log` packs rows itself through `Sheet.shapes`
-(that is the fast path); everything else goes through `Writer.append` and `Writer.row`.
+`Sheet` is one open file; `Writer` is a process's sequence of sheets. `Run.log` packs rows itself through `Sheet.shapes`
+(the fast path); everything else goes through `Writer.append` and `Writer.row`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _DSYNC: int = getattr(os, "O_DSYNC", 0)
 # descriptor of a file drops all POSIX locks the process has on it.
 held: set[str] = set()
 
-# Descriptors taken out of use. Another thread may be about to write to one, so for a while its number stays ours and
-# stands for a file that refuses writes: the late writer learns of it, and writes to the successor.
+# Descriptors taken out of use. Another thread may be about to write to one, so for a while we keep its number and
+# point it at a file that rejects writes: the late write fails and is repeated on the next sheet.
 _retired: deque[tuple[float, int]] = deque()
 
 
@@ -61,7 +61,7 @@ def try_lock(fd: int, *, shared: bool = False) -> bool | None:
 def _retire(fd: int) -> None:
     try:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # no descriptor left: the number is given back at once
+    except OSError:  # no descriptor left: release the number immediately
         os.close(fd)
         return
     os.dup2(null, fd, inheritable=False)
@@ -80,11 +80,11 @@ class Orphan:
         self._target: int | None = None  # the restored file
 
     def keep(self) -> bool:
-        """Restore the file, also one that was deleted again; False: that is not possible now."""
+        """Restore the file, even if it was deleted again; return False if that is not possible now."""
         if self._target is None:
             return self._restore()
         source, target = os.fstat(self._source), os.fstat(self._target)
-        if target.st_nlink == 0 or source.st_size != target.st_size:  # the latter: a write that was still under way
+        if target.st_nlink == 0 or source.st_size != target.st_size:  # the latter: a write was still in progress
             return self._restore()
         if self._source != self._target:
             os.close(self._source)
@@ -92,13 +92,13 @@ class Orphan:
         return True
 
     def _restore(self) -> bool:
-        """Write the bytes under the old name: aside first, so that a reader never sees the file become shorter."""
+        """Write the bytes under the old name, through a temporary file, so that a reader never sees the file shrink."""
         aside = self.path.with_name(f"{self.path.name}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with aside.open("wb") as file:
                 self._copy(file)
-                time.sleep(SETTLE_SECONDS)  # a write that was under way when the sheet was given up has ended by now
+                time.sleep(SETTLE_SECONDS)  # a write in progress when the sheet was abandoned has ended by now
                 self._copy(file)
             target = moved_up(os.open(aside, os.O_RDONLY | os.O_CLOEXEC))
             aside.replace(self.path)
@@ -121,9 +121,9 @@ class Orphan:
 
 
 def _sync_directories(path: Path) -> None:
-    """Make a new file's name survive a power cut: its folder's, the run's and the project's entries."""
+    """Make a new file's name survive a power cut, by syncing its folder and those of the run and the project."""
     for folder in (path, *path.parents[:3]):
-        with contextlib.suppress(OSError):  # a folder above may not be ours to open
+        with contextlib.suppress(OSError):  # a folder further up may not be accessible
             fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
@@ -132,10 +132,10 @@ def _sync_directories(path: Path) -> None:
 
 
 def moved_up(fd: int) -> int:
-    """Return a descriptor with a high number in place of a low one, where there is room.
+    """Move a descriptor to a high number, if the limit allows, and return it.
 
-    A program that closes every descriptor, to become a daemon, gets low numbers for its next files. A journal under such a
-    number would go on in the program's own file.
+    A program that closes every descriptor, to become a daemon, gets low numbers for its next files. A journal with such a
+    number would then write into the program's own file.
     """
     if sys.platform == "win32":
         return fd
@@ -150,7 +150,7 @@ def moved_up(fd: int) -> int:
 class Packer:
     """A shape ready to write: `head + crc32(body, crc) + body` is a frame, `body = pack(id, time, step, *values)`.
 
-    `last` is the body of the last row that was written: a run's summary needs no file. A Counter also counts each of them.
+    `last` is the body of the last row written, so a run's summary needs no file access. A Counter also counts each row.
     """
 
     __slots__ = ("crc", "head", "id", "last", "pack", "shape", "unpack")
@@ -168,7 +168,7 @@ class Packer:
 
 
 class Counter(Packer):
-    """A packer whose rows are counted when they have been written, for keys that a summary rule needs all values of."""
+    """A packer that counts its rows once written, for keys whose summary rule needs all values."""
 
     __slots__ = ("_count", "_last")
 
@@ -203,7 +203,7 @@ class Sheet:
         self._past: Latest = {}
         self._ids = itertools.count()
         self.alive = -1
-        # With O_DSYNC a write returns when the disk has it: no second call that could fail after the first succeeded.
+        # With O_DSYNC a write returns when it is on disk: no second call could fail after the first succeeded.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | (_DSYNC if power else 0)
         self.fd = moved_up(os.open(path, flags, 0o600))
         try:
@@ -220,10 +220,10 @@ class Sheet:
         name = f"{self.path}.alive"
         self.alive = moved_up(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         held.add(name)
-        try_lock(self.alive)  # where the filesystem has no locks, readers go by heartbeats
+        try_lock(self.alive)  # where the filesystem has no locks, readers rely on heartbeats
 
     def write(self, *pieces: bytes) -> int:
-        """Hand frames to the kernel in one call; return how many of them are whole in the file, or raise OSError."""
+        """Write frames in one call; return how many are complete in the file, or raise OSError."""
         data = b"".join(pieces)
         done = os.write(self.fd, data)
         if done == len(data):
@@ -231,7 +231,7 @@ class Sheet:
         return sum(1 for end in itertools.accumulate(map(len, pieces)) if end <= done)
 
     def packer(self, keys: Sequence[str], types: str, layout: int, origin: str, counting: Counting) -> tuple[Packer, bytes]:
-        """Return the packer for a shape, and the shape frame to send along when it is new."""
+        """Return the packer for a shape, and the shape frame to write with it if the shape is new."""
         key = (layout, origin, types, *keys)
         found = self._others.get(key)
         if found:
@@ -244,13 +244,13 @@ class Sheet:
         return packer, frame(Kind.SHAPE, shape.body(), self.seed)
 
     def forget_shapes(self) -> None:
-        """Make every shape new again; the last value of each key stays known."""
+        """Treat every shape as new again; the last value of each key is kept."""
         self._past = self.latest()
         self._others.clear()
         self.shapes.clear()
 
     def latest(self) -> Latest:
-        """Return each key's last value in this sheet, by the clock."""
+        """Return each key's last value in this sheet, by time."""
         found = dict(self._past)
         rows = [(packer, packer.unpack(packer.last)) for packer in list(self._others.values()) if packer.last is not None]
         for packer, row in sorted(rows, key=lambda pair: pair[1][1]):
@@ -259,7 +259,7 @@ class Sheet:
         return found
 
     def publish(self, packer: Packer, signature: tuple[Any, ...] | None) -> None:
-        """Make a shape known, once its frame is on its way: from now on rows may use it."""
+        """Make a shape available to rows, after its frame was written."""
         shape = packer.shape
         key = (shape.layout, shape.origin, shape.types, *shape.keys)
         self._others[key] = packer
@@ -271,21 +271,21 @@ class Sheet:
 
     @property
     def deleted(self) -> bool:
-        """Whether the file has no name any more."""
+        """Return whether the file was deleted."""
         try:
             return os.fstat(self.fd).st_nlink == 0
         except OSError:
-            return False  # given up in this moment, by another thread
+            return False  # closed at this moment by another thread
 
     def release(self) -> None:
-        """Let go of the lock: from now on readers may judge this journal as ended."""
+        """Release the lock: from now on readers may judge this journal as ended."""
         if self.alive >= 0:
             os.close(self.alive)
             self.alive = -1
         held.discard(f"{self.path}.alive")
 
     def close(self, *, ended: bool) -> None:
-        """Stop writing; with `ended`, the END frame says all and the lock file goes."""
+        """Stop writing; with `ended`, the END frame is authoritative and the lock file is removed."""
         if ended:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self.path}.alive")  # noqa: PTH108 - the directory may be gone
@@ -302,7 +302,7 @@ class Sheet:
                 name.unlink()
 
     def abandon_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child; the parent's lock is not touched by this."""
+        """Close the parent's descriptors in a forked child; this does not affect the parent's lock."""
         for fd in (self.fd, self.alive):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -311,7 +311,7 @@ class Sheet:
 
 
 def merge(found: Latest, new: Latest) -> None:
-    """Take over what is newer, as far as there is room: a key that is new with every call must not fill the memory."""
+    """Add newer values, up to MAX_LATEST keys: a program with new keys in every call must not fill the memory."""
     for key, point in new.items():
         old = found.get(key)
         if (old is None and len(found) < MAX_LATEST) or (old is not None and old[0] <= point[0]):
@@ -319,7 +319,7 @@ def merge(found: Latest, new: Latest) -> None:
 
 
 class Writer:
-    """Write one process's journals: one after the other, each opened because the one before could not go on."""
+    """The journals of one process: one after the other, each opened because the previous one failed."""
 
     def __init__(self, directory: Path, header: Mapping[str, Any], *, durability: str = "process") -> None:
         self.directory = directory
@@ -340,7 +340,7 @@ class Writer:
         self.counting: Counting = lambda _shape: None
         self.sheet: Sheet | None = self._open()
 
-    # The steps below are ordered as a journal lives: open, write, fail over, sync, close.
+    # The methods below follow a journal's life: open, write, fail over, sync, close.
 
     def _open(self) -> Sheet:
         journal_id = secrets.token_hex(8)
@@ -359,9 +359,9 @@ class Writer:
         return sheet
 
     def append(self, *frames: tuple[Kind, Any], keep: bool = False) -> bool:
-        """Write msgpack frames in one call. False: they could not be written; values are counted as dropped then.
+        """Write msgpack frames in one call; return False if they could not be written, which counts values as dropped.
 
-        With `keep` such frames wait in memory and are written when the disk takes them again, which returns True.
+        With `keep`, such frames wait in memory until the disk accepts them again, and the result is True.
         """
         bodies = [(kind, pack(value)) for kind, value in frames]
 
@@ -384,7 +384,7 @@ class Writer:
         signature: tuple[Any, ...] | None = None,
         beside: Sequence[tuple[Kind, Any]] = (),
     ) -> bool:
-        """Write one row, its shape when that is new, and the frames `beside` it, all in one write(2)."""
+        """Write one row, its shape if new, and the frames `beside` it, all in one write(2)."""
         if len(values) > MAX_KEYS:
             return self._wide_row(values, types, beside, time_ns=time_ns, step=step, layout=layout, call=call, origin=origin)
         bodies = [(kind, pack(value)) for kind, value in beside]
@@ -402,12 +402,12 @@ class Writer:
             return [row, *extras], [(packer, body, known if declaration or known else False)]
 
         done = self._attempt(build, 1 + len(bodies))
-        if not done and (origin or not (values or beside)):  # a probe's, or a call that its late parts stand for
+        if not done and (origin or not (values or beside)):  # a probe's row, or a call represented by its late parts
             return False
         return self._rest([(Kind.ROW, None), *beside][done:], counted=not done)
 
     def _wide_row(self, values: Mapping[str, Any], types: str, beside: Sequence[tuple[Kind, Any]], **place: Any) -> bool:
-        """Write a call of more keys than a shape may have as several rows; the first one announces what comes late."""
+        """Write a call with more keys than a shape may have as several rows; the first one announces late parts."""
         items, written = list(values.items()), True
         for start in range(0, len(items), MAX_KEYS):
             some = dict(items[start : start + MAX_KEYS])
@@ -416,7 +416,7 @@ class Writer:
         return written
 
     def rows(self, items: Sequence[tuple[Any, ...]], *, layout: int) -> int:
-        """Write many rows in one write(2): each (keys, types, time, step, call, values). Return how many were written."""
+        """Write many rows in one write(2), each (keys, types, time, step, call, values); return how many were written."""
 
         def build(sheet: Sheet, done: int) -> tuple[list[bytes], list[Any]]:
             pieces, written = [], []
@@ -434,17 +434,17 @@ class Writer:
         return self._attempt(build, len(items))
 
     def drop(self, call: Any) -> None:
-        """Count a call as dropped, once, whichever of its parts could not be written first."""
+        """Count a call as dropped, only once, whichever of its parts failed first."""
         with self._lock:
             if not call.dropped:
                 call.dropped = True
                 self.dropped += 1
 
     def _attempt(self, build: Callable[[Sheet, int], tuple[list[bytes], list[Any]]], count: int) -> int:
-        """Write `count` frames on the open sheet; those it did not take whole, once more on a fresh one. Return how many went.
+        """Write `count` frames to the open sheet, retrying incomplete ones once on a new sheet; return how many were written.
 
-        `build` makes the frames for a sheet, less the first ones that an earlier sheet has; and for each row its packer,
-        its body, and the signature to publish the packer under (False: it is known already).
+        `build` creates the frames for a sheet, without the first ones that an earlier sheet has; and for each row its packer,
+        its body, and the signature to publish the packer under (False: already published).
         """
         failures = done = 0
         while failures < 2 and done < count:
@@ -467,14 +467,14 @@ class Writer:
             done += whole
             if whole < len(pieces):
                 failures += self.fail(sheet, OSError(errno.ENOSPC, "only a part of a frame was written (disk full?)"))
-        if failures > 1:  # a fresh file fails as well: do not make one with every call
+        if failures > 1:  # a new file fails as well: do not create one with every call
             self._retry_at = time.monotonic() + RETRY_SECONDS
         return done
 
     def _rest(self, frames: Sequence[tuple[Kind, Any]], *, counted: bool, keep: bool = False) -> bool:
-        """See to frames that could not be written: what is kept waits in memory, what a user logged is counted.
+        """Handle frames that could not be written: those to keep wait in memory, logged values are counted as dropped.
 
-        The rest of a call of which something was written waits as well: a call is either recorded or dropped.
+        The rest of a partly written call waits as well: a call is either recorded or dropped.
         """
         if not frames:
             return True
@@ -511,7 +511,7 @@ class Writer:
             )
 
     def _write_held(self, sheet: Sheet) -> bool:
-        """Write what waits in memory; False: the disk did not take it, and this sheet is spoilt. Then it waits longer."""
+        """Write the frames waiting in memory. Return False, and wait longer next time, if the write failed and spoilt the sheet."""
         if time.monotonic() < self._held_at:
             return True
         try:
@@ -520,7 +520,7 @@ class Writer:
                 whole = sheet.write(*(frame(kind, pack(value), sheet.seed) for kind, value in some))
                 del self._held[:whole]
                 if whole < len(some):
-                    self._held.append(self._held.pop(0))  # one that is too large does not keep the others waiting
+                    self._held.append(self._held.pop(0))  # one that is too large must not block the others
                     raise OSError(errno.ENOSPC, "only a part of a frame was written (disk full?)")
         except OSError:
             self._held_pause = min(2 * self._held_pause, 3600.0)
@@ -530,7 +530,7 @@ class Writer:
         return True
 
     def latest(self) -> dict[str, Any]:
-        """Return the last value of each key that this process has logged, without a look at any file."""
+        """Return the last value of each key logged by this process, without reading any file."""
         with self._lock:
             found, sheet = dict(self._past), self.sheet
             if sheet is not None:
@@ -538,14 +538,14 @@ class Writer:
         return {key: value for key, (_, value) in found.items()}
 
     def recount(self) -> dict[Path, int]:
-        """Declare every shape again, since `counting` has changed; return how far each journal was written without it."""
+        """Declare every shape again because `counting` has changed; return how far each journal was written without it."""
         with self._lock:
             if self.sheet is not None:
                 self.sheet.forget_shapes()
             return {path: path.stat().st_size for path in self._paths if path.exists()}
 
     def fail(self, sheet: Sheet, error: BaseException) -> bool:
-        """Give up a sheet after a failed write; the next write opens its successor. False: another thread was first."""
+        """Abandon a sheet after a failed write; the next write opens a new one. Return False if another thread was first."""
         with self._lock:
             if self.sheet is not sheet:
                 return False
@@ -559,7 +559,7 @@ class Writer:
             return True
 
     def _let_go(self, sheet: Sheet) -> None:
-        """Stop writing to a sheet; what is needed of it stays known."""
+        """Stop writing to a sheet, keeping the last values."""
         merge(self._past, sheet.latest())
         self.sheet = None
         sheet.close(ended=False)
@@ -572,7 +572,7 @@ class Writer:
                 return None
             try:
                 sheet = self._open()
-                if not self._write_held(sheet):  # too large for the space there is: numbers may still fit
+                if not self._write_held(sheet):  # too large for the space left: numbers may still fit
                     sheet.close(ended=False)
                     sheet = self._open()
             except OSError:
@@ -582,7 +582,7 @@ class Writer:
             return sheet
 
     def sync(self) -> None:
-        """Ask the disk to keep what was written since the last time. Never called on the training thread by default."""
+        """Sync what was written since the last call. Never called on the training thread by default."""
         self.rescue()
         if self._held:
             self._flush_held()
@@ -606,11 +606,11 @@ class Writer:
                 self.fail(sheet, OSError(errno.ENOSPC, "the disk is full"))
 
     def rescue(self) -> None:
-        """Notice that the open file was deleted from under us: continue in a new one, and restore the old one.
+        """Detect that the open file was deleted: continue in a new one, and restore the old one.
 
-        Where the system allows (Linux), nothing logged is lost, provided the process lives until the next look: each
-        second, at flush() and at finish(). A journal that cannot be restored now is tried again with the next look, and one
-        that was restored and is deleted again is restored again. Blobs stay deleted.
+        Where the system allows it (Linux), nothing logged is lost, provided the process lives until the next check: every
+        second, at flush() and at finish(). A failed restore is retried at the next check, and a restored journal that is deleted
+        again is restored again. Blobs stay deleted.
         """
         sheet = self.sheet
         if sheet is not None and sheet.deleted:
@@ -619,7 +619,7 @@ class Writer:
         restored, self._restored = self._restored, []
         for orphan in (*restored, *orphans):
             (self._restored if orphan.keep() else self._orphans).append(orphan)
-        while len(self._restored) > MAX_RESTORED:  # each holds a descriptor
+        while len(self._restored) > MAX_RESTORED:  # each uses a descriptor
             self._restored.pop(0).drop()
             notices.once(
                 f"removed often:{self.directory}",
@@ -644,7 +644,7 @@ class Writer:
         )
 
     def end(self, end: Mapping[str, Any] | None) -> None:
-        """Write what waits in memory and the last frame (if any). It is the last chance, so no failure of before is minded."""
+        """Write the frames waiting in memory and the last frame, if any. Retry delays are ignored: this is the last chance."""
         self.rescue()
         self._retry_at = self._held_at = 0.0
         if self._held:
@@ -654,7 +654,7 @@ class Writer:
             self.append((Kind.END, {**end, "dropped": self.dropped}))
 
     def close(self, end: Mapping[str, Any] | None) -> None:
-        """Write the last word (if any), and let go."""
+        """Write the last frame, if any, and close the journal."""
         self.end(end)
         with self._lock:
             self.closed = True
@@ -668,7 +668,7 @@ class Writer:
                 self._restored.pop().drop()
 
     def after_fork_in_child(self, header: Mapping[str, Any]) -> None:
-        """Start over in a forked child: the parent's file stays the parent's, ours opens on first use."""
+        """Start over in a forked child: the parent's file stays untouched, ours is opened on first use."""
         self._lock = threading.RLock()
         sheet, self.sheet = self.sheet, None
         self.header.update(header)
