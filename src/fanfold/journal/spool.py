@@ -1,4 +1,8 @@
-"""Journals on network filesystems: written to a node-local spool, and mirrored by offset from a thread."""
+"""Journals on network filesystems: written to a node-local spool, and mirrored by offset from a thread.
+
+A network filesystem may stall a write for seconds, and training must not wait for it. The mirror only ever appends, so the
+file in the run's directory is always a complete prefix of the journal.
+"""
 
 from __future__ import annotations
 

@@ -511,7 +511,7 @@ class Writer:
             )
 
     def _write_held(self, sheet: Sheet) -> bool:
-        """Write the frames waiting in memory. Return False, and wait longer next time, if the write failed and spoilt the sheet."""
+        """Write the frames waiting in memory. Return False, and wait longer next time, if that failed and broke the sheet."""
         if time.monotonic() < self._held_at:
             return True
         try:
