@@ -1,4 +1,4 @@
-"""`python -m fanfold.relay`: the relay process. Started by a run; `fanfold sync --follow` is the same by hand."""
+"""The relay process, `python -m fanfold.relay`. A run starts it; `fanfold sync --follow` does the same by hand."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""From what init() was given to relays that run: names, "all", tracker objects; in processes of their own or in a thread."""
+"""Starts relays for what init() was given: names, "all" or tracker objects, each in its own process or in a thread."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from .worker import Worker
 MODES = ("process", "thread")
 START_SECONDS = 60.0
 GRACE_SECONDS = 3.0
-TURN_SECONDS = 5.0  # how long a call of the user's waits for the relay
-COUNT_SECONDS = 0.5  # of finish()'s time, what is kept to count what is left
+TURN_SECONDS = 5.0  # how long a user's call waits for the relay
+COUNT_SECONDS = 0.5  # the part of finish()'s timeout reserved for counting undelivered values
 
 
 def check_folds(fold: Any) -> dict[str, str]:
@@ -49,7 +49,7 @@ def check_folds(fold: Any) -> dict[str, str]:
 
 
 def resolve(trackers: Any) -> list[Any]:
-    """Return names and tracker objects from whatever init(trackers=…) was given; unknown names raise and list the known."""
+    """Return names and tracker objects from any form of init(trackers=…); raise for unknown names and list the known ones."""
     wanted = [] if trackers is None else list(trackers) if isinstance(trackers, (list, tuple, set)) else [trackers]
     chosen: list[Any] = []
     for item in wanted:
@@ -78,7 +78,7 @@ def _named(item: Any) -> str:
 
 
 def _all() -> list[str]:
-    """Return every tracker that is installed and can work without asking anybody; say in one line which cannot."""
+    """Return every installed tracker that works without further setup; log one warning that names the others."""
     usable, not_so = [], []
     for row in TABLE:
         if not installed(row.name):
@@ -97,7 +97,7 @@ def _all() -> list[str]:
 
 
 def check(chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Any, mode: str) -> None:
-    """Raise for whatever cannot work, before anything of the run is written."""
+    """Raise for anything that cannot work, before any of the run is written."""
     if mode not in MODES:
         raise SettingError(f"relay={mode!r} is not known. The run was not started.{suggestion(mode, MODES)}")
     unknown = set(kwargs) - {item if isinstance(item, str) else item.name for item in chosen} - {energy.NAME}
@@ -113,7 +113,7 @@ def check(chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Any,
 
 
 class Attached:
-    """The trackers of one run, as its rank 0 holds them."""
+    """The trackers of one run, held by rank 0."""
 
     def __init__(
         self, run: Path, chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Mapping[str, str], mode: str
@@ -129,12 +129,12 @@ class Attached:
     def start(self) -> None:
         for relay in self.relays:
             with guard(f"start the relay to {relay.name}"):
-                approvals.remember(relay.name, relay.cursor().kwargs)  # `fanfold sync` goes only where its user sent runs before
+                approvals.remember(relay.name, relay.cursor().kwargs)  # `fanfold sync` sends only where this user sent before
                 relay.start()
 
     def wait(self, timeout: float) -> list[str]:
-        """Wait for all of them together; return a line for each that is not through."""
-        self.look_after()  # one that died since the last look gets what is left
+        """Wait for all relays together; return a line for each that has not finished."""
+        self.look_after()  # restart any that died since the last check, so that it delivers the rest
         deadline = time.monotonic() + timeout
         enough = deadline - min(COUNT_SECONDS, timeout / 4)
         for relay in self.relays:
@@ -142,24 +142,24 @@ class Attached:
         return self._lines([relay for relay in self.relays if not relay.wait(max(0.0, enough - time.monotonic()))], deadline)
 
     def look_after(self) -> None:
-        """Start relay processes again that died; called from the run's keeper thread."""
+        """Restart relay processes that died. Called from the run's keeper thread."""
         for relay in self.relays:
             if isinstance(relay, Relay):
                 with guard(f"look after the relay to {relay.name}"):
                     relay.look_after()
 
     def restarted(self) -> list[str]:
-        """Return a line for each relay that died during the run and was started again."""
+        """Return a line for each relay that died during the run and was restarted."""
         counts = {relay.name: relay.restarts for relay in self.relays if isinstance(relay, Relay) and relay.restarts}
         return [f"the relay to {name} died during the run and was started again {_times(n)}." for name, n in counts.items()]
 
     @property
     def here(self) -> bool:
-        """Whether a tracker lives in this process."""
+        """Whether any tracker runs in this process."""
         return any(isinstance(relay, ThreadRelay) for relay in self.relays)
 
     def wait_here(self, timeout: float) -> None:
-        """Wait for the trackers in this process, together."""
+        """Wait for the trackers that run in this process, all together."""
         deadline = time.monotonic() + timeout
         here = [relay for relay in self.relays if isinstance(relay, ThreadRelay)]
         for relay in here:
@@ -168,7 +168,7 @@ class Attached:
             relay.wait(max(0.0, deadline - time.monotonic()))
 
     def _lines(self, late: list[Relay | ThreadRelay], deadline: float) -> list[str]:
-        """Say what is left, counted as far as time allows: a long journal takes its time to count."""
+        """Describe what is undelivered, with counts if time allows: counting a long journal takes a while."""
         lines = [relay.left(counted=False) for relay in late]
 
         def count() -> None:
@@ -187,34 +187,34 @@ class Attached:
 
 
 class ThreadRelay:
-    """The same worker inside the training process: for tracker objects, and where the live object is wanted."""
+    """The relay worker inside the training process: for tracker objects, and for callers who want the live object."""
 
     def __init__(self, run: Path, item: Any, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, copy: int = 0) -> None:
         self.run = run
         options, plain = split_options(kwargs)
         self.tracker: Any = _made(item, plain, run) if isinstance(item, str) else item
-        self.destination = destination_of(self.tracker)  # None behind a tracker of the user's own
+        self.destination = destination_of(self.tracker)  # None for a user-written tracker
         self.name: str = self.tracker.name
         self._address = _address(self.tracker)
         self._done = threading.Event()
         self._first_try = threading.Event()
         self._stop, self._hurry = threading.Event(), threading.Event()
-        told = isinstance(item, str) or self.destination is not None  # so another process can make it again
+        told = isinstance(item, str) or self.destination is not None  # so another process can construct it again
         destination = {key: value for key, value in kwargs.items() if _is_json(value)} if told else {}
         self._cursor = cursor_of(run, self.name, {**destination, **({"copy": copy} if copy else {})})
         self._options: dict[str, Any] = {"fold": fold, **options, "hold": hold_seconds(run), "live": True}
         self._worker: Worker | None = None
         self._thread: threading.Thread | None = None
-        self._mlflow_runs: Any = None  # MLflow's active runs, as the tracker's thread has them
-        self._inside = threading.local()  # whether a thread is in a call of the user's
+        self._mlflow_runs: Any = None  # MLflow's active runs, as seen by the tracker's thread
+        self._inside = threading.local()  # whether a thread is inside a user's call
 
     def start(self) -> None:
-        """Start the tracker, with everybody's random numbers as they were, and serve it from a thread.
+        """Start the tracker and serve it from a thread; random states are restored afterwards.
 
-        A built-in one starts here: its library may tie the current run to this thread or context, and the user calls it
-        from here. One of the user's own lives in the relay's thread from start to finish, so that what it opens (SQLite,
-        say) is used where it was opened. One that hangs holds nobody up for longer than START_SECONDS, either way: where a
-        hanging library could not be interrupted here, it starts in the relay's thread, too.
+        A built-in tracker starts on this thread: its library may tie the current run to the thread or context, and the user calls
+        the library from here. A user-written one runs in the relay's thread from start to finish, so that whatever it opens
+        (SQLite, say) is used on the thread that opened it. In both cases a tracker that hangs delays the caller by at most
+        START_SECONDS: if a hanging library could not be interrupted on this thread, it starts in the relay's thread as well.
         """
         with undisturbed():
             with guard(f"take up the tracker {self.name}"):
@@ -236,7 +236,7 @@ class ThreadRelay:
                 self._show_here(before, context)
 
     def _show_here(self, before: contextvars.Context, context: contextvars.Context) -> None:
-        """Show this thread what the tracker's start tied to a thread or a context: the user calls the library from here."""
+        """Make visible here what the tracker's start tied to another thread or context: users call the library from here."""
         if self.destination is not None:
             if self._worker is not None and self._worker.started_elsewhere:
                 self.destination.show_here()
@@ -253,15 +253,15 @@ class ThreadRelay:
 
     @contextlib.contextmanager
     def users_turn(self) -> Iterator[None]:
-        """Hold the relay while the user calls the tracker, with everything that was logged before already handed over."""
+        """Pause the relay while the user calls the tracker, after delivering everything logged before."""
         worker = self._worker
         elsewhere = worker is None or not worker.started or threading.current_thread() is self._thread
-        if elsewhere or getattr(self._inside, "turn", False):  # not served yet, the relay itself, or one call inside another
+        if elsewhere or getattr(self._inside, "turn", False):  # not served yet, called by the relay itself, or a nested call
             yield
             return
         assert worker is not None
         self.catch_up()
-        held = worker.turns.acquire(timeout=TURN_SECONDS)  # a tracker that hangs must not hang its caller for ever
+        held = worker.turns.acquire(timeout=TURN_SECONDS)  # a tracker that hangs must not block its caller forever
         self._inside.turn = True
         try:
             yield
@@ -271,18 +271,18 @@ class ThreadRelay:
                 worker.turns.release()
 
     def later(self, errand: Callable[[], Any]) -> None:
-        """Have something done with the tracker from the relay's thread, after everything logged so far."""
+        """Run something with the tracker on the relay's thread, after everything logged so far."""
         if self._worker is not None:
             self._worker.errands.append(errand)
             self._worker.nudge.set()
 
     @property
     def started(self) -> bool:
-        """Whether the tracker runs, so that its library's objects are there."""
+        """Whether the tracker has started, so that its library's objects exist."""
         return self._worker is not None and self._worker.started
 
     def catch_up(self) -> None:
-        """Wait until everything logged so far has been handed to the tracker, for some seconds at most."""
+        """Wait until everything logged so far has been handed to the tracker, for at most TURN_SECONDS."""
         if self._worker is not None and threading.current_thread() is not self._thread:
             self._worker.catch_up(TURN_SECONDS)
 
@@ -293,7 +293,7 @@ class ThreadRelay:
         )  # fmt: skip
 
     def _try_start(self, worker: Worker, limit: float | None = None) -> None:
-        """Start it for the first time; when that fails, the worker tries again, says why, and delivers everything later."""
+        """Make the first attempt to start; if it fails, the worker warns, retries, and delivers everything later."""
         if isinstance(worker.begin(limit=limit), TimeoutError) and limit is not None:
             self._say_slow()
         self._mlflow_runs = mlflow_runs.of_this_thread()
@@ -311,7 +311,7 @@ class ThreadRelay:
             self._done.set()
 
     def unwrapped(self) -> Any:
-        """Return the library's own object, or one that does nothing where the tracker could not start."""
+        """Return the library's own object, or a silent stand-in if the tracker could not start."""
         found, error = outcome(lambda: self.tracker.tracker)
         if error is None:
             return found
@@ -326,7 +326,7 @@ class ThreadRelay:
         return self._cursor
 
     def hurry(self) -> None:
-        """Say that the run has ended."""
+        """Signal that the run has ended."""
         self._hurry.set()
         if self._worker is not None:
             self._worker.nudge.set()
@@ -345,7 +345,7 @@ class ThreadRelay:
 
 
 class undisturbed:  # noqa: N801 - reads as a statement
-    """Put back random states and process-wide hooks that a tracker library changes when it starts."""
+    """A context manager that restores random states and process-wide hooks changed by a tracker library's start."""
 
     def __enter__(self) -> None:
         self._undo = [*_random_states(), *_hooks(), *_signal_handlers()]
@@ -375,7 +375,7 @@ def _hooks() -> list[Callable[[], Any]]:
 
 def _signal_handlers() -> list[Callable[[], Any]]:
     if threading.current_thread() is not threading.main_thread():
-        return []  # only the main thread can change them, so nobody does
+        return []  # only the main thread can change them
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
 
     def undo() -> None:
@@ -387,7 +387,7 @@ def _signal_handlers() -> list[Callable[[], Any]]:
 
 
 def handle(name: str, wanted: Mapping[str, Any], attached: Attached | None, unwrap: bool) -> Any:
-    """Give out a tracker: the live one from a thread relay, a silent twin on other ranks, or an error that says how."""
+    """Return a tracker: the live one of a thread relay, a silent twin on other ranks, or raise an error that explains how."""
     if name not in wanted:
         raise ValueError(f"{name} is not an available tracker stored inside the run. Known: {', '.join(wanted) or 'none'}.")
     if attached is None:
@@ -404,7 +404,7 @@ def handle(name: str, wanted: Mapping[str, Any], attached: Attached | None, unwr
 
 
 def silent_twin(name: str, item: Any) -> Any:
-    """Return an object of the tracker's class whose every method does nothing: what other ranks get."""
+    """Return an object of the tracker's class whose methods all do nothing, for ranks other than 0."""
     cls = item if isinstance(item, type) else type(item) if is_tracker(item) else find_class(name)
     public = {key: getattr(cls, key, None) for key in dir(cls) if not key.startswith("_")}
     methods = {key: nothing for key, found in public.items() if callable(found) and not isinstance(found, type)}
@@ -414,30 +414,30 @@ def silent_twin(name: str, item: Any) -> Any:
 
 
 def nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Do nothing: trackers act on rank 0."""
+    """Do nothing: trackers act on rank 0 only."""
 
 
 def _silent_attribute(_self: Any, name: str) -> Any:
-    """Stand in for what a tracker's start() would have set, such as `writer` or `run`."""
+    """Stand in for attributes that a tracker's start() would have set, such as `writer` or `run`."""
     if name.startswith("_"):
         raise AttributeError(name)
     return Silent()
 
 
 class Silent:
-    """Whatever is asked of it, nothing happens: a tracker library's object on ranks where the tracker is not."""
+    """A stand-in for a tracker library's object that ignores every operation, for ranks without the tracker."""
 
     def __getattr__(self, name: str) -> Any:
         return _silent_attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Forget it."""
+        """Ignore the assignment."""
 
     def __getitem__(self, _key: Any) -> Any:
         return self
 
     def __setitem__(self, _key: Any, _value: Any) -> None:
-        """Forget it."""
+        """Ignore the assignment."""
 
     __call__ = nothing
 
@@ -449,7 +449,7 @@ class Silent:
 
 
 def _made(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
-    """Construct a tracker by name. Where `run_name` is not the project (MLflow), it is an argument like any other."""
+    """Construct a tracker by name. Where `run_name` is not the project (MLflow), it is an ordinary argument."""
     cls = find_class(name)
     first = next(iter(inspect.signature(cls).parameters), "run_name")
     if first == "run_name" or "run_name" not in kwargs or cls.requires_logging_directory:
@@ -458,7 +458,7 @@ def _made(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
 
 
 def _address(tracker: Any) -> str:
-    """Return how `fanfold sync` finds a tracker's class."""
+    """Return the address by which `fanfold sync` finds a tracker's class."""
     cls = own_class(type(tracker))
     return tracker.name if cls.__module__.startswith("fanfold.") else f"{cls.__module__}:{cls.__qualname__}"
 
@@ -468,7 +468,7 @@ def _times(count: int) -> str:
 
 
 def _is_json(value: Any) -> bool:
-    """Tell whether a cursor can keep this argument for a later `fanfold sync`."""
+    """Return whether a cursor can store this argument for a later `fanfold sync`."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):

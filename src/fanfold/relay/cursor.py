@@ -1,7 +1,7 @@
-"""How far a tracker has been served: a small file beside the run, owned by one relay at a time.
+"""How far delivery to a tracker has progressed: a small file beside the run, owned by one relay at a time.
 
-It holds what the tracker's barrier confirmed; a relay that starts again goes from there. The file is replaced whole, so
-a kill leaves the old one or the new one. Whoever owns it holds a lock and renews a record of itself.
+It holds what the tracker has confirmed as stored; a restarted relay continues from there. The file is replaced atomically, so a
+kill leaves either the old or the new version. The owner holds a lock and renews a record of itself in the file.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FIELDS = (
     "tracker", "kwargs", "remote", "closed", "delivered", "refused", "error", "partial", "described", "counts",
     "folds", "through", "told", "restarts",
 )  # fmt: skip
-_held: set[Path] = set()  # POSIX locks do not stand between threads of one process; this does
+_held: set[Path] = set()  # POSIX locks do not exclude threads of one process; this set does
 
 
 def public(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tracker's arguments without the secret ones, at any depth: what may name and enter a cursor."""
+    """Return a tracker's arguments without secrets, at any depth: the ones that may appear in a cursor and its name."""
     return {
         key: public(value) if isinstance(value, dict) else value
         for key, value in kwargs.items()
@@ -43,13 +43,13 @@ def public(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cursor_name(tracker: str, destination: Mapping[str, Any]) -> str:
-    """Name a cursor by tracker and destination: two projects of one system are two cursors."""
+    """Return a cursor's name from tracker and destination: two projects of one system have two cursors."""
     plain = json.dumps(destination, sort_keys=True, default=str)
     return f"{tracker}-{digest(plain)}" if destination else tracker
 
 
 class Owned(RunError):
-    """Another relay delivers this cursor now."""
+    """Raised when another relay is delivering this cursor."""
 
 
 @dataclass
@@ -67,9 +67,9 @@ class Cursor:
     restarts: int = 0  # of a relay that died during a run
     folds: dict[str, list[int]] = field(default_factory=dict)
     described: str | None = None
-    told: dict[str, str] = field(default_factory=dict)  # digests of the summary and the metric definitions it has
+    told: dict[str, str] = field(default_factory=dict)  # digests of the summary and metric definitions already sent
     error: str | None = None
-    through: list[str] = field(default_factory=list)  # rank 0's journals that have ended and are delivered whole
+    through: list[str] = field(default_factory=list)  # rank 0's journals that have ended and are fully delivered
     tracker: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class Cursor:
         return cursor
 
     def reload(self) -> None:
-        """Take over what the file says."""
+        """Load the file's current contents."""
         try:
             known = json.loads(read_text(self.path))
         except (OSError, ValueError):
@@ -99,25 +99,25 @@ class Cursor:
         self._saved = {name: value for name, value in known.items() if name != "owner"}
 
     def save(self) -> None:
-        """Replace the file by what is known now."""
+        """Replace the file with the current state."""
         with self._saving:
             self._saved = {name: getattr(self, name) for name in (*FIELDS, "settled")}
             self._write()
 
     def _write(self) -> None:
         self.owner = _me() if self._lock_fd >= 0 else None
-        # To the disk: else a power cut may leave an empty file, and everything would be sent again.
+        # Synced to disk: otherwise a power cut may leave an empty file, and everything would be sent again.
         replace_text(self.path, json.dumps({**self._saved, "owner": self.owner}), sync=True)
 
     def acquire(self) -> None:
-        """Become the one relay of this cursor, with what it says now, or raise Owned."""
+        """Become this cursor's only relay and load its current state, or raise Owned."""
         self.path.parent.mkdir(exist_ok=True, mode=0o700)
         if self.path in _held:
             raise self._owned()
         _held.add(self.path)
         fd = open_to_write(self.path.with_suffix(".lock"))
         mine, tracker, kwargs = try_lock(fd), self.tracker, self.kwargs
-        self.reload()  # under the lock: whoever had it may have moved on since we looked
+        self.reload()  # under the lock: the previous owner may have progressed since we last read it
         self.tracker, self.kwargs = tracker or self.tracker, kwargs or self.kwargs
         if mine is False or self._kept_from_afar(locks=mine is not None):
             os.close(fd)
@@ -137,9 +137,9 @@ class Cursor:
         return Owned(f"{self.path.stem} is being delivered by {who}. Nothing was sent from here. Wait for it, or end it first.")
 
     def _kept_from_afar(self, *, locks: bool) -> bool:
-        """Tell whether an owner that our lock may not reach (on another node, or without locks any) is still at work.
+        """Return whether an owner that our lock may not reach (on another node, or any without locks) is still active.
 
-        Both ages are read from the filesystem, so the nodes' clocks need not agree.
+        Both ages come from the filesystem, so the nodes' clocks need not agree.
         """
         owner = self.owner
         if owner is None or (locks and (owner.get("boot") == boot_id() or owner.get("node") == _node())):
@@ -155,7 +155,7 @@ class Cursor:
                     self._write()
 
     def release(self) -> None:
-        """Let another relay have it."""
+        """Release the cursor for another relay."""
         self._released.set()
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
@@ -174,15 +174,15 @@ def _me() -> dict[str, Any]:
 
 
 def settled(run: Path) -> dict[str, dict[str, int]]:
-    """Return how far each journal of a run is confirmed by every destination it was ever sent to.
+    """Return how far each destination this run was ever sent to has confirmed each journal.
 
-    By destination (the cursor's name) and journal (its file's stem): the offset before which nothing is left to deliver. A
-    journal that a destination was not served from is not there.
+    The result maps destination (the cursor's name) and journal (its file's stem) to the offset before which everything is
+    delivered. Journals that a destination was not served from are missing.
     """
     return {cursor.path.stem: {name: mark for name, (mark, _) in cursor.settled.items()} for cursor in cursors(run)}
 
 
 def cursors(run: Path) -> list[Cursor]:
-    """Return what is known of every tracker this run was ever sent to."""
+    """Return the cursors of every tracker this run was ever sent to."""
     folder = run / "relay"
     return [Cursor.load(path) for path in sorted(folder.glob("*.cursor"))] if is_folder(folder) else []

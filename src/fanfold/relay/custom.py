@@ -1,4 +1,4 @@
-"""A tracker of the user's own (a GeneralTracker), as a destination that the worker can serve."""
+"""A user-written tracker (a GeneralTracker) as a destination that the worker can serve."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..trackers.destination import Destination
 
 
 class Custom(Destination):
-    """Log call by call, so that what went through is not logged again when a later call fails."""
+    """A destination that logs call by call, so that delivered calls are not repeated when a later one fails."""
 
     name = ""
 
     def __init__(self, tracker: Any) -> None:
         super().__init__()
-        self.name = tracker.name  # type: ignore[misc]  # a class's word elsewhere, an object's here
+        self.name = tracker.name  # type: ignore[misc] # a class attribute elsewhere, an instance attribute here
         self.inner = tracker
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A time limit for code that must run on the caller's thread: a tracker library may tie its run to it, and may hang there."""
+"""A time limit for code that must run on the caller's thread: a tracker library may tie its run to the thread, and may hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SOON = 0.001
 
 
 def can_limit(seconds: float) -> bool:
-    """Tell whether within() can be used: on the main thread, and where nobody's alarm is due before."""
+    """Return whether within() can be used: on the main thread, with no other alarm due sooner."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return False
     due, _ = signal.getitimer(signal.ITIMER_REAL)
@@ -22,7 +22,7 @@ def can_limit(seconds: float) -> bool:
 
 
 def within(seconds: float, action: Callable[[], T]) -> T:
-    """Run something on this thread; raise TimeoutError in it when it takes too long. Somebody's later alarm stays set."""
+    """Run something on this thread; raise TimeoutError in it if it takes too long. An alarm already set for later is kept."""
     armed = True
 
     def interrupt(_number: int, _frame: Any) -> None:

@@ -1,10 +1,10 @@
-"""What is to be delivered, in order: the calls of rank 0 made whole, folded keys of all ranks, and how far that is.
+"""The points to deliver, in order: complete calls of rank 0, folded keys of all ranks, and how far delivery has come.
 
-A call whose late parts (device values, media) are still to come holds back the calls after it, until it is whole or a
-deadline passes. A folded step is held until every rank has passed it. What was handed out is remembered per frame, so
-that a cursor always names a point from which nothing is missing and nothing comes twice.
+A call whose late parts (device values, media) are still missing holds back the calls after it, until it is complete or a deadline
+passes. A folded step is held until every rank has passed it. Delivered points are remembered per frame, so that a cursor always
+names an offset from which nothing is missing and nothing is sent twice.
 
-Reading stops while enough is held back, so memory does not grow with a run, however far behind a tracker is.
+Reading pauses while enough is held back, so memory does not grow with a run, however far behind a tracker is.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .track import SENT, Call, Frame, Life, Track
 HOLD_SECONDS = 10.0
 CHUNK = 4096  # frames read from a journal at a time, and calls or steps held before reading pauses
 
-MOST = 100_000  # calls held behind one that is not whole; then it goes out as it is
+MOST = 100_000  # calls held behind an incomplete one; beyond that it is sent as it is
 
 
 @dataclass
 class Outgoing:
-    """A point, and the frames that are delivered with it; `partial` names a fold that went out before every rank was in."""
+    """A point and the frames delivered with it; `partial` names a fold sent before every rank had reported."""
 
     point: Point
     frames: list[Frame]
@@ -44,7 +44,7 @@ class Outgoing:
 
 
 class Feed:
-    """Turn a run's journals into points for one tracker."""
+    """A run's journals as points for one tracker."""
 
     def __init__(
         self,
@@ -68,21 +68,21 @@ class Feed:
         self.clock = clock
         self.tracks: dict[str, Track] = {}
         self.info: dict[str, Any] = {}
-        self.metrics: dict[str, Metric] = {}  # what define_metric() said, by key
+        self.metrics: dict[str, Metric] = {}  # definitions from define_metric(), by key
         self.events: deque[tuple[Artifact | Alert, Frame]] = deque()
         self.queue: deque[Call] = deque()
         self._marks = dict(marks or {})
         self._partial = {key: set(steps) for key, steps in (partial or {}).items()}
         self._lives: list[Life] = []
-        self._told: dict[str, int] = {}  # when each fact was written: the newest wins, whatever is read first
+        self._told: dict[str, int] = {}  # when each fact was written: the newest wins, whatever the reading order
         self._unreadable: set[Path] = set()
         self._read_now = 0
-        self.last_word: str | None = None  # how rank 0 ended, by its own account
+        self.last_word: str | None = None  # the final status that rank 0 reported
 
     # Reading
 
     def poll(self) -> list[Outgoing]:
-        """Read what is new, as far as there is room, and return what may go out now, in order."""
+        """Read new frames, up to the limit on held calls, and return the points that may be sent now, in order."""
         self._find_tracks()
         self._read_now = 0
         for track in list(self.tracks.values()):
@@ -92,7 +92,7 @@ class Feed:
         return self._release()
 
     def behind(self) -> bool:
-        """Tell whether more can be read at once."""
+        """Return whether more can be read immediately."""
         return any(track.behind() for track in self.tracks.values())
 
     def _find_tracks(self) -> None:
@@ -112,7 +112,7 @@ class Feed:
         notices.once(f"journal:{path}", f"{error}. The tracker does not get this journal's points; those of others go on.")
 
     def _look(self, track: Track) -> None:
-        """See what a journal has more, and take its place in an attempt when it is new."""
+        """Check a journal for new data, and assign it to an attempt if it is new."""
         try:
             track.refresh()
         except JournalError as error:
@@ -124,7 +124,7 @@ class Feed:
                 self._arrange()
 
     def _recall(self, track: Track) -> None:
-        """Read the facts of the run that are before the mark: what describes it, its metrics, and how it ended."""
+        """Read the run's facts before the mark: its description, its metrics, and how it ended."""
         try:
             for record in track.start() or ():
                 self._take(track, record)
@@ -132,7 +132,7 @@ class Feed:
             self._cannot_read(track.journal.path, error)
 
     def _arrange(self) -> None:
-        """Sort journals into attempts. A journal stays where it was put first."""
+        """Group journals into attempts. A journal stays in the attempt it was first assigned to."""
         by_id = {track.journal.id: track for track in self.tracks.values() if track.started}
         lives = []
         for attempt in group([track.journal for track in by_id.values()]):
@@ -159,12 +159,12 @@ class Feed:
         if own and (room or any(track.passed(now, hold) <= passed for track in own)):
             self._read(own)
         for track in others:
-            # The slowest rank is read whatever is held: only it can free the rest.
+            # The slowest rank is read however much is held: only its progress releases the rest.
             if len(life.folding.steps) < CHUNK or track.passed(now, hold) <= passed:
                 self._read([track])
 
     def _read(self, tracks: list[Track]) -> None:
-        """Read a chunk; journals of one rank (forked children have their own) in the order of their clocks."""
+        """Read a chunk; merge the journals of one rank (forked children have their own) in the order of their timestamps."""
         streams = [track.items() for track in tracks]
         merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=itemgetter(0))
         count = 0
@@ -181,7 +181,7 @@ class Feed:
                 break
         else:
             for track in tracks:
-                track.at, track.stuck = track.journal.verified, track.journal.size  # past damage at the end, too
+                track.at, track.stuck = track.journal.verified, track.journal.size  # also past damage at the end
         self._read_now += count
 
     def _take(self, track: Track, record: Record) -> None:
@@ -239,7 +239,7 @@ class Feed:
             self._await_parts(track, row, None)
 
     def _await_parts(self, track: Track, row: Row, call: Call | None) -> Call | None:
-        """Count a call's late parts down; return the call that this row is a part of."""
+        """Count down a call's late parts; return the call that this row is a part of."""
         if row.late:
             return self._part_came(track, row.call)
         if row.parts:
@@ -274,11 +274,11 @@ class Feed:
         frame = Frame(record.offset, record.end)
         track.frames.append(frame)
         if isinstance(data, Lost):
-            call.frames.append(frame)  # type: ignore[union-attr]  # asked above
+            call.frames.append(frame)  # type: ignore[union-attr] # checked above
             return
         last = self.queue[-1] if self.queue else None
         if call is None and last is not None and not data.q and last.time == data.t / 1e9 and last.step == data.s:
-            call = last  # texts of the same call: one point, not two
+            call = last  # texts of the same call belong to the same point
         if call is None:
             call = Call(track, data.s, data.t / 1e9, self.clock())
             self.queue.append(call)
@@ -289,7 +289,7 @@ class Feed:
     # Releasing
 
     def _release(self) -> list[Outgoing]:
-        stuck = self._read_now == 0 or not self.behind()  # only then is waiting longer the ranks' doing, and not ours
+        stuck = self._read_now == 0 or not self.behind()  # only then are the ranks the cause of the wait, not our reading
         for life in self._lives:
             life.folding.fold(life.tracks, stuck)
         out: list[Outgoing] = []
@@ -309,7 +309,7 @@ class Feed:
         return not (call.folds and call.track.life is not None and call.step in call.track.life.folding.steps)
 
     def _folds_without_call(self) -> list[Outgoing]:
-        """Return folds of steps that rank 0 did not log, or has already sent."""
+        """Return folds of steps that rank 0 did not log or has already sent."""
         if not any(life.folding.ready for life in self._lives):
             return []
         waiting = {(call.track.life, call.step) for call in self.queue if call.folds}
@@ -329,7 +329,7 @@ class Feed:
             item.partial = (life.key, folded.step)
 
     def finished(self) -> bool:
-        """Tell whether every process is gone and everything was handed out."""
+        """Return whether every process has ended and everything has been handed out."""
         known = [track for track in self.tracks.values() if track.started and track.journal.header.role in ("main", "worker")]
         if not any(track.main for track in known) or self.queue or self.events:
             return False
@@ -337,16 +337,16 @@ class Feed:
         return not held and all(track.through() for track in known) and self._others_gone()
 
     def rank_zero_through(self) -> bool:
-        """Tell whether rank 0 is gone and everything was handed out; other ranks may go on, unless they are folded."""
+        """Return whether rank 0 has ended and all is handed out; other ranks may still run, unless folded."""
         mine = [track for track in self.tracks.values() if track.rank == 0 and track.main]
         return bool(mine) and not (self.fold or self.queue or self.events) and all(track.through() for track in mine)
 
     def through(self) -> list[str]:
-        """Return rank 0's journals that have ended and whose every frame is settled; call after marks()."""
+        """Return rank 0's journals that have ended and are fully settled; call after marks()."""
         return [name for name, track in self.tracks.items() if track.rank == 0 and track.through() and not track.frames]
 
     def _others_gone(self) -> bool:
-        """Tell whether the ranks whose journals are not read here are gone, too."""
+        """Return whether the ranks whose journals are not read here have ended, too."""
         if self.fold or len(self.tracks) == len(journal_files(self.run)):
             return True
         from ..store import open_run
@@ -354,13 +354,13 @@ class Feed:
         return not any(end["status"] == "running" for attempt in open_run(self.run).attempts for end in attempt.ends())
 
     def marks(self) -> dict[str, tuple[int, list[int]]]:
-        """Return, per journal, the offset before which all is delivered, and what is delivered beyond it."""
+        """Return, per journal, the offset before which everything is delivered, and the offsets delivered beyond it."""
         for track in self.tracks.values():
             track.settle()
         return {name: (track.mark, sorted(track.ahead)) for name, track in self.tracks.items()}
 
     def still_partial(self) -> dict[str, set[int]]:
-        """Return the steps, by attempt, that went out early and that slow ranks may still log."""
+        """Return the steps, by attempt, that were sent early and that slow ranks may still log."""
         return {life.key: set(life.folding.partial) for life in self._lives if life.folding.partial}
 
     @property

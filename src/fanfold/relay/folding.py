@@ -1,4 +1,4 @@
-"""Folding on the way out: what the ranks of one attempt logged under a step becomes one point, once every rank has passed it."""
+"""Folding for delivery: the values that the ranks of one attempt logged at a step become one point once every rank passed it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..errors import notices
 from ..journal.bodies import Header
 
 JOIN_SECONDS = 60.0
-ALONE = frozenset({"mean", "min", "max", "sum", "last"})  # of one rank, these are the value itself
+ALONE = frozenset({"mean", "min", "max", "sum", "last"})  # for a single rank, these equal the value itself
 
 
 @dataclass
 class Step:
-    """What is known of one step: values by key and rank, and the frames they came in."""
+    """Everything collected for one step: values by key and rank, and the frames they came in."""
 
     step: int
     since: float
@@ -41,7 +41,7 @@ class Folding:
         self.policy = dict(policy)
         self.steps: dict[int, Step] = {}
         self.ready: dict[int, Step] = {}
-        self.partial = set(partial)  # went out early, and some rank has not passed them yet
+        self.partial = set(partial)  # sent early; some rank has not passed them yet
         self.late = 0
         self.clock = clock
         self.hold = hold
@@ -51,19 +51,19 @@ class Folding:
         self._known: dict[str, str | None] = {}
 
     def how(self, key: str) -> str | None:
-        """Return how a key is folded: by its own name, else by the first pattern that matches."""
+        """Return how a key is folded: by its own name, else by the first matching pattern."""
         if key not in self._known:
             pattern = next((word for word in self.policy if fnmatch.fnmatchcase(key, word)), None)
             self._known[key] = self.policy.get(key) or (self.policy[pattern] if pattern is not None else None)
         return self._known[key]
 
     def pick(self, values: Mapping[str, Any], header: Header) -> dict[str, Any]:
-        """Return the values that are to be folded."""
+        """Return the values to fold."""
         alone = (header.world or 1) == 1
         return {key: value for key, value in values.items() if (how := self.how(key)) and not (alone and how in ALONE)}
 
     def add(self, rank: int, step: int, time: int, values: Mapping[str, Any], frame: Any) -> None:
-        """Take what one rank logged; a rank that logs a key twice in a step counts with its last value."""
+        """Add the values one rank logged; if it logs a key twice in a step, the last value counts."""
         if step in self.partial:
             frame.left -= 1
             self._say_late(rank, step)
@@ -85,14 +85,14 @@ class Folding:
         )
 
     def passed(self, tracks: Sequence[Any]) -> float:
-        """Return the first step that some rank may still log: every step before it is complete."""
+        """Return the first step that some rank may still log: all earlier steps are complete."""
         newest: dict[int, Any] = {}
-        for track in tracks:  # in the order they were opened: after a full disk, a process goes on in its next journal
+        for track in tracks:  # in the order they were opened: after a full disk, a process continues in a new journal
             if track.main:
                 newest[track.rank] = track
         world = max((track.journal.header.world or 1 for track in newest.values()), default=1)
         joining = len(newest) < world and self.clock() - self.began < JOIN_SECONDS
-        # On a busy node a short rank 0 may have ended before another has begun: to follow a run is to wait for that one, too.
+        # On a busy node a short rank 0 may end before another rank has begun: following a run means waiting for that rank, too.
         if joining and (self.patient or not all(track.through() for track in newest.values())):
             return -float("inf")
         now = self.clock()
@@ -127,7 +127,7 @@ class Folding:
         return True
 
     def _reduce(self, steps: Sequence[Step]) -> None:
-        """Fold key by key, all steps at once, by the same rule as the store."""
+        """Fold key by key, all steps at once, with the same rule as the store."""
         import numpy as np
 
         from ..fold import fold

@@ -1,7 +1,7 @@
-"""A relay in a process of its own: tracker libraries patch, seed, hook and hang, and none of that reaches training.
+"""A relay in its own process: tracker libraries patch, seed, hook and hang, and none of that reaches training.
 
-It is started by rank 0, in a new session, with no GPU and no rank in its environment; what it needs comes over stdin, so
-no secret is ever in an argument or on disk. It ends when the run has ended and all is delivered.
+Rank 0 starts it in a new session, without GPU or rank in its environment. Its setup arrives on stdin, so no secret is ever in an
+argument or on disk. It exits when the run has ended and everything is delivered.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ NETWORK_HOLD_SECONDS = 90.0
 SYNC_TRIES = 4
 TURN_SECONDS = 1.0
 LOOK_SECONDS = 0.2
-RESTARTS = 5  # of a relay that keeps dying; one that lived for RECOVERED_SECONDS starts from zero
+RESTARTS = 5  # of a relay that keeps dying; one that ran for RECOVERED_SECONDS starts again from zero
 RECOVERED_SECONDS = 600.0
-RESTART_SECONDS = 2.0  # before the second start in a row, doubled each time
+RESTART_SECONDS = 2.0  # before the second restart in a row, doubled each time
 _RANKS = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK MASTER_ADDR MASTER_PORT "
     "FANFOLD_RANK FANFOLD_WORLD_SIZE FANFOLD_RUN_ID".split()
@@ -51,7 +51,7 @@ _PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MV2_", "TORCHELASTIC_", "SLURM_PROCID", 
 
 
 def check_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tracker's arguments if they can travel to another process, else raise at once."""
+    """Return a tracker's arguments if they can be sent to another process, else raise."""
     try:
         return dict(json.loads(json.dumps(dict(kwargs))))
     except (TypeError, ValueError) as error:
@@ -62,7 +62,7 @@ def check_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_options(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a tracker's arguments say to the relay, and those that are the tracker's own."""
+    """Split a tracker's arguments into options for the relay and arguments of the tracker itself."""
     options = {
         "probes": bool(kwargs.get("probes", False)),
         "layout": str(kwargs.get("layout", "fanfold")),
@@ -72,7 +72,7 @@ def split_options(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def address_of(name: str) -> str:
-    """Return how another process finds a tracker's class: a built-in's name, or `module:Class`."""
+    """Return the address by which another process finds a tracker's class: a built-in's name, or `module:Class`."""
     cls = own_class(find_class(name))
     if name in ROWS and cls.__module__.startswith("fanfold."):
         return name
@@ -85,7 +85,7 @@ def address_of(name: str) -> str:
 
 
 def learn(address: str) -> str:
-    """Make the class at an address known, and return its tracker's name."""
+    """Register the class at an address, and return its tracker's name."""
     module, colon, path = address.partition(":")
     if not colon:
         try:
@@ -105,7 +105,7 @@ def learn(address: str) -> str:
 
 
 def cursor_of(run: Path, name: str, kwargs: Mapping[str, Any]) -> Cursor:
-    """Return a tracker's cursor for a run; arguments that are secret neither name nor enter it."""
+    """Return a tracker's cursor for a run; secret arguments are kept out of the cursor and its name."""
     kept = public(kwargs)
     cursor = Cursor.load(run / "relay" / f"{cursor_name(name, kept)}.cursor")
     cursor.tracker, cursor.kwargs = name, kept
@@ -113,7 +113,7 @@ def cursor_of(run: Path, name: str, kwargs: Mapping[str, Any]) -> Cursor:
 
 
 def remaining(run: Path, cursor: Cursor) -> int:
-    """Count the values of rank 0 that a tracker has not confirmed."""
+    """Return the number of rank 0's values that a tracker has not confirmed."""
     total = 0
     for path in journal_files(run):
         if not path.name.startswith("0-"):
@@ -122,7 +122,7 @@ def remaining(run: Path, cursor: Cursor) -> int:
         try:
             journal = open_indexed(path, cache_directory())
         except JournalError:
-            continue  # the relay says that it cannot be read
+            continue  # the relay warns that it cannot be read
         for rows in journal.rows.values():
             if rows.shape.origin in SENT:
                 left = sum(count for _, count in rows.since(mark))
@@ -134,7 +134,7 @@ def remaining(run: Path, cursor: Cursor) -> int:
 
 
 def left_line(run: Path, cursor: Cursor, address: str, *, counted: bool = True) -> str:
-    """Say what a tracker has not got yet, why, and the command that delivers it; uncounted, where there is no time to count."""
+    """Return a line that says what is undelivered, why, and which command delivers it; `counted=False` skips the slow count."""
     home = not is_address(store_address()) and find_directory() == run.parent.parent
     word = decode_name(run.name) if home else str(run)
     why = f" ({cursor.error})" if cursor.error else ""
@@ -146,7 +146,7 @@ def left_line(run: Path, cursor: Cursor, address: str, *, counted: bool = True) 
 
 
 class Relay:
-    """The side that starts a relay process: start it, ask how far it is, wait for it."""
+    """The parent's handle of a relay process: starts it, asks for its progress, waits for it."""
 
     def __init__(self, run: Path, name: str, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, follow: bool = True) -> None:
         self.run = run
@@ -162,12 +162,12 @@ class Relay:
         self._process: subprocess.Popen[bytes] | None = None
 
     def look_after(self) -> None:
-        """Start the process again if it died while the run goes on. Called each second, from the run's keeper thread."""
+        """Restart the process if it died during the run. Called every second from the run's keeper thread."""
         code = self.wait_code(0)
         if code is None or self._gave_up or not self._died(code):
             return
         now = time.monotonic()
-        if self._due <= self._born:  # noticed just now
+        if self._due <= self._born:  # just noticed
             self._in_a_row = 0 if now - self._born > RECOVERED_SECONDS else self._in_a_row
             self._due = now + (RESTART_SECONDS * 2 ** (self._in_a_row - 1) if self._in_a_row else 0.0)
         if self._in_a_row == RESTARTS:
@@ -182,7 +182,7 @@ class Relay:
             self.start()
 
     def _died(self, code: int) -> bool:
-        """Return whether a relay ended before its time. One that says why it cannot work ends again, and is left alone."""
+        """Return whether a relay ended early. One that reported why it cannot work would fail again, so it is not restarted."""
         if code == OWNED or not (self.run / "journal").is_dir():
             return False
         cursor = self.cursor()
@@ -200,7 +200,7 @@ class Relay:
         folder.mkdir(exist_ok=True, mode=0o700)
         cursor = self.cursor()
         if not cursor.path.exists():
-            cursor.save()  # should we and the relay die at once, `fanfold sync` still knows what is to be done
+            cursor.save()  # if this process and the relay both die now, `fanfold sync` still knows what to deliver
         with os.fdopen(open_to_write(folder / f"{self.name}.log", os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fanfold.relay"],
@@ -229,13 +229,13 @@ class Relay:
         return self._process.pid if self._process is not None else None
 
     def hurry(self) -> None:
-        """Tell the relay that the run has ended: the end of its input is the sign."""
+        """Signal to the relay that the run has ended, by closing its stdin."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until everything of rank 0 is delivered; tell whether it is. The relay stays for ranks that go on."""
+        """Wait until everything of rank 0 is delivered; return whether it is. The relay keeps running for ranks still active."""
         deadline = time.monotonic() + timeout
         while self.wait_code(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))) is None:
             if self._all_delivered():
@@ -246,13 +246,13 @@ class Relay:
         return self.wait_code(0) == 0 and cursor.closed is not None and cursor.error is None
 
     def _all_delivered(self) -> bool:
-        """Tell whether the relay has nothing left to do but to wait for other ranks and close."""
+        """Return whether the relay only has to wait for other ranks and close."""
         own = [path.stem for path in journal_files(self.run) if path.name.startswith("0-")]
         alone = len(own) == len(journal_files(self.run))
         return not alone and set(own) <= set(self.cursor().through)
 
     def wait_code(self, timeout: float) -> int | None:
-        """Return how the process ended, or None if it has not."""
+        """Return the process's exit code, or None while it is running."""
         if self._process is None:
             return None
         try:
@@ -264,31 +264,31 @@ class Relay:
         return cursor_of(self.run, self.name, self.kwargs)
 
     def left(self, *, counted: bool = True) -> str:
-        """Say what is not delivered yet."""
+        """Return a line that says what is undelivered."""
         return left_line(self.run, self.cursor(), self.address, counted=counted)
 
     def kill(self) -> None:
-        """End the process at once; what it had settled stays settled."""
+        """Kill the process; whatever it has settled stays settled."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
 
 def clean_environment() -> dict[str, str]:
-    """Return our environment without ranks and GPUs, and with the same modules in reach: the relay is no member of the job."""
+    """Return our environment without ranks and GPUs, with the same import path: the relay is not part of the job."""
     kept = {name: value for name, value in os.environ.items() if name not in _RANKS and not name.startswith(_PREFIXES)}
     return {
-        "OMP_NUM_THREADS": "1",  # it computes nothing; pools of threads would only take cores from training
+        "OMP_NUM_THREADS": "1",  # it computes nothing; thread pools would only take cores from training
         **kept,
         **origin.environment(),
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),  # noqa: PTH109 - a text is wanted
-        "PYTHONSAFEPATH": "1",  # `-m` would put the working directory first, with whatever is called `wandb` there
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),  # noqa: PTH109 - a str is wanted
+        "PYTHONSAFEPATH": "1",  # `-m` would put the working directory first, where anything may be called `wandb`
     }
 
 
 def hold_seconds(run: Path) -> float:
-    """Return how long a step waits for its late parts and ranks: the setting, else longer where files arrive late."""
+    """Return how long a step waits for late parts and ranks: the setting, else longer on network filesystems."""
     given = resolve("hold", file=read_file(run.parent.parent))
     if given is not None:
         return float(given)
@@ -299,11 +299,11 @@ def serve(
     run: Path, name: str, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, follow: bool,
     hurry: threading.Event | None = None, last: contextlib.ExitStack | None = None, restarts: int = 0,
 ) -> Cursor:  # fmt: skip
-    """Deliver one run to one tracker from this process; raise Owned when another does it already.
+    """Deliver one run to one tracker from this process; raise Owned if another process is delivering it.
 
-    With `follow` it goes on until the run ends, waits its turn, and never gives up; else it delivers what is there.
-    The cursor is kept until `last` closes, at the end of this process: a library may flush what it holds in an exit
-    handler, and a relay that took over before that would ask the destination too early, and send it again.
+    With `follow`, wait for the cursor, deliver until the run ends, and never give up; otherwise deliver only the current
+    contents. The cursor is held until `last` closes at process exit: a library may flush its buffers in an exit handler, and a
+    relay that took over earlier would query the destination too soon and send the same points again.
     """
     last = last or at_exit()
     options, arguments = split_options(kwargs)
@@ -315,7 +315,7 @@ def serve(
         last.callback(cursor.release)
         cursor.restarts += 1 if restarts else 0
         tracker, error = outcome(lambda: make(name, arguments, run))
-        if error is not None:  # wrong arguments, a missing library: trying again does not help
+        if error is not None:  # wrong arguments or a missing library: retrying does not help
             cursor.error = f"{type(error).__name__}: {error}"[:500]
             return cursor
         tries = None if follow else SYNC_TRIES
@@ -336,14 +336,14 @@ def serve(
 
 
 def at_exit() -> contextlib.ExitStack:
-    """Return what closes after every exit handler that is registered later."""
+    """Return an exit stack that closes after every exit handler registered later."""
     last = contextlib.ExitStack()
     atexit.register(last.close)
     return last
 
 
 def _take_turn(cursor: Cursor, stop: threading.Event, *, wait: bool) -> bool:
-    """Get hold of a cursor. An earlier attempt's relay may still be at it: it might leave before it sees our journal."""
+    """Acquire a cursor. Wait for an earlier attempt's relay if it holds it: it might exit before it sees our journal."""
     while not stop.is_set():
         try:
             cursor.acquire()
@@ -358,7 +358,7 @@ def _take_turn(cursor: Cursor, stop: threading.Event, *, wait: bool) -> bool:
 
 @contextlib.contextmanager
 def stopped_by_signals(hurry: threading.Event) -> Iterator[threading.Event]:
-    """Turn the first SIGTERM or Ctrl-C into an event; the second acts as ever, and afterwards all is as it was."""
+    """Turn the first SIGTERM or Ctrl-C into an event; a second one acts as usual. Handlers are restored afterwards."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -367,7 +367,7 @@ def stopped_by_signals(hurry: threading.Event) -> Iterator[threading.Event]:
 
     def request(number: int, _frame: Any) -> None:
         signal.signal(number, before[number])
-        for event in (stop, hurry):  # not here: the interrupted code may hold the event's lock
+        for event in (stop, hurry):  # in a thread: the interrupted code may hold the event's lock
             threading.Thread(target=event.set, daemon=True).start()
 
     for number in before:
@@ -380,7 +380,7 @@ def stopped_by_signals(hurry: threading.Event) -> Iterator[threading.Event]:
 
 
 def make(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
-    """Construct a tracker by name for a run: project first, then a directory of the run's own where it needs one."""
+    """Construct a tracker by name for a run: project first, then the run's own directory for it if it needs one."""
     cls = find_class(name)
     arguments = dict(kwargs)
     first = next(iter(inspect.signature(cls).parameters), "run_name")  # MLflow's is `experiment_name`
@@ -391,9 +391,9 @@ def make(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
 
 
 def main() -> int:
-    """Run as the relay process."""
+    """Run the relay process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    last = at_exit()  # before any tracker library is imported: handlers run in reverse
+    last = at_exit()  # before any tracker library is imported: exit handlers run in reverse order
     setup = json.loads(sys.stdin.buffer.readline())
     hurry = threading.Event()
     threading.Thread(target=_await_end, args=(hurry,), name="fanfold-stdin", daemon=True).start()
@@ -412,7 +412,7 @@ OWNED = 3
 
 
 def _await_end(hurry: threading.Event) -> None:
-    """Notice that whoever started us has finished or died: from then on, look for the end more often."""
+    """Set `hurry` when the parent has finished or died: from then on, check for the end more often."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

@@ -1,7 +1,7 @@
-"""The sender: hands points to one tracker, remembers what went out, and finds the value that holds up all others.
+"""The sender: hands points to one tracker, remembers what was sent, and finds values that block all others.
 
-A tracker that cannot be reached is tried again for ever. A value that its code cannot take would be tried for ever, too,
-and everything after it would wait: such a value is told from an outage by others going through, and passed over.
+A tracker that cannot be reached is retried forever. A value that the tracker's code cannot handle would be retried forever, too,
+and block everything after it: it is told apart from an outage by other values succeeding, and skipped.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .feed import Outgoing
 from .track import Frame
 
 BATCH = 1000
-ROUNDS = 3  # how often a mistake is met before it counts as one that stays
+ROUNDS = 3  # how often a mistake must occur before it counts as permanent
 _LEFT_OUT = object()
 
-# Mistakes in code or data, which trying again seldom cures. Anything else, and every OSError, may be an outage.
+# Mistakes in code or data, which retrying rarely fixes. Anything else, and every OSError, may be an outage.
 MISTAKES = (
     Refused, JournalError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError,
     NotImplementedError,
@@ -32,12 +32,12 @@ MISTAKES = (
 
 
 def is_mistake(error: Exception) -> bool:
-    """Tell a mistake from an outage; a server that answers with rubbish (both in some libraries) is an outage."""
+    """Return whether an error is a mistake; an invalid server response, which is both in some libraries, is an outage."""
     return isinstance(error, MISTAKES) and not isinstance(error, OSError)
 
 
 class Sender:
-    """What is on its way to one tracker."""
+    """The points on their way to one tracker."""
 
     def __init__(self, run: Path, tracker: Destination, cursor: Cursor) -> None:
         self.run = run
@@ -45,22 +45,22 @@ class Sender:
         self.cursor = cursor
         self.out: list[Outgoing] = []
         self.sent: list[Frame] = []  # since the last settle
-        self.counts = dict(cursor.counts)  # with what is sent; the cursor's are settled
+        self.counts = dict(cursor.counts)  # including unsettled points; the cursor's counts are settled
         self.delivered = cursor.delivered
         self.partial: dict[str, set[int]] = {key: set(steps) for key, steps in cursor.folds.items()}
         self.partials = cursor.partial
         self._skip: dict[str, int] = {}
-        self._doubt = False  # a batch failed half-way: ask the destination what it has before sending it again
+        self._doubt = False  # a batch failed half-way: ask the destination what it has before resending
         self._rounds = 0
         self._met: Counter[str] = Counter()
 
     def look(self, known: Mapping[str, int]) -> None:
-        """Find out what the destination has beyond what we know: it was sent before a crash, and is not sent again."""
+        """Find out which points the destination has beyond the known ones: they were sent before a crash, and are not resent."""
         have = self.tracker.counts() or {}
         self._skip = {key: n - known.get(key, 0) for key, n in have.items() if n > known.get(key, 0)}
 
     def attempt(self, what: str, action: Callable[[], Any], *, rounds: int = ROUNDS) -> Any:
-        """Do something for the tracker; a mistake that stays is passed over, as it would hold up all that comes after."""
+        """Call the tracker; skip a mistake that persists, since it would block everything after it."""
         result, error = outcome(action)
         if error is None:
             self._met.pop(what, None)
@@ -72,7 +72,7 @@ class Sender:
         return _LEFT_OUT
 
     def refuse(self, what: str, error: Exception) -> None:
-        """Pass something over: say it once, count it."""
+        """Skip something: warn once and count it."""
         self.cursor.refused += 1
         why = str(error) if isinstance(error, (Refused, JournalError)) else f"{type(error).__name__}: {error}"
         notices.once(
@@ -82,7 +82,7 @@ class Sender:
         )
 
     def send_file(self, name: str, blob: str) -> None:
-        """Hand over one file of an artifact."""
+        """Send one file of an artifact."""
 
         def hand_over() -> None:
             path = blobs.path_of(self.run, blob)
@@ -93,10 +93,10 @@ class Sender:
         self.attempt(name, hand_over)
 
     def send(self) -> None:
-        """Send the next points; where that fails for a mistake, find the values it is about."""
+        """Send the next points; if a mistake occurs, find the values that cause it."""
         items = self.out[: 1 if isinstance(self.tracker, Custom) else BATCH]
         try:
-            self._write([(item, tuple(item.point.values)) for item in items])  # takes refused values out of their points
+            self._write([(item, tuple(item.point.values)) for item in items])  # removes refused values from their points
         except MISTAKES as error:
             if not is_mistake(error):
                 raise
@@ -121,7 +121,7 @@ class Sender:
         self.delivered += len(values)
 
     def _weight(self, value: Any) -> int:
-        """Return how many entries of `counts()` a value makes: a list of media may be one, or one for each of them."""
+        """Return how many entries of `counts()` a value adds: a list of media may count as one, or as one per item."""
         return len(value) if isinstance(value, list) and self.tracker.counts_each else 1
 
     def _write(self, wanted: Sequence[tuple[Outgoing, Sequence[str]]]) -> None:
@@ -136,7 +136,7 @@ class Sender:
         try:
             refused = self.tracker.write([point for _, point in points])
         except Refused:
-            self._doubt = False  # it promises that nothing of the batch was sent
+            self._doubt = False  # the destination guarantees that nothing of the batch was sent
             raise
         self._doubt = False
         self._skip = skip
@@ -145,7 +145,7 @@ class Sender:
             del points[index][0].point.values[key]
 
     def _ready(self, item: Outgoing, keys: Sequence[str], skip: dict[str, int]) -> Point:
-        """Load media from their blobs, and leave out what the destination has already: it arrived before a kill."""
+        """Load media from their blobs, and leave out what the destination already has: it arrived before a kill."""
         values: dict[str, Any] = {}
         for key in keys:
             value, there = item.point.values[key], skip.get(key, 0)
@@ -153,14 +153,14 @@ class Sender:
                 skip[key] = max(0, there - self._weight(value))
                 if there >= self._weight(value):
                     continue
-                value = value[there:]  # of a list, the first ones arrived
+                value = value[there:]  # the first items of the list have arrived
             values[key] = self._loaded(key, value)
             if values[key] is _LEFT_OUT:
                 del values[key], item.point.values[key]
         return item.point._replace(values=values)
 
     def _loaded(self, key: str, value: Any) -> Any:
-        """Return a value as trackers take it; what is damaged stays so, and is passed over at once."""
+        """Return a value in the form trackers accept; damaged values stay damaged, so they are skipped at once."""
         if isinstance(value, list):
             return self.attempt(key, lambda: [self._load(entry) for entry in value], rounds=1)
         return self.attempt(key, lambda: self._load(value), rounds=1) if isinstance(value, dict) else value
@@ -181,7 +181,7 @@ class Sender:
     # Point by point, value by value
 
     def _send_apart(self) -> None:
-        """Send points one by one, and values one by one where a point fails; what goes through is taken out of `out`."""
+        """Send points one by one, and values one by one where a point fails; whatever succeeds is removed from `out`."""
         failed: list[tuple[Outgoing, str, Exception]] = []
         before = self.delivered
         for item in self.out[:BATCH]:
@@ -198,7 +198,7 @@ class Sender:
         self._judge(failed, self.delivered > before)
 
     def _take(self, item: Outgoing, keys: Sequence[str]) -> Exception | None:
-        """Send some values of a point; return why they cannot be taken, or take them out of the point."""
+        """Send some values of a point and remove them from it, or return the error if they were refused."""
         try:
             self._write([(item, keys)])
         except MISTAKES as error:
@@ -210,10 +210,10 @@ class Sender:
         return None
 
     def _judge(self, failed: Sequence[tuple[Outgoing, str, Exception]], through: bool) -> None:
-        """Pass over what failed while others went through.
+        """Skip values that failed while others succeeded.
 
-        Where nothing did, it may be an outage in disguise: it is tried again, and after some rounds one value at a time is
-        given up, with the longest pauses in between. Little is lost if it was one, and no value blocks for ever.
+        If nothing succeeded, it may be an outage in disguise: everything is retried, and after ROUNDS rounds one value at a time
+        is given up, with the longest pauses in between. Little is lost in an outage, and no value blocks forever.
         """
         self._rounds += 1
         doomed = failed if through else failed[:1] if self._rounds >= ROUNDS else []

@@ -1,4 +1,4 @@
-"""One journal on its way to a tracker: what was read of it, what of that is acknowledged, and whether more will come."""
+"""One journal on its way to a tracker: how far it is read, how much of that is acknowledged, and whether more will come."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..journal.spool import recover
 from ..journal.walker import RowReader
 from .folding import Folding
 
-SENT = frozenset({"", "energy"})  # origins that go to every tracker: what was logged, and what it cost; others when asked
-AHEAD = 256  # rows checked at a time: of several journals that are merged, so many are read again after a pause
+SENT = frozenset({"", "energy"})  # origins every tracker gets: logged values and energy; others on request
+AHEAD = 256  # rows checked at a time; when several journals are merged, this many are read again after a pause
 
 
 @dataclass
 class Frame:
-    """A frame that holds something to deliver; done when all of it has been handed out and acknowledged."""
+    """A frame with something to deliver; done when all of it has been handed out and acknowledged."""
 
     offset: int
     end: int
@@ -30,7 +30,7 @@ class Frame:
 
 @dataclass(eq=False)
 class Call:
-    """One log() call on its way out, or one that other frames will complete."""
+    """One log() call to deliver, possibly waiting for other frames to complete it."""
 
     track: Track
     step: int | None
@@ -45,7 +45,7 @@ class Call:
 
 
 class Track:
-    """One journal being read for delivery: where the cursor stands, and what is outstanding beyond it."""
+    """One journal being read for delivery: the cursor's position, and what is outstanding beyond it."""
 
     def __init__(self, path: Path, mark: int, ahead: Iterable[int]) -> None:
         self.journal = Journal(path)
@@ -55,18 +55,18 @@ class Track:
         self.at = mark
         self.ahead = set(ahead)
         self.frames: deque[Frame] = deque()
-        self.calls: dict[int, Call] = {}  # those whose late parts are still to come
+        self.calls: dict[int, Call] = {}  # those still missing late parts
         self.high = -(1 << 63)
         self.ended = False
         self.dead = False
         self.life: Life | None = None
         self.started = False
         self.size = 0
-        self.stuck = -1  # how long the journal was when all of it that is whole had been read
+        self.stuck = -1  # the journal's length when all its valid frames had been read
         self._readers: dict[int, RowReader] = {}
 
     def items(self) -> Iterator[tuple[int, Track, int, int, Any]]:
-        """Yield what stands from `at` on: the time of the row it is or follows, offset, end, and the row or the record."""
+        """Yield everything from `at` on: the time of the current or preceding row, track, offset, end, and the row or record."""
         self.journal.seek(self.at)
         when = 0
         for found in self.journal.stream(most=AHEAD):
@@ -83,7 +83,7 @@ class Track:
                 offset += stride
 
     def start(self) -> list[Record] | None:
-        """Read the shapes, facts, metric definitions and ends before the mark. None: the journal has not begun."""
+        """Return the facts, metric definitions and ends before the mark, or None if the journal has not begun."""
         self.journal.seek(0)
         found = []
         for one in self.journal.stream():
@@ -92,7 +92,7 @@ class Track:
             if one.end >= self.mark:
                 self.started = True
                 return found
-        self.started = self.journal.begun  # its end, and the mark behind it, are damaged
+        self.started = self.journal.begun  # its end, including the mark, is damaged
         return found if self.started else None
 
     @property
@@ -100,7 +100,7 @@ class Track:
         return self.started and self.journal.header.role == "main"
 
     def settle(self) -> None:
-        """Move the mark past everything that is delivered."""
+        """Move the mark past everything delivered."""
         while self.frames and self.frames[0].left <= 0:
             self.mark = self.frames.popleft().end
         if not self.frames:
@@ -108,23 +108,23 @@ class Track:
         self.ahead = {frame.offset for frame in self.frames if frame.left <= 0}
 
     def refresh(self) -> None:
-        """Read on. Whether the writer is dead is asked first: what it wrote before it died is then surely read."""
+        """Look for new frames. The writer's death is checked first, so that everything it wrote before dying is read."""
         if self.started and not self.ended:
             self.dead = self.journal.status() != "running"
         spool = spool_of(self.journal.header) if self.dead else None
         if spool is not None and (spool / self.journal.path.name).exists():
-            recover(spool.parent)  # what it had not copied home yet
+            recover(spool.parent)  # frames not copied from the spool yet
         self.size = self.journal.look()
 
     def behind(self) -> bool:
         return self.at < self.size != self.stuck
 
     def through(self) -> bool:
-        """Tell whether nothing more will come."""
+        """Return whether nothing more will come."""
         return (self.ended or self.dead) and not self.behind()
 
     def passed(self, now: float, hold: float) -> float:
-        """Return the first step this process may still add to: later ones are logged, and no late part is awaited before."""
+        """Return the first step this process may still add to: no earlier step is incomplete or waits for a late part."""
         if self.through():
             return float("inf")
         awaited = [call.step for call in self.calls.values() if call.step is not None and now - call.since <= hold]
@@ -133,7 +133,7 @@ class Track:
 
 @dataclass(eq=False)
 class Life:
-    """One attempt: its journals, and what of it is being folded."""
+    """One attempt: its journals, and the state of its folding."""
 
     key: str
     folding: Folding

@@ -1,4 +1,4 @@
-"""The worker: takes points from the feed to one tracker, settles, remembers, retries. The same in a process or a thread."""
+"""The worker: takes points from the feed to one tracker, settles, saves the cursor, retries. Same in process and thread."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .track import Frame
 
 SETTLE_SECONDS = 5.0
 IDLE_SECONDS = (0.25, 1.0)
-HURRY_SECONDS = (0.05, 30.0)  # how often to look, and for how long, once the run is about to end
+HURRY_SECONDS = (0.05, 30.0)  # polling interval, and for how long, once the run is about to end
 RETRY_SECONDS = (1.0, 60.0)
-PATIENCE_SECONDS = 24 * 3600.0  # how long a relay whose run has ended bears a tracker that fails
-_dice = random.Random()  # ours: the user's random numbers stay as they are
+PATIENCE_SECONDS = 24 * 3600.0  # how long a relay keeps trying a failing tracker after its run has ended
+_dice = random.Random()  # our own generator: the user's random state is untouched
 
 
 class Worker:
-    """Serve one tracker from one run's journals, until the run has ended and all is delivered, or until stopped."""
+    """The delivery of one run's journals to one tracker, until the run has ended and all is delivered, or until stopped."""
 
     def __init__(
         self, run: Path, tracker: Any, cursor: Cursor, *, fold: Mapping[str, str] | None = None, probes: bool = False,
@@ -59,9 +59,9 @@ class Worker:
         self.gave_up = False
         self.closed = False
         self.layout = layout
-        self.joined = joined  # whether the destination is a run of the user's own, which had points before and stays open
-        self.errands: deque[Callable[[], Any]] = deque()  # what else is to be done with the tracker, in the order of the calls
-        self.live = live  # whether the user's own code is in this process, and calls the tracker, too
+        self.joined = joined  # whether the destination is a user's own run, which had points before and stays open
+        self.errands: deque[Callable[[], Any]] = deque()  # other work for the tracker, in call order
+        self.live = live  # whether user code in this process also calls the tracker
         self.turns = threading.RLock()  # held while the tracker is called
         self.nudge = threading.Event() if live else self.hurry
         self._answers = threading.Condition()
@@ -83,14 +83,14 @@ class Worker:
         return self._started or self.started_elsewhere
 
     def begin(self, *, limit: float | None = None) -> Exception | None:
-        """Start the tracker on this thread, once, within `limit` seconds where one is given; return why it did not.
+        """Try once to start the tracker on this thread, within `limit` seconds if given; return the error if it fails.
 
-        When it did not, serve() tries again, says why, and delivers everything.
+        In that case serve() warns, retries, and delivers everything.
         """
         self.sender.out = self.feed.poll()
         _, error = outcome(self.open if limit is None else lambda: within(limit, self.open))
         self.started_elsewhere = error is None
-        self._described, self._told = None, {}  # a live object here knows nothing of what another one was told
+        self._described, self._told = None, {}  # a live object here was not sent what an earlier one was
         return error
 
     def serve(self, *, follow: bool) -> None:
@@ -98,12 +98,12 @@ class Worker:
         try:
             self._serve(follow=follow)
         finally:
-            self._answer(float("inf"))  # nobody waits for a relay that has ended
+            self._answer(float("inf"))  # wake every waiter: the relay has ended
 
     def _serve(self, *, follow: bool) -> None:
         pause = IDLE_SECONDS[0]
         while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
-            asked = 0 if self.sender.out else self._asked  # what is left of an earlier look may be older than the question
+            asked = 0 if self.sender.out else self._asked  # points left from an earlier poll may be older than the question
             moved = self._tolerantly(self.turn)
             if not self.sender.out and not self.feed.behind():
                 self._answer(asked)
@@ -134,12 +134,12 @@ class Worker:
             self._answers.notify_all()
 
     def _rank_zero_is_new(self) -> bool:
-        """Tell whether rank 0 has ended and the cursor does not say so yet: it need not wait for the others to end."""
+        """Return whether rank 0 has ended and the cursor does not record it yet; this need not wait for other ranks."""
         through = self._started and self.feed.rank_zero_through()
         return through and not set(self.feed.through()) <= set(self.cursor.through)
 
     def _alone(self) -> bool:
-        """Tell whether rank 0 is through and the other ranks had their `grace`: the loop that used this tracker is over."""
+        """Return whether rank 0 has ended and the other ranks had their `grace`: the loop that used this tracker is over."""
         if self.grace is None or not self.feed.rank_zero_through():
             return False
         if self._quiet_since is None:
@@ -155,7 +155,7 @@ class Worker:
             self.stop.wait(HURRY_SECONDS[0] if self.clock() - self._hurried_at < HURRY_SECONDS[1] else seconds)
 
     def _tolerantly(self, action: Callable[[], Any]) -> Any:
-        """Run one step; when the tracker fails, wait with backoff and jitter and try again."""
+        """Run one action; if the tracker fails, wait with backoff and jitter and try again."""
         pause, longest = RETRY_SECONDS
         tried, delivered = 0, self.sender.delivered
         while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
@@ -166,11 +166,11 @@ class Worker:
                 self._well_at = self.clock()
                 return result
             self._say(error)
-            if self.sender.delivered > delivered:  # it failed further on: something else
+            if self.sender.delivered > delivered:  # it failed further on, for another reason
                 tried, delivered, pause = 0, self.sender.delivered, RETRY_SECONDS[0]
             tried += 1
             self.gave_up = tried == self.tries or self._out_of_patience()
-            if not self.gave_up:  # the end of the run is a reason to try at once
+            if not self.gave_up:  # the end of the run triggers an immediate retry
                 (self.stop if self.hurry.is_set() else self.hurry).wait(pause * _dice.uniform(0.5, 1.0))
             pause = min(pause * 2, longest)
         return None
@@ -191,7 +191,7 @@ class Worker:
     # One turn
 
     def turn(self) -> bool:
-        """Read, start the tracker when there is something to say, send, and settle now and then; tell whether anything moved."""
+        """Read, start the tracker if there is anything to send, send, and settle now and then; return whether anything moved."""
         sender = self.sender
         if not sender.out:
             sender.out = self.feed.poll()
@@ -208,13 +208,14 @@ class Worker:
             if self.clock() - self._settled_at > SETTLE_SECONDS:
                 self._settle()
         self._run_errands()
-        # In the user's process, calls of the user's may belong to the same step: it is settled, and so closed, less often.
+        # With user code in the process, its calls may belong to the same step: settling closes the step, so it happens less
+        # often.
         if sender.sent and (not (moved or self.live) or self.clock() - self._settled_at > SETTLE_SECONDS):
             self._settle()
         return moved
 
     def _has_news(self) -> bool:
-        """Tell whether the destination is to hear of anything: one that was served and closed is left alone."""
+        """Return whether there is anything to send: a destination that was served and closed is left alone."""
         if self.sender.out or self.feed.events or self.errands:
             return True
         said = self._words()[0] == self._described and not self._untold()
@@ -223,7 +224,7 @@ class Worker:
     def _start(self) -> None:
         if not self.started_elsewhere:
             self.open()
-        if self.joined and self.cursor.remote is None:  # what is there already was not sent from here
+        if self.joined and self.cursor.remote is None:  # existing points were not sent by this relay
             self.cursor.counts = self.sender.counts = self.tracker.counts() or {}
         self.cursor.remote = self.tracker.remote
         self.sender.look(self.cursor.counts)
@@ -232,7 +233,7 @@ class Worker:
         self._started = True
 
     def open(self) -> None:
-        """Open the tracker for this run: under our name, and in the remote run it was in before."""
+        """Open the tracker for this run: under the run's name, continuing its earlier remote run if there is one."""
         self.tracker.open(self.identity(), self.cursor.remote or None)
 
     def identity(self) -> Identity:
@@ -245,24 +246,24 @@ class Worker:
         return Identity(run_id, name, project, info.get("group"), folder, self.live, self.layout)
 
     def _words(self) -> tuple[str, Any, tuple[Any, ...]]:
-        """Return what describes the run (config, name, tags, notes, group), and a digest of it."""
+        """Return a digest of the run's description, its config, and its name, tags, notes and group."""
         info = self.feed.info
         words = (info.get("name"), tuple(info.get("tags") or ()), info.get("notes"), info.get("group"))
         return digest(json.dumps([info.get("config"), words], sort_keys=True, default=str)), info.get("config"), words
 
     def _describe(self) -> None:
-        """Hand over config, name and tags when they are new or have changed."""
+        """Send config, name and tags when they are new or have changed."""
         known, config, (name, tags, notes, group) = self._words()
         if known == self._described:
             return
-        if config:  # an empty one would be an entry of its own in some systems
+        if config:  # some systems would record an empty one as an entry
             self.sender.attempt("the configuration", lambda: self.tracker.set_config(dict(config)))
         words = {"name": name, "tags": tags, "notes": notes, "group": group}
         self.sender.attempt("name, tags and notes", lambda: self.tracker.describe(**words))
         self._described = known
 
     def _untold(self) -> dict[str, tuple[str, Any]]:
-        """Return the summary and the metric definitions, each with its digest, where they are new or have changed."""
+        """Return the summary and metric definitions that are new or changed, each with its digest."""
         facts = {
             "summary": self.feed.info.get("summary"),
             "metrics": {key: [metric.x, metric.summary] for key, metric in self.feed.metrics.items()},
@@ -271,7 +272,7 @@ class Worker:
         return {name: both for name, both in found.items() if both[0] != self._told.get(name)}
 
     def _tell(self) -> None:
-        """Hand over the summary and the metric definitions when they are new or have changed."""
+        """Send the summary and metric definitions when they are new or have changed."""
         for name, (known, value) in self._untold().items():
             if name == "summary":
                 self.sender.attempt("the summary", partial(self.tracker.set_summary, value))
@@ -292,7 +293,7 @@ class Worker:
             self.sender.sent.append(frame)
 
     def _run_errands(self) -> None:
-        """Do what was asked for after the points; one that fails for an outage is tried again, with the others waiting."""
+        """Run the requested work after the points; if one fails because of an outage, retry it while the others wait."""
         while self.errands and not self.stop.is_set():
             self.sender.attempt("an upload", self.errands[0])
             self.errands.popleft()
@@ -320,18 +321,18 @@ class Worker:
         self._settled_at = self.clock()
 
     def _close(self) -> None:
-        """Settle, then end the remote run as what ours was."""
+        """Settle, then end the remote run with the status of this run."""
         from ..store import open_run
 
         status = open_run(self.run).status
-        if status == "running":  # other ranks go on, and this one's word is all there is
+        if status == "running":  # other ranks are still running: use rank 0's own status
             status = self.feed.last_word or "finished"
         if not self._started and self.cursor.closed != status:
             self._start()
             self._describe()
             self._tell()
         self._settle()
-        if self._started:  # else it was delivered and closed before, and nothing is new
+        if self._started:  # otherwise it was delivered and closed before, and nothing is new
             if not (self.joined and self.live):
                 self.sender.attempt("the end of the run", lambda: self.tracker.close(status))
             self.cursor.closed = status
