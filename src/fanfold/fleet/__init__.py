@@ -1,1 +1,1 @@
-"""Past one machine: forwarders ship journal bytes from each node to a gateway, which keeps them as the same run directories."""
+"""Runs across machines: forwarders ship journal bytes from each node to a gateway, which stores them as run directories."""

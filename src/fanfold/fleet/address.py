@@ -1,4 +1,4 @@
-"""The address of a gateway, taken apart and checked. Apart from the client, so that init() need not load one."""
+"""The parsed and validated address of a gateway. Separate from the client, so that init() need not import it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import SettingError
 
 
 class Address(NamedTuple):
-    """Where a gateway is; `url` is its one spelling, which names locks and notes."""
+    """Where a gateway is; `url` is its normalized form, used to name locks and notes."""
 
     secure: bool
     host: str
@@ -24,7 +24,7 @@ class Address(NamedTuple):
 
 
 def parse(url: str) -> Address:
-    """Read an address; one with a password in it is refused, since addresses are shown and logged."""
+    """Parse an address; one that contains a password is refused, since addresses are displayed and logged."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port

@@ -1,4 +1,4 @@
-"""Who deleted what, who let whom in, and who was turned away: an append-only record that no command of ours rewrites."""
+"""The audit log: deletions, tokens and logins, granted or refused. Append-only; no fanfold command rewrites it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOGIN, REFUSED = "login", "login refused"
 
 
 class Entry(msgspec.Struct, omit_defaults=True):
-    """One thing that happened: when, what, by whom, from where, to which run; `detail` says how much."""
+    """One event: when, what, by whom, from where, to which run; `detail` holds further facts, such as how much was deleted."""
 
     time: float
     action: str
@@ -34,17 +34,17 @@ class Entry(msgspec.Struct, omit_defaults=True):
 
 
 class Audit(Protocol):
-    """Where the record is kept."""
+    """Storage for the audit log."""
 
     def write(self, entry: Entry) -> None:
-        """Add an entry; when this returns, it is safe. Raise OSError when it cannot be."""
+        """Append an entry, durably once this returns. Raise OSError if it cannot be written."""
 
     def read(self, limit: int = 1000) -> list[Entry]:
         """Return the newest entries, oldest first."""
 
 
 class AuditFile:
-    """The record as lines of JSON. Several gateways may share the file."""
+    """The audit log as lines of JSON. Several gateways may share the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class AuditFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         fd = os.open(self.path, flags, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # on a network filesystem appending alone does not keep two nodes apart
+            fcntl.flock(fd, fcntl.LOCK_EX)  # on a network filesystem, nodes appending at once may overwrite each other
             size = os.fstat(fd).st_size
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # a gateway died in the middle of a line
             _write(fd, b"\n" + line if torn else line)
@@ -73,10 +73,10 @@ class AuditFile:
 
 
 def local(action: str, **what: Any) -> Entry:
-    """Return an entry about something the user of this machine does from the command line."""
+    """Return an entry for an action taken from the command line of this machine."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container whose user has no name
+    except (OSError, KeyError):  # a container whose user id has no name
         user = str(os.getuid())
     return Entry(time.time(), action, f"{user} on {detect().node}", "command line", detail=what)
 
@@ -90,12 +90,12 @@ def _write(fd: int, data: bytes) -> None:
 def _read(line: bytes) -> Entry | None:
     try:
         return msgspec.json.decode(line, type=Entry)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # torn by a power cut
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # cut off by a power failure
         return None
 
 
 def unsafe(error: OSError) -> SettingError:
-    """Return the error for a change that is not made because it could not be recorded."""
+    """Return the error for a change that was not made because it could not be recorded."""
     return SettingError(
         f"the audit log cannot be written: {error.strerror or error}. Nothing was changed: no change goes unrecorded. "
         "Make room, or mend the store's permissions."

@@ -1,4 +1,4 @@
-"""What a caller changes through a gateway: checked against what they may, written down, and stored like all that arrives."""
+"""Changes a caller makes through a gateway: checked against their permissions, audited, and stored like any other data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .wire import Piece
 
 @dataclass(frozen=True)
 class Change:
-    """Where a gateway's changes go. Without an audit log, or without `allow_delete`, nothing is deleted."""
+    """The targets of a gateway's changes. Without an audit log, or without `allow_delete`, nothing can be deleted."""
 
     intake: Intake
     audit: Audit | None = None
@@ -49,10 +49,10 @@ class CallerChanges:
                 "this gateway keeps everything. Nothing was deleted. Whoever runs it can start it with --allow-delete."
             )
         if not force:
-            check_idle(run, ("running",))  # what a lost run still sends finds the note that it was deleted
+            check_idle(run, ("running",))  # a lost run may be deleted: what it still sends is refused as deleted
 
     def delete(self, run: StoredRun) -> int:
-        """Write down first, then delete: a deletion that nobody knows of is worse than one that failed."""
+        """Record the deletion in the audit log, then delete: an unrecorded deletion is worse than a failed one."""
         self.check_deletable(run)
         detail = {"name": run.name, "journals": len(run.journals), "points": points(run), "status": run.status}
         self._record(DELETE, run, detail)
@@ -83,7 +83,7 @@ class CallerChanges:
 
 @dataclass(frozen=True)
 class CallerViews:
-    """Saved views, of projects the caller may read, changed by those who may write."""
+    """Saved views of the projects the caller may read; saving one also needs permission to write."""
 
     place: Views
     holder: Holder
@@ -99,12 +99,12 @@ class CallerViews:
 
 
 def check(holder: Holder, scope: str, project: str) -> None:
-    """Refuse what a caller may not do with a project, alike whether it exists or not."""
+    """Raise Forbidden unless the caller has `scope` for a project, with the same message whether the project exists or not."""
     if not holder.allows(scope, project):
         what = "change" if scope == WRITE else "read"
         raise Forbidden(f"you may not {what} project {project[:100]!r}. Nothing was done. Ask whoever runs this gateway.")
 
 
 def points(run: StoredRun) -> int:
-    """Return how many numbers a run holds."""
+    """Return how many data points a run holds."""
     return sum(journal.count(key) for journal in run.journals for key in journal.by_key)

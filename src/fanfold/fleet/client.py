@@ -1,4 +1,4 @@
-"""A forwarder's line to its gateway: one kept-alive connection, and what each kind of failure means for the next try."""
+"""A forwarder's HTTP client for its gateway: one keep-alive connection, and what each kind of failure means for retries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Stored(msgspec.Struct):
-    """What became of a piece: how much of its journal the gateway has (200, 409), or why it was refused."""
+    """The outcome of sending a piece: how much of its journal the gateway has (200, 409), or why it was refused."""
 
     status: int
     offset: Count | None = None
@@ -41,7 +41,7 @@ class Stored(msgspec.Struct):
 
 
 class Appended(msgspec.Struct):
-    """The answer to pieces of journals."""
+    """The response to an append request."""
 
     pieces: list[Stored]
 
@@ -59,7 +59,7 @@ class Missing(msgspec.Struct):
 
 
 class Refusal(msgspec.Struct):
-    """Why nothing was done."""
+    """The response to a refused request."""
 
     error: str = ""
 
@@ -68,7 +68,7 @@ Answer = TypeVar("Answer")
 
 
 class Unreachable(FanfoldError):
-    """The gateway cannot be asked, or cannot take it now; `after` is when it said to come again, `forbidden` that it will not."""
+    """The gateway cannot be reached or refused a request; `after` is its Retry-After in seconds, `status` the HTTP status."""
 
     def __init__(self, message: str, *, after: float = 0.0, status: int = 0) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class Unreachable(FanfoldError):
 
 
 class Backoff:
-    """Pauses that grow with every failure in a row, with jitter: a thousand nodes must not come back at one moment."""
+    """Exponential backoff with jitter, so that a thousand nodes do not retry at the same moment."""
 
     def __init__(self, pick: Callable[[float, float], float] = random.uniform) -> None:
         self.failures = 0
@@ -87,14 +87,14 @@ class Backoff:
         self.failures = 0
 
     def fail(self, after: float = 0.0) -> float:
-        """Return how long to wait: a random part of the pause, and never less than the gateway asked for."""
+        """Return how many seconds to wait: half to all of the current pause, on top of what the gateway asked for."""
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures, 16))
         self.failures += 1
         return min(after, 10 * LONGEST_PAUSE) + self._pick(pause / 2, pause)
 
 
 class Client:
-    """Speak with one gateway. Not for several threads at once."""
+    """Client of one gateway. Not thread-safe."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = TIMEOUT, ca: str | None = None) -> None:
         self._place = parse(url)
@@ -102,8 +102,8 @@ class Client:
         self._token, self._timeout = token, timeout
         self._trust = _trust(ca) if self._place.secure else None
         self._connection: http.client.HTTPConnection | None = None
-        self.accepted = 0  # requests whose bytes the gateway has now
-        self.room = BATCH  # how much to send at once: less on a line that breaks, else nothing would ever get through
+        self.accepted = 0  # requests whose bytes the gateway has stored
+        self.room = BATCH  # bytes per request: shrinks when connections break, or a bad line would never get a request through
         if token and not self._place.secure and self._place.host not in LOOPBACK:
             notices.once(
                 f"plain:{self.url}",
@@ -111,7 +111,7 @@ class Client:
             )
 
     def append(self, project: str, pieces: Sequence[Piece]) -> list[Stored]:
-        """Send pieces of journals; return what became of each."""
+        """Send pieces of journals; return the outcome of each."""
         body, length = encode(pieces)
         answer = self._ask(Appended, "POST", APPEND, {"project": project}, body, {LENGTH: str(length)}, also=409)[1]
         if len(answer.pieces) != len(pieces):
@@ -120,11 +120,11 @@ class Client:
         return answer.pieces
 
     def offset(self, project: str, run: str, journal: str) -> int:
-        """Ask how much of a journal the gateway has."""
+        """Return how much of a journal the gateway has."""
         return self._ask(Offset, "GET", OFFSET, {"project": project, "run": run, "journal": journal})[1].offset
 
     def missing(self, project: str, run: str, names: Sequence[str]) -> dict[str, int]:
-        """Ask which blobs the gateway lacks, and how much of each it has."""
+        """Return which blobs the gateway lacks, and how much of each it has."""
         body = json.dumps(list(names)).encode()
         return self._ask(Missing, "POST", MISSING, {"project": project, "run": run}, body)[1].missing
 
@@ -171,7 +171,7 @@ class Client:
         try:
             self._connection.request(method, target, body, headers)
         except (BrokenPipeError, ConnectionResetError):
-            # A gateway that refuses may close before it has read everything; what it said is worth more than the broken pipe.
+            # A gateway that refuses may close before it has read the whole body; its response says more than the broken pipe.
             with contextlib.suppress(OSError, http.client.HTTPException):
                 response = self._connection.getresponse()
                 return response, response.read(MAX_ANSWER)
@@ -186,7 +186,7 @@ class Client:
         return http.client.HTTPConnection(host, port, timeout=self._timeout)
 
     def _judged(self, kind: type[Answer], response: http.client.HTTPResponse, data: bytes, also: int) -> Answer:
-        """Return an answer of the kind a gateway gives; whatever else speaks at that address is no gateway, for now."""
+        """Decode a response as `kind`; anything else is treated as an unreachable gateway."""
         expected = response.status in (200, also)
         try:
             if expected:
@@ -200,8 +200,8 @@ class Client:
 
 
 def _trust(ca: str | None) -> ssl.SSLContext:
-    """Return whom to believe that they are the gateway: a file of certificates, else the system's."""
+    """Return a TLS context that trusts the certificates in `ca`, else the system's."""
     try:
         return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # a file that is not there, or holds no certificate
+    except OSError as error:  # the file is missing or holds no certificate
         raise SettingError(f"{ca} holds no certificates: {error}. Nothing is forwarded. Name a PEM file.") from error

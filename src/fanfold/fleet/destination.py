@@ -1,4 +1,4 @@
-"""Which gateway runs go to, and with which token: an address and a token that belong together, or none.
+"""The gateway runs are sent to, and its token: an address and a token that belong together, or none.
 
 The address may come from a settings file, which anybody may have written, and the token from the environment. So an address from
 a file is used only when this user has named it before, and a token goes only to the address it was given for.
@@ -19,7 +19,7 @@ KIND = "fanfold-gateway"
 
 
 class Destination(NamedTuple):
-    """A gateway, the token it is shown, and the certificates that sign its own."""
+    """A gateway, the token sent to it, and the CA certificates that verify it."""
 
     url: str
     token: str | None
@@ -27,13 +27,13 @@ class Destination(NamedTuple):
 
 
 def destination(file: Mapping[str, Any], to: str | None = None) -> Destination | None:
-    """Return the gateway that `to`, FANFOLD_SERVER or the settings file names, if any; raise where it is not approved."""
+    """Return the gateway named by `to`, FANFOLD_SERVER or the settings file, if any; raise if it is not approved."""
     named = to or os.environ.get(TABLE["server"].variable)
-    given = file.get("server") if named is None else named  # an empty variable switches the file's off
+    given = file.get("server") if named is None else named  # an empty variable disables the file's server
     if not given:
         return None
     url = parse(str(given)).url
-    own = file if _names(file, url) else {}  # what the file says belongs to the server that the file names
+    own = file if _names(file, url) else {}  # the file's token and CA belong to the server that the file names
     found = Destination(url, resolve("server_token", file=own), resolve("server_ca", file=own))
     # A token in the same file as the address belongs to it; one from the environment belongs to the address it was used with.
     secret = os.environ.get(TABLE["server_token"].variable)

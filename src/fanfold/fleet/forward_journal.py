@@ -1,4 +1,4 @@
-"""One journal, followed from its node: reads on from what the gateway has, whole frames only, never more than a batch."""
+"""One journal on its way to a gateway: read from where the gateway is, in whole frames, a batch at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORGOTTEN_SECONDS = 86400.0
 
 
 class Read(NamedTuple):
-    """What comes next of a journal: damaged bytes to leave out, then whole frames, and the blobs they may name."""
+    """The next part of a journal: how many damaged bytes to skip, then whole frames, and the blobs they may name."""
 
     gap: int
     data: bytes
@@ -32,7 +32,7 @@ class Read(NamedTuple):
 
 
 class Tail:
-    """How far one journal is shipped, and whether there can be more."""
+    """How much of one journal is shipped, and whether more can follow."""
 
     def __init__(self, path: Path, header: Header | None) -> None:
         self.path = path
@@ -41,12 +41,12 @@ class Tail:
         self.seed = fmt.seed_of(fmt.check_id(self.name.rpartition("-")[2]))
         self.offset: int | None = None  # what the gateway has; None: not asked yet
         self.size = 0
-        self.hold_until = 0.0  # refused for good: asked again much later
+        self.hold_until = 0.0  # the gateway refused it: retried much later
         self._last = 0
         self._stuck = (-1, -1)  # offset and size at which nothing whole was found
 
     def look(self) -> bool:
-        """Tell whether there may be something to ship."""
+        """Refresh the size and return whether there may be something to ship."""
         self.path = packed.present(self.path)
         try:
             self.size = packed.raw_size(self.path)
@@ -57,7 +57,7 @@ class Tail:
         return self.offset is None or (self.offset < self.size and self._stuck != (self.offset, self.size))
 
     def read(self, limit: int = BATCH) -> Read | None:
-        """Read whole frames from the offset on, about `limit` bytes, or one frame that is longer; None: nothing whole yet."""
+        """Read about `limit` bytes of whole frames at the offset, or one longer frame; return None if none is whole yet."""
         at = offset = self.offset or 0
         try:
             with open_regular(packed.readable(self.path), buffering=0) as file:
@@ -69,7 +69,7 @@ class Tail:
                     read = self._read_at(file.fileno(), at, limit) if at > offset else None
         except OSError:
             return None
-        except JournalError as error:  # packed, and damaged
+        except JournalError as error:  # a damaged packed journal
             notices.once(f"packed:{self.path}", str(error))
             read = None
         if read is None:
@@ -88,21 +88,21 @@ class Tail:
         return (data[: walked.end], blobs_in(data, walked)) if walked.end else None
 
     def _is_young(self, fd: int, at: int) -> bool:
-        """Tell a frame that is still being written from damage: it is cut off by the end of the file, and young."""
+        """Return whether a frame is still being written, not damaged: the end of the file cuts it off, and the file is young."""
         size = os.fstat(fd).st_size
         length = length_at(os.pread(fd, HEAD_SIZE, at))
         short = at + HEAD_SIZE > size or (length is not None and at + length > size)
         return short and time.time() - os.fstat(fd).st_mtime < TORN_SECONDS
 
     def is_over(self) -> bool:
-        """Tell whether the writer is gone, and all it wrote is shipped."""
+        """Return whether the writer has exited and everything it wrote is shipped."""
         if not packed.present(self.path).exists():
             return True
-        gone = self._is_gone()  # asked first: what it wrote before it went is then there to be seen
+        gone = self._is_gone()  # checked first, so that the size read below includes everything it wrote
         return gone and self.offset is not None and self.hold_until == 0.0 and not self.look() and not self._is_torn()
 
     def _is_torn(self) -> bool:
-        """Tell whether there are bytes behind the offset that were not judged yet."""
+        """Return whether there are bytes after the offset that were not examined yet."""
         return self.offset is not None and self.offset < self.size and self._stuck != (self.offset, self.size)
 
     def _is_gone(self) -> bool:
@@ -111,20 +111,20 @@ class Tail:
         locked = self._is_locked() if self.header is not None and self.header.boot == boot_id() else None
         if locked is not None:
             return not locked and self._is_home()
-        age = time.time() - self.path.stat().st_mtime  # a process of another node, or a filesystem without locks
+        age = time.time() - self.path.stat().st_mtime  # another node's process, or a filesystem without locks
         return age > (LOST_SECONDS if self._last == Kind.END else FORGOTTEN_SECONDS)
 
     @property
     def _origin(self) -> Path | None:
-        """Where its process writes it; None if that is a spool of somebody else."""
+        """Where the process writes this journal; None if that is another user's spool."""
         return origin_of(self.path, self.header) if self.header else self.path
 
     def _is_locked(self) -> bool | None:
-        """Tell whether a process of this node still writes the journal; None where no lock can answer that."""
+        """Return whether a process on this node is still writing the journal; None if there is no lock to tell."""
         origin = self._origin
         return is_locked(Path(f"{origin}.alive")) if origin is not None else None
 
     def _is_home(self) -> bool:
-        """Tell whether all of its spool (if any) was copied here."""
+        """Return whether its spool, if any, was copied here completely."""
         origin = self._origin
         return origin is None or origin == self.path or not origin.exists() or origin.stat().st_size <= self.size

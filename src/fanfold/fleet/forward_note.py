@@ -1,4 +1,4 @@
-"""A forwarder's note beside a run: how far each journal was shipped. It only saves questions; the gateway has the truth."""
+"""A forwarder's note in a run directory: how much of each journal was shipped. A cache; the gateway has the truth."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ HOME = ".forward"  # beside the projects: locks and logs
 
 
 class Note:
-    """Offsets by journal. `over` are those that ended, with the size they had."""
+    """Offsets by journal. `over` holds the journals that ended, with their final size."""
 
     def __init__(self, run: Path, url: str) -> None:
         self.path = run / FOLDER / f"{digest(url)}.json"
         self.url = url
         self.offsets: dict[str, int] = {}
         self.over: dict[str, int] = {}
-        self.whole = False  # every journal that was there is over, and every blob is at the gateway
-        self.deleted = False  # the gateway said that it deleted this run
+        self.whole = False  # every known journal is over, and every blob is at the gateway
+        self.deleted = False  # the gateway reported this run as deleted
         self._saved = ""
         self._load()
 
@@ -38,20 +38,20 @@ class Note:
             self.deleted = known.get("deleted") is True
 
     def is_over(self, journal: Path) -> bool:
-        """Tell whether a journal was shipped to its end, and is as it was then."""
+        """Return whether a journal was shipped to its end and has not grown since."""
         try:
             return self.over.get(journal.stem) == raw_size(journal)
         except OSError:
             return False
 
     def forget(self) -> None:
-        """Drop the note: everything is to be asked anew."""
+        """Delete the note: the gateway is asked about everything again."""
         if is_folder(self.path.parent):
             self.path.unlink(missing_ok=True)
         self.offsets, self.over, self.whole, self.deleted, self._saved = {}, {}, False, False, ""
 
     def save(self) -> None:
-        """Replace the file if anything changed; that it cannot be written costs a few questions, no more."""
+        """Replace the file if anything changed. Failing to write it only costs a few extra requests."""
         text = json.dumps(
             {"server": self.url, "whole": self.whole, "deleted": self.deleted, "offsets": self.offsets, "over": self.over}
         )
@@ -59,13 +59,13 @@ class Note:
             return
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(exist_ok=True, mode=0o700)
-            if is_folder(self.path.parent):  # and not a link to one of somebody's
+            if is_folder(self.path.parent):  # and not a link to someone else's
                 replace_text(self.path, text)
                 self._saved = text
 
 
 def behind(run: Path, journal: Path) -> list[str]:
-    """Return the gateways a run was ever forwarded to that do not have all of a journal, as far as is noted."""
+    """Return the gateways this run was forwarded to that, according to the notes, do not have all of a journal."""
     found = []
     for path in sorted((run / FOLDER).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""One run, followed from its node: its journals, the blobs they name, and when all of it is at the gateway."""
+"""One run on its way to a gateway: its journals, the blobs they name, and whether all of it has arrived."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .forward_journal import TORN_SECONDS, Tail
 from .forward_note import Note
 from .wire import Conflict
 
-SMALL_BLOB = 4 << 20  # goes before the frames that name it; a larger one after them, slice by slice
+SMALL_BLOB = 4 << 20  # sent before the frames that name it; a larger one is sent after them, slice by slice
 SLICE = 8 << 20
 ASKED = 1000
-SETTLED_NS = 2_000_000_000  # a folder changed more recently than this may change again under the same time stamp
+SETTLED_NS = 2_000_000_000  # a folder changed more recently than this may change again with the same mtime
 
 
 class Following:
-    """A run of this node on its way."""
+    """A local run that is being forwarded."""
 
     def __init__(self, path: Path, url: str) -> None:
         self.path = path
@@ -31,12 +31,12 @@ class Following:
         self.project = directory.decode_name(path.parent.name)
         self.id = directory.decode_name(path.name)
         self.tails: dict[str, Tail] = {}
-        self.changed = -1  # when the folder of journals changed, as of the last listing
+        self.changed = -1  # mtime of the journal folder at the last listing; -1: list it again
         self.large: set[str] = set()
         self._unswept: Iterator[list[str]] | None = None
 
     def list(self) -> None:
-        """Take up journals that are new here. Those that a note says are over stay where they are."""
+        """Start following new journals, except those that the note lists as over."""
         changed = (self.path / "journal").stat().st_mtime_ns
         complete = time.time_ns() - changed > SETTLED_NS
         for file in directory.journal_files(self.path):
@@ -47,11 +47,11 @@ class Following:
     def _take_up(self, file: Path) -> bool:
         header = directory.read_header(file)
         if header is None and time.time() - file.stat().st_mtime < TORN_SECONDS:
-            return False  # its header is being written in this moment
+            return False  # its header is still being written
         try:
             tail = Tail(file, header)
         except JournalError:
-            return True  # a file of some other name
+            return True  # not named like a journal
         self._learn(header)
         tail.offset = self.note.offsets.get(file.stem)
         self.tails[file.stem] = tail
@@ -59,14 +59,14 @@ class Following:
         return True
 
     def _learn(self, header: Header | None) -> None:
-        """Take the names from a header: a folder's name may be cut."""
+        """Take project and run id from a header: folder names may be shortened."""
         if header is not None and header.project is not None and header.run is not None:
             self.project, self.id = header.project, header.run
 
     # Blobs
 
     def send_small(self, client: Client, names: set[str]) -> None:
-        """Bring the small blobs among `names` to the gateway now, and remember the large ones."""
+        """Send the small blobs among `names` to the gateway now, and queue the large ones."""
         here = {name: size for name in names if (size := self._size(name)) is not None}
         self.large |= {name for name, size in here.items() if size > SMALL_BLOB}
         small = sorted(name for name, size in here.items() if size <= SMALL_BLOB)
@@ -75,7 +75,7 @@ class Following:
                 self._send(client, name, have, SLICE)
 
     def send_large(self, client: Client) -> bool:
-        """Send a slice of one large blob; tell whether there was any."""
+        """Send a slice of one large blob; return whether there was one."""
         if not self.large:
             return False
         name = min(self.large)
@@ -85,7 +85,7 @@ class Following:
         return True
 
     def sweep(self, client: Client) -> bool:
-        """Ask for some of all blobs here whether the gateway has them; tell whether that was the last of them."""
+        """Check the next chunk of this run's blobs against the gateway; return whether all have been checked and sent."""
         if self._unswept is None:
             self._unswept = _chunks(self._all_blobs())
         some = next(self._unswept, None)
@@ -104,13 +104,13 @@ class Following:
             return None
 
     def _send(self, client: Client, name: str, have: int, most: int) -> bool:
-        """Send up to `most` bytes of a blob from `have` on; True: it is there, or it cannot be had."""
+        """Send up to `most` bytes of a blob starting at `have`; return True once it is complete or cannot be sent at all."""
         try:
             return self._send_from(client, name, have, most)
         except OSError as error:
             return self._give_up(name, error)
         except Unreachable as error:
-            if error.status == 422 and have:  # what was there before is not of this blob, and is gone now: from the start
+            if error.status == 422 and have:  # the gateway's partial content was wrong and has been discarded: start over
                 return self._send(client, name, 0, most)
             if error.status not in (400, 413, 422):
                 raise
@@ -124,7 +124,7 @@ class Following:
                 file.seek(have)
                 try:
                     have = client.blob(self.project, self.id, name, offset=have, total=total, data=file.read(client.room))
-                except Conflict as conflict:  # another node sends the same content, or an answer was lost
+                except Conflict as conflict:  # another node sends the same content, or a response was lost
                     have = conflict.offset
                 if have >= end:
                     return have >= total
@@ -141,16 +141,16 @@ class Following:
 
     @property
     def is_awaited(self) -> bool:
-        """Tell whether more can be done for this run: it is written, or something of it is not refused and not there."""
+        """Return whether there is more to do: the run may still grow, or something not refused has not arrived."""
         unswept = not self.tails and not self.note.whole
         return unswept or bool(self.large) or any(not tail.hold_until for tail in self.tails.values())
 
     def is_behind(self, goals: dict[Path, int]) -> bool:
-        """Tell whether a journal has not got as far as its goal yet, and can; one seen first now gets its size as goal."""
+        """Return whether a journal can and must still advance to its goal; a newly seen journal gets its current size as goal."""
         return any(tail.look() and (tail.offset or 0) < goals.setdefault(tail.path, tail.size) for tail in self.tails.values())
 
     def settle(self) -> None:
-        """Let go of journals that are over, and note where the others stand."""
+        """Stop following journals that are over, and note the offsets of the others."""
         for name, tail in list(self.tails.items()):
             if tail.offset is not None:
                 self.note.offsets[name] = tail.offset

@@ -1,7 +1,7 @@
-"""The forwarder: one per node and directory, carries every journal below it to a gateway, for ever, in bounded memory.
+"""The forwarder: one per node and directory, ships every journal in it to a gateway, indefinitely, in bounded memory.
 
-The journals are its buffer. It holds one batch at a time and nothing that a restart would miss: how far each journal is
-shipped, the gateway says.
+The journals are its buffer. It holds one batch at a time and no state that a restart would lose: the gateway knows how
+much of each journal it has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .wire import Piece
 
 logger = logging.getLogger("fanfold.forwarder")
 INTERVAL = 1.0
-SCAN_SHARE = 100  # looking for new runs takes at most one part in so many of the time
+SCAN_SHARE = 100  # scanning for new runs takes at most 1/SCAN_SHARE of the time
 LONGEST_SCAN = 30.0
 RECOVER_SECONDS = 10.0
 NOTE_SECONDS = 1.0
@@ -38,11 +38,11 @@ ONCE_TRIES = 6
 
 
 class Taken(FanfoldError):
-    """Another forwarder serves this directory."""
+    """Another forwarder is already serving this directory."""
 
 
 class Forwarder:
-    """Ship what is below `root`; `tries` bounds how often a failing gateway is asked in a row (None: for ever)."""
+    """A service that ships all runs in `root`; `tries` is how many failures in a row end once() (None: ONCE_TRIES)."""
 
     def __init__(
         self, root: Path, client: Client, *, project: str | None = None, prune: bool = False, tries: int | None = None,
@@ -55,15 +55,15 @@ class Forwarder:
         self.tries = tries
         self.interval = interval
         self.runs: dict[Path, Following] = {}
-        self._settled: dict[Path, int] = {}  # runs that are through, and when their folder had changed last
+        self._settled: dict[Path, int] = {}  # finished runs, with the mtime of their journal folder
         self._pauses: dict[str, tuple[Backoff, float]] = {}
         self._next_scan = self._next_recover = self._next_note = 0.0
         self._turn = self._accepted = 0
 
-    # The round: look, ship, settle
+    # Each round: scan, ship, settle
 
     def serve(self, wake: threading.Event, stop: threading.Event, *, idle: float | None = None) -> None:
-        """Go on until stopped; with `idle`, until there was nothing to do for so many seconds. `wake` cuts a wait short."""
+        """Run until stopped or, with `idle`, until there was nothing to do for that many seconds. `wake` cuts a wait short."""
         quiet_since = time.monotonic()
         while not stop.is_set():
             busy = self.round()
@@ -77,14 +77,14 @@ class Forwarder:
         self.note()
 
     def once(self) -> bool:
-        """Ship what is there now, and not what is added meanwhile; tell whether all of it arrived."""
+        """Ship everything present now, but not what is added meanwhile; return whether all of it arrived."""
         self._scan()
         goals = {tail.path: tail.size for run in self.runs.values() for tail in run.tails.values() if tail.look()}
         while (moved := self.round()) or self._is_behind(goals):
             if any(backoff.failures >= (self.tries or ONCE_TRIES) for backoff, _ in self._pauses.values()):
                 break
             if moved and not self._is_behind(goals):
-                break  # all there was is there; what moves is a run that goes on
+                break  # everything present at the start has arrived; the rest comes from runs still being written
             if not moved:
                 time.sleep(0.05)
         self.note()
@@ -92,7 +92,7 @@ class Forwarder:
         return not refused and not self._is_behind(goals)
 
     def _is_behind(self, goals: dict[Path, int]) -> bool:
-        """Tell whether something that was there at the start is not at the gateway, or a run that is through not let go."""
+        """Return whether something present at the start is not at the gateway yet, or a finished run is not settled."""
         return any(run.large or not run.tails or run.is_behind(goals) for run in self.runs.values())
 
     def _ready_projects(self) -> set[str]:
@@ -100,7 +100,7 @@ class Forwarder:
         return {run.project for run in self.runs.values() if self._pauses.get(run.project, (None, 0.0))[1] <= now}
 
     def round(self) -> bool:
-        """Look for news and send one batch of each project; tell whether anything moved."""
+        """Scan for new data and send one batch per project; return whether anything was sent."""
         self._scan()
         moved = False
         for project in sorted(self._ready_projects()):
@@ -115,7 +115,7 @@ class Forwarder:
         return moved
 
     def note(self) -> None:
-        """Write down how far everything is."""
+        """Save the progress of every run."""
         self._next_note = time.monotonic() + NOTE_SECONDS
         for run in self.runs.values():
             run.settle()
@@ -136,7 +136,7 @@ class Forwarder:
     # Journals
 
     def _batch(self, runs: list[Following]) -> Iterator[tuple[Tail, Piece]]:
-        """Gather what is new, about a batch of it; each time another journal comes first, so that none waits for ever."""
+        """Collect about a batch of new data, starting with a different journal each time, so that none starves."""
         tails = [(run, tail) for run in runs for tail in run.tails.values() if tail.look()]
         self._turn += 1
         first, room = self._turn % len(tails) if tails else 0, self.client.room
@@ -151,11 +151,11 @@ class Forwarder:
                 yield tail, piece
 
     def _next(self, run: Following, tail: Tail, room: int) -> Piece | None:
-        """Return what comes next of a journal, once the small files that it names are at the gateway."""
+        """Return the next piece of a journal, after sending the small blobs it names."""
         if tail.offset is None:
             tail.offset = self.client.offset(run.project, run.id, tail.name)
         read = tail.read(max(room, 1 << 12)) if tail.look() else None
-        if read is None or len(read.data) > room < self.client.room:  # a frame too long to come along goes first next time
+        if read is None or len(read.data) > room < self.client.room:  # a frame too long for this batch starts a later one
             return None
         if read.blobs:
             run.send_small(self.client, read.blobs)
@@ -188,25 +188,25 @@ class Forwarder:
     # Runs
 
     def _scan(self) -> None:
-        """Look for new runs and journals, as often as that is cheap."""
+        """Scan for new runs and journals, as often as that is cheap."""
         began = time.monotonic()
         if began < self._next_scan:
             return
         self._recover(began)
         for path in directory.run_directories(self.root, self.project):
-            with contextlib.suppress(OSError):  # deleted in this moment
+            with contextlib.suppress(OSError):  # just deleted
                 self._look_at(path)
         took = time.monotonic() - began
         self._next_scan = began + min(LONGEST_SCAN, max(self.interval / 2, SCAN_SHARE * took))
 
     def news(self) -> bool:
-        """Tell whether there are runs to follow."""
+        """Scan now and return whether there are runs to forward."""
         self._next_scan = 0.0
         self._scan()
         return bool(self.runs)
 
     def _recover(self, now: float) -> None:
-        """Bring home what a killed process left in a spool."""
+        """Copy journals that killed processes left in a spool to their run directories."""
         if now >= self._next_recover:
             self._next_recover = now + RECOVER_SECONDS
             with contextlib.suppress(OSError):
@@ -223,7 +223,7 @@ class Forwarder:
             run.list()
 
     def _end(self, run: Following) -> bool:
-        """Let go of a run when every journal is over and every blob is there; tell whether anything moved."""
+        """Stop following a run when every journal is over and every blob has arrived; return whether anything changed."""
         run.settle()
         if run.tails:
             return False
@@ -231,7 +231,7 @@ class Forwarder:
             return True
         run.note.whole = True
         run.note.save()
-        if run.changed < 0 and run.path.exists():  # so young that a journal may still be added unseen
+        if run.changed < 0 and run.path.exists():  # changed so recently that a new journal could go unnoticed
             return False
         self._settled[run.path] = run.changed
         del self.runs[run.path]
@@ -244,7 +244,7 @@ class Forwarder:
 
     @contextlib.contextmanager
     def _unless_deleted(self, run: Following) -> Iterator[None]:
-        """Ask the gateway about a run; if it says that the run was deleted there, let go of it."""
+        """Stop following the run if the gateway replies that it was deleted there."""
         try:
             yield
         except Unreachable as error:
@@ -253,7 +253,7 @@ class Forwarder:
             self._let_go(run, str(error))
 
     def _let_go(self, run: Following | None, why: str) -> None:
-        """Ship nothing of a run any more. A journal that is added later asks again, and finds the same answer."""
+        """Stop shipping a run. A journal that is added later makes it try again, and get the same response."""
         if run is None or run.path not in self.runs:  # another journal of the same batch was first
             return
         notices.once(
@@ -270,7 +270,7 @@ class Forwarder:
     def _pause(self, project: str, error: Unreachable) -> None:
         backoff, _ = self._pauses.get(project, (Backoff(), 0.0))
         if self.client.accepted > self._accepted and backoff.failures:
-            backoff.failures = 1  # the line breaks, and yet something gets through: no reason to wait ever longer
+            backoff.failures = 1  # connections break, but data gets through: no reason to wait longer and longer
         self._accepted = self.client.accepted
         seconds = backoff.fail(error.after)
         self._pauses[project] = (backoff, time.monotonic() + seconds)
@@ -288,12 +288,12 @@ class Forwarder:
 
 @contextlib.contextmanager
 def only_one(root: Path, url: str) -> Iterator[None]:
-    """Be the one forwarder of this directory to that gateway, or raise Taken."""
+    """Hold the lock that makes this the only forwarder from `root` to `url`, or raise Taken."""
     folder = root / HOME
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(folder / f"{digest(url)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if try_lock(fd) is False:  # without locks two may serve it: the gateway takes each byte once
+        if try_lock(fd) is False:  # without locks there may be two, which is harmless: the gateway stores each byte once
             raise Taken(f"another forwarder serves {root}. Nothing was sent from here. Let it work, or end it first.")
         yield
     finally:
@@ -303,7 +303,7 @@ def only_one(root: Path, url: str) -> Iterator[None]:
 def follow(forwarder: Forwarder, wake: threading.Event, stop: threading.Event, *, idle: float | None = None) -> None:
     """Serve a directory as its only forwarder.
 
-    One that leaves because all is done looks once more after it let go: whoever started meanwhile found it here and left.
+    After an idle exit it scans once more without the lock: a forwarder started meanwhile saw the lock and left.
     """
     while True:
         with only_one(forwarder.root, forwarder.client.url):

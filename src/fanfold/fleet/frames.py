@@ -1,4 +1,4 @@
-"""Raw journal bytes on their way to a gateway: what leaves a node and what a gateway keeps is whole, sound frames only."""
+"""Checks on raw journal bytes: a node sends, and a gateway stores, only whole and sound frames."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..journal.format import HEAD_SIZE, MAGIC_BYTES, MAX_BODY, Kind, seed_of
 from ..journal.walker import MAX_FRAME, Finder, all_spans, spans
 
 _NAMING = frozenset({Kind.VALUES, Kind.INFO, Kind.EVENT})
-_BLOB = re.compile(rb"\xd9\x40([0-9a-f]{64})")  # a msgpack text of 64 hexadecimal digits
+_BLOB = re.compile(rb"\xd9\x40([0-9a-f]{64})")  # a msgpack string of 64 hexadecimal digits
 _WINDOWS = (1 << 16, 1 << 20, 1 << 24, MAX_FRAME + (1 << 20))
 
 
 class Walked(NamedTuple):
-    """How far whole frames reach, what kind the last is, and where those are that may name blobs."""
+    """Where the last whole frame ends, what kind it is, and where the frames are that may name blobs."""
 
     end: int
     last: int
@@ -27,7 +27,7 @@ class Walked(NamedTuple):
 
 
 def walk(data: bytes, seed: int, *, first: bool = False) -> Walked:
-    """Check frames; `first`: the journal's header may be the first of them."""
+    """Check frames; with `first`, the first may be the journal's header."""
     naming: list[tuple[int, int]] = []
     end = last = 0
     for span in spans(memoryview(data), 0, len(data), seed, header=first):
@@ -38,7 +38,7 @@ def walk(data: bytes, seed: int, *, first: bool = False) -> Walked:
 
 
 def sound_until(data: bytes, seed: int, *, first: bool) -> int:
-    """Return how far whole frames reach; `first`: the journal's header must be the first of them."""
+    """Return where the last whole frame ends; with `first`, the first must be the journal's header."""
     end = 0
     if not first or data[2:3] == bytes([Kind.HEADER]):
         for span in spans(memoryview(data), 0, len(data), seed, header=first):
@@ -47,7 +47,7 @@ def sound_until(data: bytes, seed: int, *, first: bool) -> int:
 
 
 def length_at(head: bytes) -> int | None:
-    """Return how long the frame is that begins so; None if no frame does."""
+    """Return the length of the frame that starts with `head`; None if it is not the start of a frame."""
     if len(head) < HEAD_SIZE or head[:2] != MAGIC_BYTES:
         return None
     length = int.from_bytes(head[4:8], "little")
@@ -55,12 +55,12 @@ def length_at(head: bytes) -> int | None:
 
 
 def blobs_in(data: bytes, walked: Walked) -> set[str]:
-    """Return what may be names of blobs; whether a file of that name exists tells them from other hashes."""
+    """Return candidate blob names: a name without a blob file is some other hash."""
     return {match.decode() for start, end in walked.naming for match in _BLOB.findall(data, start, end)}
 
 
 def whole_end(fd: int, path: Path, size: int, seed: int) -> int:
-    """Return where the last whole frame of a file ends, from as much of its tail as it takes."""
+    """Return where the last whole frame of a file ends, reading no more of its tail than needed."""
     for window in _WINDOWS:
         start = max(0, size - window)
         end = max((span.end for span in all_spans(os.pread(fd, size - start, start), seed, header=not start)), default=0)
@@ -72,7 +72,7 @@ def whole_end(fd: int, path: Path, size: int, seed: int) -> int:
 
 
 def next_whole(path: Path, offset: int) -> int | None:
-    """Return where the next whole frame behind damage begins; None if there is none yet."""
+    """Return where the next whole frame after damaged bytes begins; None if there is none yet."""
     with open_regular(packed.readable(path)) as file:
         size = os.fstat(file.fileno()).st_size
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data, memoryview(data) as view:

@@ -1,6 +1,6 @@
-"""What people may see and change: from `--grant` and a file, by user and by group. Tokens carry their own rights.
+"""What people may see and change, by user and by group, from `--grant` and a file. Tokens carry their own rights.
 
-Grants are looked up at every request, so that taking one away from the file ends what it allowed at once.
+Grants are looked up at every request, so that removing one from the file takes effect at once.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Any, Protocol
 from ..errors import SettingError
 from .tokens import ALL, READ, SCOPES, WRITE
 
-EVERYONE = "*"  # whoever is logged in
+EVERYONE = "*"  # anyone who is logged in
 USER, GROUP = "user", "group"
 Right = tuple[str, str]  # scope, project
 
 
 class Holder(Protocol):
-    """Whoever asks: a token, a person, or anybody where nobody is asked."""
+    """The caller of a request: a token, a person, or anybody at a gateway without tokens and logins."""
 
     @property
     def label(self) -> str:
-        """Who it is, for the page and the audit log."""
+        """Who it is, for the dashboard and the audit log."""
 
     @property
     def may_write(self) -> bool:
-        """Tell whether there is anything at all they may change."""
+        """Whether there is anything the caller may change."""
 
     def allows(self, scope: str, project: str) -> bool:
-        """Tell whether they may do that with that project."""
+        """Return whether the caller has `scope` for `project`."""
 
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who is logged in, and what their grants allow."""
+    """A logged-in person and what their grants allow."""
 
     name: str
     rights: frozenset[Right]
@@ -55,7 +55,7 @@ class Person:
 
 @dataclass(frozen=True)
 class Anybody:
-    """Whoever is on this machine, at a gateway without tokens and logins."""
+    """Any user of this machine, at a gateway without tokens and logins."""
 
     label: str = "anybody on this machine"
     may_write: bool = True
@@ -72,18 +72,18 @@ class Grants:
         self._given = [_parsed(text) for text in given]
         self._listed: list[tuple[str, str, Right]] = []
         self._seen: tuple[int, int, int] | None = None
-        self._refresh()  # what cannot be understood is said before anything starts
+        self._refresh()  # reports an invalid file before the gateway starts
 
     def person(self, name: str, groups: Iterable[str] = ()) -> Person:
-        """Return somebody with all they are granted."""
+        """Return a person with everything they are granted."""
         self._refresh()
         names = {(USER, name), (EVERYONE, EVERYONE), *((GROUP, group) for group in groups)}
         found = {right for kind, whose, right in (*self._given, *self._listed) if (kind, whose) in names}
-        read_too = {(READ, project) for scope, project in found if scope == WRITE}  # nobody changes what they cannot see
+        read_too = {(READ, project) for scope, project in found if scope == WRITE}  # permission to write includes reading
         return Person(name, frozenset(found | read_too))
 
     def known(self, groups: Iterable[str]) -> list[str]:
-        """Return those of the groups that anything is granted to: a session need not carry the others."""
+        """Return the groups that have any grant: a session need not carry the others."""
         self._refresh()
         named = {whose for kind, whose, _ in (*self._given, *self._listed) if kind == GROUP}
         return sorted(named.intersection(groups))
@@ -104,7 +104,7 @@ class Grants:
 
 
 def _parsed(text: str) -> tuple[str, str, Right]:
-    """Read `user:NAME=PROJECT:SCOPE`. The last equals sign parts them: names of groups may hold others."""
+    """Parse `user:NAME=PROJECT:SCOPE`, splitting at the last equals sign: group names may contain others."""
     who, _, what = text.rpartition("=")
     kind, _, name = who.partition(":")
     if who == EVERYONE:

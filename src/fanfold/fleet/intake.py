@@ -1,7 +1,7 @@
-"""Where a gateway puts what arrives: run directories like any other, so that every reader works on them as it is.
+"""A gateway's storage for incoming data: ordinary run directories, so that every reader works on them unchanged.
 
-The bytes themselves say how far a journal goes: no second file that could disagree. Several gateways may work on one
-directory; whoever appends holds the file's lock, and anything torn by a kill is written over by the next try.
+A journal's offset is where its last whole frame ends: there is no second file that could disagree. Several gateways may
+share one directory; appending takes the file's lock, and a partial write left by a kill is overwritten by the next attempt.
 """
 
 from __future__ import annotations
@@ -34,57 +34,57 @@ from .frames import sound_until, whole_end
 from .wire import MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
 
 REMEMBERED = 20_000
-GAP_FREE = HOLES  # so many bytes may be damaged in any journal: readers refuse files with more holes
-GAP_RATIO = 4  # … and a journal may be so many times as long as what was sent of it
+GAP_FREE = HOLES  # damaged bytes allowed in any journal: readers refuse files with more holes
+GAP_RATIO = 4  # beyond that, a journal may be at most this many times as long as the bytes sent for it
 STALE_PART_SECONDS = 7 * 86400.0
 _ZEROS = bytes(1 << 20)
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
 _PART = ".part-"
-DELETED = ".deleted"  # beside the projects: a small file for each run that was deleted here
+DELETED = ".deleted"  # next to the projects: one small file per deleted run
 
 
 Result = int | FanfoldError | OSError
 
 
 class Intake(Protocol):
-    """What a gateway needs of a store. Every call may come again: offsets make repeats harmless.
+    """The storage a gateway needs. Every call may be repeated: offsets make that harmless.
 
-    The first four raise Gone for a run that was deleted.
+    All but `deleted`, `delete` and `check` raise Gone for a run that was deleted.
     """
 
     def offset(self, project: str, run: str, journal: str) -> int:
-        """Return how many bytes of a journal are here."""
+        """Return how many bytes of a journal are stored."""
 
     def append(self, project: str, piece: Piece) -> int:
-        """Keep a piece and return the new offset; raise Conflict when it belongs elsewhere, Refused when it is not sound."""
+        """Store a piece and return the new offset; raise Conflict if its offset does not match, Refused if it is not sound."""
 
     def append_all(self, project: str, pieces: Sequence[Piece]) -> Future[list[Result]]:
-        """Begin to keep pieces; what comes says of each its new offset, or why it was not kept."""
+        """Start storing pieces; the future holds, for each, its new offset or the error that kept it from being stored."""
 
     def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:
-        """Return which blobs are not here whole, and how much of each is."""
+        """Return which blobs are not stored completely, and how much of each is."""
 
     def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
-        """Keep a piece of a blob and return the new offset; at `total` its content must match its name."""
+        """Store a piece of a blob and return the new offset; at `total`, its content must match its name."""
 
     def deleted(self, project: str, run: str) -> bool:
-        """Tell whether a run was deleted here."""
+        """Return whether a run was deleted here."""
 
     def delete(self, project: str, run: str, by: str) -> None:
-        """Delete everything of a run, and remember that for ever: before anything goes, the note of it is safe."""
+        """Delete a run and remember that permanently: the record of the deletion is on disk before any data is deleted."""
 
     def check(self) -> None:
         """Raise OSError when nothing can be stored."""
 
 
 class DirectoryIntake:
-    """An intake over a directory of runs. `power`: an answer means that the disk has it, not only the kernel."""
+    """An intake over a directory of runs. With `power`, data is on disk before it is acknowledged, so it survives a power cut."""
 
     def __init__(self, root: Path, *, power: bool = True, max_blob: int = 64 << 30) -> None:
         self.root = root
         self.power = power
         self.max_blob = max_blob
-        self._whole: OrderedDict[Path, tuple[int, int]] = OrderedDict()  # journals known to end whole: inode, size
+        self._whole: OrderedDict[Path, tuple[int, int]] = OrderedDict()  # inode, size of journals that end with a whole frame
         self._lock = threading.Lock()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -134,7 +134,7 @@ class DirectoryIntake:
         return directory.run_path(self.root, checked_name("project", project), checked_name("run", run))
 
     def _end(self, fd: int, path: Path, seed: int) -> int:
-        """Return where the last whole frame ends; of a file that was left whole, its size."""
+        """Return where the last whole frame ends; for a file known to be whole, that is its size."""
         found = os.fstat(fd)
         with self._lock:
             known = self._whole.get(path) == (found.st_ino, found.st_size)
@@ -152,7 +152,7 @@ class DirectoryIntake:
             return whole_end(file.fileno(), there, os.fstat(file.fileno()).st_size, seed)
 
     def _unpack_to_grow(self, path: Path, seed: int, piece: Piece) -> None:
-        """Put a packed journal back when a piece is to follow it, such as what an exit handler logged."""
+        """Unpack a packed journal if more data arrives for it, such as values logged by an exit handler."""
         have = self._packed_end(path, seed)
         if have and have != piece.offset:
             raise Conflict(have)
@@ -207,7 +207,7 @@ class DirectoryIntake:
         with _locked(part, create=True) as fd:
             self._check_still_there(project, run, part)
             if blobs.is_here(folder, name):
-                part.unlink(missing_ok=True)  # two came at once, and the other was first
+                part.unlink(missing_ok=True)  # another request completed it first
                 return total
             have = os.fstat(fd).st_size
             if have != offset:
@@ -218,7 +218,7 @@ class DirectoryIntake:
         return offset + len(data)
 
     def _make_room(self, part: Path) -> None:
-        """Make the folder; when a new part begins, remove those nobody went on with."""
+        """Create the folder; when a new partial file is started, remove abandoned ones."""
         _make_folders(part)
         if not part.exists():
             for old in part.parent.glob(f"{_PART}*"):
@@ -265,11 +265,11 @@ class DirectoryIntake:
             raise Gone(project, run)
 
     def _check_still_there(self, project: str, run: str, path: Path) -> None:
-        """Look again with the file in hand: a run that was deleted a moment ago would begin anew with it."""
+        """Check again with the file locked: otherwise this write could bring back a run that was just deleted."""
         if self.deleted(project, run):
             path.unlink(missing_ok=True)
             for folder in path.parents[:2]:
-                with contextlib.suppress(OSError):  # not empty: whoever else is at it finds the note, too
+                with contextlib.suppress(OSError):  # not empty: the other writer finds the deletion record, too
                     folder.rmdir()
             raise Gone(project, run)
 
@@ -281,7 +281,7 @@ class DirectoryIntake:
 
 
 def _check_no_link(run: Path, *inside: Path) -> None:
-    """Refuse to write through a link, which a run that somebody copied into the store may hold."""
+    """Refuse to write through a symlink, which a run copied into the store may contain."""
     for folder in (run.parent, run, *inside):
         if directory.is_link(folder):
             raise Refused(
@@ -290,7 +290,7 @@ def _check_no_link(run: Path, *inside: Path) -> None:
 
 
 def _check_frames(project: str, piece: Piece, seed: int) -> None:
-    """Refuse anything but whole, sound frames; a header must be about the very journal it came for."""
+    """Refuse anything but whole, sound frames; a header must name the journal it was sent for."""
     first = piece.offset == 0 and piece.gap == 0
     end = sound_until(piece.data, seed, first=first)
     if not piece.data or end != len(piece.data):
@@ -304,7 +304,7 @@ def _check_frames(project: str, piece: Piece, seed: int) -> None:
 
 
 def check_gap(piece: Piece, sent: int) -> None:
-    """Refuse damage that is out of proportion to the bytes sent: a gap costs its sender nothing, and readers its length."""
+    """Refuse a gap out of proportion to the bytes sent: it costs the sender nothing, but readers its whole length."""
     end = piece.offset + piece.gap
     if end > GAP_RATIO * sent + GAP_FREE:
         raise Refused(
@@ -339,7 +339,7 @@ def _readable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, create: bool = False) -> Iterator[int]:
-    """Open a file and hold its lock. The lock belongs to the descriptor, so threads of one process exclude each other, too."""
+    """Open a file and hold its lock. The lock belongs to the descriptor, so it also works between threads of one process."""
     while True:
         fd = os.open(path, _OPEN | (os.O_CREAT if create else 0), 0o600)
         try:
@@ -356,7 +356,7 @@ def _locked(path: Path, *, create: bool = False) -> Iterator[int]:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Tell whether the file still has its name: while we waited, it may have been renamed or deleted."""
+    """Return whether the file is still at `path`: it may have been renamed or deleted while we waited for the lock."""
     try:
         return os.fstat(fd).st_ino == path.lstat().st_ino
     except FileNotFoundError:
@@ -371,20 +371,20 @@ def _write(fd: int, data: bytes, at: int) -> None:
 
 
 def _blank(fd: int, start: int, end: int) -> None:
-    """Put zeros where a torn write left bytes; past the end of the file a hole reads as zeros by itself."""
+    """Zero the bytes that a partial write left behind; beyond the end of the file, a hole already reads as zeros."""
     while start < end:
         start += os.pwrite(fd, memoryview(_ZEROS)[: end - start], start)
 
 
 def _make_folders(path: Path) -> None:
-    """Make project, run and the folder inside it, each private to the user."""
+    """Create the project, the run and the folder inside it, each private to the user."""
     for folder in reversed(path.parents[:3]):
         folder.mkdir(exist_ok=True, mode=0o700)
 
 
 def _sync_folders(path: Path) -> None:
     for folder in path.parents[:4]:
-        with contextlib.suppress(OSError):  # the one above the store may not be ours
+        with contextlib.suppress(OSError):  # the folder above the store may belong to someone else
             fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)

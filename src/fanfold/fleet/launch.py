@@ -1,4 +1,4 @@
-"""The forwarder that init() starts: a process of its own, which outlives training and leaves when all is at the gateway."""
+"""The forwarder that init() starts: a separate process that outlives training and exits once everything is at the gateway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_LOG = 8 << 20
 
 
 class Forwarding:
-    """The side that started a forwarder: hurry it, and wait until this rank's journals are at the gateway."""
+    """Handle on a forwarder process: wakes it, and waits until this rank's journals are at the gateway."""
 
     def __init__(self, root: Path, gateway: Destination) -> None:
         self.url = gateway.url
@@ -47,7 +47,7 @@ class Forwarding:
             )
 
     def wait(self, run: Path, rank: int, timeout: float) -> list[str]:
-        """Wait until what this rank wrote is shipped; return a line that says what is not."""
+        """Wait until this rank's journals are shipped; return a message if they are not in time."""
         self._hurry()
         deadline = time.monotonic() + min(timeout, FINISH_SECONDS)
         while self._left(run, rank):
@@ -58,7 +58,7 @@ class Forwarding:
         return []
 
     def _hurry(self) -> None:
-        """Wake the forwarder: the end of its input is the sign."""
+        """Wake the forwarder by closing its stdin."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -71,16 +71,16 @@ class Forwarding:
         own = [file for file in directory.journal_files(run) if file.name.startswith(f"{rank}-")]
         try:
             return any(not note.is_over(file) and note.offsets.get(file.stem, -1) < raw_size(file) for file in own)
-        except OSError:  # deleted in this moment: there is nothing to wait for
+        except OSError:  # just deleted: nothing to wait for
             return False
 
 
 def _variables(gateway: Destination) -> dict[str, str]:
-    """Return the gateway's address and its token as the environment of a child, where they belong together."""
+    """Return the gateway's address, token and CA as environment variables for a child process."""
     given = {"FANFOLD_SERVER": gateway.url, "FANFOLD_SERVER_TOKEN": gateway.token, "FANFOLD_SERVER_CA": gateway.ca}
     return {name: str(value) for name, value in given.items() if value}
 
 
 def _same_modules() -> dict[str, str]:
-    """Return what makes a child find the modules we find, and nothing that lies about in the working directory."""
+    """Return the environment with which a child imports the same modules, but nothing from its working directory."""
     return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}  # noqa: PTH109 - a text

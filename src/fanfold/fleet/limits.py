@@ -1,4 +1,4 @@
-"""Back-pressure: what a gateway holds in memory, and how fast a project or a stranger may come, is bounded from the start."""
+"""Back-pressure: limits on a gateway's memory for requests, and on the rate of each project and unauthenticated caller."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from .wire import Refused
 
-CALLERS = 10_000  # buckets remembered; the one unused for longest is forgotten, and starts full again
+CALLERS = 10_000  # buckets kept; the least recently used is dropped, and starts full again
 
 
 class Busy(Refused):
-    """Too much at once: come again after `seconds`."""
+    """Too many requests: retry after `seconds`."""
 
     def __init__(self, status: int, message: str, seconds: float) -> None:
         super().__init__(status, message)
@@ -21,7 +21,7 @@ class Busy(Refused):
 
 
 class Budget:
-    """Bytes of bodies in hand. A request reserves what it will take before any of it is read. For one event loop."""
+    """Bytes of request bodies in memory. A request reserves its size before its body is read. For a single event loop."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -29,7 +29,7 @@ class Budget:
 
     @contextmanager
     def reserve(self, amount: int) -> Iterator[None]:
-        if self.used and self.used + amount > self.size:  # one that is larger than all of it passes alone
+        if self.used and self.used + amount > self.size:  # a request larger than the whole budget passes if it is the only one
             raise Busy(503, "the gateway has its hands full. Nothing was stored. Try again.", 1.0)
         self.used += amount
         try:
@@ -39,20 +39,20 @@ class Budget:
 
 
 class Rates:
-    """A bucket for each name, refilled at `rate` a second up to `burst`; one that is empty says when to come again."""
+    """Token buckets by name, refilled at `rate` per second up to `burst`; an empty bucket reports when to retry."""
 
     def __init__(self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate = rate
         self.burst = burst
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, as of when
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # amount left, and when that was
 
     def left(self, name: str) -> float:
         amount, since = self._buckets.get(name, (self.burst, 0.0))
         return min(self.burst, amount + (self._clock() - since) * self.rate)
 
     def check(self, name: str, what: str) -> None:
-        """Raise Busy while the bucket is in debt."""
+        """Raise Busy while the bucket is empty or in debt."""
         left = self.left(name)
         if left <= 0:
             raise Busy(
@@ -62,7 +62,7 @@ class Rates:
             )
 
     def take(self, name: str, amount: float) -> None:
-        """Take from the bucket, into debt if need be: the size of a request is known only when it is here."""
+        """Take from the bucket, into debt if necessary: a request's size is known only once it has been read."""
         self._buckets[name] = (self.left(name) - amount, self._clock())
         self._buckets.move_to_end(name)
         while len(self._buckets) > CALLERS:

@@ -1,4 +1,4 @@
-"""The login page: plain HTML without a script. Whatever comes from outside is text in it, never markup."""
+"""The login page: plain HTML without scripts. Anything from outside is escaped as text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ button, .provider { text-align: center; text-decoration: none; color: inherit; b
 """
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-# Under the page's own `no-referrer` browsers send a form's origin as "null", and such a request is refused.
+# With the dashboard's `no-referrer`, browsers send a form's origin as "null", and such a request is refused.
 HEADERS = {"content-security-policy": POLICY, "referrer-policy": "same-origin", "cache-control": "no-store"}
 
 
 def form(*, who: str, nothing: bool, provider: bool, tokens: bool, said: str, status: int, base: str) -> Response:
-    """Return the page: for somebody known, who they are and the way out; else the ways in."""
+    """Return the page: for a logged-in user, who they are and a logout button; otherwise the ways to log in."""
     parts = [f"<p role=alert>{escape(said)}</p>" if said else "", *(_known(who, nothing, base) if who else [])]
     if not who:
         parts += [f'<a class=provider href="{base}oidc/start">Log in</a>'] if provider else []

@@ -1,4 +1,4 @@
-"""One JSON object a line on stderr: what a gateway or forwarder did, for people and for log collectors. Never a token."""
+"""Log output of gateways and forwarders: one JSON object per line on stderr, for log collectors. Never contains a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEPT = ("event", "project", "run", "journal", "route", "status", "bytes", "ms",
 
 
 class JsonLines(logging.Formatter):
-    """Write a record with the facts that came in `extra`. Everything not ASCII is escaped: no name can forge a line."""
+    """A formatter that includes the fields passed in `extra`. Non-ASCII is escaped, so that no name can forge a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
@@ -27,7 +27,7 @@ class JsonLines(logging.Formatter):
 
 @contextlib.contextmanager
 def to_stream(level: str = "info", stream: TextIO | None = None) -> Iterator[None]:
-    """Send what fanfold and its server library log to a stream, as JSON lines; afterwards all is as it was."""
+    """Send the logs of fanfold and uvicorn to a stream as JSON lines; restore the loggers afterwards."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
     loggers = [logging.getLogger(name) for name in ("fanfold", "uvicorn.error")]

@@ -1,4 +1,4 @@
-"""Counters of a gateway, as Prometheus reads them. No label holds what a client made up, so their number is bounded."""
+"""Counters of a gateway, in Prometheus format. No label value comes from a client, so the number of series is bounded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Metrics:
             self._values[name, tuple(sorted(labels.items()))] += amount
 
     def text(self, **gauges: float) -> str:
-        """Return everything in the text format, with gauges read at this moment."""
+        """Return all counters in Prometheus' text format, plus the current gauges."""
         with self._lock:
             values = dict(self._values)
         values.update({(name, ()): value for name, value in gauges.items()})

@@ -1,7 +1,7 @@
-"""Logins by an OpenID Connect provider: authorization code with PKCE, and an ID token whose every claim is checked.
+"""Logins through an OpenID Connect provider: authorization code with PKCE, and an ID token whose claims are all checked.
 
-State, nonce and PKCE's secret are derived from one random word that is signed into the visitor's cookie: any gateway with
-the same secret can finish what another began.
+The nonce and PKCE's verifier are derived from the state, a random string signed into the visitor's cookie: any gateway
+with the same secret can finish a login that another one started.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TIMEOUT = 10.0
 FRESH_SECONDS, FAILED_SECONDS = 3600.0, 5.0
 MAX_ANSWER = 1 << 20
 LEEWAY = 60.0  # clocks differ
-# Only such that a provider signs with a key nobody else has: with a shared one, whoever checks could also forge.
+# Asymmetric algorithms only: with a shared key, anyone who can verify a token could also forge one.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
 class LoginFailed(FanfoldError):
-    """A login that came to nothing; the text is for whoever tried."""
+    """A failed login; the message is shown to the visitor."""
 
 
 class Identity(NamedTuple):
@@ -47,14 +47,14 @@ class Identity(NamedTuple):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A provider has no reason to send us elsewhere, least of all with the client's secret."""
+    """A handler that refuses redirects: a provider has no reason to send us elsewhere, least of all with the client secret."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the interface
         return None
 
 
 class Oidc:
-    """One provider, and this gateway as its client. Safe to share between threads."""
+    """One provider, with this gateway as its client. Thread-safe."""
 
     def __init__(
         self, issuer: str, client: str, sessions: Sessions, *, secret: str | None = None, scopes: str = SCOPES,
@@ -78,7 +78,7 @@ class Oidc:
     # The two steps
 
     def start(self, redirect: str) -> tuple[str, Errand]:
-        """Return where to send a visitor, and the note they are to bring back."""
+        """Return the URL to redirect a visitor to, and the errand to store in their cookie."""
         state = secrets.token_urlsafe(24)
         asked = {
             "response_type": "code",
@@ -95,7 +95,7 @@ class Oidc:
         return f"{place}{joint}{urlencode(asked, quote_via=quote)}", Errand(self._sessions.clock() + ERRAND_SECONDS, state)
 
     def finish(self, errand: Errand | None, answer: Mapping[str, str], redirect: str) -> Identity:
-        """Return who the provider says has come back."""
+        """Return who logged in, according to the provider."""
         if errand is None or not hmac.compare_digest(errand.state.encode(), answer.get("state", "").encode()):
             raise LoginFailed("This login was not begun here, or took too long. Nobody was logged in. Begin again.")
         if "error" in answer:
@@ -118,14 +118,14 @@ class Oidc:
         listed = groups if isinstance(groups, list) else [groups]
         return Identity(user, [group for group in listed if isinstance(group, str)])
 
-    # What is asked of the provider
+    # Requests to the provider
 
     def _discovered(self) -> Mapping[str, Any]:
-        """Return what the provider says of itself; asked once an hour."""
+        """Return the provider's discovery document; fetched once an hour."""
         with self._lock:
             if time.monotonic() < self._fresh_until:
                 return self._found
-            if time.monotonic() < self._failed_until:  # one who asks on and on must not keep threads waiting for a timeout
+            if time.monotonic() < self._failed_until:  # repeated attempts must not tie up threads until a timeout
                 raise LoginFailed("The provider could not be reached a moment ago. Nobody was logged in. Try again later.")
             try:
                 self._discover()
@@ -158,7 +158,7 @@ class Oidc:
         return self._ask(str(found["token_endpoint"]), urlencode(form).encode(), headers)
 
     def _verified(self, token: Any, nonce: str) -> Mapping[str, Any]:
-        """Return an ID token's claims: signed by the provider, for us, now, and for this very login."""
+        """Return an ID token's claims after checking signature, issuer, audience, expiry and nonce."""
         try:
             key = self._keys.get_signing_key_from_jwt(token)
             claims: Mapping[str, Any] = self._jwt.decode(
@@ -174,7 +174,7 @@ class Oidc:
         return claims
 
     def _user_info(self, tokens: Mapping[str, Any], subject: str) -> Mapping[str, Any]:
-        """Ask for claims that are not in the ID token; an answer about somebody else does not count."""
+        """Fetch claims that are not in the ID token; a response about another subject is ignored."""
         place, word = self._discovered().get("userinfo_endpoint"), tokens.get("access_token")
         if not place or not isinstance(word, str):
             return {}
@@ -200,7 +200,7 @@ class Oidc:
 
 
 def _joined(claims: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add what the provider says elsewhere to an ID token's claims; "verified" counts only for the address it was said of."""
+    """Merge claims from userinfo into an ID token's claims; `email_verified` applies only to the address it came with."""
     joined = {**more, **claims}
     if "email" in claims and claims["email"] != more.get("email"):
         joined["email_verified"] = claims.get("email_verified")
@@ -214,7 +214,7 @@ def _challenge(verifier: str) -> str:
 
 
 def _check_address(url: Any, what: str, kind: type[FanfoldError]) -> None:
-    """Refuse an address where the client's secret or a login would travel in the clear."""
+    """Refuse an address that would carry the client secret or a login unencrypted."""
     parts = urlsplit(url if isinstance(url, str) else "")
     if parts.scheme == "https" and parts.hostname:
         return

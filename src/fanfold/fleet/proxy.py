@@ -1,4 +1,4 @@
-"""What proxies say about a request counts only when it comes from one we trust; from anybody else it is taken off first."""
+"""Forwarded headers: honored when they come from a trusted proxy, removed when they come from anyone else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Proxies:
-    """Which peers are proxies, and in which headers they name the user and the groups. Not named: nobody is logged in by it."""
+    """The trusted proxies, and the headers in which they name user and groups. Without a user header, they log nobody in."""
 
     def __init__(self, trusted: Iterable[str] = (), *, user: str | None = None, groups: str | None = None) -> None:
         self.networks = [_network(text) for text in trusted]
@@ -37,13 +37,13 @@ class Proxies:
         return any(one in network for network in self.networks for one in (address, mapped) if one is not None)
 
     def read(self, headers: Sequence[tuple[bytes, bytes]], name: str | None) -> str:
-        """Return a header that is there exactly once: of two, one may be the visitor's own."""
+        """Return a header that occurs exactly once: of two, one may come from the visitor."""
         wanted = name.encode("latin-1") if name else None
         found = [value for key, value in headers if key == wanted]
         return found[0].decode("utf-8", "replace").strip() if len(found) == 1 else ""
 
     def caller(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
-        """Return the address a trusted proxy speaks for: the last in the list that is no proxy itself."""
+        """Return the client address reported by a trusted proxy: the last in the list that is not a proxy itself."""
         named = [part.strip() for key, value in headers if key == FOR for part in value.decode("latin-1").split(",")]
         for one in reversed(named):
             if not self.trusts(one):
@@ -52,7 +52,7 @@ class Proxies:
 
 
 class Proxied:
-    """Stand before everything: keep what a trusted proxy says, take the same from all others."""
+    """The outermost middleware: applies forwarded headers of trusted proxies, and removes them from all requests."""
 
     def __init__(self, app: ASGIApp, *, proxies: Proxies) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""Delete from a node what its gateway has: only when told, only after asking the gateway, and never what is needed here."""
+"""Deletion of local runs that the gateway has: only on request, after checking with the gateway, and if not needed here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNFINISHED_SECONDS = 86400.0  # a run that did not finish may be resumed, and a 
 
 
 def prune(run: Following, client: Client) -> bool:
-    """Delete a run's journals and blobs here if all of them are at the gateway; tell whether they are gone."""
+    """Delete a run's local journals and blobs if all of them are at the gateway; return whether they were deleted."""
     files = directory.journal_files(run.path)
     if not files or any(why_not(file, run, client) for file in files):
         return False
@@ -29,7 +29,7 @@ def prune(run: Following, client: Client) -> bool:
     for start in range(0, len(names), 1000):
         if client.missing(run.project, run.id, names[start : start + 1000]):
             return False
-    packed = [file.with_suffix(PACKED) for file in files]  # one that a killed `fanfold prune` left beside its journal
+    packed = [file.with_suffix(PACKED) for file in files]  # left beside its journal by a killed `fanfold prune`
     for file in [*files, *packed, *(blobs.path_of(run.path, name) for name in names)]:
         file.unlink(missing_ok=True)
         file.with_name(f"{file.name}.alive").unlink(missing_ok=True)
@@ -39,7 +39,7 @@ def prune(run: Following, client: Client) -> bool:
 
 
 def why_not(file: Path, run: Following, client: Client) -> str | None:
-    """Return why a journal has to stay, or None."""
+    """Return why a journal must be kept, or None."""
     try:
         journal = Journal(file)
         journal.refresh()
@@ -53,19 +53,19 @@ def why_not(file: Path, run: Following, client: Client) -> str | None:
     if any(marks.get(file.stem, 0) < journal.verified for marks in _behind(file, run)):
         return "a tracker has not confirmed it"
     if client.offset(run.project, run.id, file.stem) < journal.verified:
-        run.note.forget()  # it had, as we noted; now it has to be sent again
+        run.note.forget()  # the note says it had; now it must be sent again
         return "the gateway does not have all of it"
     return None
 
 
 def _behind(file: Path, run: Following) -> list[dict[str, int]]:
-    """Return how far each tracker is; other ranks than 0 go there only where keys are folded, and then count as well."""
+    """Return the delivered offsets of each tracker; ranks other than 0 count only where keys are folded."""
     known = settled(run.path).values()
     return [marks for marks in known if file.name.startswith("0-") or file.stem in marks]
 
 
 def _remove_empty(run: Path) -> None:
-    """Remove the folders this leaves empty; trackers' own files stay, and so does the run's folder then."""
+    """Remove empty folders; if a tracker has files of its own there, they and the run's folder stay."""
     for note in (run / FOLDER).glob("*") if is_folder(run / FOLDER) else ():
         note.unlink(missing_ok=True)
     for folder in [*(run / "blobs").glob("*")] if is_folder(run / "blobs") else ():

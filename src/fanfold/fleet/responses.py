@@ -1,4 +1,4 @@
-"""How a gateway answers, and what it logs of that: the same for machines at its doors and for people at its page."""
+"""A gateway's responses and request logs, the same for its API and for its dashboard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_json(value: Any, code: int = 200) -> Response:
 def answered(
     metrics: Metrics, route: str, answer: Callable[[Request], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap what answers an address: refusals become answers, and all of it is counted and logged."""
+    """Wrap an endpoint: errors become responses, and every request is counted and logged."""
 
     async def call(request: Request) -> Response:
         began = time.monotonic()
@@ -47,13 +47,13 @@ def answered(
 
 
 def unavailable(error: OSError) -> Busy:
-    """Return the refusal for a store that cannot be used now."""
+    """Return the error for a store that cannot be used now."""
     why = error.strerror or str(error) or type(error).__name__
     return Busy(503, f"the gateway's store cannot be used now: {why}. Nothing is lost. Try again.", 5.0)
 
 
 def refused(error: FanfoldError) -> Response:
-    """Return the answer that says why something was not done."""
+    """Return the HTTP response for an error."""
     status = _status(error)
     response = as_json({"error": str(error)}, status)
     if status == 401:
@@ -67,11 +67,11 @@ def _status(error: FanfoldError) -> int:
     if isinstance(error, Refused):
         return error.status
     known: tuple[tuple[type[FanfoldError], int], ...] = ((RunNotFound, 404), (RunError, 409), (Forbidden, 403))
-    return next((status for kind, status in known if isinstance(error, kind)), 503)  # a file that is unusable, say
+    return next((status for kind, status in known if isinstance(error, kind)), 503)  # such as an unusable file
 
 
 def tell(metrics: Metrics, request: Request, route: str, status: int, seconds: float, refusal: Exception | None = None) -> None:
-    """Count an answer; log refusals and failures. The daily round only when asked for: a line for every batch of every node."""
+    """Count a response and log it: failures as warnings, the rest only for debugging, since every batch would be a line."""
     metrics.add("requests_total", route=route, status=str(status))
     level = logging.DEBUG if status < 400 or status == 409 else logging.WARNING
     if not logger.isEnabledFor(level):

@@ -1,7 +1,7 @@
-"""Signed notes in a browser's cookie: who is logged in, and until when. No gateway keeps any, so each of many can read them.
+"""Sessions as signed cookies: who is logged in, and until when. Gateways store none, so any of several can read them.
 
-A note names a token by its id, or a person; what they may do is looked up anew at every request. What is signed for one
-purpose is good for no other.
+A session names a token by its id, or a person; their permissions are looked up at every request. A signature made for one
+purpose is not valid for another.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from starlette.responses import Response
 from ..errors import SettingError
 
 HOURS = 12.0
-MAX_COOKIE = 3800  # browsers keep 4096 bytes with its name
+MAX_COOKIE = 3800  # browsers allow 4096 bytes, including the name
 SHORTEST_SECRET = 32
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Session(msgspec.Struct, forbid_unknown_fields=True):
-    """Somebody who is logged in: with a token (its id), or by name."""
+    """A logged-in user: with a token (its id), or by name."""
 
     until: float
     token: str = ""
@@ -36,14 +36,14 @@ class Session(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Errand(msgspec.Struct, forbid_unknown_fields=True):
-    """A login that is under way at a provider."""
+    """A login in progress at a provider."""
 
     until: float
     state: str
 
 
 class Sessions:
-    """Make and read signed notes. Without a secret one is made up, and no other gateway can read them."""
+    """Signer and reader of cookies. Without a secret it generates one, and no other gateway can read its cookies."""
 
     def __init__(self, secret: str | None = None, *, hours: float = HOURS, clock: Callable[[], float] = time.time) -> None:
         if secret is not None and len(secret) < SHORTEST_SECRET:
@@ -57,7 +57,7 @@ class Sessions:
         self._key = hashlib.sha256(f"fanfold session {secret or secrets.token_hex(32)}".encode()).digest()
 
     def derive(self, purpose: str, text: str) -> str:
-        """Return a secret that only gateways with this key can make, for one purpose and text."""
+        """Return a secret for one purpose and text, which only gateways with this key can derive."""
         return _letters(hmac.digest(self._key, f"{purpose}\0{text}".encode(), "sha256"))
 
     def sign(self, note: msgspec.Struct) -> str:
@@ -65,7 +65,7 @@ class Sessions:
         return f"{body}.{self.derive(type(note).__name__, body)}"
 
     def read(self, text: str, kind: type[T]) -> T | None:
-        """Return what a note says, if we signed it for this purpose and its time is not over."""
+        """Return a signed note, if it was signed for this purpose and has not expired."""
         body, _, signature = text.partition(".")
         if not hmac.compare_digest(signature.encode(), self.derive(kind.__name__, body).encode()):
             return None
@@ -76,10 +76,10 @@ class Sessions:
         until: float = getattr(note, "until", 0.0)
         return note if until > self.clock() else None
 
-    # Cookies. Over TLS the name's prefix makes browsers refuse one that another host or a plain connection sets.
+    # Cookies. Over TLS, the name's prefix makes browsers refuse a cookie set by another host or over plain HTTP.
 
     def put(self, response: Response, note: msgspec.Struct, *, secure: bool) -> None:
-        """Give a browser a note."""
+        """Set a note as a cookie."""
         text = self.sign(note)
         if len(text) > MAX_COOKIE:
             raise SettingError("the login names too many groups for a cookie. Nobody was logged in. Grant fewer groups.")
@@ -87,11 +87,11 @@ class Sessions:
         response.set_cookie(_name(type(note), secure), text, max_age=left, path="/", httponly=True, samesite="lax", secure=secure)
 
     def take(self, request: Request, kind: type[T], *, secure: bool) -> T | None:
-        """Return the note a browser brings."""
+        """Return the note in a request's cookie."""
         return self.read(request.cookies.get(_name(kind, secure), ""), kind)
 
     def drop(self, response: Response, kind: type[msgspec.Struct], *, secure: bool) -> None:
-        """Let a browser forget a note."""
+        """Delete a note's cookie."""
         response.delete_cookie(_name(kind, secure), path="/", httponly=True, samesite="lax", secure=secure)
 
 

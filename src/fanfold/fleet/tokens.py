@@ -1,4 +1,4 @@
-"""Who may do what at a gateway: bearer tokens for projects, to read or to write, kept only as hashes in a private file."""
+"""Bearer tokens of a gateway, to read or write projects; only their hashes are stored, in a private file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FILE_NAME = ".tokens.json"
 READ, WRITE = "read", "write"
 SCOPES = (READ, WRITE)
 ALL = "*"
-_PREFIX = "ffk"  # tells secret scanners, and people, what it is
+_PREFIX = "ffk"  # lets secret scanners and people recognize it
 
 
 @dataclass(frozen=True)
 class Token:
-    """One token: everything but itself. 32 random bytes cannot be guessed, so one round of a hash keeps them."""
+    """One token, without its secret. The secret's 32 random bytes cannot be guessed, so one round of hashing is enough."""
 
     id: str
     name: str
@@ -37,7 +37,7 @@ class Token:
     expires: float | None = None
 
     def allows(self, scope: str, project: str) -> bool:
-        """Tell whether this token may do that with that project (`*`: with all of them)."""
+        """Return whether this token has `scope` for `project` (or for all, `*`)."""
         return scope in self.scopes and (ALL in self.projects or project in self.projects)
 
     @property
@@ -54,7 +54,7 @@ class Token:
 
 
 def make(name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None) -> tuple[Token, str]:
-    """Make a token; return it, and the only copy of its secret."""
+    """Create a token; return it and the only copy of its secret."""
     _check(projects, scopes)
     id, now = secrets.token_hex(4), time.time()
     word = f"{_PREFIX}_{id}_{secrets.token_urlsafe(32)}"
@@ -63,7 +63,7 @@ def make(name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: 
 
 
 def match(known: Mapping[str, Token], word: str) -> Token | None:
-    """Return which of the known tokens a word is, in a time that says nothing of how near it came."""
+    """Return the known token with this secret, comparing in constant time."""
     prefix, _, rest = word.partition("_")
     found = known.get(rest.partition("_")[0]) if prefix == _PREFIX else None
     same = hmac.compare_digest(_hash(word), found.hash if found else _hash(""))
@@ -71,7 +71,7 @@ def match(known: Mapping[str, Token], word: str) -> Token | None:
 
 
 class TokenBook(Protocol):
-    """Where tokens are kept. What is revoked ends at once, at every gateway."""
+    """Storage for tokens. A revoked token stops working at once, at every gateway."""
 
     def find(self, word: str) -> Token | None:
         """Return whose token this is, or None."""
@@ -83,7 +83,7 @@ class TokenBook(Protocol):
         """Return every token."""
 
     def used(self) -> bool:
-        """Tell whether a token was ever made, though none may be left: from then on nobody gets in without one."""
+        """Return whether a token was ever created, even if none is left: from then on, nobody gets in without one."""
 
     def create(
         self, name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None
@@ -95,7 +95,7 @@ class TokenBook(Protocol):
 
 
 class Tokens:
-    """The file of tokens, read again whenever it changes: a revoked token ends at once, at every gateway."""
+    """The token file, reloaded whenever it changes: a revoked token stops working at once, at every gateway."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -155,7 +155,7 @@ class Tokens:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Read, change and replace the file, one at a time."""
+        """Read, change and replace the file under a lock."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

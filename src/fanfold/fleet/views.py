@@ -1,4 +1,4 @@
-"""A store as one caller sees it: other projects are not there. Every question of the page goes through this, so none forgets."""
+"""A store as one caller sees it, without other projects. Every query of the dashboard goes through it, so none can leak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..store.run import Runs, StoredRun
 
 
 class ProjectsView:
-    """The projects that `sees` is true of. What names another is refused alike, whether it exists or not."""
+    """The projects for which `sees` is true. Any other is refused with the same error, whether it exists or not."""
 
     def __init__(self, store: Store, sees: Callable[[str], bool], changes: Changes) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class ProjectsView:
         if project is not None:
             self._check(project)
         found = self._store.listed(project, progress=progress)
-        unreadable = [] if project is None else found.unreadable  # a folder that cannot be read does not tell whose it is
+        unreadable = [] if project is None else found.unreadable  # the project of an unreadable folder is unknown
         return Runs((run for run in found if self._sees(run.project)), unreadable)
 
     def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
@@ -51,12 +51,12 @@ class ProjectsView:
             return self._store.runs(project, filter, sort, limit, stats=stats)
         rows = self._store.runs(None, filter, sort, None, stats=stats)
         seen = [row for row in rows if self._sees(row.project)]
-        return Rows(seen if limit is None else seen[:limit])  # a folder that cannot be read does not tell whose it is
+        return Rows(seen if limit is None else seen[:limit])  # the project of an unreadable folder is unknown
 
     def run(self, project: str, id: str) -> StoredRun:
         self._check(project)
         run = self._store.run(project, id)
-        self._check(run.project)  # folders' names may be cut, so that two projects meet in one: the run itself knows
+        self._check(run.project)  # folder names may be shortened, so two projects may share one: the run itself has the full name
         return run
 
     def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:

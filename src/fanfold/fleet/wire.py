@@ -1,6 +1,6 @@
-"""What travels between forwarder and gateway: pieces of journals, many to a request, packed and compressed.
+"""The wire format between forwarder and gateway: pieces of journals, many per request, packed and compressed.
 
-Both ends use this file. What arrives is untrusted: names are checked, and nothing is unpacked beyond the size announced.
+Both ends use this module. Incoming data is untrusted: names are checked, and nothing is unpacked beyond its announced size.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import msgspec
 from ..errors import FanfoldError
 from ..journal.walker import MAX_FRAME
 
-BATCH = 1 << 20  # a request holds about this much, or one frame that is larger
+BATCH = 1 << 20  # bytes per request, about; or one larger frame
 MAX_RAW = MAX_FRAME + BATCH + (1 << 16)
 MAX_PIECES = 4096
 MAX_GAP = 1 << 30
-MAX_RATIO = 64  # a body unpacks to at most so many times its size; what compresses better is sent as it is
-RATIO_FREE = 4 << 20  # … unless it unpacks to less than this
+MAX_RATIO = 64  # a body unpacks to at most this many times its size; data that compresses better is sent uncompressed
+RATIO_FREE = 4 << 20  # no limit on the ratio below this unpacked size
 MAX_NAME = 1000
-LENGTH = "x-fanfold-length"  # how long the body is once unpacked
+LENGTH = "x-fanfold-length"  # header: size of the unpacked body
 APPEND, OFFSET, MISSING, BLOB, RUNS, RUN = "/v1/append", "/v1/offset", "/v1/missing", "/v1/blob", "/v1/runs", "/v1/run"
 JOURNAL = re.compile(r"(0|[1-9][0-9]{0,8})-([0-9a-f]{16})")
 
 
 class Refused(FanfoldError):
-    """A request the gateway does not take, and the status that says so."""
+    """A request the gateway refuses, and the HTTP status for it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Refused(FanfoldError):
 
 
 class Gone(Refused):
-    """A run that was deleted at the gateway: whoever still has it must not bring it back."""
+    """A run that was deleted at the gateway: forwarders that still have it must not bring it back."""
 
     def __init__(self, project: str, run: str) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class Gone(Refused):
 
 
 class Conflict(FanfoldError):
-    """Bytes that belong elsewhere: `offset` is what the gateway has."""
+    """Bytes sent for the wrong offset: `offset` is how many the gateway has."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(f"the gateway has {offset} bytes")
@@ -55,7 +55,7 @@ class Conflict(FanfoldError):
 
 
 class Piece(msgspec.Struct, array_like=True, frozen=True):
-    """Whole frames of one journal: where they stand, and how many damaged bytes lie before them."""
+    """Whole frames of one journal: the offset they follow, and how many damaged bytes come before them."""
 
     run: str
     journal: str
@@ -64,25 +64,25 @@ class Piece(msgspec.Struct, array_like=True, frozen=True):
     data: bytes
 
 
-# Counted before any is made: a few bytes can promise millions of pieces.
+# The length limit is checked before any piece is created: a few bytes can announce millions of them.
 _decoder = msgspec.msgpack.Decoder(Annotated[list[Piece], msgspec.Meta(min_length=1, max_length=MAX_PIECES)])
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(pieces: Sequence[Piece]) -> tuple[bytes, int]:
-    """Pack pieces; return the body, and how long it is unpacked."""
+    """Pack pieces; return the body and its unpacked size."""
     raw = _encoder.encode(pieces)
     body = zlib.compress(raw, 1)
     return body if ratio_fits(len(body), len(raw)) else zlib.compress(raw, 0), len(raw)
 
 
 def ratio_fits(size: int, length: int) -> bool:
-    """Tell whether a body of `size` bytes may unpack to `length`: what it costs a gateway follows from what was sent."""
+    """Return whether a body of `size` bytes may unpack to `length`: a gateway's cost must be in proportion to the bytes sent."""
     return length <= max(RATIO_FREE, MAX_RATIO * size)
 
 
 def decode(body: bytes, length: int) -> list[Piece]:
-    """Unpack a body of exactly `length` bytes; anything else is refused before it takes memory."""
+    """Decode a body that unpacks to exactly `length` bytes; any other is refused before it takes memory."""
     if not ratio_fits(len(body), length):
         raise Refused(413, f"{len(body)} bytes that unpack to {length} are compressed too well. Nothing was stored.")
     try:
@@ -92,7 +92,7 @@ def decode(body: bytes, length: int) -> list[Piece]:
 
 
 def unpack(body: bytes, length: int) -> bytes:
-    """Decompress, never to more than was announced."""
+    """Decompress a body, never to more than the announced length."""
     unpacker = zlib.decompressobj()
     try:
         raw = unpacker.decompress(body, length + 1)
@@ -104,7 +104,7 @@ def unpack(body: bytes, length: int) -> bytes:
 
 
 def checked_name(what: str, name: Any) -> str:
-    """Return the name of a project or run if it is one; as a path it is percent-encoded later."""
+    """Return a valid project or run name, else raise Refused; it is percent-encoded later, for paths."""
     if not isinstance(name, str) or not name.strip() or "\0" in name or len(name) > MAX_NAME:
         raise Refused(400, f"the {what} is no name: a text of 1 to {MAX_NAME} characters. Nothing was stored.")
     return name
