@@ -1,1 +1,1 @@
-"""Past one machine: the fleet's store in ClickHouse. Bytes of journals are the record; all else is made of them."""
+"""The fleet's store in ClickHouse, for more than one machine. Bytes of journals are the record; all else is derived."""

@@ -16,7 +16,7 @@ _OPTIONS = ("cluster", "replicated", "ttl_days", "ca")
 
 
 class Address(NamedTuple):
-    """Where the database is, and how its tables are made. `cluster` spreads them over shards, `replicated` over replicas."""
+    """Where the database is, and how its tables are created. `cluster` shards them, `replicated` replicates them."""
 
     secure: bool
     host: str
@@ -31,12 +31,12 @@ class Address(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The address without its password, for messages and names of caches."""
+        """The address without its password, for messages and cache names."""
         return self._written(self.user)
 
     @property
     def text(self) -> str:
-        """The whole address with its password, to open the store again. It is never shown, and never part of a command line."""
+        """The full address with its password, to open the store again. Never displayed, and never part of a command line."""
         options = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name)}
         secret = f":{quote(self.password, safe='')}" if self.password else ""
         return f"{self._written(quote(self.user, safe='') + secret)}?{urlencode(options)}"
@@ -47,7 +47,7 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Read an address. The password may stand in FANFOLD_CLICKHOUSE_PASSWORD instead, where no list of processes shows it."""
+    """Parse an address. The password may be in FANFOLD_CLICKHOUSE_PASSWORD instead, hidden from process listings."""
     parts = urlsplit(text)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     try:

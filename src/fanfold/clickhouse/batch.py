@@ -1,4 +1,4 @@
-"""One batch on its way into the tables: which jobs it holds, and the columns they make."""
+"""A batch to be inserted: its jobs, and the columns they produce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .profile import Profile, add_profile
 
 @dataclass
 class Job:
-    """One piece on its way into the tables."""
+    """One piece to be inserted into the tables."""
 
     project: str
     piece: Piece
@@ -39,7 +39,7 @@ class Job:
 
 @dataclass
 class Batch:
-    """What one request brought, and whom to tell what became of it."""
+    """The jobs of one request, and the callback that reports their outcome."""
 
     jobs: list[Job]
     tell: Callable[[Mapping[int, FanfoldError | OSError]], None]
@@ -63,7 +63,7 @@ def u64(values: Sequence[int]) -> Any:
 
 
 def token_of(jobs: Sequence[Job], once: str) -> str:
-    """Name a batch by the journals and offsets in it, and by this try: an insert sent twice by the network is kept once."""
+    """Return a token for a batch from its journals and offsets and this try: an insert repeated by the network is stored once."""
     whole = hashlib.blake2b(once.encode(), digest_size=16)
     for job in jobs:
         whole.update(f"{job.journal:x}:{job.start}:{job.end};".encode())
@@ -110,7 +110,7 @@ def tables_of(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
 
 
 def _add_keys(tables: dict[str, dict[str, Any]], others: Sequence[tuple[Job, Any]]) -> None:
-    """Add the keys that shapes name."""
+    """Add the keys defined by shapes."""
     named: dict[tuple[int, str], None] = {}
     for job, other in others:
         if other.kind == Kind.SHAPE:

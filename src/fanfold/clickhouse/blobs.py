@@ -1,4 +1,4 @@
-"""Blobs in ClickHouse: in pieces as they came, and a last, empty one that says the content was checked against its name."""
+"""Blobs in ClickHouse: the pieces as received, and a last, empty one that marks the content as verified against its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _checked(name: object) -> str:
 
 
 def missing(database: Database, run: int, names: list[str]) -> dict[str, int]:
-    """Return which blobs are not here whole, and how much of each is."""
+    """Return the blobs that are not complete here, and how many bytes of each are."""
     wanted = [_checked(name) for name in names]
     found = database.ask(
         "SELECT name, sum(length(data)) AS have, countIf(offset = total) AS whole FROM blobs FINAL "
@@ -35,7 +35,7 @@ def missing(database: Database, run: int, names: list[str]) -> dict[str, int]:
 
 
 def keep(database: Database, run: int, name: str, *, offset: int, total: int, data: bytes, limit: int) -> int:
-    """Keep a piece and return the new offset; the last one is kept only if the whole is what its name says."""
+    """Store a piece and return the new offset. After the last piece, the whole content must match the blob's name."""
     _checked(name)
     if not 0 <= offset <= offset + len(data) <= total:
         raise Refused(400, "a blob's piece is out of range. Nothing was stored.")
@@ -81,13 +81,13 @@ def pieces(database: Database, run: int, name: str) -> Iterator[bytes]:
 
 
 def names_of(database: Database, run: int) -> list[str]:
-    """Return which blobs of a run are here whole."""
+    """Return the blobs of a run that are complete here."""
     found = database.ask("SELECT DISTINCT name FROM blobs WHERE run = {run:UInt64} AND offset = total", run=run)
     return [name.decode() for name in found["name"]]
 
 
 def fetch(database: Database, number: int, run: Path, name: str) -> bool:
-    """Bring a blob into a run's folder of the cache; tell whether it is there."""
+    """Download a blob into a run's cache folder; return whether it exists."""
     if files.path_of(run, name).exists():
         return True
     if missing(database, number, [name]):

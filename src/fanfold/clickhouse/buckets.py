@@ -1,7 +1,7 @@
-"""Thinning where the points are: one query makes the buckets of many series, each with exact extremes.
+"""Downsampling in the database: one query returns the buckets of many series, each with exact extremes.
 
-It answers for step axes of single ranks, which is what a page of charts asks. Other axes and folds are thinned here, out of
-the points themselves, by the code that does so for a directory of runs.
+It handles step axes of single ranks, which is what a page of charts needs. Other axes and folds are downsampled here from the
+points, by the same code as for a directory of runs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .schema import CELL, EDGE_VALUE, HIGHEST, LOWEST
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_PARTS = 1500  # journals in one query: they travel in its address
-FEW_POINTS = 2_000_000  # so many are brought here and thinned here
-FINE = 0.75  # a bucket must be this share of a cell wide before cells are its equal
-LONG = 4096  # points; shorter series are brought here, and cut to the very bucket
+MOST_PARTS = 1500  # journals in one query: they are sent in its URL
+FEW_POINTS = 2_000_000  # up to this many are fetched and downsampled here
+FINE = 0.75  # a bucket must be at least this fraction of a cell wide before cells can replace it
+LONG = 4096  # points; shorter series are fetched, and cut exactly at the bucket
 FEW_CELLS = 2  # as a power of two
 FAR = 1 << 62
-UNKNOWN = (1 << 63) - 1  # no step of a cell
+UNKNOWN = (1 << 63) - 1  # not a step of any cell
 ANYWHERE = {"least": -(1 << 63), "most": (1 << 63) - 1}
 
 
 class Part(NamedTuple):
-    """One journal's share of a series: the points before `limit`, which a later attempt logged again from there on."""
+    """One journal's part of a series: the points before `limit`, from where on a later attempt logged them again."""
 
     journal: FleetJournal
     limit: int
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 @dataclass
 class Plan:
-    """One series that is to be thinned by the database."""
+    """One series to be downsampled by the database."""
 
     run: FleetRun
     key: str
@@ -58,12 +58,12 @@ class Plan:
 
     @property
     def most(self) -> int:
-        """How many points there can be."""
+        """The maximum number of points."""
         return sum(part.journal.extents[self.key].number for part in self.parts)
 
     @property
     def exact(self) -> bool:
-        """Tell whether rollups can stand for the points: none hidden, none twice, none cut off."""
+        """Whether rollups can replace the points: none hidden, none stored twice, none cut off."""
         whole = self.lo is None and self.hi is None
         return whole and all(part.limit == FAR and not part.journal.twice for part in self.parts)
 
@@ -72,7 +72,7 @@ def thin_many(
     database: Database, wanted: Sequence[tuple[StoredRun, str]], *, buckets: int = 330, x: str = "step", rank: int | None = None,
     fold: str | None = None, lo: float | None = None, hi: float | None = None, log: bool = False,
 ) -> list[Buckets | None]:  # fmt: skip
-    """Return the buckets of the series that can be made in the database; None for the others."""
+    """Return the buckets of the series that the database can downsample; None for the others."""
     if fold is not None:
         return [None] * len(wanted)
     stepped = [i for i, (run, key) in enumerate(wanted) if axis_of(run, key, x) == "step"]
@@ -95,7 +95,7 @@ def thin_many(
 
 
 def _by_width(plans: dict[int, Plan], count: int) -> dict[int, dict[int, Plan]]:
-    """Sort the series for which cells stand for buckets by how many cells make one, as a power of two."""
+    """Group the series for which cells can replace buckets by the number of cells per bucket, as a power of two."""
     found: dict[int, dict[int, Plan]] = {}
     for i, plan in plans.items():
         cells = (plan.high - plan.low) / count / CELL
@@ -105,11 +105,11 @@ def _by_width(plans: dict[int, Plan], count: int) -> dict[int, dict[int, Plan]]:
 
 
 def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: float | None, log: bool) -> Plan | None:
-    """Work out which journals' points count, as `store.points` does; None where the steps do not tell."""
+    """Determine which journals' points are visible, as `store.points` does; return None if steps do not decide it."""
     if not isinstance(run, FleetRun):
         return None
     if log and (lo is None or lo <= 0):
-        lo = 1.0  # the least step that a logarithmic axis has a place for
+        lo = 1.0  # the smallest step that a logarithmic axis can show
     ranks = holders(run, key)
     if not ranks or (rank is not None and rank not in ranks):
         return None
@@ -135,7 +135,7 @@ def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: floa
 
 
 def _groups(plans: dict[int, Plan]) -> list[dict[int, Plan]]:
-    """Cut what is asked into queries of bearable length."""
+    """Split the plans into queries of limited length."""
     groups: list[dict[int, Plan]] = [{}]
     size = 0
     for i, plan in plans.items():
@@ -153,7 +153,7 @@ _OF = (
     "FROM rollups{0} WHERE run IN {{runs:Array(UInt64)}} AND series IN {{series:Array(UInt64)}} AND "
     "journal IN {{journals:Array(UInt64)}}"
 )  # fmt: skip
-# Few cells to the bucket are sent as they are and put together here: grouping them there costs five times as much.
+# A few cells per bucket are fetched as they are and combined here: grouping them in the database costs five times as much.
 _CELLS = (
     "SELECT run, series, bitShiftRight(cell, {shift:UInt8}) AS c, since AS x, until AS x_last, low AS l, high AS h, "
     + LOWEST.format("lowest") + ", " + HIGHEST.format("highest") + ", "
@@ -177,7 +177,7 @@ def _sets(plans: dict[int, Plan]) -> dict[str, Any]:
 
 
 def _bounds(found: dict[str, NDArray[Any]], *names: str) -> dict[tuple[int, ...], slice]:
-    """Return where the rows of each group stand among rows that are sorted by their groups."""
+    """Return the position of each group among rows sorted by group."""
     import numpy as np
 
     if not len(found[names[0]]):
@@ -188,7 +188,7 @@ def _bounds(found: dict[str, NDArray[Any]], *names: str) -> dict[tuple[int, ...]
 
 
 def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[int, Buckets]:
-    """Return the buckets of series that have whole cells to the bucket. One that holds NaN or infinities is left out."""
+    """Return the buckets of series with whole cells per bucket. Series with NaN or infinities are left out."""
     import numpy as np
 
     found = database.ask(_CELLS if shift <= FEW_CELLS else _GROUPED, shift=shift, **_sets(plans))
@@ -197,7 +197,7 @@ def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[
     for i, plan in plans.items():
         where = places.get((plan.run.number, series_number(plan.key)))
         if where is None or found["odds"][where].any():
-            continue  # which of them are NaN and where, only the points know
+            continue  # only the points show which values are NaN, and where
         rows = {name: column[where] for name, column in found.items()}
         starts = np.flatnonzero(np.append(True, np.diff(rows["c"]) != 0))
         count = np.add.reduceat(rows["n"].astype(np.int64), starts)
@@ -214,7 +214,7 @@ def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[
 
 
 def _first_at(values: NDArray[Any], steps: NDArray[Any], wanted: NDArray[Any], starts: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the first step at which each bucket has its extreme; None where a cell of before version 2 does not tell."""
+    """Return the first step at which each bucket has its extreme; None if a cell from before version 2 lacks it."""
     import numpy as np
 
     spread = np.repeat(wanted, np.diff(np.append(starts, len(values))))
@@ -223,14 +223,14 @@ def _first_at(values: NDArray[Any], steps: NDArray[Any], wanted: NDArray[Any], s
 
 
 def _last_of(values: NDArray[Any], wanted: NDArray[Any], starts: NDArray[Any]) -> NDArray[Any]:
-    """Return the last row of each bucket that holds the value wanted: journals may overlap within a cell."""
+    """Return the last row of each bucket that has the wanted value: journals may overlap within a cell."""
     import numpy as np
 
     spread = np.repeat(wanted, np.diff(np.append(starts, len(values))))
     return np.maximum.reduceat(np.where(values == spread, np.arange(len(values)), -1), starts)
 
 
-# Points, brought here
+# Points fetched from the database
 
 _POINTS = (
     "SELECT run, series, journal, step, value{more} FROM points{final} WHERE run IN {{runs:Array(UInt64)}} AND series IN "
@@ -240,7 +240,7 @@ _POINTS = (
 
 
 def _here(database: Database, plans: dict[int, Plan], count: int) -> dict[int, Buckets]:
-    """Bring the points of short series here, and thin them as those of a directory are."""
+    """Fetch the points of short series, and downsample them as for a directory."""
     import numpy as np
 
     parts = [(plan, part) for plan in plans.values() for part in plan.parts]
@@ -277,10 +277,10 @@ def _piece(found: dict[str, NDArray[Any]], where: slice | None, part: Part) -> t
     return steps, values
 
 
-# Buckets, made there
+# Buckets computed by the database
 
-# One row of `w` for each journal of each series: which series it belongs to, its place among that one's journals, which
-# steps count, and how the axis is cut.
+# One row of `w` per journal of each series: its series, its position among that series' journals, the visible steps, and how the
+# axis is divided.
 _WANTED = (
     "WITH arrayJoin(arrayZip({i:Array(UInt32)}, {runs:Array(UInt64)}, {series:Array(UInt64)}, {journals:Array(UInt64)}, "
     "{orders:Array(UInt16)}, {limits:Array(Int64)}, {los:Array(Int64)}, {his:Array(Int64)}, {lows:Array(Float64)}, "
@@ -309,7 +309,7 @@ _FROM_POINTS = (
 )  # fmt: skip
 
 
-# The neighbours just outside of a range are in the cells nearest to it, which begin and end with points.
+# The neighbours just outside of a range are in the nearest cells, which begin and end with points.
 _REACH = (
     "SELECT min(a) AS least, max(b) AS most FROM (SELECT ifNull(maxOrNullIf(since, since < least(lo, lim)), any(lo)) AS a, "
     "ifNull(minOrNullIf(until, until > hi), any(hi)) AS b FROM (SELECT run, series, journal, since, until FROM rollups WHERE "
@@ -319,7 +319,7 @@ _REACH = (
 
 
 def _reach(database: Database, plans: dict[int, Plan]) -> dict[str, int]:
-    """Return between which steps the points asked for are, with the neighbours just outside of the range."""
+    """Return the step range of the requested points, including the neighbours just outside of it."""
     if not any(plan.most > LONG and (plan.lo is not None or plan.hi is not None) for plan in plans.values()):
         return ANYWHERE
     found = database.one(_REACH, **_asked(plans))
@@ -345,7 +345,7 @@ def _asked(plans: dict[int, Plan]) -> dict[str, Any]:
 
 
 def _along(plan: Plan, step: float) -> float:
-    """Return where a step is along the axis."""
+    """Return the position of a step along the axis."""
     return math.log(max(step, 1.0)) if plan.log else float(step)
 
 
@@ -356,7 +356,7 @@ def _whole(rounded: Any, edge: float | None, default: int) -> int:
 
 
 def _from_points(database: Database, plans: dict[int, Plan], count: int) -> dict[int, Buckets]:
-    """Let the database go through the points: of long series that cells do not fit, such as a zoom."""
+    """Let the database scan the points of long series to which cells do not apply, such as a zoom."""
     import numpy as np
 
     twice = any(part.journal.twice for plan in plans.values() for part in plan.parts)
@@ -372,7 +372,7 @@ def _from_points(database: Database, plans: dict[int, Plan], count: int) -> dict
 
 
 def _buckets(plan: Plan, rows: dict[str, NDArray[Any]], count: int) -> Buckets:
-    """Make of a query's rows what the page gets."""
+    """Convert a query's rows to buckets."""
     import numpy as np
 
     before, after = rows["b"] < 0, rows["b"] >= count

@@ -1,4 +1,4 @@
-"""Changes from a page or command that holds the database itself: stored like all that arrives, and deletions written down."""
+"""Changes made by a dashboard or command with direct database access: edits are stored as journals, deletions logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .intake import ClickHouseIntake
 
 
 class DirectChanges:
-    """What whoever has the database's password may do. Through a gateway, tokens and grants decide."""
+    """Changes permitted to anyone with the database's password. Through a gateway, tokens and grants decide."""
 
     def __init__(self, database: Database) -> None:
         self.views = ViewTable(database)
@@ -32,7 +32,7 @@ class DirectChanges:
             check_idle(run, ("running",))
 
     def delete(self, run: StoredRun) -> int:
-        """Write down first, then delete."""
+        """Log the deletion first, then delete."""
         self._audit.write(Entry(time.time(), DELETE, _user(), "this machine", run.project, run.id, {"name": run.name}))
         self._intake.delete(run.project, run.id, _user())
         return 0

@@ -1,4 +1,4 @@
-"""Talking to ClickHouse: columns in, columns out, and one kind of error for "not now"."""
+"""Connection to ClickHouse: columns in, columns out, and one error class for "not now"."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     Column = NDArray[Any] | Sequence[Any]
 
-# Of the server's many errors, those that no second try heals: the statement itself is wrong, or may not be made.
+# Server errors that a retry does not fix: the statement itself is wrong or not permitted.
 _FINAL = frozenset({36, 43, 46, 47, 53, 60, 62, 81, 192, 193, 194, 497, 516})
 _WRITING = {
     "async_insert": 0,
-    "max_insert_block_size": 100_000_000,  # one insert is one block: whole or not at all, and one token
+    "max_insert_block_size": 100_000_000,  # one insert is one block, stored completely or not at all, under one token
     "min_insert_block_size_rows": 0,
     "min_insert_block_size_bytes": 0,
     "max_insert_threads": 1,
@@ -31,8 +31,8 @@ _WRITING = {
     "distributed_foreground_insert": 1,
 }
 _READING = {
-    "distributed_product_mode": "local",  # tables are sharded by run, all alike: what belongs together lies on one server
-    "max_execution_time": 60,  # seconds; nobody waits for the answer any longer
+    "distributed_product_mode": "local",  # all tables are sharded by run, so rows that belong together are on one server
+    "max_execution_time": 60,  # seconds; after that nobody waits for the answer
     "prefer_column_name_to_alias": 1,
     "output_format_arrow_string_as_string": 0,
     "output_format_arrow_compression_method": "none",
@@ -40,7 +40,7 @@ _READING = {
 
 
 class Unavailable(OSError):
-    """The database cannot be reached, or cannot do it now. Trying again later is right."""
+    """Raised when the database cannot be reached, or cannot do this now. Retry later."""
 
 
 class Database:
@@ -54,13 +54,13 @@ class Database:
         self._lock = threading.Lock()
 
     def ask(self, sql: str, **parameters: Any) -> dict[str, NDArray[Any]]:
-        """Run a query and return its columns by name; texts come as bytes. `{name:Type}` stands for a parameter."""
+        """Run a query and return its columns by name, texts as bytes. `{name:Type}` is a placeholder for a parameter."""
         with self._told():
             table = self._connected().query_arrow(sql, parameters=parameters or None, settings=_READING, use_strings=False)
             return {name: table.column(name).to_numpy() for name in table.column_names}
 
     def later(self, sql: str, **parameters: Any) -> Future[dict[str, NDArray[Any]]]:
-        """Run a query beside others."""
+        """Run a query concurrently with others."""
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(4, "fanfold-clickhouse-ask")
@@ -76,7 +76,7 @@ class Database:
             self._connected().command(sql, parameters=parameters or None)
 
     def insert(self, table: str, columns: Mapping[str, Column], *, token: str = "") -> None:
-        """Insert columns as one block. The same token again is the same block: it is not stored twice."""
+        """Insert columns as one block. A block with a token that was used before is not stored again."""
         import pyarrow as pa
 
         with self._told():
@@ -85,7 +85,7 @@ class Database:
             self._connected().insert_arrow(table, arrow, settings=settings)
 
     def _told(self) -> contextlib.AbstractContextManager[None]:
-        self._connected()  # where the library is missing, this says so
+        self._connected()  # raises if the library is missing
         return _errors()
 
     def close(self) -> None:
@@ -106,10 +106,10 @@ class Database:
     def _connect(self) -> Any:
         try:
             import clickhouse_connect
-            import pyarrow  # noqa: F401 - columns travel as Arrow
+            import pyarrow  # noqa: F401 - columns are transferred as Arrow
         except ImportError as error:
             raise missing_extra("clickhouse-connect", "clickhouse", "The ClickHouse store") from error
-        logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # we say what went wrong, once
+        logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # we report errors ourselves, once
         at = self.address
         more: dict[str, Any] = {"ca_cert": at.ca} if at.ca else {}
         with _errors():
@@ -122,7 +122,7 @@ class Database:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Turn the library's errors into ours: Unavailable for what may pass, FanfoldError for what will not."""
+    """Convert the library's errors to ours: Unavailable if a retry may help, FanfoldError otherwise."""
     from clickhouse_connect.driver.exceptions import Error
     from urllib3.exceptions import HTTPError
 
@@ -140,7 +140,7 @@ _REFUSED = re.compile(r"\[Errno -?\d+\] ([^\"')\]]+)")
 
 
 def _short(error: Exception) -> str:
-    """Say in a line what the library says in ten."""
+    """Return the library's long error message as one line."""
     text = " ".join(str(error).split())
     host = re.search(r"host='([^']+)', port=(\d+)", text)
     why = _REFUSED.search(text)

@@ -1,4 +1,4 @@
-"""Pieces of journals as columns: every frame checked once, rows of many journals gathered into one block of points."""
+"""Pieces of journals as columns: every frame is checked once, rows of many journals are collected into one block of points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Caches keep what a job's ranks share, and nothing that is large: what was sent must not stay in memory because it was sent.
+# Caches hold what the ranks of a job share, and nothing large: a client must not be able to fill memory by sending data.
 SHORT_KEY = 256  # characters
 SMALL_SHAPE = 1 << 14  # bytes
 FEW_KEYS = 256
@@ -55,27 +55,27 @@ class Other(NamedTuple):
 
 @dataclass
 class Scanned:
-    """What a piece holds: rows by shape, each as runs of equal frames, and all other frames. `end`: how far it is sound."""
+    """The content of a piece: rows by shape, each as runs of equal frames, and all other frames. `end`: how far it is valid."""
 
     data: bytes
-    base: int  # the byte of the journal at which data begins
+    base: int  # offset in the journal at which data begins
     rows: dict[int, list[list[int]]] = field(default_factory=dict)
     others: list[Other] = field(default_factory=list)
-    unnamed: int = 0  # rows whose shape is not known
+    unnamed: int = 0  # rows with an unknown shape
     points: int = 0
     runs: int = 0  # of equal frames
     crowded: bool = False
     end: int = 0
 
 
-MOST_FRAMES = 1 << 17  # other than rows, in a request, and runs of rows: a batch of a megabyte has fewer
+MOST_FRAMES = 1 << 17  # per request, other than rows, and runs of rows: a batch of a megabyte has fewer
 MOST_POINTS = 1 << 21
 
 
 def scan(data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape]) -> Scanned:
-    """Walk whole frames, checking each; shapes that are named on the way are added to `shapes`.
+    """Scan and check whole frames; shapes defined on the way are added to `shapes`.
 
-    It ends early where a piece makes more rows of tables than its bytes explain: one byte of a row can be a point.
+    It stops early if a piece expands to too many table rows: one byte of a row can be a point.
     """
     found = Scanned(data, base)
     for span in spans(memoryview(data), 0, len(data), seed, header=not base):
@@ -84,7 +84,7 @@ def scan(data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape]) 
             number = int.from_bytes(data[span.at + HEAD_SIZE : span.at + HEAD_SIZE + 4], "little")
             shape = shapes.get(number)
             if shape is None or HEAD_SIZE + shape.size != span.stride or shape.layout != span.flags:
-                found.unnamed += span.number  # nobody can name them: every reader of the journal counts them as damage
+                found.unnamed += span.number  # their keys are unknown: every reader of the journal counts them as damage
             else:
                 found.rows.setdefault(number, []).append([span.at, span.number])
                 found.points += span.number * len(shape.keys)
@@ -101,7 +101,7 @@ def scan(data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape]) 
 
 
 def learn(shapes: MutableMapping[int, Shape], body: bytes) -> None:
-    """Add a shape; the first of a number counts, and one that cannot be read names nothing."""
+    """Add a shape. The first of each number counts; an unreadable one is ignored."""
     shape = _shared(body) if len(body) <= SMALL_SHAPE else _parsed(body)
     if shape is not None:
         shapes.setdefault(shape.id, shape)
@@ -109,7 +109,7 @@ def learn(shapes: MutableMapping[int, Shape], body: bytes) -> None:
 
 @lru_cache(maxsize=4096)
 def _shared(body: bytes) -> Shape | None:
-    """Read a shape. A job's ranks name the same ones: they share it."""
+    """Parse a shape. Cached because a job's ranks define the same ones."""
     return _parsed(body)
 
 
@@ -121,14 +121,14 @@ def _parsed(body: bytes) -> Shape | None:
 
 
 class Block:
-    """Columns of points, gathered from many pieces."""
+    """Columns of points, collected from many pieces."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[int, int, NDArray[np.uint64], Shape, NDArray[Any], NDArray[np.int64]]] = []
         self.count = 0
 
     def add(self, run: int, journal: int, scanned: Scanned, shapes: Mapping[int, Shape]) -> None:
-        """Take a piece's rows."""
+        """Add a piece's rows."""
         import numpy as np
 
         for number, places in scanned.rows.items():
@@ -145,7 +145,7 @@ class Block:
             self.count += len(rows) * len(series)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return the columns of all points; of a column that holds nothing but zeros, nothing."""
+        """Return the columns of all points. `kind` and `whole` are left out if they would be all zeros."""
         import numpy as np
 
         if not self._parts:
@@ -179,7 +179,7 @@ def _shared_series(shape: Shape) -> NDArray[np.uint64]:
 
 
 def _row_type(shape: Shape) -> Any:
-    """Return how a row's frame reads: its fields, and one per key."""
+    """Return the dtype of a row's frame: its fields, and one per key."""
     import numpy as np
 
     names, kinds, offsets = ["time"], ["<i8"], [HEAD_SIZE + 4]
@@ -233,7 +233,7 @@ def _kinds(shape: Shape, rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _wholes(shape: Shape, rows: NDArray[Any]) -> NDArray[np.int64]:
-    """Return integers as they are: beyond 2**53 a float cannot hold them."""
+    """Return integers unchanged: beyond 2**53 a float cannot represent them."""
     import numpy as np
 
     none = np.zeros(len(rows), np.int64)

@@ -1,4 +1,4 @@
-"""What a gateway keeps beside the runs, in tables: tokens, the audit log, saved views. All gateways see the same."""
+"""Tables a gateway needs beside the runs: tokens, the audit log, saved views. All gateways share them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRESH_SECONDS = 1.0  # how long a revoked token may still work at another gatewa
 
 
 class TokenTable:
-    """Tokens in a table; a revoked one has an empty last row."""
+    """Tokens in a table; the last row of a revoked token is empty."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -75,7 +75,7 @@ class TokenTable:
 
 
 class AuditTable:
-    """The audit log in a table that is only ever added to."""
+    """The audit log, in an append-only table."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -89,7 +89,7 @@ class AuditTable:
 
 
 class ViewTable:
-    """Saved views in a table; a dropped one has an empty last row."""
+    """Saved views in a table; the last row of a deleted view is empty."""
 
     def __init__(self, database: Database) -> None:
         self.database = database

@@ -1,8 +1,9 @@
-"""Taking journals in: a gateway's pieces become rows of the tables, many journals to one insert.
+"""Intake of journals: the pieces a gateway receives become rows of the tables, many journals per insert.
 
-A batch is written in this order: the bytes themselves (`pieces`), what they say (`frames`, `points`, …), and the commit that
-moves the journals' ends. Only a commit is answered for. A gateway that dies in between leaves pieces without a commit; when
-their bytes come again, `pieces` shows that some were written twice, and reading counts those journals' points once each.
+A batch is written in this order: the bytes themselves (`pieces`), their content (`frames`, `points`, …), and the commit that
+advances the journals' ends. Data is acknowledged only after its commit. A gateway that dies in between leaves pieces without a
+commit; when their bytes are sent again, `pieces` shows that some were written twice, and readers count each point of those
+journals once.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from .database import Database, Unavailable
 from .decode import MOST_FRAMES, MOST_POINTS, Scanned, learn, run_number, scan
 from .profile import MOST_ROWS, profile_of
 
-GATHER_SECONDS = 0.25  # how long a batch is gathered: ClickHouse likes few large inserts
+GATHER_SECONDS = 0.25  # how long a batch is collected: ClickHouse works best with few large inserts
 MOST_BYTES = 64 << 20  # in one batch
 MOST_BATCH_POINTS = 2 * MOST_POINTS
-MOST_JOBS = 16_000  # … and their ids travel in the address of a query
+MOST_JOBS = 16_000  # … and their ids are sent in the URL of a query
 MOST_WAITING = 4096  # requests
 WAIT_SECONDS = 60.0
 REMEMBERED = 50_000  # journals
@@ -41,20 +42,20 @@ DELETED_SECONDS = 2.0
 
 @dataclass
 class Known:
-    """What a gateway remembers of a journal: how far it is committed, and its shapes as of there, if they were asked for."""
+    """A journal as remembered by a gateway: how far it is committed, and its shapes up to there, if they were needed."""
 
     end: int
     shapes: dict[int, Shape] = field(default_factory=dict)
-    complete: bool = True  # the shapes are all there
-    weight: int = 0  # bytes that named the shapes
+    complete: bool = True  # all shapes are loaded
+    weight: int = 0  # size of the shapes' frames in bytes
 
     def fits(self, offset: int) -> bool:
-        """Return whether a piece at this offset can be taken, or refused, without asking the database."""
+        """Return whether a piece at this offset can be accepted or rejected without querying the database."""
         return self.end > offset or (self.end == offset and self.complete)
 
 
 class Room:
-    """What the pieces of one request may make in all. A piece for which there is no room left comes again in the next one."""
+    """The limits on the content of one request. A piece beyond them is sent again in the next request."""
 
     def __init__(self) -> None:
         self.runs, self.points, self.rows = MOST_FRAMES, MOST_POINTS, MOST_ROWS
@@ -64,14 +65,14 @@ class Room:
         return min(self.runs, self.points, self.rows) > 0
 
     def take(self, scanned: Scanned) -> bool:
-        """Take a piece's share; return whether there was room for it."""
+        """Subtract a piece's share; return whether it was within the limits."""
         self.runs -= scanned.runs
         self.points -= scanned.points
         return min(self.runs, self.points) >= 0
 
 
 class ClickHouseIntake:
-    """An intake over ClickHouse. Any number of them may work on one database: what they remember can only be too old."""
+    """An intake over ClickHouse. Several may work on one database: what each remembers can only be outdated, never wrong."""
 
     def __init__(self, database: Database, *, gather: float = GATHER_SECONDS, max_blob: int = 64 << 30) -> None:
         schema.check(database)
@@ -96,14 +97,14 @@ class ClickHouseIntake:
         return self._ends([at]).get(at, 0)
 
     def append(self, project: str, piece: Piece) -> int:
-        """Keep a piece and return the new offset."""
+        """Store a piece and return the new offset."""
         result = self.append_all(project, [piece]).result(WAIT_SECONDS)[0]
         if isinstance(result, BaseException):
             raise result
         return result
 
     def append_all(self, project: str, pieces: Sequence[Piece]) -> Future[list[Result]]:
-        """Begin to keep pieces; what comes says of each its new offset, or why it was not kept."""
+        """Start storing pieces; the future returns for each its new offset, or why it was not stored."""
         results: list[Result] = [0] * len(pieces)
         jobs: dict[int, Job] = {}
         taken: set[int] = set()
@@ -130,9 +131,9 @@ class ClickHouseIntake:
         return done
 
     def _look_up(self, project: str, pieces: Sequence[Piece]) -> dict[tuple[int, int], int]:
-        """Ask once for all journals of a request that are not known here, or not as far as they come.
+        """Look up in one query the journals of a request that are unknown here, or not known up to their offset.
 
-        Return how many bytes came of the journals that have damage before a piece.
+        Return how many bytes were received of each journal that has damage before a piece.
         """
         unknown: dict[tuple[int, int], set[int]] = {}
         damaged: dict[tuple[int, int], None] = {}
@@ -157,7 +158,7 @@ class ClickHouseIntake:
         return {(run, journal): sent for run, journal, sent in zip(*(one.tolist() for one in found.values()), strict=True)}
 
     def _prepared(self, project: str, piece: Piece, taken: set[int], room: Room, sent: Mapping[tuple[int, int], int]) -> Job:
-        """Check one piece against what is here, and decode it."""
+        """Check one piece against the stored state, and decode it."""
         rank, id = checked_journal(piece.journal)
         run = self._check(project, piece.run)
         if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP or not piece.data:
@@ -169,7 +170,7 @@ class ClickHouseIntake:
         if known is None or not known.complete:
             raise Unavailable("other requests pushed the journal out of memory")
         if journal in taken or not room.left:
-            raise Conflict(piece.offset)  # it comes again in the next request
+            raise Conflict(piece.offset)  # it is sent again in the next request
         if piece.gap:
             check_gap(piece, sent.get((run, journal), 0))
         shapes: ChainMap[int, Shape] = ChainMap({}, known.shapes)
@@ -197,7 +198,7 @@ class ClickHouseIntake:
             raise Gone(project, run)
         return number
 
-    # What is known of a journal
+    # State of journals
 
     def _remembered(self, run: int, journal: int) -> Known | None:
         with self._lock:
@@ -220,7 +221,7 @@ class ClickHouseIntake:
             self._weight -= gone.weight if gone else 0
 
     def _ends(self, journals: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
-        """Ask the database how far journals are."""
+        """Query how far journals are committed."""
         ends = self.database.ask(
             "SELECT run, journal, max(end) AS end FROM commits WHERE run IN {runs:Array(UInt64)} AND journal IN "
             "{all:Array(UInt64)} GROUP BY run, journal", **_asked(journals),
@@ -228,7 +229,7 @@ class ClickHouseIntake:
         return {(run, journal): end for run, journal, end in zip(*(column.tolist() for column in ends.values()), strict=True)}
 
     def _renew(self, wanted: Mapping[tuple[int, int], set[int]]) -> None:
-        """Learn how far journals are, and of those that are at an offset wanted, which shapes they named by then."""
+        """Load how far journals are committed and, for those at a wanted offset, the shapes defined up to there."""
         ends = self._ends(list(wanted))
         stale = {
             at: Known(ends.get(at, 0), complete=ends.get(at, 0) in offsets)
@@ -250,7 +251,7 @@ class ClickHouseIntake:
             self._remember(*at, known)
 
     def _advance(self, job: Job) -> None:
-        """Note that a job is committed. Shapes are added to those known, not copied: a journal may have very many."""
+        """Record that a job is committed. Its shapes are added to the known ones, not copied: a journal may have very many."""
         known = self._remembered(job.run, job.journal)
         assert isinstance(job.shapes, ChainMap)
         named, base = job.shapes.maps
@@ -261,10 +262,10 @@ class ClickHouseIntake:
         weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
         self._remember(job.run, job.journal, Known(job.end, known.shapes, weight=weight))
 
-    # The batch
+    # Batches
 
     def _hand_over(self, batch: Batch) -> None:
-        """Give a request's jobs to the writer; one that has no room for them says so at once."""
+        """Queue a request's jobs for the writer; fail at once if the queue is full."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._write_on, name="fanfold-clickhouse", daemon=True)
@@ -275,7 +276,7 @@ class ClickHouseIntake:
             batch.fail("the database does not keep up")
 
     def _write_on(self) -> None:
-        """Gather what waits and write it, until told to stop. What came too late for a batch is first in the next."""
+        """Collect and write waiting requests until stopped. Requests that do not fit into a batch come first in the next."""
         later: list[Batch] = []
         last = False
         while not last or later:
@@ -290,7 +291,7 @@ class ClickHouseIntake:
             later = self._write_all([one for one in waiting if one is not None])
 
     def _write_all(self, waiting: list[Batch]) -> list[Batch]:
-        """Write requests as one batch; return those that hold bytes of a journal that is in it already."""
+        """Write requests as one batch; return those with bytes of a journal that is already in it."""
         now: list[Batch] = []
         later: list[Batch] = []
         journals: set[int] = set()
@@ -299,19 +300,19 @@ class ClickHouseIntake:
             (later if own & journals else now).append(one)
             journals |= own
         jobs = [job for one in now for job in one.jobs]
-        failures, error = outcome(lambda: self._stored(jobs))  # whatever happens, whoever waits is told
+        failures, error = outcome(lambda: self._stored(jobs))  # whatever happens, every caller gets a response
         for one in now:
             one.tell({job.journal: Unavailable(str(error)) for job in one.jobs} if failures is None else failures)
         return [one for one in later if self._still_fits(one)]
 
     def _stored(self, jobs: Sequence[Job]) -> dict[int, FanfoldError | OSError]:
-        """Write the jobs that still stand at their journals' ends; return why the others do not."""
+        """Write the jobs that still start at their journals' ends; return the errors of the others."""
         elsewhere = self._elsewhere(jobs)
         self._write([job for job in jobs if job.journal not in elsewhere])
         return elsewhere
 
     def _elsewhere(self, jobs: Sequence[Job]) -> dict[int, FanfoldError | OSError]:
-        """Find the jobs whose journals another gateway took further meanwhile: their bytes are there already."""
+        """Return errors for jobs whose journals another gateway advanced meanwhile: their bytes are already stored."""
         found = self.database.ask(
             "SELECT journal, max(end) AS end FROM commits WHERE run IN {runs:Array(UInt64)} AND journal IN {all:Array(UInt64)} "
             "GROUP BY journal", runs=list({job.run for job in jobs}), all=[job.journal for job in jobs],
@@ -323,7 +324,7 @@ class ClickHouseIntake:
         return {job.journal: Conflict(ends.get(job.journal, 0)) for job in moved}
 
     def _still_fits(self, batch: Batch) -> bool:
-        """Tell whether the jobs of a request still stand at the ends of their journals; else it is to come again."""
+        """Return whether the jobs of a request still start at their journals' ends; otherwise fail it, to be sent again."""
         for job in batch.jobs:
             known = self._remembered(job.run, job.journal)
             if known is None or known.end != job.start:
@@ -332,7 +333,7 @@ class ClickHouseIntake:
         return True
 
     def _write(self, jobs: list[Job]) -> None:
-        """Write the batch: bytes, what they say, commit."""
+        """Write the batch: bytes, content, commit."""
         import numpy as np
 
         if not jobs:
@@ -359,7 +360,7 @@ class ClickHouseIntake:
         self.database.insert(table, columns, token=token)
 
     def close(self) -> None:
-        """Write what waits, and stop."""
+        """Write everything that is queued, and stop."""
         if self._thread is not None and self._thread.is_alive():
             self._queue.put(None)
             self._thread.join(WAIT_SECONDS)
@@ -370,18 +371,18 @@ class ClickHouseIntake:
     # Deleting
 
     def _is_deleted(self, run: int) -> bool:
-        """Look in the list of the deleted, which is short and read anew every few seconds."""
+        """Check the list of deleted runs, which is short and reloaded every few seconds."""
         if run not in self._deleted and time.monotonic() >= self._deleted_until:
             self._deleted = set(self.database.ask("SELECT DISTINCT run FROM deleted")["run"].tolist())
             self._deleted_until = time.monotonic() + DELETED_SECONDS
         return run in self._deleted
 
     def deleted(self, project: str, run: str) -> bool:
-        """Tell whether this run was deleted here."""
+        """Return whether this run was deleted here."""
         return self._is_deleted(run_number(project, run))
 
     def delete(self, project: str, run: str, by: str) -> None:
-        """Delete everything of a run and remember its id for ever; other gateways hear of it within seconds, so sweep twice."""
+        """Delete a run and remember its id forever. Other gateways notice within seconds, so its rows are deleted twice."""
         number = run_number(project, run)
         mark: dict[str, Any] = {"run": u64([number]), "project": [project], "id": [run], "who": [by]}
         self.database.insert("deleted", mark)
@@ -419,7 +420,7 @@ def _done(results: list[Result]) -> Future[list[Result]]:
 
 
 def sweep(database: Database, run: int) -> None:
-    """Delete a run's rows everywhere but in the list of the deleted."""
+    """Delete a run's rows from every table but the list of deleted runs."""
     for table in schema.TABLES:
         if table.sharded and table.name != "deleted":
             schema.delete(database, table.name, run)
@@ -429,4 +430,4 @@ def _again(database: Database, run: int) -> None:
     try:
         sweep(database, run)
     except (FanfoldError, OSError):
-        return  # what is left is hidden by the list of the deleted, and goes with the next rebuild
+        return  # remaining rows are hidden by the list of deleted runs, and removed by the next rebuild

@@ -1,6 +1,6 @@
-"""The operator profile and API usage: of each process' rows the newest, which has the most calls observed.
+"""The operator profile and API usage: the newest rows of each process, which are those with the most observed calls.
 
-Times and calls are what the observed ones stand for, so an older row may have higher ones.
+Times and calls are estimates for all calls, so an older row may have higher ones.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..probes import op_table
 from ..store.ops import table_of
 from .decode import Other
 
-MOST_TABLES = 8  # of one piece: a journal is that of one process and its children
-MOST_ROWS = 1 << 17  # of the tables of one request, which stops when it has more; those of a node have some thousands
+MOST_TABLES = 8  # per piece: a journal belongs to one process and its children
+MOST_ROWS = 1 << 17  # per request, beyond which it stops; the tables of a node have a few thousand
 
 Profile = dict[str, list[dict[str, Any]]]
 
 
 def profile_of(run: int, rank: int, others: Sequence[Other]) -> Profile:
-    """Return the rows of the tables `ops` and `usage` that a piece holds.
+    """Return the rows of the tables `ops` and `usage` in a piece.
 
-    A table is compressed, so it takes up to a thousand times its size. Only the newest of each process is unpacked.
+    Tables are compressed and may expand a thousandfold, so only the newest of each process is unpacked.
     """
     newest: dict[str, Ops] = {}
     uses: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Rebuild the derived tables from the bytes of a run's journals, which are the record: points, rollups and all the rest."""
+"""Rebuild of the derived tables (points, rollups and so on) from the bytes of a run's journals, which are the record."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST_BYTES = 16 << 20
 
 
 class StillGrowing(RunError):
-    """A run that data still arrives for: what is derived from it cannot be rebuilt now."""
+    """Raised when data still arrives for a run, so that its derived rows cannot be rebuilt now."""
 
 
 def rebuild(database: Database, project: str, id: str) -> int:
-    """Rebuild a run's derived rows and return how many points it has. Raise StillGrowing where more may arrive."""
+    """Rebuild a run's derived rows and return its number of points. Raise StillGrowing if more may arrive."""
     run = FleetRun(database, Path("/nowhere"), project, id)
     read([run])
     if any(journal.status() == "running" and not _ended(journal) for journal in run.found.values()):
@@ -48,7 +48,7 @@ def rebuild(database: Database, project: str, id: str) -> int:
 
 
 def _ended(journal: FleetJournal) -> bool:
-    """Return whether a journal has an end frame. The table of frames may be what was lost, so its bytes are asked as well."""
+    """Return whether a journal has an end frame. Check its bytes too, because the frames table may be what was lost."""
     if any(journal.records(Kind.END)):
         return True
     shapes: dict[int, Shape] = {}
@@ -57,7 +57,7 @@ def _ended(journal: FleetJournal) -> bool:
 
 
 def _excess(database: Database, run: FleetRun) -> dict[str, Any]:
-    """Return how many bytes of each journal are there more than once: from now on that is known, and harmless."""
+    """Return how many bytes of each journal are stored more than once. Once recorded, they do no harm."""
     import numpy as np
 
     found = database.ask(
@@ -72,7 +72,7 @@ def _excess(database: Database, run: FleetRun) -> dict[str, Any]:
 
 
 def _batches(run: FleetRun) -> Iterator[list[Job]]:
-    """Yield the run's bytes as jobs, each byte once, in batches of bearable size."""
+    """Yield the run's bytes as jobs, each byte once, in batches of limited size."""
     jobs: list[Job] = []
     size = 0
     for journal in run.found.values():

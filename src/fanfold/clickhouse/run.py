@@ -1,4 +1,4 @@
-"""A run in ClickHouse, read as any other run: its journals' frames from one table, their points from another."""
+"""A run in ClickHouse, read like any other run: its journals' frames from one table, their points from another."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LAZY = (Kind.CONSOLE, Kind.BEAT)  # many and seldom asked for
+LAZY = (Kind.CONSOLE, Kind.BEAT)  # numerous and rarely needed
 KEPT_BYTES = 256 << 20  # of columns, for each run
 
 
 class Extent(NamedTuple):
-    """What is known of one key in one journal without its points."""
+    """The facts about one key in one journal that are known without its points."""
 
-    first: int  # the step of the point written first
-    step: int  # … and of the last, with its time (ns) and value
+    first: int  # the step of the first point written
+    step: int  # … and of the last one, with its time (ns) and value
     time: int
     value: Any
     low: int
@@ -59,11 +59,11 @@ class FleetJournal(Journal):
         self.extents: dict[str, Extent] = {}
         self.bodies: dict[int, list[Record]] = {}  # by kind, in order
         self._known: set[tuple[int, int]] = set()
-        self.arrived = 0.0  # when its last bytes came, by the database's clock
-        self.twice = False  # bytes were written more than once: points have to be told apart
+        self.arrived = 0.0  # when its last bytes arrived, by the database's clock
+        self.twice = False  # some bytes were written more than once, so points must be deduplicated
 
     def take(self, kind: int, pos: int, body: bytes) -> None:
-        """Note a frame, once; they come in order, save when a gateway died and its bytes came again."""
+        """Add a frame unless it is known. Frames arrive in order, except when a gateway died and its bytes were sent again."""
         if (kind, pos) in self._known:
             return
         self._known.add((kind, pos))
@@ -85,7 +85,7 @@ class FleetJournal(Journal):
         return False  # the run reads all of its journals at once
 
     def look_at_times(self) -> None:
-        """Find the newest time that its frames tell; those of the frames that are not read here were asked for apart."""
+        """Set the newest time in its frames; the times of frames not loaded here are queried separately."""
         last = [bodies.time_of(records[-1].data) for records in self.bodies.values() if records]
         self.seen = max(self.seen, *last, *(one.time for one in self.extents.values()), 0)
 
@@ -116,7 +116,7 @@ class FleetJournal(Journal):
         return len(self.column(key).steps) if self.twice else found.number
 
     def latest(self) -> dict[str, tuple[int, int, Any]]:
-        there = [(key, self.extents[key]) for key in self.by_key if key in self.extents]  # in the order they first appeared
+        there = [(key, self.extents[key]) for key in self.by_key if key in self.extents]  # in order of first appearance
         return {key: (one.step, one.time, one.value) for key, one in there}
 
     def column(self, key: str, *, since: int = 0, until: int | None = None) -> Columns:
@@ -128,7 +128,7 @@ class FleetJournal(Journal):
         return self.owner.back(self.number, keys, count, self.verified)
 
     def walk(self, start: int) -> Iterator[Rows | Record]:
-        """Yield what stands from `start` on, out of the bytes themselves."""
+        """Yield everything from `start` on, decoded from the bytes themselves."""
         shapes = {number: rows.shape for number, rows in self.rows.items()}
         for at, data in self.owner.bytes_of(self.number, start):
             yield from Walker(self.id, at=at, shapes=shapes).read(data, min(at + len(data), self.verified), base=at)
@@ -141,7 +141,7 @@ def _nothing() -> Columns:
 
 
 class FleetRun(StoredRun):
-    """A run in ClickHouse. Its path is a folder of the cache, where blobs are brought when they are asked for."""
+    """A run in ClickHouse. Its path is a cache folder, into which blobs are downloaded when needed."""
 
     def __init__(self, database: Database, path: Path, project: str, id: str, *, row: Row | None = None) -> None:
         super().__init__(path, row)
@@ -159,7 +159,7 @@ class FleetRun(StoredRun):
         return self
 
     def renewed(self) -> None:
-        """Put journals in order again after some were read on."""
+        """Sort the journals into attempts again after some were updated."""
         for journal in self.found.values():
             journal.look_at_times()
         self._read(group([journal for journal in self.found.values() if journal.begun]))
@@ -202,10 +202,10 @@ class FleetRun(StoredRun):
     def ends(self) -> tuple[int, ...]:
         return tuple(journal.verified for journal in self.found.values())
 
-    # What is asked for apart
+    # Loaded on demand
 
     def read_rest(self) -> None:
-        """Read the frames that are many and seldom asked for."""
+        """Read the frames that are numerous and rarely needed."""
         if self._rest == self.ends:
             return
         found = self.database.ask(
@@ -253,7 +253,7 @@ class FleetRun(StoredRun):
 
 
 def read(runs: Sequence[FleetRun]) -> None:
-    """Read many runs on, in four queries."""
+    """Update many runs with what was appended, in four queries."""
     if not runs:
         return
     database = runs[0].database
@@ -268,17 +268,17 @@ def read(runs: Sequence[FleetRun]) -> None:
         try:
             _read_on(database, by_number, moved)
         except (FanfoldError, OSError):
-            for number, journals in moved.items():  # as if it had not been looked: the next look finds the same news
+            for number, journals in moved.items():  # restore the old ends, so that the next read finds the same changes
                 for journal, end in journals.items():
                     by_number[number].found[journal].verified = end
             raise
     for run in runs:
-        if run.number in moved or run._attempts is None:  # noqa: SLF001 - ours
+        if run.number in moved or run._attempts is None:  # noqa: SLF001 - our own class
             run.renewed()
 
 
 def _take_ends(ends: dict[str, NDArray[Any]], by_number: dict[int, FleetRun]) -> dict[int, dict[int, int]]:
-    """Note how far journals are now; return those that grew, and how far each was before."""
+    """Update how far journals are; return those that grew, and how far each was before."""
     moved: dict[int, dict[int, int]] = {}
     for number, journal, rank, end, seen in zip(*ends.values(), strict=True):
         run = by_number[int(number)]
@@ -348,7 +348,7 @@ def _take_extents(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun], mov
             one.extents[key] = Extent(first - (1 << 64) if first >> 63 else first, step, when, last, *rest)
 
 
-# Of which journals some bytes were written twice: a gateway died before it could answer.
+# Journals of which some bytes were written twice, because a gateway died before it could respond.
 _TWICE = (
     "SELECT run, journal, toInt64(weight) - toInt64(reach) - toInt64(excess) > 0 AS twice FROM (SELECT run, journal, "
     "sum(end - start) AS weight, max(end) AS reach FROM pieces WHERE run IN {runs:Array(UInt64)} GROUP BY run, journal) AS p "
@@ -364,7 +364,7 @@ def _take_twice(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun]) -> No
             one.twice = bool(twice)
 
 
-# The last of the frames that are many and seldom asked for: they tell when a process was last alive.
+# The last of the frames that are numerous and rarely needed: they show when a process was last alive.
 _SIGNS = (
     "SELECT run, journal, kind, argMax(body, pos) AS body FROM frames WHERE run IN {runs:Array(UInt64)} "
     "AND kind IN {lazy:Array(UInt8)} GROUP BY run, journal, kind"
@@ -380,7 +380,7 @@ def _take_signs(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun]) -> No
 
 
 def load(run: FleetRun, keys: Sequence[str], since: int = 0, until: int | None = None) -> dict[str, dict[int, Columns]]:
-    """Read keys' points, each journal's in the order they were written, each point once."""
+    """Read the points of keys, in the order each journal wrote them, each point once."""
     import numpy as np
 
     final = " FINAL" if any(journal.twice for journal in run.found.values()) else ""

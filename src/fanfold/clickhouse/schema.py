@@ -1,7 +1,7 @@
-"""The tables, and how they change from version to version. One setting makes them plain or replicated, another sharded.
+"""The tables and their migrations. One setting makes them plain or replicated, another sharded.
 
-`pieces` hold the bytes of journals as they came: the record. Everything else is made of them and can be made again.
-docs/clickhouse.md describes the tables for people who ask in SQL.
+`pieces` has the bytes of journals as received: the record. Everything else is derived and can be rebuilt. docs/clickhouse.md
+describes the tables for people who query them in SQL.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..errors import FanfoldError
 from .address import Address
 from .database import Database, Unavailable
 
-CELL = 32  # steps in one cell of the rollups: a page of long series is drawn of cells as they are
+CELL = 32  # steps in one cell of the rollups; charts of long series are drawn directly from cells
 NO_STEP = -(1 << 63)
-WINDOW = 10_000  # how many inserts back a repeated token is known
+WINDOW = 10_000  # number of recent inserts whose tokens are remembered
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its columns, its engine without the family's prefix, its order, and whether it spreads over shards by run."""
+    """One table: columns, engine without the family's prefix, sort order, and whether it is sharded by run."""
 
     name: str
     columns: str
@@ -29,11 +29,11 @@ class Table:
     order: str
     sharded: bool = True
     partition: str = ""
-    ages: str = ""  # what TTL counts from, where old rows may go
+    ages: str = ""  # the column TTL counts from, if old rows may expire
     settings: str = ""
 
 
-# Added by version 2; a cell that was made before has these defaults until the migration fills it from its points.
+# Added by version 2; older cells have these defaults until the migration fills them in from their points.
 LOWEST_TYPE = "SimpleAggregateFunction(min, UInt128) DEFAULT bitNot(toUInt128(0))"
 HIGHEST_TYPE = "SimpleAggregateFunction(max, UInt128) DEFAULT 0"
 
@@ -86,10 +86,10 @@ TABLES = (
     Table("audit", "at DateTime64(6) DEFAULT now64(6), entry String", "MergeTree", "at", sharded=False),
 )  # fmt: skip
 
-# First and last points are packed into one number each, whose order is theirs: steps and places in the upper bits, the value
-# below. Aggregates of plain numbers cost a twentieth of those of tuples. Nor do views group: a block is collapsed as it is
+# First and last points are each packed into one number that sorts as they do: steps and positions in the upper bits, the value
+# below. Aggregates of plain numbers cost a twentieth of those of tuples. Nor do the views group: a block is collapsed as it is
 # written, which for a fleet's batches (many series, few points of each) is cheaper still.
-_SORTED = "toUInt64(bitXor(reinterpretAsUInt64({0}), 9223372036854775808))"  # integers in the order of unsigned ones
+_SORTED = "toUInt64(bitXor(reinterpretAsUInt64({0}), 9223372036854775808))"  # maps signed to unsigned integers, in the same order
 _STEP = _SORTED.format("step")
 _EDGE = (
     f"bitOr(bitOr(bitShiftLeft(toUInt256({_STEP}), 128), bitShiftLeft(toUInt256(pos), 64)), "
@@ -100,9 +100,9 @@ _LAST = (
     "bitOr(bitShiftLeft(toUInt256(time), 64), "
     "toUInt256(if(kind = 1, reinterpretAsUInt64(whole), reinterpretAsUInt64(value)))))"
 )
-# An extreme with its step: the value above, as an integer in the order of the numbers, and the step below, so that the first
-# of equal values wins. For the highest, a maximum, the step is inverted.
-_BITS = "reinterpretAsUInt64(if(value = 0, 0., value))"  # one zero: -0.0 is not below it
+# An extreme with its step: the value in the upper bits, as an integer that sorts like the number, and the step in the lower, so
+# that the first of equal values wins. For the highest, a maximum, the step is inverted.
+_BITS = "reinterpretAsUInt64(if(value = 0, 0., value))"  # treats -0.0 as 0.0, so that it is not lower
 _RANK = f"bitXor({_BITS}, if({_BITS} >= 9223372036854775808, 18446744073709551615, 9223372036854775808))"
 _LOWEST = f"bitOr(bitShiftLeft(toUInt128({_RANK}), 64), toUInt128({_STEP}))"
 _HIGHEST = f"bitOr(bitShiftLeft(toUInt128({_RANK}), 64), toUInt128(bitNot({_STEP})))"
@@ -123,13 +123,13 @@ VIEWS = {
 EDGE_VALUE = "reinterpretAsFloat64(toUInt64({0}))"  # the value in a packed first or last of the rollups
 _TOP = "toUInt64(bitShiftRight({0}, 64))"
 _VALUE = f"reinterpretAsFloat64(bitXor({_TOP}, if({_TOP} >= 9223372036854775808, 9223372036854775808, 18446744073709551615)))"
-# What is in a packed extreme: its value and its step.
+# The value and step in a packed extreme.
 LOWEST = _VALUE + " AS v_low, reinterpretAsInt64(bitXor(toUInt64({0}), 9223372036854775808)) AS x_low"
 HIGHEST = _VALUE + " AS v_high, reinterpretAsInt64(bitXor(bitNot(toUInt64({0})), 9223372036854775808)) AS x_high"
 
 
 def statements(address: Address, table: Table) -> Iterator[str]:
-    """Yield what makes one table: on its own, or a local part on each shard and one that stands for all of them."""
+    """Yield the statements that create a table: a single one, or a local part per shard and one distributed over them."""
     yield _create(address, table, local_name(address, table.name) if table.sharded else table.name)
     if address.cluster and table.sharded:
         where = f"'{address.cluster}', '{address.database}', '{table.name}_local', run"
@@ -153,13 +153,13 @@ def _create(address: Address, table: Table, name: str) -> str:
 
 
 def view(address: Address, name: str) -> str:
-    """Return what feeds a derived table from the points that arrive."""
+    """Return the statement that fills a derived table from arriving points."""
     made = VIEWS[name].format(points=local_name(address, "points"))
     return f"CREATE MATERIALIZED VIEW IF NOT EXISTS {name}_feed TO {local_name(address, name)} AS {made}"
 
 
 def local_name(address: Address, name: str) -> str:
-    """Return the name of a table's part on one server."""
+    """Return the name of a table's local part on one server."""
     return f"{name}_local" if address.cluster else name
 
 
@@ -172,7 +172,7 @@ def _first(database: Database) -> None:
 
 
 def _extremes_with_steps(database: Database) -> None:
-    """Give the rollups the steps of their extremes: first of what arrives from now on, then of the points that are there."""
+    """Add the steps of extremes to the rollups: first for points that arrive from now on, then for stored ones."""
     at = database.address
     local = local_name(at, "rollups")
     for name in dict.fromkeys((local, "rollups")):
@@ -189,7 +189,7 @@ def _extremes_with_steps(database: Database) -> None:
         patient.close()
 
 
-# Rows that say nothing but the extremes: merged with the cells that are there, they change nothing else.
+# Rows with nothing but the extremes: merged with the existing cells, they change nothing else.
 FILLING_SECONDS = 3600.0  # for the points of one run
 _FILL = (
     "INSERT INTO {rollups} (run, series, journal, cell, low, high, first, last, since, until, total, count, odd, lowest, "
@@ -199,12 +199,12 @@ _FILL = (
     "GROUP BY run, series, journal, at"
 )
 
-# In order; each is made once per server. They only add, so that gateways of the version before go on meanwhile.
+# In order, each applied once per server. They only add, so that gateways of the previous version keep working.
 MIGRATIONS = (_first, _extremes_with_steps)
 
 
 def migrate(database: Database) -> tuple[int, int]:
-    """Bring one server's tables to this version; return the version before and after. Making it twice does no harm."""
+    """Migrate one server's tables to this version; return the version before and after. Running it twice does no harm."""
     _make_database(database)
     database.run(
         "CREATE TABLE IF NOT EXISTS meta (version UInt32, at DateTime DEFAULT now()) ENGINE = MergeTree ORDER BY version"
@@ -218,7 +218,7 @@ def migrate(database: Database) -> tuple[int, int]:
 
 
 def _ages(database: Database) -> None:
-    """Apply a changed age limit to tables that are there already; 0 lifts one."""
+    """Apply a changed age limit to existing tables; 0 removes it."""
     at = database.address
     for table in TABLES:
         if not table.ages:
@@ -249,7 +249,7 @@ def _u32(values: list[int]) -> Any:
 
 
 def version(database: Database) -> int:
-    """Return which version the tables are of; 0 where there are none."""
+    """Return the version of the tables; 0 if there are none."""
     try:
         return int(database.one("SELECT max(version) AS version FROM meta")["version"])
     except FanfoldError as error:
@@ -259,7 +259,7 @@ def version(database: Database) -> int:
 
 
 def check(database: Database) -> None:
-    """Refuse a database whose tables are not of this version."""
+    """Raise if the tables of a database are older than this version."""
     there = version(database)
     if there < len(MIGRATIONS):
         older = f"has tables of version {there}, and this fanfold needs {len(MIGRATIONS)}"
@@ -271,7 +271,7 @@ def check(database: Database) -> None:
 
 
 def ready(database: Database) -> None:
-    """Raise OSError while the database cannot take anything."""
+    """Raise OSError while the database is not available."""
     try:
         database.run("SELECT 1")
     except FanfoldError as error:
@@ -289,7 +289,7 @@ def sizes(database: Database) -> list[dict[str, Any]]:
 
 
 def delete(database: Database, table: str, run: int) -> None:
-    """Delete a run's rows of one table, on every server that may have some."""
+    """Delete a run's rows from one table, on every server that may have some."""
     on = f" ON CLUSTER {database.address.cluster}" if database.address.cluster else ""
     name = local_name(database.address, table)
     database.run(f"DELETE FROM {name}{on} WHERE run = {{run:UInt64}} SETTINGS lightweight_deletes_sync = 2", run=run)

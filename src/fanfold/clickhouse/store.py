@@ -1,4 +1,4 @@
-"""The store over ClickHouse: the same calls, the same answers as over a directory of runs."""
+"""The store over ClickHouse, with the same calls and results as the store over a directory of runs."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from .run import FleetRun, read
 
 AT_ONCE = 500  # runs in one query
 MOST_OPEN = 4000  # runs
-FRESH_SECONDS = 0.2  # how long a look at the list of runs holds
+FRESH_SECONDS = 0.2  # how long a list of runs stays valid
 
 
 class ClickHouseStore:
-    """The runs in one database. Runs stay open, so that asking again is cheap.
+    """The runs in one database. Runs stay open, so that repeated queries are cheap.
 
-    Threads may share it: they wait for each other only where both read the same run, list the same project, or ask what changed.
+    Threads may share it: they block each other only while reading the same run, listing the same project, or calling changed().
     """
 
     def __init__(self, database: Database) -> None:
         schema.check(database)
         self.database = database
         self.root = cache_directory() / "fleet" / digest(database.address.shown)
-        self._lock = threading.Lock()  # of the runs that are open; never held while the database is asked
-        self._watching = threading.Lock()  # of what changed() knows
+        self._lock = threading.Lock()  # guards the open runs; never held during a query
+        self._watching = threading.Lock()  # guards the state of changed()
         self._listings: dict[str | None, threading.Lock] = {}  # by project
         self._runs: dict[Name, FleetRun] = {}
-        self._rows: dict[Name, tuple[int, Row]] = {}  # the sum of its journals' ends, and its row as of there
+        self._rows: dict[Name, tuple[int, Row]] = {}  # the sum of its journals' ends, and its row at that point
         self._seen: dict[Name, tuple[int, bool]] = {}
         self._version: dict[Name, int] = {}
         self._token = 0
@@ -75,7 +75,7 @@ class ClickHouseStore:
         ]
 
     def names(self, project: str | None = None) -> dict[Name, tuple[int, int]]:
-        """Return which runs there are: the newest commit of each, and the sum of its ends."""
+        """Return all runs, with the newest commit of each and the sum of its journals' ends."""
         of = "AND project = {project:String}" if project is not None else ""
         found = self.database.ask(
             f"SELECT project, id, seen, ends FROM (SELECT run, any(project) AS project, any(id) AS id FROM runs WHERE run NOT IN "
@@ -91,7 +91,7 @@ class ClickHouseStore:
         }
 
     def _listing(self, project: str | None, progress: Progress | None) -> list[Name]:
-        """Bring the rows of all runs up to date, and return whose they are."""
+        """Update the rows of all runs, and return their names."""
         there = self.names(project)
         for gone in [name for name in self._rows if name not in there and project in (None, name[0])]:
             self._rows.pop(gone, None)
@@ -111,9 +111,9 @@ class ClickHouseStore:
         return kept is None or kept[0] != ends or kept[1].status in LIVE
 
     def _renew(self, names: Sequence[Name]) -> None:
-        """Make the rows of runs anew. Of a run that is over its row is all that is kept; one that goes on stays open."""
+        """Rebuild the rows of runs. Of a finished run only the row is kept; a live one stays open."""
         runs = {name: self._runs.get(name) or self._new(name) for name in names}
-        # A run that somebody reads at length is listed as it was before; one that was not listed yet is waited for.
+        # A run that another thread reads for long is listed with its previous row; one not listed before is waited for.
         with holding(runs.values(), skip=[run for name, run in runs.items() if name in self._rows]) as held:
             read(held)
             for name, run in runs.items():
@@ -129,7 +129,7 @@ class ClickHouseStore:
             self._keep(name, run)
 
     def _keep(self, name: Name, run: FleetRun) -> None:
-        """Hold a run open; the longest unused are let go when there are many."""
+        """Keep a run open; with too many, drop the least recently used."""
         with self._lock:
             self._runs.pop(name, None)
             self._runs[name] = run
@@ -217,17 +217,17 @@ class ClickHouseStore:
             return axes.thin(run, key, **_whole(how)) if any(journal.count(key) for journal in run.journals) else None
         except deadline.TookTooLong:
             raise
-        except FanfoldError:  # the rank or the x that was asked for is not there
+        except FanfoldError:  # the requested rank or x does not exist
             return None
 
 
 @contextlib.contextmanager
 def holding(runs: Iterable[StoredRun], *, skip: Sequence[StoredRun] = ()) -> Iterator[list[FleetRun]]:
-    """Be the only thread that reads some runs; those to skip are left out where another thread is reading them."""
+    """Lock some runs for reading by this thread; those in `skip` are left out if another thread is reading them."""
     ours = {run.number: run for run in runs if isinstance(run, FleetRun)}
     held: list[FleetRun] = []
     try:
-        for _, run in sorted(ours.items()):  # in one order everywhere, so that no two threads wait for each other
+        for _, run in sorted(ours.items()):  # always in the same order, so that threads cannot deadlock
             if run.lock.acquire(blocking=run not in skip):
                 held.append(run)
         yield held
@@ -237,7 +237,7 @@ def holding(runs: Iterable[StoredRun], *, skip: Sequence[StoredRun] = ()) -> Ite
 
 
 def _is_live(seen: int) -> bool:
-    """Tell whether a run may still be going on: one that falls silent changes without a byte being written."""
+    """Return whether a run may still be active: one that stops sending changes its status without a write."""
     return time.time() - seen / 1e6 <= LOST_SECONDS
 
 
@@ -249,7 +249,7 @@ _stores: dict[Address, ClickHouseStore] = {}
 
 
 def connect(text: str) -> ClickHouseStore:
-    """Open the store at an address, once for each process."""
+    """Open the store at an address, once per process."""
     address = parse(text)
     if address not in _stores:
         _stores[address] = ClickHouseStore(Database(address))

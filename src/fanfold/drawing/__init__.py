@@ -1,4 +1,4 @@
-"""Charts and tables as text a browser shows without a script, a server or a request: for reports and notebooks."""
+"""Charts and tables as static markup that needs no script, server or request: for reports and notebooks."""
 
 from .chart import Line, chart, drawn, line_of
 from .markup import STYLE, Markup, escape, table, tag

@@ -1,15 +1,15 @@
-"""Which keys come first where not all fit."""
+"""The order of keys when there is no room for all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# What people look at first.
+# Keys of general interest.
 _FIRST = ("loss", "acc", "reward", "perplexity", "f1", "grad_norm", "lr", "learning_rate")
 
 
 def curve_order(keys: Iterable[str]) -> list[str]:
-    """Sort keys for drawing: what people look at first, then in order of appearance."""
+    """Sort keys for charts: those of general interest first, then in order of appearance."""
 
     def place(key: str) -> int:
         words = key.lower()

@@ -1,4 +1,4 @@
-"""Runs as they show themselves in a notebook: a table and small charts, without a script. A run is anything like Any."""
+"""Runs as displayed in a notebook: a table and small charts, without a script. Runs are duck-typed, hence Any."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SPARK_BUCKETS = 60
 
 
 def lines(runs: Iterable[Any], key: str, *, buckets: int = 330, x: str = "auto", smooth: float = 0.0) -> list[Line]:
-    """Return a line per run that has the key, each in the colour of its run's place."""
+    """Return one line per run that has the key, coloured by the run's position."""
     found = [(place, run, run.curve(key, buckets=buckets, x=x)) for place, run in enumerate(runs)]
     return [line_of(run.name, place, one, smooth=smooth) for place, run, one in found if one is not None]
 
 
 def flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Return a nested config as one level, names joined by dots."""
+    """Return a nested config flattened to one level, with names joined by dots."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict) and value:
@@ -33,12 +33,12 @@ def flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def lasted(run: Any) -> str:
-    """Return how long a run has lasted, or lasted until its last sign of life, as text."""
+    """Return a run's duration as text, until its last sign of life if it has ended."""
     return duration(run.duration)
 
 
 def run_html(run: Any) -> Markup:
-    """Return one run: its status, config, summary, and its first curves."""
+    """Return one run: its status, config, summary, and its first charts."""
     keys = curve_order(run.keys())
     parts = [_head(run), _pairs("config", flat(run.config), SETTINGS)]
     parts.append(_pairs("summary", run.summary, FIGURES))
@@ -62,7 +62,7 @@ def _head(run: Any) -> Markup:
 
 
 def _pairs(title: str, values: dict[str, Any], most: int) -> Markup:
-    """Return names and values as one quiet line of text; all of it is in run.config and run.summary."""
+    """Return names and values as one unobtrusive line; run.config and run.summary have all of them."""
     if not values:
         return Markup("")
     words = [f"{name} {_cut(number(value))}" for name, value in list(values.items())[:most]]
@@ -83,7 +83,7 @@ def _figure(run: Any, key: str) -> Markup:
 
 
 def runs_html(runs: Sequence[Any]) -> Markup:
-    """Return a table of runs, newest first as they are listed, with a small curve of what people look at first."""
+    """Return a table of runs in the given order, with a small curve of the most interesting key of each."""
     if not runs:
         return tag("p", "No runs. fanfold.init(project=…) starts one; dir=… looks elsewhere.", class_="dim")
     rows = [_row(run, place < SPARKS) for place, run in enumerate(runs[:ROWS])]
@@ -103,7 +103,7 @@ def _row(run: Any, with_curve: bool) -> list[object]:
 
 
 def _spark(run: Any, key: str) -> Markup:
-    """Return a curve the size of a word."""
+    """Return a sparkline."""
     import numpy as np
 
     found = run.curve(key, buckets=SPARK_BUCKETS)
