@@ -1,4 +1,4 @@
-"""Line charts of runs as SVG: extremes kept, NaN and infinities as marks, restarts as flags, holes dotted, not joined."""
+"""Line charts of runs as SVG: extremes are kept, NaN and infinities marked, restarts flagged, gaps dotted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from .markup import LIGHT, Markup, escape, stroke, tag
 from .numbers import number, span_tick, tick, ticks, time_tick
 
-GAP = 8  # a step this many times the usual one is a hole in the data
+GAP = 8  # a step this many times the usual one is a gap in the data
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 8, 20
 TICK_X, TICK_Y = 76, 28  # pixels between two labels
 _GREY, _GRID = "#5b6370", "#e4e5e3"
@@ -19,10 +19,10 @@ _GREY, _GRID = "#5b6370", "#e4e5e3"
 
 @dataclass
 class Line:
-    """One run's series as it is drawn. `low` and `high` bound the band: over ranks, or a bucket's extremes."""
+    """One run's series, ready to be drawn. `low` and `high` bound the band: over ranks, or a bucket's extremes."""
 
     name: str
-    place: int  # of its colour
+    place: int  # index of its colour
     x: Any
     y: Any
     lo: Any = None
@@ -42,7 +42,7 @@ class Line:
 
 
 class Frame(NamedTuple):
-    """From numbers to pixels."""
+    """The mapping from numbers to pixels."""
 
     x: Callable[[float], float]
     y: Callable[[float], float]
@@ -51,7 +51,7 @@ class Frame(NamedTuple):
 
 
 class View(NamedTuple):
-    """The numbers a chart spans."""
+    """The range of numbers a chart covers."""
 
     x0: float
     x1: float
@@ -61,7 +61,7 @@ class View(NamedTuple):
 
 
 def line_of(name: str, place: int, found: Any, *, smooth: float = 0.0) -> Line:
-    """Make a line of a store's buckets; `smooth` from 0 to 1 adds an average that does not lag."""
+    """Return a line made from a store's buckets; `smooth` from 0 to 1 adds an average that does not lag."""
     thinned = not found.raw
     line = Line(
         name, place, found.x_last, found.last, found.min if thinned else None, found.max if thinned else None,
@@ -76,7 +76,7 @@ def line_of(name: str, place: int, found: Any, *, smooth: float = 0.0) -> Line:
 
 
 def stretches(x: Any, y: Any) -> list[tuple[int, int]]:
-    """Return index ranges without a hole: what is not finite, and steps far wider than usual, end one."""
+    """Return index ranges without gaps: non-finite values, and steps far wider than usual, end a range."""
     import numpy as np
 
     good = np.flatnonzero(np.isfinite(y))
@@ -93,7 +93,7 @@ def stretches(x: Any, y: Any) -> list[tuple[int, int]]:
 
 
 def _smoothed(y: Any, parts: Sequence[tuple[int, int]], amount: float) -> Any:
-    """Fit a line around each place, weighted by a centred kernel: nothing lags or crosses a gap, and ends follow the trend."""
+    """Return a local linear fit with a centred kernel: it does not lag or cross gaps, and its ends follow the trend."""
     import numpy as np
 
     out = np.full(len(y), np.nan)
@@ -126,7 +126,7 @@ def _extent(lines: Sequence[Line], log: bool) -> View | None:
     columns = [c for line in lines for c in (line.y, line.lo, line.hi, line.low, line.high) if c is not None]
     y = np.concatenate([np.asarray(c, float) for c in columns])
     y = y[np.isfinite(y) & ((y > 0) if log else True)]
-    low, high = (float(y.min()), float(y.max())) if len(y) else (0.1, 1.0)  # nothing but NaN: a frame that holds the marks
+    low, high = (float(y.min()), float(y.max())) if len(y) else (0.1, 1.0)  # nothing but NaN: a frame that shows the marks
     x0, x1 = float(x.min()), float(x.max())
     if x0 == x1:
         x0, x1 = x0 - 0.5, x1 + 0.5
@@ -138,7 +138,7 @@ def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
         down, up = math.log10(low), math.log10(high)
         room = (up - down) * 0.04 or 0.3
         return max(10.0 ** (down - room), 5e-324), 10.0 ** min(up + room, 308.25)
-    room = abs(low) * 0.05 or 0.5 if low == high else (high / 2 - low / 2) * 0.08  # halves: two huge numbers may be too far apart
+    room = abs(low) * 0.05 or 0.5 if low == high else (high / 2 - low / 2) * 0.08  # halved: the difference may overflow
     return max(low - room, -sys.float_info.max), min(high + room, sys.float_info.max)
 
 
@@ -158,7 +158,7 @@ def _frame(view: View, width: int, height: int) -> Frame:
 
 
 def chart(lines: Sequence[Line], *, label: str, width: int = 640, height: int = 260, log: bool = False) -> Markup:
-    """Draw lines; where there is nothing to draw, say so. `label` names the picture for people who do not see it."""
+    """Draw lines, or a message if there are no points. `label` describes the chart for screen readers."""
     view = _extent(lines, log)
     if view is None:
         return tag("p", "No points.", class_="dim")
@@ -174,7 +174,7 @@ def chart(lines: Sequence[Line], *, label: str, width: int = 640, height: int = 
 
 
 def drawn(lines: Sequence[Line], *, log: bool = False) -> str:
-    """Say what of the data a chart shows."""
+    """Return a description of which data a chart shows."""
     total, shown = sum(line.total for line in lines), sum(len(line.x) for line in lines)
     words = [f"{total:,} points" if shown == total else f"{shown:,} of {total:,} points, extremes kept"]
     marked = sum(line.marked for line in lines)
@@ -214,7 +214,7 @@ def _colour(line: Line) -> dict[str, object]:
 
 
 def _restarts(line: Line, frame: Frame, _view: View) -> Markup:
-    """Draw a dotted line with a flag where the run began anew."""
+    """Draw a dotted line with a flag where the run was restarted."""
     parts = []
     for at in line.restarts:
         x = frame.x(at)
@@ -256,7 +256,7 @@ def _curve(line: Line, frame: Frame, view: View) -> Markup:
 
 
 def _points(line: Line, a: int, b: int, frame: Frame, view: View) -> list[tuple[float, float]]:
-    """Return a curve's corners: in each bucket to the nearer extreme, to the other, and on to the last value."""
+    """Return a curve's vertices: in each bucket the extreme nearer to the last point, the other one, and the last value."""
     found: list[tuple[float, float]] = []
     for i in range(a, b):
         x, y = frame.x(line.x[i]), line.y[i]
@@ -271,14 +271,14 @@ def _points(line: Line, a: int, b: int, frame: Frame, view: View) -> list[tuple[
 
 
 def _dots(line: Line, frame: Frame, view: View) -> str:
-    """Draw dots where points have room to be seen apart; always for one that stands alone."""
+    """Draw dots if points are far enough apart, and always for an isolated point."""
     sparse = line.raw and len(line.x) * 9 < frame.right - LEFT
     places = [i for a, b in line.parts if sparse or b - a == 1 for i in range(a, b) if not (view.log and line.y[i] <= 0)]
     return "".join(tag("circle", cx=_px(frame.x(line.x[i])), cy=_px(frame.y(line.y[i])), r=2.2, **_colour(line)) for i in places)
 
 
 def _marks(line: Line, frame: Frame, _view: View) -> Markup:
-    """Draw NaN as a cross on the floor, and infinities as arrows at the edge they left by."""
+    """Draw NaN as a cross at the bottom, and infinities as arrows at the top or bottom edge."""
     parts = []
     for at, kind in line.marks:
         x, floor = frame.x(at), frame.bottom
@@ -294,7 +294,7 @@ def _marks(line: Line, frame: Frame, _view: View) -> Markup:
 
 
 def legend(lines: Sequence[Line]) -> Markup:
-    """Name the lines of a chart."""
+    """Return the legend of a chart."""
     from .markup import swatch
 
     return tag("ul", *(tag("li", swatch(line.place), escape(line.name)) for line in lines), class_="legend")

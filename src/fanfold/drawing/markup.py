@@ -1,4 +1,4 @@
-"""HTML in which nothing a run says can become markup: text is escaped where it enters, and only `tag` makes tags."""
+"""HTML in which no text from a run can become markup: text is escaped on entry, and only `tag` creates tags."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape as _html
 
-# As on the dashboard's page: eight colours a ground, told apart in four kinds of vision; from the ninth run on also dashes.
+# As on the dashboard: eight colours per theme, distinguishable in four kinds of colour vision; from the ninth run on, dashes as
+# well.
 LIGHT = ("#1da5a5", "#f9651a", "#3f1af9", "#6d2603", "#b27de8", "#1f3051", "#be7855", "#650495")
 DARK = ("#6afbfb", "#bd9e05", "#fb6afb", "#9cd590", "#af1af9", "#f9f91a", "#178270", "#636f2a")
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
-# status: symbol and class. The word stands beside it, so that nothing hangs on colour or shape alone.
+# status: symbol and class. The word is always shown too, so that nothing depends on colour or shape alone.
 STATUS = {"running": ("●", "good"), "finished": ("✓", "dim"), "failed": ("✗", "bad"), "killed": ("■", "bad"),
           "preempted": ("‖", "warn"), "lost": ("?", "warn")}  # fmt: skip
 _GROUNDS = (
@@ -19,17 +20,17 @@ _GROUNDS = (
     {"bg": "#0e1013", "panel": "#15181c", "ink": "#e3e7eb", "dim": "#98a2ad", "line": "#262b31", "good": "#56c783",
      "bad": "#ff8a80", "warn": "#e9b04a", "accent": "#86abff", **{f"c{i}": colour for i, colour in enumerate(DARK)}},
 )  # fmt: skip
-_BIDI = frozenset({"Cc", "Cf", "Cs"})  # invisible, or able to turn the reading order round
+_BIDI = frozenset({"Cc", "Cf", "Cs"})  # invisible, or able to reverse the reading order
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
 def escape(text: object) -> Markup:
-    """Return text as HTML; what is HTML already stays. Characters no page may hold, or that hide others, become visible."""
+    """Return text escaped as HTML, and Markup unchanged. Characters that are not allowed or hide others become visible."""
     if isinstance(text, Markup):
         return text
     shown = str(text)
@@ -48,7 +49,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def lone(name: str, /, **attributes: object) -> Markup:
-    """Return an element of HTML that has no end."""
+    """Return an HTML element that has no end tag."""
     return Markup(tag(name, **attributes).removesuffix(f"</{name}>"))
 
 
@@ -63,13 +64,13 @@ def status(word: str) -> Markup:
 
 
 def swatch(place: int) -> Markup:
-    """Return a bit of the line a run is drawn with."""
+    """Return a sample of the line a run is drawn with."""
     line = tag("line", x1=0, y1=5, x2=18, y2=5, stroke_width=2.5, **stroke(place))
     return tag("svg", line, width=18, height=10, aria_hidden="true", class_="swatch")
 
 
 def stroke(place: int) -> dict[str, object]:
-    """Return the attributes that colour a line. The attribute is for places that drop styles; the class knows both themes."""
+    """Return the attributes that colour a line. `stroke` is for places that drop styles; the class supports both themes."""
     return {
         "class_": f"s{place % 8}",
         "stroke": LIGHT[place % 8],
@@ -79,7 +80,7 @@ def stroke(place: int) -> dict[str, object]:
 
 
 def table(titles: Sequence[object], rows: Iterable[Sequence[object]], *, label: str, right: Sequence[int] = ()) -> Markup:
-    """Return a table that scrolls sideways; the first cell of each row names it."""
+    """Return a table that scrolls sideways; the first cell of each row is its header."""
     looks = ["num" if place in right else None for place in range(len(titles))]
     head = tag("tr", *(tag("th", title, scope="col", class_=look) for title, look in zip(titles, looks, strict=True)))
     body = []
@@ -100,7 +101,7 @@ def _style() -> str:
         f".fanfold{{{_variables(0)}color-scheme:light;color:var(--ff-ink);background:var(--ff-bg);"
         "font:13px/1.45 system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Noto Sans',sans-serif;"
         "font-variant-numeric:tabular-nums}"
-        # A notebook says which theme it is in; elsewhere the system does.
+        # A notebook states its theme; elsewhere the system's applies.
         f"@media (prefers-color-scheme:dark){{body:not([data-jp-theme-light]):not([data-vscode-theme-kind]) .fanfold,"
         f"body.fanfold{{{_variables(1)}color-scheme:dark}}}}"
         f"body[data-jp-theme-light='false'] .fanfold,body.vscode-dark .fanfold{{{_variables(1)}color-scheme:dark}}"

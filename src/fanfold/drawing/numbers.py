@@ -1,4 +1,4 @@
-"""Numbers as people read them, and the round ones beside an axis. The dashboard's page writes them the same way."""
+"""Numbers formatted for people, and round numbers for axis ticks. The dashboard formats them the same way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def number(value: Any) -> str:
-    """Return five significant digits; what is no number as it is."""
+    """Return a number with five significant digits, and anything else as plain text."""
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -48,7 +48,7 @@ def tick(value: float) -> str:
 
 
 def span_tick(seconds: float, span: float) -> str:
-    """Return a length of time for an axis that spans so many seconds."""
+    """Return a duration as a tick label, for an axis that spans `span` seconds."""
     if span >= 2 * 86400:
         return f"{tick(seconds / 86400)} d"
     if span >= 2 * 3600:
@@ -57,7 +57,7 @@ def span_tick(seconds: float, span: float) -> str:
 
 
 def time_tick(seconds: float, span: float) -> str:
-    """Return a moment for an axis that spans so many seconds: a date, or a time of day."""
+    """Return a time as a tick label, for an axis that spans `span` seconds: a date, or a time of day."""
     when = datetime.fromtimestamp(seconds).astimezone()
     if span > 3 * 86400:
         return f"{when.day} {when:%b}"
@@ -65,7 +65,7 @@ def time_tick(seconds: float, span: float) -> str:
 
 
 def ticks(low: float, high: float, count: float, *, log: bool = False) -> list[float]:
-    """Return round positions between two numbers, about `count` of them."""
+    """Return about `count` round positions between two numbers."""
     if not high > low or not math.isfinite(high - low):
         return [low] if math.isfinite(low) else []
     found = _decades(low, high, count) if log and low > 0 else []
@@ -79,7 +79,7 @@ def _even(low: float, high: float, count: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999 or factor == 10)
     first = math.ceil(low / step - 1e-9)
-    # Twelve digits hide that tenths are not exact; numbers that differ later still fall together.
+    # Twelve digits hide that tenths are not exact; ticks that differ only beyond them are merged.
     places = dict.fromkeys(float(f"{(first + i) * step:.12g}") for i in range(MOST_TICKS))
     room = step * 1e-9
     return [place for place in places if low - room <= place <= high + room and math.isfinite(place)] or [low]
@@ -94,7 +94,7 @@ def _decades(low: float, high: float, count: float) -> list[float]:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time: 4.2 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
+    """Return a duration as text: 4.2 s, 3 min 20 s, 5 h 12 min, 2 d 3 h."""
     if seconds < 60:
         return f"{max(seconds, 0):.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -105,5 +105,5 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Return a date and time of day, in this machine's zone, which is named."""
+    """Return a date and time of day with the name of the local time zone."""
     return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M %Z}" if seconds > 0 else "unknown"

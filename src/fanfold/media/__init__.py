@@ -1,4 +1,4 @@
-"""What may be logged besides numbers: pictures, sound, tables, figures and text, each one class."""
+"""Values that can be logged besides numbers: images, audio, video, tables, histograms, figures and text, one class each."""
 
 from fanfold.media.audio import Audio
 from fanfold.media.base import Encoded, Media, decode

@@ -1,4 +1,4 @@
-"""Arrays of any library, held without waiting for a device and without importing a library the user has not."""
+"""Arrays of any library, held without waiting for a device and without importing a library the user has not imported."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
 
 
 def is_a(value: object, module: str, *names: str) -> bool:
-    """Tell whether `value` is of a class of a library that is already imported."""
+    """Return whether `value` is an instance of a named class, if its library is already imported."""
     home = sys.modules.get(module)
     classes = (getattr(home, name, None) for name in names) if home is not None else ()
     return any(isinstance(known, type) and isinstance(value, known) for known in classes)
 
 
 def is_tensor(value: object) -> bool:
-    """Tell a torch tensor."""
+    """Return whether a value is a torch tensor."""
     return is_a(value, "torch", "Tensor")
 
 
 def is_jax(value: object) -> bool:
-    """Tell a JAX array."""
+    """Return whether a value is a JAX array."""
     return is_a(value, "jax", "Array")
 
 
 def is_array(value: object) -> bool:
-    """Tell an array of numpy, torch or JAX."""
+    """Return whether a value is an array of numpy, torch or JAX."""
     return is_a(value, "numpy", "ndarray") or is_tensor(value) or is_jax(value)
 
 
 def on_device(value: Any) -> bool:
-    """Tell a torch tensor whose bytes are not in host memory: reading it would wait for the device."""
+    """Return whether a value is a torch tensor outside of host memory: reading it would wait for the device."""
     return is_tensor(value) and value.device.type != "cpu"
 
 
 def dtype_kind(value: Any) -> str:
-    """Give numpy's letter for the element type: b, i, u, f, or another for what is no real number."""
+    """Return numpy's letter for the element type: b, i, u, f, or another if it is not a real number."""
     name = str(value.dtype).removeprefix("torch.")
     for prefix, kind in (("bool", "b"), ("int", "i"), ("uint", "u"), ("float", "f"), ("bfloat", "f")):
         if name.startswith(prefix):
@@ -50,12 +50,12 @@ def dtype_kind(value: Any) -> str:
 
 
 def is_numeric(value: Any) -> bool:
-    """Tell whether an array holds bools, integers or real floats."""
+    """Return whether an array holds bools, integers or real floats."""
     return dtype_kind(value) in "biuf"
 
 
 def host_copy(value: Any, what: str) -> Any:
-    """Copy an array that is in host memory; a JAX array is copied where it is, without waiting."""
+    """Copy an array in host memory; a JAX array is copied on its device, without waiting."""
     if is_tensor(value):
         return value.detach().clone()
     if is_jax(value):
@@ -79,7 +79,7 @@ def _jax_copy(value: Any, what: str) -> Any:
 
 
 def to_numpy(value: Any) -> Array:
-    """Give a numpy array of a type numpy itself knows: bfloat16 and 8-bit floats become float32."""
+    """Return a numpy array of a type native to numpy: bfloat16 and 8-bit floats become float32."""
     import numpy as np
 
     if is_tensor(value):
@@ -102,7 +102,7 @@ class ArrayMedia(Media):
     _array: Any = None
 
     def _hold(self, value: Any) -> None:
-        """Keep a device tensor as `pending`, anything else as a copy."""
+        """Keep a device tensor as `pending`, and a copy of anything else."""
         what = type(self).__name__
         if hasattr(value, "full_tensor"):
             raise refused(TypeError, f"{what} got a DTensor, which no single rank holds", "Log value.to_local() or full_tensor()")
@@ -119,7 +119,7 @@ class ArrayMedia(Media):
         self.pending = None
 
     def _host(self) -> Array:
-        """Give the numpy array, once it has landed."""
+        """Return the numpy array; raise an error while it is still on the device."""
         if self.pending is not None:
             raise RuntimeError(
                 f"{type(self).__name__} is still on {self.pending.device}. It cannot be encoded yet. "
@@ -129,7 +129,7 @@ class ArrayMedia(Media):
 
 
 def _landed(array: Any, dtype: Any) -> Array:
-    """Read a landed copy: already as numbers, or as the raw bits of a type numpy does not have."""
+    """Return a host copy as numbers; it may consist of the raw bits of a type numpy does not have."""
     host = to_numpy(array)
     if "float" in str(dtype) and host.dtype.kind in "iu" and host.dtype.itemsize == dtype.itemsize:
         torch = sys.modules["torch"]
@@ -138,7 +138,7 @@ def _landed(array: Any, dtype: Any) -> Array:
 
 
 class Landing(ArrayMedia):
-    """Hold one number, or one column of a table, that is still on its way from a device."""
+    """One number, or one column of a table, that is still being copied from a device."""
 
     def __init__(self, value: Any) -> None:
         if not is_numeric(value):
@@ -147,5 +147,5 @@ class Landing(ArrayMedia):
         self._hold(value)
 
     def value(self) -> Array:
-        """Give what landed."""
+        """Return the array that arrived."""
         return self._host()

@@ -1,4 +1,4 @@
-"""Sound: samples become WAV, encoded files stay as they are."""
+"""Audio: samples become WAV, encoded files stay unchanged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 FORMATS = ("wav", "mp3", "flac", "ogg")
 UNREADABLE_WAV: tuple[type[Exception], ...] = (*UNREADABLE, wave.Error)
 MAX_CHANNELS = 32
-SAMPLES = ("uint8", "int16", "int32")  # what WAV holds exactly; floats become int16
+SAMPLES = ("uint8", "int16", "int32")  # types WAV stores exactly; floats become int16
 
 
 class Audio(ArrayMedia):
-    """Sound: an array of samples with its `sample_rate`, a path, or the bytes of a WAV, MP3, FLAC or Ogg file.
+    """Audio: an array of samples with its `sample_rate`, a path, or the bytes of a WAV, MP3, FLAC or Ogg file.
 
-    Samples are (n,) or (n, channels); (channels, n) is turned round when only that can be meant. Floats are taken as
-    -1..1 and stored as 16-bit WAV, int16, int32 and uint8 exactly.
+    Samples are (n,) or (n, channels); (channels, n) is transposed if it is the only possible reading. Floats are expected in
+    -1..1 and stored as 16-bit WAV; int16, int32 and uint8 are stored exactly.
     """
 
     kind: ClassVar[str] = "audio"
@@ -68,7 +68,7 @@ class Audio(ArrayMedia):
         return Encoded(out.getvalue(), "wav", self._facts() | {"channels": samples.shape[1], "seconds": seconds})
 
     def _frames(self) -> Array:
-        """Give the samples as (n, channels)."""
+        """Return the samples as (n, channels)."""
         array = self._host()
         if array.ndim == 1:
             return array[:, None]
@@ -92,7 +92,7 @@ class Audio(ArrayMedia):
         return bytes(self.encode().data)
 
     def array(self) -> Array:
-        """Give the samples, (n,) for one channel, (n, channels) for more."""
+        """Return the samples: (n,) for one channel, (n, channels) for more."""
         samples = _pcm(self._frames()) if self._data is None else _read_wav(self._data, self._ext)
         return samples[:, 0] if samples.shape[1] == 1 else samples
 
@@ -110,7 +110,7 @@ def _storable(data: Any) -> bool:
 
 
 def _pcm(samples: Array) -> Array:
-    """Give little-endian samples WAV can hold; floats become int16."""
+    """Return little-endian samples that WAV can store; floats become int16."""
     import numpy as np
 
     if samples.dtype.kind != "f":
@@ -132,7 +132,7 @@ def _wav_rate(data: bytes) -> int | None:
         with wave.open(io.BytesIO(data), "rb") as file:
             return file.getframerate() or None
     except UNREADABLE_WAV:
-        return None  # a kind of WAV the standard library does not read; the bytes are kept all the same
+        return None  # a kind of WAV the standard library does not read; the bytes are stored all the same
 
 
 def _read_wav(data: bytes, ext: str) -> Array:
@@ -141,7 +141,7 @@ def _read_wav(data: bytes, ext: str) -> Array:
     try:
         with wave.open(io.BytesIO(data), "rb") as file:
             width, channels = file.getsampwidth(), file.getnchannels()
-            # Never more than there is, whatever the header says.
+            # Never more than the data contains, whatever the header claims.
             raw = file.readframes(min(file.getnframes(), len(data)))
     except UNREADABLE_WAV as error:
         raise broken("audio", f"{type(error).__name__}: {error}") from error
@@ -154,7 +154,7 @@ def _samples(raw: bytes, width: int, channels: int) -> Array:
     if width not in (1, 2, 3, 4) or channels < 1:
         raise broken("audio", f"{channels} channels of {width} bytes")
     whole = np.frombuffer(raw[: len(raw) // (width * channels) * (width * channels)], np.uint8)
-    if width == 3:  # numpy has no 24-bit integers: shift them to the top of 32
+    if width == 3:  # numpy has no 24-bit integers: move them to the upper bytes of 32-bit ones
         wide = np.zeros((whole.size // 3, 4), np.uint8)
         wide[:, 1:] = whole.reshape(-1, 3)
         whole, width = wide.reshape(-1), 4

@@ -1,4 +1,4 @@
-"""The contract every kind of media keeps: snapshot in the caller, encode elsewhere, decode from untrusted bytes."""
+"""The interface of all media: snapshot in the caller, encode elsewhere, decode from untrusted bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", TypeError, ValueError)
 
-# What parsers raise on bytes that are not what they say; named here because a blob may hold anything.
+# Errors that parsers raise on malformed bytes; listed here because a blob may hold anything.
 UNREADABLE: tuple[type[Exception], ...] = (
     ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError, TypeError,
     ValueError, struct.error, zlib.error,
@@ -22,7 +22,7 @@ UNREADABLE: tuple[type[Exception], ...] = (
 
 
 class Encoded(NamedTuple):
-    """Hold what goes to disk: `data` becomes a blob, `meta` goes into the frame that names it."""
+    """The form written to disk: `data` becomes a blob, `meta` goes into the frame that names it."""
 
     data: bytes | memoryview
     ext: str
@@ -30,14 +30,14 @@ class Encoded(NamedTuple):
 
 
 class Media:
-    """Base of everything that can be logged besides numbers and strings.
+    """Base class of everything that can be logged besides numbers and strings.
 
-    Constructing one copies what the caller may change and encodes nothing; `encode()` runs later, in another thread.
+    The constructor copies what the caller may change and encodes nothing; `encode()` runs later, in another thread.
     """
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Media]]] = {}
-    pending: Any = None  # a tensor still on its device; resolve() brings the copy
+    pending: Any = None  # a tensor still on its device; resolve() supplies the copy
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -45,30 +45,30 @@ class Media:
             Media.kinds[cls.kind] = cls
 
     def encode(self) -> Encoded:
-        """Turn the snapshot into bytes and the small facts about them."""
+        """Encode the snapshot as bytes, with small facts about them."""
         raise NotImplementedError
 
     @classmethod
     def decode(cls, meta: Mapping[str, Any], data: bytes) -> Self:
-        """Rebuild from what encode() gave; raise JournalError for bytes that are something else."""
+        """Rebuild from the result of encode(); raise JournalError for malformed bytes."""
         media = cls.__new__(cls)
         media.restore(meta, data)
         return media
 
     def restore(self, meta: Mapping[str, Any], data: bytes) -> None:
-        """Become what encode() gave, trusting neither argument."""
+        """Restore the state from the result of encode(), trusting neither argument."""
         raise NotImplementedError
 
     def snapshot(self) -> Media:
-        """Give what may be kept while the caller goes on: itself, unless it can grow."""
+        """Return an object that stays unchanged while the caller continues: itself, unless it can grow."""
         return self
 
     def waiting(self) -> list[Media]:
-        """List the parts whose `pending` tensor has not been resolved: itself, or cells of a table."""
+        """Return the parts whose `pending` tensor has not been resolved: itself, or cells of a table."""
         return [self] if self.pending is not None else []
 
     def resolve(self, array: Any) -> None:  # noqa: ARG002 - the interface
-        """Take the host copy of `pending`."""
+        """Set the host copy of `pending`."""
         raise TypeError(f"{type(self).__name__} has nothing on a device. Nothing changes. Call resolve() on waiting().")
 
 
@@ -87,12 +87,12 @@ def decode(kind: str, meta: Mapping[str, Any], data: bytes) -> Media:
 
 
 def refused(error: type[E], what: str, fix: str) -> E:
-    """Build the error for media that cannot be made from what was given."""
+    """Return the error for a value that cannot be converted to media."""
     return error(f"{what}. Nothing is recorded for this value. {fix}.")
 
 
 def broken(kind: str, detail: object) -> JournalError:
-    """Build the error for a blob that is not what its frame says."""
+    """Return the error for a blob that does not match its frame."""
     return JournalError(
         f"{kind.capitalize()} could not be read back: {str(detail)[:300]}. Only this value is lost; the rest of the "
         "run can be read. The blob is damaged or was changed: copy the run directory again from where it was written."
@@ -100,7 +100,7 @@ def broken(kind: str, detail: object) -> JournalError:
 
 
 def plain(text: str) -> str:
-    r"""Give text that UTF-8 can hold: lone surrogates (odd file names have them) become \udcxx."""
+    r"""Return text that UTF-8 can encode: lone surrogates (odd file names have them) become \udcxx."""
     try:
         text.encode()
     except UnicodeEncodeError:

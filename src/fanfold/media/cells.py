@@ -1,4 +1,4 @@
-"""One cell of a table: which values it may hold, and how those msgpack has no type for are packed."""
+"""One cell of a table: the values it may hold, and how those without a msgpack type are packed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fanfold.media.image import Image, is_pil
 if TYPE_CHECKING:
     from fanfold.media.arrays import Array
 
-NATIVE = {bool, float, bytes, NoneType}  # msgpack keeps these exactly
+NATIVE = {bool, float, bytes, NoneType}  # msgpack stores these exactly
 TIMES = {dt.datetime, dt.date, dt.time, dt.timedelta}
 PLAIN = NATIVE | TIMES | {int, str}
 BIG_INT, DATETIME, DATE, TIME, TIMEDELTA, MEDIA, ARRAY = range(1, 8)
@@ -27,7 +27,7 @@ MAX_DEPTH = 32
 
 
 def clean(value: Any, depth: int = 0) -> Any:
-    """Copy a cell's value into a type a table keeps, or refuse it."""
+    """Copy a cell's value as a type that tables support, or raise an error."""
     if type(value) in PLAIN:
         return value
     if depth > MAX_DEPTH:
@@ -58,7 +58,7 @@ def _media(value: Any) -> Any:
 
 
 def _array(value: Any) -> Any:
-    """Keep an array: a number when it is one, and a promise when it is on a device."""
+    """Convert an array: to a number if it is a scalar, to a Landing if it is on a device."""
     if is_a(value, "numpy", "generic"):
         return _scalar(value)
     if not is_array(value):
@@ -70,7 +70,7 @@ def _array(value: Any) -> Any:
 
 
 def landed(landing: Landing) -> Any:
-    """Give the number, or the array, that landed."""
+    """Return the number or array that arrived from the device."""
     array = landing.value()
     return array.item() if array.ndim == 0 else array
 
@@ -84,8 +84,8 @@ def _scalar(value: Any) -> Any:
 
 
 def _subclass(value: Any) -> Any:
-    """Bring subclasses (enums, pandas' timestamps, numpy's strings) back to the plain type."""
-    if value != value or type(value).__name__ == "NAType":  # noqa: PLR0124 - NaT, which calls itself a datetime
+    """Convert subclasses (enums, pandas' timestamps, numpy's strings) to the plain type."""
+    if value != value or type(value).__name__ == "NAType":  # noqa: PLR0124 - NaT, which is an instance of datetime
         return None if not isinstance(value, float) else float(value)
     if isinstance(value, dt.datetime):
         return dt.datetime(
@@ -102,7 +102,7 @@ def _subclass(value: Any) -> Any:
 
 
 def pending_in(cell: Any) -> list[Media]:
-    """Find what a cell, at any depth, still waits for."""
+    """Return the parts of a cell, at any depth, that are still on a device."""
     if isinstance(cell, Media):
         return cell.waiting()
     inner = cell if isinstance(cell, list) else cell.values() if isinstance(cell, dict) else ()
@@ -110,7 +110,7 @@ def pending_in(cell: Any) -> list[Media]:
 
 
 def pack(cells: list[Any]) -> Any:
-    """Give cells as msgpack can hold them."""
+    """Return cells in a form that msgpack can store."""
     kinds = set(map(type, cells))
     return cells if kinds <= NATIVE else [_packed(cell) for cell in cells]
 
@@ -153,7 +153,7 @@ def _ext(code: int, body: Any) -> Any:
 
 
 def unpack(code: int, body: memoryview) -> Any:
-    """Read back what msgpack has no type for; raise for bytes that lie."""
+    """Decode a value that has no msgpack type; raise an error for malformed bytes."""
     value = msgspec.msgpack.decode(body)
     read = READERS.get(code)
     if read is None:
@@ -192,7 +192,7 @@ READERS: dict[int, Callable[[Any], Any]] = {
 
 
 def little(array: Any) -> Array:
-    """Give a contiguous little-endian array of a type a table stores."""
+    """Return a contiguous little-endian array of a type that tables store."""
     import numpy as np
 
     host = to_numpy(array)
@@ -202,7 +202,7 @@ def little(array: Any) -> Array:
 
 
 def from_bytes(dtype: Any, data: Any) -> Array:
-    """Read numbers of a declared type from bytes whose length must fit it."""
+    """Read numbers of a declared type from bytes, whose length must match it."""
     import numpy as np
 
     if dtype not in DTYPES + SPANS:

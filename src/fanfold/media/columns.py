@@ -19,16 +19,16 @@ TYPED = {frozenset({bool}): "|b1", frozenset({int}): "<i8", frozenset({float}): 
 
 @dataclass
 class Column:
-    """Hold one column in one of three forms: `values` (numbers), `cells` (anything), `landing` (still on a device)."""
+    """One column in one of three forms: `values` (numbers), `cells` (anything), `landing` (still on a device)."""
 
     values: Array | None = None
-    valid: Array | None = None  # which of `values` are there; None: all
-    zone: str | None = None  # the time zone of `values` in UTC
+    valid: Array | None = None  # mask of the values that are not missing; None: none are missing
+    zone: str | None = None  # the time zone of `values`, which are in UTC
     cells: list[Any] | None = None
     landing: Landing | None = None
 
     def first(self, rows: int) -> Column:
-        """Give the first `rows` of it, settled: in one of the first two forms."""
+        """Return the first `rows` rows in one of the first two forms."""
         if self.landing is not None:
             return Column(values=cell_types.little(self.landing.value())[:rows])
         if self.cells is not None:
@@ -37,17 +37,17 @@ class Column:
         return replace(self, values=None if self.values is None else self.values[:rows], valid=valid)
 
     def waiting(self) -> list[Media]:
-        """List what is still on a device."""
+        """Return the parts that are still on a device."""
         return self.landing.waiting() if self.landing is not None else cell_types.pending_in(self.cells)
 
     def __len__(self) -> int:
         if self.landing is not None:
             return int(self.landing.shape[0])
-        return len(self.cells if self.cells is not None else self.values)  # type: ignore[arg-type] # one of the two is there
+        return len(self.cells if self.cells is not None else self.values)  # type: ignore[arg-type] # one of the two is set
 
 
 def column_of(values: Any, name: str) -> Column:
-    """Copy what the user gave as a column."""
+    """Copy the user's values as a column."""
     if is_array(values) and is_numeric(values):
         if len(values.shape) != 1:
             raise refused(ValueError, f"Column {name!r} has shape {tuple(values.shape)}", "Give one axis, or a list of arrays")
@@ -58,13 +58,13 @@ def column_of(values: Any, name: str) -> Column:
 
 
 def cleaned(values: Iterable[Any]) -> list[Any]:
-    """Copy cells, looking into each only where some are not plain."""
+    """Copy cells, inspecting each only if some are not plain."""
     cells = list(values)
     return cells if set(map(type, cells)) <= cell_types.PLAIN else [cell_types.clean(cell) for cell in cells]
 
 
 def narrowed(column: Column) -> Column:
-    """Turn a list whose cells are all floats, all ints or all bools into numbers."""
+    """Convert a list whose cells are all floats, all ints or all bools to numbers."""
     dtype = TYPED.get(frozenset(map(type, column.cells))) if column.cells else None
     if dtype is None:
         return column
@@ -77,7 +77,7 @@ def narrowed(column: Column) -> Column:
 
 
 def pack(name: str, column: Column) -> dict[str, Any]:
-    """Give a settled column as msgpack can hold it."""
+    """Return a column without device values in a form that msgpack can store."""
     column = narrowed(column)
     if column.values is None:
         return {"name": name, "cells": cell_types.pack(column.cells or [])}
@@ -93,7 +93,7 @@ def pack(name: str, column: Column) -> dict[str, Any]:
 
 
 def unpack(record: Any, rows: int) -> Column:
-    """Read a column back, checking all it declares."""
+    """Decode a column, checking everything it declares."""
     if record.cells is not None:
         column = Column(cells=record.cells)
     elif record.data is not None:
@@ -115,7 +115,7 @@ def _bits(data: bytearray, rows: int) -> Array:
 
 
 def listed(column: Column) -> list[Any]:
-    """Give a settled column as Python values; what is missing is None, times are to the microsecond."""
+    """Return a column without device values as Python values; missing ones are None, times have microsecond precision."""
     if column.values is None:
         return [cell_types.landed(cell) if isinstance(cell, Landing) else cell for cell in column.cells or []]
     values = column.values
@@ -139,7 +139,7 @@ def _times(values: Array, zone: str | None) -> list[Any]:
 
 
 def _at_home(cell: Any, home: dt.tzinfo) -> Any:
-    """Show a moment in its zone; one at the very edge of the calendar stays in UTC."""
+    """Return a time in its zone; one at the very edge of the calendar stays in UTC."""
     if not isinstance(cell, dt.datetime):
         return cell
     moment = cell.replace(tzinfo=dt.timezone.utc)
@@ -150,7 +150,7 @@ def _at_home(cell: Any, home: dt.tzinfo) -> Any:
 
 
 def zone_of(name: str) -> dt.tzinfo:
-    """Find a time zone by name; one this machine does not know is read as UTC, the moment stays right."""
+    """Return a time zone by name. An unknown one is read as UTC, which leaves the moment correct."""
     import zoneinfo
 
     try:

@@ -1,4 +1,4 @@
-"""Plain objects to media: what a user may hand to log() without naming a class."""
+"""Conversion of plain objects to media, for values passed to log() without a media class."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fanfold.media.table import Table
 
 
 def coerce(value: Any) -> Media | list[Media] | None:
-    """Give the media `value` stands for, or None; imports no library the user has not imported."""
+    """Return the media for `value`, or None; imports no library the user has not imported."""
     if isinstance(value, (list, tuple)):
         return _from_list(value)
     return picture(value) or _from_data(value)
 
 
 def picture(value: Any) -> Media | None:
-    """Give media, as it is now, and what is drawn: PIL images and plots."""
+    """Return a snapshot of media, or media for PIL images and plots; None for anything else."""
     if isinstance(value, Media):
         return value.snapshot()
     if is_pil(value):

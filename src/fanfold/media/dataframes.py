@@ -1,4 +1,4 @@
-"""Tables from and to pandas, polars and Arrow, each touched only when the user brought it or asks for it."""
+"""Tables from and to pandas, polars and Arrow. Each library is used only if the user passed or requested its type."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ NULLABLE |= {f"uint{bits}": f"UInt{bits}" for bits in (8, 16, 32, 64)}
 
 
 def is_pandas(value: object) -> bool:
-    """Tell a pandas DataFrame."""
+    """Return whether a value is a pandas DataFrame."""
     return is_a(value, "pandas", "DataFrame")
 
 
 def is_polars(value: object) -> bool:
-    """Tell a polars DataFrame."""
+    """Return whether a value is a polars DataFrame."""
     return is_a(value, "polars", "DataFrame")
 
 
 def is_arrow(value: object) -> bool:
-    """Tell an Arrow table or record batch."""
+    """Return whether a value is an Arrow table or record batch."""
     return is_a(value, "pyarrow", "Table", "RecordBatch")
 
 
 def is_frame(value: object) -> bool:
-    """Tell a DataFrame or an Arrow table."""
+    """Return whether a value is a DataFrame or an Arrow table."""
     return is_pandas(value) or is_polars(value) or is_arrow(value)
 
 
 def snapshot(frame: Any) -> Any:
-    """Keep a frame as it is now; a copy of the data only where the library has no cheaper way."""
+    """Return a frame that keeps its current content, copying the data only if the library offers nothing cheaper."""
     if is_pandas(frame):
         return frame.copy(deep=not _copies_on_write())
-    return frame.clone() if is_polars(frame) else frame  # Arrow tables do not change
+    return frame.clone() if is_polars(frame) else frame  # Arrow tables are immutable
 
 
 def _copies_on_write() -> bool:
@@ -54,14 +54,14 @@ def _copies_on_write() -> bool:
 
 
 def names(frame: Any) -> list[str]:
-    """Name the columns; a pandas index that says something is the first of them."""
+    """Return the column names, preceded by those of a pandas index that holds information."""
     if is_arrow(frame):
         return [str(name) for name in frame.schema.names]
     return [name for name, _ in _index(frame)] + [str(name) for name in frame.columns]
 
 
 def columns(frame: Any) -> list[Column]:
-    """Read every column of a frame."""
+    """Return the columns of a frame."""
     if is_pandas(frame):
         index = [level.to_series() for _, level in _index(frame)]
         return [_from_pandas(series) for series in [*index, *(frame.iloc[:, i] for i in range(frame.shape[1]))]]
@@ -71,7 +71,7 @@ def columns(frame: Any) -> list[Column]:
 
 
 def _index(frame: Any) -> list[tuple[str, Any]]:
-    """Give the levels of a pandas index that carry names or anything but whole numbers; row numbers carry nothing."""
+    """Return the levels of a pandas index that have a name or are not integers; plain row numbers hold no information."""
     if not is_pandas(frame):
         return []
     index, taken = frame.index, {str(name) for name in frame.columns}
@@ -99,7 +99,7 @@ def _from_pandas(series: Any) -> Column:
 
 
 def _from_objects(values: list[Any]) -> Column:
-    """Keep cells of any type; a frame may hold objects no table knows, and they are kept as their text."""
+    """Return a column of cells of any type; objects that tables do not support are stored as text."""
     if set(map(type, values)) <= PLAIN:
         return Column(cells=values)
     return Column(cells=[_clean_or_text(value) for value in values])
@@ -196,7 +196,7 @@ def _to_polars(pl: Any, name: str, column: Column) -> Any:
         except (TypeError, OverflowError, pl.exceptions.ComputeError, pl.exceptions.SchemaError):
             return pl.Series(name, _texts(cells))
     values = column.values
-    if values.dtype.kind in "Mm" and values.dtype.str.endswith("[s]"):  # polars counts from milliseconds down
+    if values.dtype.kind in "Mm" and values.dtype.str.endswith("[s]"):  # the coarsest unit of polars is milliseconds
         values = values.astype(values.dtype.str.replace("[s]", "[ms]"))
     series = pl.Series(name, values)
     if column.zone is not None:
@@ -207,12 +207,12 @@ def _to_polars(pl: Any, name: str, column: Column) -> Any:
 
 
 def _texts(cells: list[Any]) -> list[str | None]:
-    """Give cells of several types as text, the one type that holds them all."""
+    """Return cells of mixed types as text, the only type that can represent them all."""
     return [None if cell is None else str(cell) for cell in cells]
 
 
 def to_arrow(named: list[tuple[str, Column]]) -> Any:
-    """Build an Arrow table; media are their encoded bytes."""
+    """Build an Arrow table; media become their encoded bytes."""
     try:
         import pyarrow as pa
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Plots of matplotlib (kept as PNG) and plotly (kept as JSON)."""
+"""Plots of matplotlib (stored as PNG) and plotly (stored as JSON)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def is_matplotlib(value: object) -> bool:
-    """Tell a matplotlib figure, its axes, or the pyplot module itself, which stands for the current figure."""
+    """Return whether a value is a matplotlib figure, its axes, or the pyplot module, which means the current figure."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     return (
         (pyplot is not None and value is pyplot)
@@ -27,15 +27,15 @@ def is_matplotlib(value: object) -> bool:
 
 
 def is_plotly(value: object) -> bool:
-    """Tell a plotly figure."""
+    """Return whether a value is a plotly figure."""
     return is_a(value, "plotly.basedatatypes", "BaseFigure")
 
 
 class Figure(Media):
     """A plot: a matplotlib figure or axes, `plt` itself for the current figure, or a plotly figure.
 
-    A matplotlib figure is drawn here, in the caller (20 to 200 ms): the library is not thread-safe, and the figure is
-    usually closed or drawn over on the next line. A plotly figure is written to JSON here.
+    A matplotlib figure is drawn in the constructor, by the caller (20 to 200 ms): the library is not thread-safe, and the figure
+    is usually closed or drawn over on the next line. A plotly figure is converted to JSON in the constructor.
     """
 
     kind: ClassVar[str] = "figure"
@@ -60,17 +60,17 @@ class Figure(Media):
 
     @property
     def png(self) -> bytes | None:
-        """The picture, for a matplotlib figure."""
+        """The PNG of a matplotlib figure."""
         return self._data if self._data.startswith(PNG) else None
 
     @property
     def json(self) -> str | None:
-        """The figure as plotly's JSON, for a plotly figure."""
+        """The JSON of a plotly figure."""
         return None if self.png is not None else self._data.decode()
 
     @property
     def html(self) -> str:
-        """The figure as an HTML fragment; a plotly one loads plotly.js from its public address."""
+        """The figure as an HTML fragment; a plotly figure loads plotly.js from its CDN."""
         if self.png is not None:
             return f'<img alt="figure" src="data:image/png;base64,{base64.b64encode(self.png).decode()}">'
         try:
@@ -89,7 +89,7 @@ def _draw(figure: Any) -> bytes:
         if not figure.get_fignums():
             raise refused(ValueError, "Figure got pyplot, which has no figure open", "Draw one first, or pass the figure")
         figure = figure.gcf()
-    while not hasattr(figure, "savefig"):  # axes and subfigures know the figure they are part of
+    while not hasattr(figure, "savefig"):  # axes and subfigures have a reference to their figure
         figure = figure.figure
     out = io.BytesIO()
     figure.savefig(out, format="png")

@@ -1,4 +1,4 @@
-"""Files and bytes that are already encoded: read them once, and tell what they are by their first bytes."""
+"""Files and bytes that are already encoded: read once, and identified by their first bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIGNATURES = (
 
 
 def sniff(data: bytes, known: tuple[str, ...]) -> str | None:
-    """Tell which of the `known` formats these bytes begin like."""
+    """Return which of the `known` formats the bytes start like, or None."""
     for offset, magic, ext in SIGNATURES:
         if ext in known and data[offset : offset + len(magic)] == magic:
             return ext
@@ -40,12 +40,12 @@ def sniff(data: bytes, known: tuple[str, ...]) -> str | None:
 
 
 def is_source(value: object) -> bool:
-    """Tell a path or encoded bytes from pixels and samples."""
+    """Return whether a value is a path or encoded bytes rather than pixels or samples."""
     return isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview))
 
 
 def read(value: Source, known: tuple[str, ...], what: str) -> tuple[bytes, str]:
-    """Read a path or take bytes, now, because the file may be overwritten; give them with their format."""
+    """Return the bytes of a path or buffer, and their format. Files are read at once because they may be overwritten."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         data, name = bytes(value), f"{len(value)} bytes"
     else:

@@ -1,4 +1,4 @@
-"""Distributions: any array reduced to counts and edges, small enough to live in the frame itself."""
+"""Histograms: any array reduced to counts and edges, small enough to be stored in the frame itself."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from fanfold.media.arrays import Array
 
 MAX_BINS = 4096
-NEAR_MAX = float_info.max / 4  # spans above this overflow when multiplied and added
-CHUNK = 1 << 18  # elements at a time: a large tensor is never copied whole to float64
+NEAR_MAX = float_info.max / 4  # larger spans overflow when multiplied and added
+CHUNK = 1 << 18  # elements at a time: a large tensor is never copied to float64 as a whole
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Hold what a histogram says; min, max, mean and std are None where nothing finite, or no value, is known."""
+    """The content of a histogram; min, max, mean and std are None if no value is finite, or none are known."""
 
     counts: list[float]
     edges: list[float]
@@ -41,7 +41,7 @@ class Summary:
 class Histogram(ArrayMedia):
     """A distribution: an array, tensor or list of numbers, or ready `np_histogram=(counts, edges)`.
 
-    NaN and infinities are left out of the bins and counted beside them. Counting happens in `encode()`, not here.
+    NaN and infinities are left out of the bins and counted separately. Counting happens in `encode()`, not in the constructor.
     """
 
     kind: ClassVar[str] = "histogram"
@@ -78,12 +78,12 @@ class Histogram(ArrayMedia):
 
     @property
     def summary(self) -> Summary:
-        """Everything the histogram says; counted on first use."""
+        """The content of the histogram, computed on first use."""
         if self._summary is None:
             self._summary = summarise(self._host().reshape(-1), self.bins)
         return self._summary
 
-    def restore(self, meta: Mapping[str, Any], data: bytes) -> None:  # noqa: ARG002 - all of it is in the frame
+    def restore(self, meta: Mapping[str, Any], data: bytes) -> None:  # noqa: ARG002 - the frame has everything
         try:
             counts, edges = _checked(meta.get("counts"), meta.get("edges"))
         except (TypeError, ValueError, OverflowError) as error:
@@ -95,21 +95,21 @@ class Histogram(ArrayMedia):
 
     @property
     def counts(self) -> Array:
-        """How many values fell into each bin."""
+        """The number of values in each bin."""
         import numpy as np
 
         return np.array(self.summary.counts)
 
     @property
     def edges(self) -> Array:
-        """The borders of the bins, one more than there are bins."""
+        """The edges of the bins, one more than there are bins."""
         import numpy as np
 
         return np.array(self.summary.edges, np.float64)
 
     @property
     def count(self) -> float:
-        """How many finite values were counted."""
+        """The number of finite values."""
         return self.summary.count
 
     @property
@@ -134,27 +134,27 @@ class Histogram(ArrayMedia):
 
     @property
     def nan(self) -> int:
-        """How many values were NaN."""
+        """The number of NaN values."""
         return self.summary.nan
 
     @property
     def pos_inf(self) -> int:
-        """How many values were +infinity."""
+        """The number of +infinity values."""
         return self.summary.pos_inf
 
     @property
     def neg_inf(self) -> int:
-        """How many values were -infinity."""
+        """The number of -infinity values."""
         return self.summary.neg_inf
 
 
 def all_numbers(values: list[Any] | tuple[Any, ...] | range) -> bool:
-    """Tell a list of plain numbers, looking at each distinct type once."""
+    """Return whether a list holds only plain numbers, checking each distinct type once."""
     return all(issubclass(kind, Real) for kind in set(map(type, values)))
 
 
 def numbers(values: list[Any] | tuple[Any, ...] | range) -> Any:
-    """Copy a list of numbers; a nested one goes through numpy."""
+    """Copy a list of numbers; a nested list goes through numpy."""
     if all_numbers(values):
         try:
             return array("d", values)
@@ -184,7 +184,7 @@ def _ready(pair: Any) -> Summary:
 
 
 def _checked(counts: Any, edges: Any) -> tuple[list[float], list[float]]:
-    """Check counts and edges, from a user or from a disk."""
+    """Check counts and edges, given by a user or read from disk."""
     for part in (counts, edges):
         if not isinstance(part, list) or not all(type(value) in (int, float) and math.isfinite(value) for value in part):
             raise ValueError("counts and edges must be lists of finite numbers")
@@ -200,7 +200,7 @@ def _finite(value: float | None) -> float:
 
 
 def summarise(values: Array, bins: int) -> Summary:
-    """Count `values` in `bins` equal bins between the smallest and the largest finite one."""
+    """Count `values` in `bins` equal bins between the smallest and the largest finite value."""
     import numpy as np
 
     size, total, low, top = 0, 0.0, math.inf, -math.inf
@@ -224,7 +224,7 @@ def summarise(values: Array, bins: int) -> Summary:
 
 
 def _finite_chunks(values: Array, odd: dict[str, int]) -> Iterator[Array]:
-    """Give the finite values piece by piece as float64, counting the others into `odd` where it asks for them."""
+    """Yield the finite values as float64 in chunks, and count the others in `odd` unless it is empty."""
     import numpy as np
 
     for start in range(0, values.size, CHUNK):
@@ -241,7 +241,7 @@ def _finite_chunks(values: Array, odd: dict[str, int]) -> Iterator[Array]:
 
 
 def _mean_of_huge(values: Array, size: int) -> float:
-    """Divide before adding, where the sum is more than a float can hold."""
+    """Divide before adding, because the sum would overflow."""
     import numpy as np
 
     with np.errstate(over="ignore"):
@@ -249,7 +249,7 @@ def _mean_of_huge(values: Array, size: int) -> float:
 
 
 def _edges(low: float, top: float, bins: int) -> Array:
-    """Lay out strictly rising edges; fewer bins where floats lie too far apart for so many."""
+    """Return strictly increasing edges; fewer bins if floats are too far apart for this many."""
     import numpy as np
 
     if low == top:
@@ -262,7 +262,7 @@ def _edges(low: float, top: float, bins: int) -> Array:
 
 
 def _count(values: Array, edges: Array) -> Array:
-    """Count as numpy.histogram does, several times faster where the bins are wide enough to divide by."""
+    """Count like numpy.histogram, but several times faster if the bins are wide enough to divide by."""
     import numpy as np
 
     bins, low, top = len(edges) - 1, float(edges[0]), float(edges[-1])
@@ -271,7 +271,7 @@ def _count(values: Array, edges: Array) -> Array:
         return np.histogram(values, edges)[0]
     index = ((values - low) / width).astype(np.int64)
     np.clip(index, 0, bins - 1, out=index)
-    # The division rounds: one look at the edges on both sides makes the counts exact.
+    # The division rounds; comparing with the edges on both sides makes the counts exact.
     index -= values < edges[index]
     index += (values >= edges[index + 1]) & (index < bins - 1)
     return np.bincount(index, minlength=bins)

@@ -1,4 +1,4 @@
-"""Pictures: from PIL, arrays, tensors, files and bytes; stored as PNG, or as they came."""
+"""Images: from PIL, arrays, tensors, files and bytes; stored as PNG, or unchanged if already encoded."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ if TYPE_CHECKING:
     from fanfold.media.arrays import Array
 
 FORMATS = ("png", "jpg", "gif", "webp", "bmp", "tiff")
-PIL_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")  # never those that run programs, such as EPS
+PIL_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")  # never formats that run programs, such as EPS
 PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-UNREADABLE_HEADER: tuple[type[Exception], ...] = (*UNREADABLE, Warning)  # Pillow warns of large pictures
-MAX_NOTES = 256 * 1024  # boxes and masks travel in the frame, not in the blob
+UNREADABLE_HEADER: tuple[type[Exception], ...] = (*UNREADABLE, Warning)  # Pillow warns about large pictures
+MAX_NOTES = 256 * 1024  # boxes and masks are stored in the frame, not in the blob
 
 
 def is_pil(value: object) -> bool:
-    """Tell a PIL image."""
+    """Return whether a value is a PIL image."""
     return is_a(value, "PIL.Image", "Image")
 
 
 class Image(ArrayMedia):
-    """A picture: PIL image, array or tensor, path, or encoded bytes.
+    """An image: PIL image, array or tensor, path, or encoded bytes.
 
-    Arrays are HxW, HxWxC, CxHxW or a batch of these (laid out in a grid), with 1, 3 or 4 channels; give `layout` where
-    the shape does not tell. Where it fits both, a torch tensor is read as CxHxW and any other array as HxWxC.
-    See `pixels.brightness` for which number is which brightness. `boxes` and `masks` are small
-    annotations (lists of dicts) kept beside the picture.
+    Arrays are HxW, HxWxC, CxHxW or a batch of these (arranged in a grid), with 1, 3 or 4 channels; pass `layout` if the shape is
+    ambiguous. If it fits both, a torch tensor is read as CxHxW and any other array as HxWxC. See `pixels.brightness` for how
+    numbers map to brightness. `boxes` and `masks` are small annotations (lists of dicts) stored with the image.
     """
 
     kind: ClassVar[str] = "image"
@@ -53,7 +52,7 @@ class Image(ArrayMedia):
         elif is_pil(data):
             self._pil = data.copy()
         elif is_array(data) and is_numeric(data):
-            first = type(data).__module__.partition(".")[0] == "torch"  # PyTorch keeps channels first, numpy and JAX last
+            first = type(data).__module__.partition(".")[0] == "torch"  # PyTorch puts channels first, numpy and JAX last
             self._layout = pixels.layout_of(tuple(data.shape), layout, "Image", channels_first=first)
             self._hold(data)
         else:
@@ -91,7 +90,7 @@ class Image(ArrayMedia):
         self.caption, self.boxes, self.masks = text_fact(meta, "caption"), meta.get("boxes"), meta.get("masks")
 
     def array(self) -> Array:
-        """Give the picture as uint8, height x width x channels."""
+        """Return the image as uint8, height x width x channels."""
         if self._data is not None:
             return _channels(_open(self._data))
         if self._pil is not None:
@@ -100,7 +99,7 @@ class Image(ArrayMedia):
         return pixels.grid(shown) if shown.ndim == 4 else shown
 
     def pil(self) -> Any:
-        """Give the picture as a PIL image."""
+        """Return the image as a PIL image."""
         if self._data is not None:
             return _open(self._data)
         picture = self._to_pil()
@@ -109,7 +108,7 @@ class Image(ArrayMedia):
         return picture.copy()
 
     def _to_pil(self) -> Any:
-        """Give a PIL image that PNG can hold, or None without Pillow."""
+        """Return a PIL image that PNG can store, or None without Pillow."""
         try:
             import PIL.Image
         except ImportError:
@@ -126,7 +125,7 @@ def _named(value: object) -> str:
 
 
 def _notes(name: str, value: Any) -> Any:
-    """Copy annotations through msgpack: that checks them, bounds them and cuts them loose from the caller's."""
+    """Copy annotations through msgpack, which checks them, limits their size and detaches them from the caller's objects."""
     if value is None:
         return None
     import msgspec
@@ -145,7 +144,7 @@ def _notes(name: str, value: Any) -> Any:
 
 
 def _size(data: bytes) -> tuple[int, int] | None:
-    """Read width and height from a header, or give None: a picture nobody here can parse is still kept."""
+    """Return width and height from the header, or None: an image that cannot be parsed here is stored all the same."""
     if data.startswith(b"\x89PNG") and len(data) >= 24:
         width, height = struct.unpack(">II", data[16:24])
         return width, height
@@ -159,7 +158,7 @@ def _size(data: bytes) -> tuple[int, int] | None:
 
 
 def _open(data: bytes) -> Any:
-    """Open untrusted bytes with Pillow's raster formats only, under its own limit on pixels."""
+    """Open untrusted bytes with Pillow's raster formats only, within its limit on pixels."""
     try:
         import PIL.Image
     except ImportError as error:
@@ -183,7 +182,7 @@ def _bounded(picture: Any) -> None:
 
 
 def _channels(picture: Any) -> Array:
-    """Give a PIL image of any mode as uint8, height x width x channels."""
+    """Return a PIL image of any mode as uint8, height x width x channels."""
     import numpy as np
 
     if picture.mode == "F" or picture.mode.startswith("I"):

@@ -1,4 +1,4 @@
-"""Arrays to pixels: which axis is what, which number is which brightness, and PNG without Pillow."""
+"""Conversion of arrays to pixels: the meaning of axes, the mapping of numbers to brightness, and PNG without Pillow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 CHANNELS = (1, 3, 4)
 LAYOUTS = ("HW", "HWC", "CHW", "NHW", "NHWC", "NCHW")
-SMALL = 16.0  # floats above 1 and below this were normalised rather than 0..255
+SMALL = 16.0  # floats with a maximum above 1 and below this are taken as normalised rather than 0..255
 GAP = 2  # black pixels between the pictures of a batch
 
 
 def layout_of(shape: tuple[int, ...], layout: str | None, what: str, *, channels_first: bool = False) -> str:
-    """Name the axes of an array of `shape`, or refuse when they cannot be told.
+    """Return the layout of an array of `shape`, or raise an error if it is ambiguous.
 
-    Where both ends could be channels, as in (4, 4, 3), the habit of the array's library decides: `channels_first`.
+    If both ends could be channels, as in (4, 4, 3), the convention of the array's library decides: `channels_first`.
     """
     if 0 in shape:
         raise refused(ValueError, f"{what} got an empty array of shape {shape}", "Give it at least one pixel")
@@ -68,7 +68,7 @@ def arrange(array: Array, layout: str) -> Array:
 
 
 def grid(batch: Array) -> Array:
-    """Lay a batch of pictures out in a near-square grid."""
+    """Arrange a batch of pictures in a near-square grid."""
     import numpy as np
 
     count, height, width, channels = batch.shape
@@ -82,17 +82,17 @@ def grid(batch: Array) -> Array:
 
 
 def to_uint8(array: Array) -> Array:
-    """Turn numbers into brightness; see `brightness`."""
+    """Convert numbers to brightness; see `brightness`."""
     return brightness(array)[0]
 
 
 def brightness(array: Array) -> tuple[Array, tuple[float, float] | None]:
-    """Turn numbers into brightness, and return the range of those that had to be rescaled.
+    """Convert numbers to brightness, and return the original range if they had to be rescaled.
 
-    uint8 stays. bool: 0 and 255. uint16: 0..65535 scaled down. Other integers: 0..255, clipped. Floats within 0..1: times 255.
-    Floats with a negative value, as normalisation leaves them, or with a highest value above 255: from the lowest to the highest.
-    So are those whose highest value is above 1 and below SMALL: a picture of 0..255 is rarely that dark, and a
-    normalised one often that bright. Other floats: 0..255. NaN is black, infinities are the darkest and the brightest.
+    uint8 stays unchanged. bool: 0 and 255. uint16: 0..65535 scaled down. Other integers: 0..255, clipped. Floats within 0..1:
+    times 255. Floats with a negative value, as after normalisation, or with a maximum above 255: rescaled from lowest to highest.
+    So are floats whose maximum is above 1 and below SMALL: a picture of 0..255 is rarely that dark, and a normalised one often
+    that bright. Other floats: 0..255. NaN is black, infinities are the darkest and the brightest.
     """
     import numpy as np
 
@@ -123,7 +123,7 @@ def _floats(array: Array) -> tuple[Array, tuple[float, float] | None]:
     outside = low < 0 or 1 < top < SMALL or 255 < top < np.inf
     values: Array = np.asarray(array, np.float64 if array.dtype.itemsize > 4 else np.float32)
     if outside and low < top:
-        values = (values / 2 - low / 2) / (top / 2 - low / 2)  # halves: the span of float64 does not fit into float64
+        values = (values / 2 - low / 2) / (top / 2 - low / 2)  # halved: the difference may overflow float64
     elif outside:
         values = np.where(finite, 0.5, values)  # one colour: neither black nor white
     else:
@@ -142,7 +142,7 @@ def _say_if_clipped(clipped: Any) -> None:
 
 
 def write_png(pixels: Array) -> bytes:
-    """Write height x width x channels of uint8 as PNG, without any imaging library."""
+    """Encode height x width x channels of uint8 as PNG, without an imaging library."""
     import numpy as np
 
     height, width, channels = pixels.shape

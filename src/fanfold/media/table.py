@@ -1,4 +1,4 @@
-"""Tables: rows and columns of anything, packed column by column so that numbers stay raw bytes."""
+"""Tables with cells of any type, packed column by column so that numbers stay raw bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 UNREADABLE_TABLE: tuple[type[Exception], ...] = (*UNREADABLE, msgspec.MsgspecError)
 VERSION = 1
 MAX_COLUMNS = 16_384
-NAMED = 256  # column names told in the frame; the blob has all
+NAMED = 256  # column names included in the frame; the blob has all
 
 
 class _Column(msgspec.Struct):
-    """What a column looks like on disk: numbers have `dtype` and `data`, anything else has `cells`."""
+    """A column on disk: numbers have `dtype` and `data`, anything else has `cells`."""
 
     name: str
     dtype: str | None = None
@@ -43,8 +43,8 @@ class _Content(msgspec.Struct):
 class Table(Media):
     """A table: rows (`data=`) under `columns=`, a dict of columns, a list of dicts, or a DataFrame.
 
-    Cells hold numbers, strings, bools, None, dates, bytes, arrays, lists, dicts and media. `add_data` appends a row;
-    what was logged before keeps the rows it had. A pandas, polars or Arrow frame is read later, in the encoding thread.
+    Cells hold numbers, strings, bools, None, dates, bytes, arrays, lists, dicts and media. `add_data` appends a row; tables
+    logged before keep the rows they had. A pandas, polars or Arrow frame is read later, in the encoding thread.
     """
 
     kind: ClassVar[str] = "table"
@@ -58,7 +58,7 @@ class Table(Media):
         self._columns: list[Column] = []
         self._rows = 0
         self._shared = False  # whether another Table reads the same lists
-        self._late: list[Media] = []  # found when added, so that asking does not walk every cell
+        self._late: list[Media] = []  # collected when added, so that waiting() need not scan every cell
         self.columns: list[str] = []
         self._fill(None if columns is None else _names(columns), data)
 
@@ -108,7 +108,7 @@ class Table(Media):
         return self._rows
 
     def add_data(self, *row: Any) -> None:
-        """Append one row, one argument a column."""
+        """Append one row, one argument per column."""
         if len(row) != len(self.columns):
             raise refused(
                 ValueError,
@@ -122,7 +122,7 @@ class Table(Media):
         self._late += cell_types.pending_in(cells)
 
     def _growing(self) -> list[list[Any]]:
-        """Give the columns as lists this table alone appends to."""
+        """Return the columns as lists that only this table appends to."""
         if self._frame is not None or self._shared or any(column.cells is None for column in self._columns):
             self._columns = [Column(cells=column_types.listed(column)) for column in self._settled()]
             self._frame, self._shared = None, False
@@ -140,7 +140,7 @@ class Table(Media):
         return list(self._late)
 
     def _settled(self, *names: str) -> list[Column]:
-        """Give columns as numbers or cells, and no more rows than are this table's."""
+        """Return columns as numbers or cells, limited to this table's own rows."""
         if self._frame is not None:
             self._columns, self._frame = dataframes.columns(self._frame), None
         chosen = [self._columns[self.columns.index(name)] for name in names] if names else self._columns
@@ -152,7 +152,7 @@ class Table(Media):
         told = [plain(name) for name in self.columns[:NAMED]]
         return Encoded(data, "table", {"rows": self._rows, "columns": told, "width": len(self.columns)})
 
-    def restore(self, meta: Mapping[str, Any], data: bytes) -> None:  # noqa: ARG002 - the blob says it all
+    def restore(self, meta: Mapping[str, Any], data: bytes) -> None:  # noqa: ARG002 - the blob has everything
         try:
             self.columns, self._columns, self._rows = _read(data)
         except UNREADABLE_TABLE as error:
@@ -166,7 +166,7 @@ class Table(Media):
         return [list(row) for row in zip(*columns, strict=True)]
 
     def column(self, name: str) -> Array | list[Any]:
-        """Give one column: a numpy array where all of it is numbers, else a list."""
+        """Return one column: a numpy array if all cells are numbers, else a list."""
         if name not in self.columns:
             raise KeyError(f"No column {name!r}. Nothing was read. Use one of {self.columns}.")
         column = column_types.narrowed(self._settled(name)[0])
@@ -177,15 +177,15 @@ class Table(Media):
         return list(zip(self.columns, self._settled(), strict=True))
 
     def to_pandas(self) -> Any:
-        """Give a pandas DataFrame."""
+        """Return a pandas DataFrame."""
         return dataframes.to_pandas(self._named())
 
     def to_polars(self) -> Any:
-        """Give a polars DataFrame."""
+        """Return a polars DataFrame."""
         return dataframes.to_polars(self._named())
 
     def to_arrow(self) -> Any:
-        """Give an Arrow table; cells that are media become their encoded bytes."""
+        """Return an Arrow table; media become their encoded bytes."""
         return dataframes.to_arrow(self._named())
 
 
@@ -215,7 +215,7 @@ def _wide(data: Any) -> int:
 
 
 def _read(data: bytes) -> tuple[list[str], list[Column], int]:
-    """Read a blob, trusting nothing in it."""
+    """Decode a blob, trusting nothing in it."""
     content = msgspec.msgpack.decode(data, type=_Content, ext_hook=cell_types.unpack)
     if content.version != VERSION:
         raise ValueError(f"it is of version {content.version}, and this fanfold reads {VERSION}")

@@ -1,4 +1,4 @@
-"""Words: plain text and HTML pages, in the frame when short and in a blob when long."""
+"""Plain text and HTML, stored in the frame if short and in a blob if long."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from fanfold.media import files
 from fanfold.media.base import Encoded, Media, broken, plain, refused, text_fact
 
-INLINE = 4096  # bytes of UTF-8 that stay in the frame
+INLINE = 4096  # bytes of UTF-8; longer texts go to a blob
 
 
 class Text(Media):
-    """Text, of any length."""
+    """Text of any length."""
 
     kind: ClassVar[str] = "text"
     ext: ClassVar[str] = "txt"
@@ -50,7 +50,7 @@ class Html(Text):
 
     @property
     def html(self) -> str:
-        """The page."""
+        """The HTML."""
         return self.text
 
 

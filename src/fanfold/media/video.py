@@ -1,4 +1,4 @@
-"""Moving pictures: arrays become an animated GIF, encoded files stay as they are."""
+"""Videos: arrays become an animated GIF, encoded files stay unchanged."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from fanfold.media.arrays import Array
 
 FORMATS = ("mp4", "webm", "gif")
-MAX_FILM = 350_000_000  # pixels of all frames together: a hostile GIF names a huge film in a few bytes
+MAX_FILM = 350_000_000  # pixels of all frames together: a malicious GIF can declare a huge film in a few bytes
 MAX_FPS = 50  # GIF counts time in hundredths of a second, and browsers slow down anything under two of them
 
 
 class Video(ArrayMedia):
-    """Moving pictures: an array of frames with `fps`, a path, or the bytes of an MP4, WebM or GIF file.
+    """A video: an array of frames with `fps`, a path, or the bytes of an MP4, WebM or GIF file.
 
-    Frames are (time, height, width, channels), (time, channels, height, width) or (time, height, width). They are
-    stored as GIF, which has 256 colours a frame; encode to MP4 yourself where that is too few.
+    Frames are (time, height, width, channels), (time, channels, height, width) or (time, height, width). They are stored as GIF,
+    which has 256 colours per frame; encode to MP4 yourself if you need more.
     """
 
     kind: ClassVar[str] = "video"
@@ -83,7 +83,7 @@ class Video(ArrayMedia):
         return bytes(self.encode().data)
 
     def frames(self) -> Array:
-        """Give the frames as uint8, time x height x width x channels; of files, only GIF can be read here."""
+        """Return the frames as uint8, time x height x width x channels. Of encoded files, only GIF can be decoded."""
         if self._data is None:
             shown, self._rescaled = pixels.brightness(pixels.arrange(self._host(), self._layout))
             return shown
@@ -117,7 +117,7 @@ def _layout(shape: tuple[int, ...], layout: str | None) -> str:
 
 
 def _starts(count: int, fps: float) -> list[int]:
-    """Say when each frame begins, in hundredths of a second; rounding does not add up."""
+    """Return when each frame begins, in hundredths of a second, without accumulating rounding errors."""
     return [math.floor(index * 100 / fps + 0.5) for index in range(count + 1)]
 
 
@@ -135,7 +135,7 @@ def _read_gif(data: bytes, count: int | None, fps: float | None) -> Array:
 
 
 def _gif_frames(data: bytes) -> list[tuple[Array, int]]:
-    """Read each frame and how long it lasts."""
+    """Return each frame and its duration."""
     import numpy as np
     import PIL.Image
     import PIL.ImageSequence
@@ -151,7 +151,7 @@ def _gif_frames(data: bytes) -> list[tuple[Array, int]]:
 
 
 def _spread(shown: list[tuple[Array, int]], count: int | None, fps: float | None) -> Array:
-    """Repeat what the GIF writer joined: equal frames in a row are stored once, with a longer delay."""
+    """Repeat frames that the GIF writer merged: equal consecutive frames are stored once, with a longer delay."""
     import numpy as np
 
     pictures = np.stack([picture for picture, _ in shown])

@@ -1,4 +1,4 @@
-"""A report: chosen charts, tables, pictures and a note of runs in one HTML file that needs no server and asks for nothing."""
+"""A report: selected charts, tables, pictures and a note in one HTML file that needs no server and loads nothing."""
 
 from .page import Options, page
 

@@ -1,7 +1,7 @@
-"""Notes in Markdown, a small subset: what is written can become these few elements and nothing else.
+"""Notes in a small subset of Markdown: text can become these few elements and nothing else.
 
 Headings, paragraphs, lists, quotes, rules, fenced code, tables; `code`, **strong**, *emphasis* and links to web and mail
-addresses. Pictures are not loaded: a report asks for nothing from outside.
+addresses. Pictures are not loaded: a report loads nothing from outside.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BULLET = re.compile(r"[-*+]\s+(.*)")
 _COUNTED = re.compile(r"\d{1,9}[.)]\s+(.*)")
 _RULE = re.compile(r"(?:-\s*){3,}$|(?:\*\s*){3,}$|(?:_\s*){3,}$")
 _DIVIDER = re.compile(r"\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$")
-DEEPEST = 4  # of emphasis within emphasis, and quotes within quotes
+DEEPEST = 4  # levels of nested emphasis, and of nested quotes
 
 
 def html(text: str, *, depth: int = 0) -> Markup:
-    """Return a note as HTML. Headings stand one level below the report's own title."""
+    """Return a note as HTML. Headings are one level below the report's title."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").expandtabs(4).split("\n")
     return join(_blocks(lines, depth))
 
@@ -80,7 +80,7 @@ def _quote(lines: list[str], depth: int) -> Block:
 
 
 def _list(lines: list[str], _depth: int) -> Block:
-    """Take a list; a line that is set in goes on with its item."""
+    """Parse a list; an indented line continues its item."""
     pattern = next((one for one in (_BULLET, _COUNTED) if one.match(lines[0].strip())), None)
     if pattern is None:
         return None
@@ -124,7 +124,7 @@ _KINDS = (_code, _heading, _rule, _quote, _list, _table, _paragraph)
 
 
 def inline(text: str, *, depth: int = 0) -> Markup:
-    """Return a line's text with its few marks; everything else is escaped."""
+    """Return a line's text with inline markup; everything else is escaped."""
     parts: list[object] = []
     at = 0
     for found in _INLINE.finditer(text):
@@ -145,6 +145,6 @@ def _marked(found: re.Match[str], depth: int) -> object:
 
 
 def _link(text: str, address: str, depth: int) -> object:
-    """Make a link where its address is one of the web or of mail; else only its text is left."""
+    """Return a link if its address is a web or mail address, otherwise only its text."""
     shown = inline(text or address, depth=depth + 1)
     return tag("a", shown, href=address, rel="noreferrer noopener") if _SAFE.fullmatch(address) else shown

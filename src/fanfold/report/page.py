@@ -1,4 +1,4 @@
-"""The report's page: which runs, what they were told, what they came to, their curves and last pictures."""
+"""The report's HTML page: the runs, their config, summaries, charts and last pictures."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CHARTS = 24
 BUCKETS = 560  # as many as the chart has pixels
 SUMMARY = 60
 AXES = ("step", "time", "relative")
-LEFT_OUT = 50  # lines about what is not in the report
-# No script, no font, no frame, and nothing from any address: pictures are in the file itself.
+LEFT_OUT = 50  # maximum number of lines about omitted content
+# No script, no font, no frame, and nothing loaded from any address: pictures are in the file itself.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _LAYOUT = (
     "body{margin:0}main{max-width:1180px;margin:0 auto;padding:24px 20px 48px;--ff-wide:520px}h1{font-size:22px;margin:0 0 2px;"
@@ -40,18 +40,18 @@ _LAYOUT = (
 
 @dataclass(frozen=True)
 class Options:
-    """What a report shows, and how."""
+    """The content of a report, and its appearance."""
 
-    keys: Sequence[str] | None = None  # None: the first two dozen by what people look at
+    keys: Sequence[str] | None = None  # None: the first two dozen, most interesting first
     title: str | None = None
     note: str = ""  # Markdown
-    x: str | None = None  # None: what define_metric says of a key, else its step
+    x: str | None = None  # None: the x that define_metric names for a key, else its step
     smooth: float = 0.0
     log: bool = False
 
 
 def page(runs: Sequence[StoredRun], options: Options) -> tuple[str, dict[str, Any]]:
-    """Return the report as one HTML text, and what is in it: runs, keys, points, pictures, left_out."""
+    """Return the report as HTML, and what it contains: runs, keys, points, pictures, left_out."""
     keys = chosen(runs) if options.keys is None else list(options.keys)
     title = options.title or _title(runs)
     shown = keys if options.keys is not None else keys[:CHARTS]
@@ -88,7 +88,7 @@ def _lines(runs: Sequence[StoredRun], key: str, options: Options) -> list[Line]:
 
 
 def axis_of(runs: Sequence[StoredRun], key: str) -> str:
-    """Return what a key is drawn over: what define_metric names, if all runs that have the key have that too, else the step."""
+    """Return the x axis of a key: the one define_metric names, if all runs with the key have it, else the step."""
     logged = [(run, set(run.keys())) for run in runs]
     having = [(run, keys) for run, keys in logged if key in keys]
     wanted = {str(run.metric(key).get("x") or "step") for run, _ in having}
@@ -115,7 +115,7 @@ def _document(title: str, body: Markup) -> str:
 
 
 def chosen(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the runs' numeric keys, what people look at first in front; system figures are for those who ask."""
+    """Return the runs' numeric keys, most interesting first; system metrics are included only on request."""
     return curve_order(dict.fromkeys(itertools.chain.from_iterable(run.keys() for run in runs)))
 
 
@@ -155,7 +155,7 @@ def _error(run: StoredRun) -> Markup:
 
 
 def _charts(found: dict[str, list[Line]], options: Options, more: int) -> Markup:
-    """Return a figure per key: the picture, its legend, what it shows, and the same as a table."""
+    """Return a figure per key: the chart, its legend, a description, and the same data as a table."""
     figures = [_figure(key, some, options) for key, some in found.items()]
     left = [tag("p", f"and {_count(more, 'key')} more; select with --keys.", class_="dim")] if more > 0 else []
     return _section("Charts", *([tag("div", *figures, class_="charts")] if figures else []), *left)
@@ -172,7 +172,7 @@ def _figure(key: str, some: Sequence[Line], options: Options) -> Markup:
 
 
 def _statistics(line: Line) -> list[object]:
-    """Return what a line comes down to; with ranks, the lowest and highest of any, and which rank that was."""
+    """Return a line's statistics; with ranks, the lowest and highest of any rank, and which one that was."""
     import numpy as np
 
     good = np.flatnonzero(np.isfinite(line.y))
@@ -208,7 +208,7 @@ def _value(value: object, width: int = 200) -> str:
 
 
 def _config(runs: Sequence[StoredRun]) -> Markup:
-    """Return what differs between the runs' settings; what is the same in all waits behind a click."""
+    """Return the config values that differ between runs; those equal in all are collapsed."""
     configs = [flat(run.config) for run in runs]
     names = list(dict.fromkeys(name for one in configs for name in one))
     absent = object()

@@ -1,4 +1,4 @@
-"""The runs' last pictures, inside the file: within bounds, and only kinds that a browser shows and never runs."""
+"""The runs' last pictures, embedded in the file: within limits, and only formats that a browser shows and never executes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..store import StoredRun
 from ..store.run import MediaPoint
 
 PICTURES = ("image", "figure", "video")
-ONE, ALL, KEYS, EACH = 2 << 20, 24 << 20, 24, 16  # bytes of one and of all; keys; pictures of one key, run and step
-# kind by its first bytes: what a run says of a file is not believed
+ONE, ALL, KEYS, EACH = 2 << 20, 24 << 20, 24, 16  # bytes of one picture and of all; keys; pictures per key, run and step
+# The format by its first bytes, because a run's claim about a file is not trusted.
 _MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"BM", "image/bmp"))
 
 
 @dataclass
 class Budget:
-    """How much of the file's room is left for pictures, and what did not fit."""
+    """The space left for pictures in the file, and what did not fit."""
 
     room: int = ALL
     count: int = 0
@@ -29,7 +29,7 @@ class Budget:
     shown: Counter[str] = field(default_factory=Counter)  # tables, histograms, texts
 
     def take(self, point: MediaPoint) -> str | None:
-        """Return a picture as an address that holds it, or None and remember why not."""
+        """Return a picture as a data URL, or None after recording why it is left out."""
         said = f"{point.key} at step {point.step}"
         try:
             data = point.run.blob(str(point.entry.get("blob")))
@@ -70,7 +70,7 @@ def pictures(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
 
 
 def last(run: StoredRun, key: str) -> list[MediaPoint]:
-    """Return the pictures under a key at the last step that has one."""
+    """Return the pictures of a key at the last step that has one."""
     points = [point for point in run.media(key) if point.kind in PICTURES]
     return [point for point in points if point.step == points[-1].step] if points else []
 

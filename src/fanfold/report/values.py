@@ -1,4 +1,4 @@
-"""What runs logged beside numbers and pictures: their last tables, histograms and texts, within bounds."""
+"""Logged values other than numbers and pictures: the runs' last tables, histograms and texts, within limits."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ REASONS = {
 
 
 def tables(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
-    """Yield each run's last table of each key."""
+    """Yield the last table of each key and run."""
     yield from _by_key(runs, "table", budget, _table)
 
 
 def histograms(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
-    """Yield each run's last histogram of each key."""
+    """Yield the last histogram of each key and run."""
     for part in _by_key(runs, "histogram", budget, _histogram):
         yield tag("div", part, class_="pictures") if part.startswith("<figure") else part
 
 
 def texts(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
-    """Yield each run's last text of each key: of strings, and of fanfold.Text."""
+    """Yield the last text of each key and run, both strings and fanfold.Text."""
     keys = list(dict.fromkeys(key for run in runs for key in run.keys("text")))
     for key in keys[:KEYS]:
         yield tag("h3", key)
@@ -47,7 +47,7 @@ def texts(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
 
 
 def others(runs: Sequence[StoredRun], budget: Budget) -> None:
-    """Name media of kinds that a report has no place for."""
+    """Record media of kinds that a report does not show."""
     for key in dict.fromkeys(key for run in runs for key in run.keys("media")):
         for kind in sorted({point.kind for run in runs for point in run.media(key)} - {*PICTURES, "table", "histogram", "text"}):
             budget.left_out.append(f"{key}: {REASONS.get(kind, f'media of type {kind} are not included')}")
