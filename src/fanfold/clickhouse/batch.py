@@ -63,7 +63,7 @@ def u64(values: Sequence[int]) -> Any:
 
 
 def token_of(jobs: Sequence[Job], once: str) -> str:
-    """Return a token for a batch from its journals and offsets and this try: an insert repeated by the network is stored once."""
+    """Return a token of the batch's journals, offsets and this try, so that an insert repeated by the network is stored once."""
     whole = hashlib.blake2b(once.encode(), digest_size=16)
     for job in jobs:
         whole.update(f"{job.journal:x}:{job.start}:{job.end};".encode())

@@ -276,7 +276,7 @@ class ClickHouseIntake:
             batch.fail("the database does not keep up")
 
     def _write_on(self) -> None:
-        """Collect and write waiting requests until stopped. Requests that do not fit into a batch come first in the next."""
+        """Collect and write waiting requests until stopped. Requests postponed from one batch come first in the next."""
         later: list[Batch] = []
         last = False
         while not last or later:

@@ -256,7 +256,7 @@ def _curve(line: Line, frame: Frame, view: View) -> Markup:
 
 
 def _points(line: Line, a: int, b: int, frame: Frame, view: View) -> list[tuple[float, float]]:
-    """Return a curve's vertices: in each bucket the extreme nearer to the last point, the other one, and the last value."""
+    """Return a curve's vertices: in each bucket the extreme nearer to the previous point, the other, and the last value."""
     found: list[tuple[float, float]] = []
     for i in range(a, b):
         x, y = frame.x(line.x[i]), line.y[i]

@@ -6,8 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape as _html
 
-# As on the dashboard: eight colours per theme, distinguishable in four kinds of colour vision; from the ninth run on, dashes as
-# well.
+# As on the dashboard: eight colours per theme, distinguishable in four kinds of vision; from the ninth run on, dashes too.
 LIGHT = ("#1da5a5", "#f9651a", "#3f1af9", "#6d2603", "#b27de8", "#1f3051", "#be7855", "#650495")
 DARK = ("#6afbfb", "#bd9e05", "#fb6afb", "#9cd590", "#af1af9", "#f9f91a", "#178270", "#636f2a")
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
@@ -30,7 +29,7 @@ class Markup(str):
 
 
 def escape(text: object) -> Markup:
-    """Return text escaped as HTML, and Markup unchanged. Characters that are not allowed or hide others become visible."""
+    """Return text escaped as HTML, and Markup unchanged. Control and invisible characters become U+FFFD."""
     if isinstance(text, Markup):
         return text
     shown = str(text)

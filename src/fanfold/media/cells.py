@@ -58,7 +58,7 @@ def _media(value: Any) -> Any:
 
 
 def _array(value: Any) -> Any:
-    """Convert an array: to a number if it is a scalar, to a Landing if it is on a device."""
+    """Copy an array: as a number if it is a scalar, as a Landing while it is on a device."""
     if is_a(value, "numpy", "generic"):
         return _scalar(value)
     if not is_array(value):

@@ -90,7 +90,7 @@ def bucket(
     axis: str = "step",
     log: bool = False,
 ) -> Buckets:
-    """Downsample pieces that are sorted, each and together. `zero` is subtracted from every x; lo, hi and restarts exclude it.
+    """Downsample pieces in ascending order of x. `zero` is subtracted from every x; lo, hi and restarts are relative to it.
 
     log: buckets have equal width in the logarithm of x; points at x <= 0 are left out because a logarithmic axis cannot show
     them.

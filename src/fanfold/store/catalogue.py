@@ -180,7 +180,7 @@ class Shelf:
         return kept[1] if kept is not None and date and self.settled.get(folder) == date else None
 
     def settle(self, folder: Path, date: int, run: StoredRun) -> None:
-        """Remember that a run is no longer written to. Waits a while, because some exit handlers log after the end."""
+        """Remember that a run is no longer written to, after a delay because some exit handlers log after the end."""
         if run.status not in LIVE and time.time() - touched(folder) > SETTLED_SECONDS:
             self.settled[folder] = date
 
