@@ -1,4 +1,4 @@
-"""The dashboard's server: a Starlette app over the store. It only reads, unless it is told that it may write."""
+"""The dashboard's server: a Starlette app over the store. Read-only unless started with write access."""
 
 from .app import app
 

@@ -1,4 +1,4 @@
-"""What one request may see and change. The dashboard of one machine has one for all; a gateway makes one for each caller."""
+"""What a request may see and change. A local dashboard has one access for everybody; a gateway makes one per caller."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ STILL_HERE = b": still here\n\n"
 
 @dataclass(frozen=True)
 class Access:
-    """A store as one caller sees it. `sees` and `holds` are given where not everybody sees everything, for ever."""
+    """A store as one caller sees it. `sees` and `holds` are set where access is limited to some projects, or can be revoked."""
 
     store: Store
     write: bool
     user: str = ""
     sees: Callable[[str], bool] | None = None  # a project, by its name
-    holds: Callable[[], bool] | None = None  # False once it was taken away, or its time is over
+    holds: Callable[[], bool] | None = None  # False once access was revoked or has expired
 
 
 def access_of(request: Request) -> Access:
-    """Return what a request may see: as whoever stands guard said, else as the app was made."""
+    """Return a request's access: set by the gateway's gate, else the app's own."""
     access: Access = getattr(request.state, "access", None) or request.app.state.access
     return access
 
 
 async def ask(request: Request, question: Callable[[], T]) -> T:
-    """Answer a question to the store in a thread, when it is the caller's turn."""
+    """Run a store query in a thread, when it is the caller's turn."""
     access, client = access_of(request), request.client
     turns: Turns = request.app.state.turns
     return await turns.run(access.user or (client.host if client else ""), question)
@@ -47,8 +47,8 @@ class _Changed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def notices(stream: AsyncIterator[bytes], access: Access) -> AsyncIterator[bytes]:
-    """Pass on what concerns the runs a caller sees, as long as they may see them."""
-    async with aclosing(cast("AsyncGenerator[bytes, None]", stream)):  # the watcher must learn at once that a page has left
+    """Pass on notices about the runs a caller may see, for as long as their access holds."""
+    async with aclosing(cast("AsyncGenerator[bytes, None]", stream)):  # so that the watcher learns at once when a page closes
         async for notice in stream:
             if access.holds is not None and not await run_in_threadpool(access.holds):
                 return
@@ -56,7 +56,7 @@ async def notices(stream: AsyncIterator[bytes], access: Access) -> AsyncIterator
 
 
 def visible(notice: bytes, sees: Callable[[str], bool]) -> bytes:
-    """Return a notice without the runs a caller does not see; one that says anything else becomes a comment."""
+    """Return a notice without the runs a caller may not see; if nothing is left or it is not understood, a comment line."""
     head, _, body = notice.partition(b"data: ")
     if not body or body.strip() == b"{}":
         return notice

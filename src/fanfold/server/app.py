@@ -1,6 +1,6 @@
-"""The dashboard as an ASGI app: the built page, the endpoints it asks, live notices and media.
+"""The dashboard as an ASGI app: the built page, its API endpoints, live notices and media.
 
-Every address is relative to where the app is mounted, so that it works inside another app and behind a proxy's path.
+All URLs are relative to where the app is mounted, so that it works inside another app and under a proxy's path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .live import INTERVAL, Notices
 from .turns import Turns
 
 STATIC = Path(__file__).parent / "static"
-MOST_BYTES = 4 << 20  # of one request
+MOST_BYTES = 4 << 20  # of a request's body
 
 
 def app(
@@ -45,12 +45,12 @@ def app(
     interval: float = INTERVAL,
     guarded: bool = False,
 ) -> Starlette:
-    """Make the dashboard over the runs in `dir`, ready to serve or to mount in another ASGI app.
+    """Return the dashboard over the runs in `dir`, ready to serve or to mount in another ASGI app.
 
-    write: allow renaming, tagging, notes, archiving and deleting. token: what a request must bring. hosts: names it
-    answers to beside this machine's own; None: any name, which only a token makes safe. embed: let pages of other
-    servers on this machine, such as notebooks, show it in a frame. interval: seconds between looks for news. guarded:
-    whoever mounts this app stands guard, and says with each request what it may see (`request.state.access`).
+    write: allow renaming, tagging, notes, archiving and deleting. token: the token each request must carry. hosts: host
+    names to accept besides this machine's own; None accepts any, which is safe only with a token. embed: allow pages of
+    other servers on this machine, such as notebooks, to show it in a frame. interval: seconds between checks for changes.
+    guarded: the app that mounts this one checks requests, and sets what each may see in `request.state.access`.
     """
     if not guarded and hosts is None and token is None:
         raise SettingError(
@@ -76,7 +76,7 @@ def app(
 
 
 class _Page(StaticFiles):
-    """The built files. Names carry no hash, so browsers ask each time whether theirs is still right."""
+    """The built files. Their names contain no hash, so browsers revalidate them each time."""
 
     async def get_response(self, path: str, scope: Any) -> Response:
         response = await super().get_response(path, scope)
@@ -96,7 +96,7 @@ def _routes() -> list[Route]:
 
 
 def _asked(one: endpoints.Endpoint) -> Callable[[Request], Any]:
-    """Wrap an endpoint's function: read its arguments, run it off the event loop, answer in its form."""
+    """Wrap an endpoint's function: parse its arguments, run it off the event loop, and encode its result."""
 
     async def answer(request: Request) -> Response:
         access = access_of(request)
@@ -117,7 +117,7 @@ def _asked(one: endpoints.Endpoint) -> Callable[[Request], Any]:
 
 
 async def _body(request: Request) -> bytes:
-    """Return what a request carries, up to a limit."""
+    """Return a request's body, up to a limit."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
@@ -137,11 +137,11 @@ async def _openapi(request: Request) -> Response:  # noqa: ARG001 - the interfac
 
 
 async def _left(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the interface
-    return Response(status_code=400)  # to nobody: whoever asked left before the request was whole
+    return Response(status_code=400)  # reaches nobody: the client disconnected before the request was complete
 
 
 async def _said(request: Request, error: Exception) -> Response:
-    if isinstance(error, OSError):  # a database that is away, a disk that fails
+    if isinstance(error, OSError):  # such as an unreachable database or a failing disk
         return Response(msgspec.json.encode({"error": f"the store cannot be read now: {error}. Try again."}), 503)
     if isinstance(error, Busy):
         headers = {"retry-after": str(max(1, round(error.seconds)))}

@@ -1,8 +1,7 @@
-"""How long and how often a peer may hold a connection: half requests, idle lines and floods never take the server away.
+"""Limits on connections, so that incomplete requests, idle connections and floods cannot make the server unavailable.
 
-The library under the server waits for the rest of a request for as long as its sender likes. Here a request's head and
-body have a time and the head a size. Where connections run out, those that have kept us waiting longest make room, then the
-longest answers.
+uvicorn waits indefinitely for the rest of a request. Here, a request's head and body have a time limit, and the head a
+size limit. When connections run out, the ones we have waited for longest are closed, then those with the longest responses.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ HEAD_SECONDS = 20.0
 BODY_SECONDS = 90.0
 MAX_HEAD = 64 << 10
 SWEEP_SECONDS = 1.0
-LONG_SECONDS = 2.0  # an answer that takes longer may be cut off where there are too many; browsers open live streams again
-RESERVED = 128  # descriptors for everything but connections: journals, the catalogue, a database
+LONG_SECONDS = 2.0  # a longer response may be cut off when there are too many; browsers reopen live streams
+RESERVED = 128  # file descriptors for everything else: journals, the catalogue, a database
 FEWEST = 32
 
 
 class Connections:
-    """Every open connection of one server. `most` in all, a quarter of them from one address unless it is `trusted`."""
+    """All open connections of one server: at most `most`, and a quarter of them from one address unless it is `trusted`."""
 
     def __init__(self, most: int | None = None, *, trusted: Callable[[str], bool] = lambda _: False) -> None:
         self.most = most or max(FEWEST, raise_descriptor_limit() - RESERVED)
@@ -38,11 +37,11 @@ class Connections:
         self._sweep: asyncio.TimerHandle | None = None
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """Return the class to give the server as its `http` protocol."""
+        """Return the class to pass to uvicorn as `http`."""
         return type("LimitedConnection", (Connection,), {"held": self})
 
     def add(self, one: Connection) -> None:
-        """Take a new connection in; where there are too many, the one that keeps us waiting longest goes."""
+        """Register a new connection; if there are too many, close the one we have waited for longest."""
         self._open[one] = None
         self._by_peer[one.peer] += 1
         if self._by_peer[one.peer] > self.each and not self._trusted(one.peer):
@@ -53,7 +52,7 @@ class Connections:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_late)
 
     def drop(self, one: Connection) -> None:
-        """Forget a connection that is closed."""
+        """Unregister a closed connection."""
         if one in self._open:
             del self._open[one]
             self._by_peer[one.peer] -= 1
@@ -61,7 +60,7 @@ class Connections:
                 del self._by_peer[one.peer]
 
     def _make_room(self, among: list[Connection], newest: Connection) -> None:
-        """Close the one that has kept us waiting longest; if none does, the longest answer, such as a live stream."""
+        """Close the connection we have waited for longest; if none, the longest response, such as a live stream."""
         others = [one for one in among if one is not newest]
         owing = [one for one in others if one.owing]
         long = time.monotonic() - LONG_SECONDS
@@ -80,8 +79,8 @@ class Connections:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_late) if again else None
 
 
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # whichever parser the library found
-    """One connection, and since when its peer owes us something."""
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # whichever parser uvicorn found
+    """One connection, and since when we have been waiting for its peer."""
 
     held: Connections
     transport: Any
@@ -113,23 +112,23 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # whichev
 
     @property
     def waiting(self) -> bool:
-        """Tell whether no request is being answered."""
+        """Return whether no request is being answered."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
     @property
     def owing(self) -> bool:
-        """Tell whether we wait for the peer: for its next request, or for the rest of this one."""
+        """Return whether we are waiting for the peer: for its next request, or for the rest of this one."""
         return self.waiting or bool(self.cycle.more_body)
 
     def late(self, now: float) -> bool:
-        """Tell whether the peer began a request and did not finish it in time, or never began its first."""
+        """Return whether the peer did not finish a request in time, or never started its first."""
         if self.waiting:
             return bool(self._head or self.cycle is None) and now - self.since > HEAD_SECONDS
         return bool(self.cycle.more_body) and now - self.since > BODY_SECONDS
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's limit of open files as far as it may, and return it."""
+    """Raise this process's limit of open files as far as allowed (at most 65536), and return it."""
     if sys.platform == "win32":
         return 1024
     import resource

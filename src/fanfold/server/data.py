@@ -1,4 +1,4 @@
-"""What the page asks of the store, as plain data: runs, one run, columns of a table, alerts, console, media, profile."""
+"""The dashboard's queries, answered as plain data: runs, one run, table columns, series, alerts, console, media, profile."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..store.rows import Row, flat
 from ..store.run import MediaPoint, StoredRun
 from . import wire
 
-MOST_SERIES = 50_000  # in one answer; a page shows fewer
+MOST_SERIES = 50_000  # in one response; the dashboard shows fewer
 MOST_BUCKETS = 20_000
-MOST_IN_ALL = 8_000_000  # buckets of all series in one answer; more series get fewer each
+MOST_IN_ALL = 8_000_000  # buckets of all series in one response; with more series, each gets fewer
 MOST_RUNS = 20_000  # named in one request
-MOST_CELLS = 10_000_000  # of columns of the run table in one answer
-MOST_MEDIA = 400  # of one key and run; the newest
+MOST_CELLS = 10_000_000  # of the run table in one response
+MOST_MEDIA = 400  # the newest of one key and run
 MOST_ALERTS = 500
 MOST_ROWS = 1_000
 CONSOLE_BYTES = 256 << 10
@@ -32,7 +32,7 @@ BASICS = ("id", "name", "status", "created", "seen", "duration", "tags", "notes"
 
 
 class SeriesQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which series, over which x, in which range, in how many buckets; `log`: buckets for a logarithmic axis."""
+    """Which series, over which x, in which range, in how many buckets; with `log`, buckets for a logarithmic axis."""
 
     project: str
     runs: list[str]
@@ -54,7 +54,7 @@ class ColumnQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def open_run(store: Store, project: str, id: str) -> StoredRun:
-    """Open a run by its exact names; a folder reached through a link is no run."""
+    """Open a run by its exact project and id; a symlinked folder is not a run."""
     run = store.run(project, id)
     if run.path.is_symlink() or run.path.parent.is_symlink():
         raise RunNotFound(f"{directory.encode_name(id)} is a link, not a run. Nothing was read. Copy the run instead.")
@@ -62,7 +62,7 @@ def open_run(store: Store, project: str, id: str) -> StoredRun:
 
 
 def safe(value: Any) -> Any:
-    """Return plain data that JSON can hold: NaN and infinities become their names."""
+    """Return JSON-serializable data: NaN and infinities become their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
@@ -75,7 +75,7 @@ def safe(value: Any) -> Any:
 
 
 def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
-    """Return a project's runs, each with what the list shows, and which columns and keys there are."""
+    """Return a project's runs with the fields the run list shows, and the available columns and keys."""
     rows = store.runs(project, filter, sort)
     listed = [{**{name: row[name] for name in BASICS}, "archived": row.archived, "failed": _failed(row)}
               for row in rows]  # fmt: skip
@@ -92,18 +92,18 @@ def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
 
 
 def passing(store: Store, project: str, filter: str) -> dict[str, Any]:
-    """Return the ids of the runs that pass a filter: the page has the rest."""
+    """Return the ids of the runs that pass a filter; the dashboard already has everything else."""
     return {"ids": [row.id for row in store.runs(project, filter)]}
 
 
 def _keys(rows: Sequence[Row], part: str) -> dict[str, bool]:
-    """Return which keys runs have, and whether each is a number. Runs of a sweep have the same ones: those are looked at once."""
+    """Return the runs' keys, and whether each is numeric. Runs of a sweep share the same keys, which are checked only once."""
     found: dict[str, bool] = {}
     known: set[tuple[str, ...]] = set()
     for row in rows:
         values = row[part]
         if part == "summary" and values is row.latest:
-            continue  # the two say the same
+            continue  # the same dict
         names = tuple(values)
         if names not in known:
             known.add(names)
@@ -112,12 +112,12 @@ def _keys(rows: Sequence[Row], part: str) -> dict[str, bool]:
 
 
 def _figure(row: Row, key: str) -> Any:
-    """Return the latest value of a key, or what the user's summary says instead."""
+    """Return a metric's value from the user's summary, else its latest one."""
     return row.summary[key] if key in row.summary else row.latest.get(key)
 
 
 def columns(store: Store, query: ColumnQuery) -> bytes:
-    """Return columns of the run table, one number or text per run; `runs` says whose."""
+    """Return columns of the run table, one number or text per run, in the order of the header's `runs`."""
     import numpy as np
 
     rows = store.runs(query.project)
@@ -148,12 +148,12 @@ def _text(cell: Any) -> str | None:
 
 
 def series(store: Store, query: SeriesQuery) -> bytes:
-    """Return series of many runs and keys, thinned to the pixels that will show them. Runs that are gone are left out."""
+    """Return series of many runs and keys, downsampled to the pixels that show them. Missing runs are left out."""
     return wire.encode({"axis": query.x}, [_packed(id, one) for id, _, one in found_series(store, query)])
 
 
 def found_series(store: Store, query: SeriesQuery, buckets: int | None = None) -> list[tuple[str, StoredRun, Buckets]]:
-    """Return the series there are of those asked for, with their runs."""
+    """Return the requested series that exist, with their runs."""
     if len(query.runs) * len(query.keys) > MOST_SERIES:
         raise SettingError(f"that is more than {MOST_SERIES} series. None was read. Ask for fewer runs or keys at a time.")
     opened = _several(store, query.project, query.runs)
@@ -166,12 +166,12 @@ def found_series(store: Store, query: SeriesQuery, buckets: int | None = None) -
 
 
 def _several(store: Store, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
-    """Open the runs there are of those asked for; a folder reached through a link is not a run."""
+    """Open the requested runs that exist; a symlinked folder is not a run."""
     if len(ids) > MOST_RUNS:
         raise SettingError(f"that is more than {MOST_RUNS} runs. None was read. Ask for fewer at a time.")
     found = store.several(project, ids)
     linked = {folder: folder.is_symlink() for folder in {run.path.parent for run in found.values()}}
-    return {id: run for id, run in found.items() if not linked[run.path.parent] and not os.path.islink(run.path)}  # noqa: PTH114 - by the hundred
+    return {id: run for id, run in found.items() if not linked[run.path.parent] and not os.path.islink(run.path)}  # noqa: PTH114 - faster, for hundreds of runs
 
 
 def _packed(id: str, one: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -181,7 +181,7 @@ def _packed(id: str, one: Any) -> tuple[dict[str, Any], dict[str, Any]]:
              "marks": one.marks, "marked": one.marked, "restarts": one.restarts}  # fmt: skip
     ends = [[end] if end is not None else [] for end in (one.before, one.after)]
 
-    def reached(column: Any, place: int) -> Any:  # the neighbours just outside, so that lines run to the edge
+    def reached(column: Any, place: int) -> Any:  # adds the points just outside the range, so that lines reach the edge
         if one.before is None and one.after is None:
             return column
         return np.concatenate([[end[place] for end in ends[0]], column, [end[place] for end in ends[1]]])
@@ -204,7 +204,7 @@ def _packed(id: str, one: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def run(store: Store, project: str, id: str) -> dict[str, Any]:
-    """Return everything about one run but its points."""
+    """Return everything about one run except its points."""
     one = open_run(store, project, id)
     attempts = [{"key": a.key, "started": a.started / 1e9, **a.verdict()} for a in one.attempts]
     return safe({  # type: ignore[no-any-return]
@@ -219,7 +219,7 @@ def run(store: Store, project: str, id: str) -> dict[str, Any]:
 
 
 def alerts(store: Store, project: str) -> list[dict[str, Any]]:
-    """Return what fired in a project, newest first, with the run it fired in."""
+    """Return a project's alerts, newest first, with their runs."""
     found = []
     rows = store.runs(project)
     opened = _several(store, project, [row.id for row in rows])
@@ -232,7 +232,7 @@ def alerts(store: Store, project: str) -> list[dict[str, Any]]:
 
 
 def _failed(row: Row) -> bool:
-    """Tell whether a run ended otherwise than it should have. One that somebody stopped with Ctrl-C did not."""
+    """Return whether a run failed. One that was stopped with Ctrl-C did not."""
     stopped = (row.error or "").rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")
     return row.status in ("failed", "killed", "lost") and not stopped
 
@@ -244,7 +244,7 @@ def _ending(row: Row) -> dict[str, Any]:
 
 
 def console(store: Store, project: str, id: str, before: int | None) -> dict[str, Any]:
-    """Return the last of what a run's processes printed, or the last before a time (ns)."""
+    """Return the end of a run's console output, or the end of its output before a time (ns)."""
     one = open_run(store, project, id)
     found = [(j.header.rank, record.data) for j in one.journals for record in j.records(Kind.CONSOLE)]
     chunks = sorted((chunk for chunk in found if before is None or chunk[1].t < before), key=lambda chunk: chunk[1].t)
@@ -262,7 +262,7 @@ def console(store: Store, project: str, id: str, before: int | None) -> dict[str
 
 
 def media(store: Store, project: str, ids: Sequence[str], key: str) -> list[dict[str, Any]]:
-    """Return the media or texts logged under a key, by run; contents are fetched by their blob's name."""
+    """Return the media or texts logged under a key, by run; their content is fetched by blob name."""
     found = []
     for id, one in _several(store, project, ids).items():
         points: list[dict[str, Any]] = [
@@ -277,7 +277,7 @@ def media(store: Store, project: str, ids: Sequence[str], key: str) -> list[dict
 
 
 def media_point(store: Store, project: str, id: str, key: str, n: int) -> MediaPoint:
-    """Return one logged medium by its place among those of its key."""
+    """Return one media point by its index under a key."""
     points = open_run(store, project, id).media(key)
     if not 0 <= n < len(points):
         raise RunNotFound(f"there is no medium {n} under {key!r}. Nothing was read. The run has {len(points)} there.")
@@ -301,6 +301,6 @@ def _shown(cell: Any) -> Any:
 
 
 def profile(store: Store, project: str, id: str) -> dict[str, Any]:
-    """Return a run's operator profile, and the steps it rests on; both empty where none was recorded."""
+    """Return a run's operator profile and the steps it is based on; both are empty if none was recorded."""
     stored = open_run(store, project, id)
     return {"steps": steps_of(stored), "ops": safe(stored.ops())}

@@ -1,4 +1,4 @@
-"""Changes from the page: name, tags, note, archive, delete, saved views."""
+"""Changes made in the dashboard: name, tags, notes, archive, delete, saved views."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TEXT = 20_000
 
 
 class Edit(msgspec.Struct, forbid_unknown_fields=True):
-    """New facts for some runs; what is left out stays."""
+    """New values for some runs; omitted fields stay unchanged."""
 
     project: str
     ids: list[str]
@@ -25,14 +25,14 @@ class Edit(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Delete(msgspec.Struct, forbid_unknown_fields=True):
-    """Runs to delete, with all they hold."""
+    """Runs to delete, with all their data."""
 
     project: str
     ids: list[str]
 
 
 class SaveView(msgspec.Struct, forbid_unknown_fields=True):
-    """A view to keep under a name; without a fragment, one to drop."""
+    """A view to save under a name; without a fragment, the view is deleted."""
 
     project: str
     name: str
@@ -40,7 +40,7 @@ class SaveView(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def edit(store: Store, query: Edit) -> dict[str, Any]:
-    """Write the new facts into a journal of this edit's own, run by run."""
+    """Write the new values to each run, in a journal of their own."""
     facts = {
         name: value for name in ("name", "notes", "tags", "archived") if (value := getattr(query, name)) is not msgspec.UNSET
     }
@@ -55,7 +55,7 @@ def edit(store: Store, query: Edit) -> dict[str, Any]:
 
 
 def delete(store: Store, query: Delete) -> dict[str, Any]:
-    """Delete runs, all or none: one that is still written stops it."""
+    """Delete runs; if one of them is still being written, delete none."""
     runs = [data.open_run(store, query.project, id) for id in query.ids]
     for run in runs:
         store.changes.check_deletable(run)
@@ -65,12 +65,12 @@ def delete(store: Store, query: Delete) -> dict[str, Any]:
 
 
 def views(store: Store, project: str) -> dict[str, str]:
-    """Return a project's saved views: name and fragment of the address."""
+    """Return a project's saved views: URL fragments by name."""
     return store.changes.views.all(project)
 
 
 def save_view(store: Store, query: SaveView) -> dict[str, str]:
-    """Keep or drop a view."""
+    """Save or delete a view, and return all of the project's views."""
     if not query.name.strip() or len(query.name) + len(query.fragment or "") > MAX_TEXT:
         raise SettingError("a view needs a name, and name or view is too long. Nothing was saved.")
     views = store.changes.views

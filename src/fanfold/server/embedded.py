@@ -1,4 +1,4 @@
-"""The dashboard's process for a notebook: over the store in FANFOLD_DIR, for as long as the process that started it lives."""
+"""The dashboard process of a notebook: serves the store in FANFOLD_DIR for as long as its parent process lives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def serve() -> None:
     """Serve the dashboard on a free port of this machine until the pipe on stdin closes."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    listener.listen()  # whoever reads the address may ask at once
+    listener.listen()  # before the address is printed: its reader may connect at once
     token = secrets.token_urlsafe(24)  # other users of this machine can reach the port, too
     store = open_store()
     served = app(store=store, embed=True, token=token)
@@ -39,12 +39,12 @@ def serve() -> None:
 
 
 def _watch(server: Any, notices: Any) -> None:
-    """End the server when whoever started it is gone."""
+    """Stop the server when its parent process is gone."""
     with contextlib.suppress(OSError):
         while os.read(0, 1024):
             pass
     server.should_exit = True
-    notices.close()  # open pages hold a stream each; without this the server would wait for them
+    notices.close()  # the server would wait for the streams of open pages
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of endpoints: address, function, arguments, and what each means. The OpenAPI document is made from it."""
+"""The table of API endpoints: path, function, arguments, description. The OpenAPI document is generated from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import data, edit, export, schemas
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument in the address."""
+    """One query parameter."""
 
     name: str
     type: str = "string"
@@ -26,7 +26,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One address of the API. `body` is the form of a POST's JSON; `binary`: the answer is columns (docs/dashboard.md)."""
+    """One API endpoint. `body` is the type of a POST's JSON; with `binary`, the response is columns (docs/dashboard.md)."""
 
     path: str
     function: Callable[..., Any]
@@ -35,14 +35,14 @@ class Endpoint:
     body: type[msgspec.Struct] | None = None
     binary: bool = False
     writes: bool = False
-    answer: Any = None  # the form of a JSON answer
+    answer: Any = None  # the type of a JSON response
 
     @property
     def method(self) -> str:
         return "GET" if self.body is None else "POST"
 
     def arguments(self, query: Any, body: bytes) -> dict[str, Any]:
-        """Read the arguments of a request; what does not fit is an error that names it."""
+        """Parse the arguments of a request; raise an error that names an invalid one."""
         if self.body is None:
             return {one.name: _read(one, query) for one in self.query}
         try:
@@ -132,7 +132,7 @@ def _operation(one: Endpoint, schemas: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _schema(form: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a form; what it refers to is added to the others."""
+    """Return the JSON schema of a type, and add the schemas it refers to to `schemas`."""
     (schema,), found = msgspec.json.schema_components([form], ref_template="#/components/schemas/{name}")
     schemas.update(found)
     return schema

@@ -1,7 +1,7 @@
-"""A chart's series as a file, CSV or Parquet: every point that was logged, one row each.
+"""Export of a chart's series as CSV or Parquet: one row for every logged point.
 
-Only where that would be more than `MOST_POINTS` rows are the series thinned, and the file says so: the column `points` is how
-many logged points a row stands for, and `value` is the last of them, logged at `x`.
+Series are downsampled only beyond `MOST_POINTS` rows, and the file shows it: the column `points` is how many logged points
+a row stands for, and `value` is the last of them, logged at `x`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ AT_ONCE = 50_000  # rows of CSV in memory as text
 
 
 def every_point(store: Store, query: SeriesQuery) -> Found:
-    """Return the series asked for with all their points, or in fine buckets where those are too many for a file."""
+    """Return the requested series with all their points, or in fine buckets if there are too many for a file."""
     total = sum(one.total for _, _, one in found_series(store, query, buckets=1))
     return found_series(store, query, buckets=MOST_POINTS if total <= MOST_POINTS else MOST_BUCKETS)
 
 
 def csv(store: Store, query: SeriesQuery) -> Iterator[bytes]:
-    """Return run, x, value, lowest, highest, points and id; the columns of x and value have the names of axis and key.
+    """Return CSV with run, x, value, lowest, highest, points and id; the columns x and value are named after axis and key.
 
-    Everything is read before this returns, so that what fails is answered as an error. The text is made as it is sent.
+    All data is read before this returns, so that a failure becomes an error response. The text is generated while it is sent.
     """
     found = every_point(store, query)
     axis = "/".join(sorted({one.axis for _, _, one in found})) or query.x
@@ -53,7 +53,7 @@ def _lines(head: str, found: Found) -> Iterator[bytes]:
 
 
 def _as_logged(column: Any) -> Any:
-    """Return a column of whole numbers as integers, so that they are written without a fraction; others as they are."""
+    """Convert a column of whole numbers to integers, so that they are written without a fraction; return others unchanged."""
     import numpy as np
 
     whole = column.dtype.kind == "f" and bool(np.all((column == np.floor(column)) & (np.abs(column) < 2.0**53)))
@@ -72,7 +72,7 @@ def _safe(text: str) -> str:
 
 
 def parquet(store: Store, query: SeriesQuery) -> bytes:
-    """Return run, name, key, x, value, lowest, highest, points; the metadata has the axis, and whether points are missing."""
+    """Return Parquet with run, name, key, x, value, lowest, highest, points; its metadata has axis and `thinned`."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -98,5 +98,5 @@ def _table(pa: Any, schema: Any, id: str, run: StoredRun, one: Buckets) -> Any:
 
 
 def _band(one: Buckets) -> tuple[Any, Any]:
-    """Return the lowest and highest value: over ranks where they are folded, else of the points a row stands for."""
+    """Return the lowest and highest values: across ranks if they are folded, else of the points a row stands for."""
     return (one.min, one.max) if one.low is None else (one.low, one.high)

@@ -1,4 +1,4 @@
-"""The dashboard behind a gateway, at /ui/: whoever is let in sees the projects they may read, and nothing else."""
+"""A gateway's dashboard, at /ui/: logged-in users see the projects they may read, and nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_BODY = 4 << 20
 
 
 def routes(gateway: Gateway, logins: Logins, store: Store) -> list[BaseRoute]:
-    """Return the page's addresses; the login's own are open, and everything else is behind the gate."""
+    """Return the dashboard's routes; the login is open, everything else is behind the gate."""
     page, entrance = dashboard(store=store, guarded=True), Entrance(gateway, logins)
     gateway.notices, page.state.turns = page.state.notices, gateway.turns
     ways = (
@@ -50,12 +50,12 @@ def routes(gateway: Gateway, logins: Logins, store: Store) -> list[BaseRoute]:
 
 
 def _to(place: str) -> ASGIApp:
-    """Send a browser on by a relative address: a proxy may show us under a path of its own."""
+    """Return a redirect to a relative URL: a proxy may serve us under another path."""
     return RedirectResponse(place, 307)
 
 
 class Gate:
-    """Stand before the page: nobody passes unknown, and with everybody goes what they may see."""
+    """The app in front of the dashboard: refuses unknown callers, and attaches to each request what its caller may see."""
 
     def __init__(self, gateway: Gateway, logins: Logins, store: Store, page: ASGIApp) -> None:
         self.gateway = gateway
@@ -96,7 +96,7 @@ class Gate:
             raise unavailable(error) from error
 
     def _access(self, request: Request) -> Access:
-        """Return what the caller may see, or raise."""
+        """Return the caller's access, or raise."""
         holder = self.logins.caller(request)
         if holder is None:
             if "authorization" in request.headers:
@@ -112,7 +112,7 @@ class Gate:
             return holder.allows(READ, project)
 
         def holds() -> bool:
-            return self.logins.caller(request) == holder  # a stream ends when rights change; the browser opens the next by itself
+            return self.logins.caller(request) == holder  # a stream ends when rights change; the browser reopens it
 
         peer = request.client.host if request.client else ""
         view = ProjectsView(self.store, sees, self.gateway.change.by(holder, peer))
@@ -120,7 +120,7 @@ class Gate:
 
 
 def _login(request: Request, error: FanfoldError) -> Response | None:
-    """Return the way to the login, for a person who opens the page without one."""
+    """Return a redirect to the login for a browser that was refused; None for other clients."""
     turned_away = isinstance(error, Forbidden) or (isinstance(error, Refused) and error.status == 401)
     opens = request.method == "GET" and "text/html" in request.headers.get("accept", "")
     if not (turned_away and opens) or "authorization" in request.headers:
@@ -130,7 +130,7 @@ def _login(request: Request, error: FanfoldError) -> Response | None:
 
 
 def _size(request: Request) -> int:
-    """Return how long the body will be; a request that does not say it is refused."""
+    """Return the announced size of the body; refuse a request without one."""
     if request.method in ("GET", "HEAD"):
         return 0
     text = request.headers.get("content-length", "")
@@ -142,7 +142,7 @@ def _size(request: Request) -> int:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Hand a body on, up to the limit."""
+    """Wrap `receive` to refuse a body over the limit."""
     have = 0
 
     async def bounded() -> Message:

@@ -1,7 +1,7 @@
-"""The gateway as an ASGI app: takes journal bytes and blobs from forwarders, exactly once, from those who may.
+"""The gateway as an ASGI app: stores journal bytes and blobs from authorized forwarders, exactly once.
 
-It keeps nothing in memory that a restart would miss, so any number of copies can stand behind a load balancer. Whatever
-arrives is refused before it costs memory: first who asks, then how much is in hand, then the body.
+It keeps no state in memory that a restart would lose, so any number of instances can run behind a load balancer. Requests
+are refused before they cost memory: the caller is checked first, then the memory budget, and only then is the body read.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ logger = logging.getLogger("fanfold.gateway")
 MEMORY = 256 << 20
 BODY_SECONDS = 60.0
 MAX_NAMES = 10_000
-STRANGER_RATE, STRANGER_BURST = 1.0, 20.0  # wrong tokens from one address, a second and at once
+STRANGER_RATE, STRANGER_BURST = 1.0, 20.0  # wrong tokens from one address: per second, and at once
 _COLUMNS = ("id", "name", "status", "created", "seen", "ranks")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one gateway takes: bytes of bodies in hand, and bytes a second (and at once) from a project."""
+    """Limits of one gateway: bytes of request bodies in memory, and bytes per second (`burst`: at once) from one project."""
 
     memory: int = MEMORY
     rate: float = 64 << 20
@@ -77,7 +77,7 @@ class Limits:
 
 
 class Gateway:
-    """What the routes share. `tokens=None`: whoever reaches it may do everything, which only loopback makes safe."""
+    """State shared by the routes. With `tokens=None` anyone may do everything, which is safe only on loopback."""
 
     def __init__(self, change: Change, tokens: TokenBook | None, limits: Limits, store: Store | None) -> None:
         self.change = change
@@ -85,8 +85,8 @@ class Gateway:
         self.audit = change.audit
         self.tokens = tokens
         self.store = store
-        self.notices: Notices | None = None  # of the page, where it is served
-        self.turns = Turns()  # at the store, for the page too
+        self.notices: Notices | None = None  # of the dashboard, if it is served
+        self.turns = Turns()  # for store queries, shared with the dashboard
         self.budget = Budget(limits.memory)
         self.rates = Rates(limits.rate, limits.burst)
         self.strangers = Rates(STRANGER_RATE, STRANGER_BURST)
@@ -95,20 +95,20 @@ class Gateway:
         self.started = time.monotonic()
 
     def close(self) -> None:
-        """Say that this gateway is going, and end the streams of open pages: a server that stops would wait for them."""
+        """Report as not ready, and end the streams of open pages: a server that stops would wait for them."""
         self.closing = True
         if self.notices is not None:
             self.notices.close()
 
     async def admit(self, request: Request, scopes: Sequence[str], project: str) -> Token | None:
-        """Return whose request this is, or raise: 401 for nobody we know, 403 for one who may not."""
+        """Return the token of a request, or raise Refused: 401 if it is unknown, 403 if it lacks the permission."""
         if self.tokens is None:
             return None
         kind, _, word = request.headers.get("authorization", "").partition(" ")
         try:
-            known = kind.lower() == "bearer"  # tokens may lie in a database: looking must not hold up everybody else
+            known = kind.lower() == "bearer"  # tokens may be in a database: the lookup must not block the event loop
             token = await run_in_threadpool(self.tokens.find, word.strip()) if known else None
-        except SettingError as error:  # the file of tokens is unusable: nobody gets in, and the log says why
+        except SettingError as error:  # the token file is unusable: nobody gets in, and the log shows why
             raise Refused(503, str(error)) from error
         if token is None:
             raise self.stranger(request)
@@ -117,9 +117,9 @@ class Gateway:
         return token
 
     def stranger(self, request: Request) -> Refused:
-        """Return the refusal for one who brings no token of ours; whoever goes on trying is slowed down."""
+        """Return the error for a request without a valid token; repeated attempts are rate-limited."""
         peer = request.client.host if request.client else ""
-        self.strangers.check(peer, "what this address tries")  # only now: friends may come from there, too
+        self.strangers.check(peer, "what this address tries")  # only now: valid tokens may come from the same address
         self.strangers.take(peer, 1.0)
         return Refused(401, "a token is needed. Nothing was done. Ask whoever runs this gateway for one.")
 
@@ -129,7 +129,7 @@ Handler = Callable[[Gateway, Request, str], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Door:
-    """One address: the method, which scope opens it (any of several; none: it is open), and whether it asks for a project."""
+    """One route: its method, the scopes of which it needs one (none: open to all), and whether it is about a project."""
 
     path: str
     method: str
@@ -156,7 +156,7 @@ async def _append(gateway: Gateway, request: Request, project: str) -> Response:
     gateway.rates.check(project, f"project {project[:100]!r}")
     length = _whole_number(request.headers, LENGTH, MAX_RAW)
     size = _whole_number(request.headers, "content-length", MAX_RAW)
-    with gateway.budget.reserve(size + 3 * length):  # the body, unpacked, its pieces, and one of them being checked
+    with gateway.budget.reserve(size + 3 * length):  # the body, unpacked, its pieces, and the one being checked
         pieces = await run_in_threadpool(decode, await _body(request, size), length)
         gateway.rates.take(project, length + sum(max(0, piece.gap) for piece in pieces))
         gateway.metrics.add("received_bytes_total", size)
@@ -166,7 +166,7 @@ async def _append(gateway: Gateway, request: Request, project: str) -> Response:
 
 
 async def _store(gateway: Gateway, project: str, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """Store pieces; one that is refused does not hold up the others. No thread waits while a store gathers its batch."""
+    """Store pieces; a refused one does not affect the others. No thread is blocked while a store collects a batch."""
     began = time.monotonic()
     coming = await run_in_threadpool(gateway.intake.append_all, project, pieces)
     outcomes = await asyncio.wrap_future(coming)
@@ -307,11 +307,11 @@ def app(
     limits: Limits | None = None,
     allow_delete: bool = False,
 ) -> Starlette:
-    """Make a gateway. Without tokens it answers to names of this machine only, and to no web page but its own.
+    """Return a gateway. Without tokens it accepts only this machine's host names, and no web page but its own.
 
-    store: what its page and its lists of runs read. views, audit: where the page's saved views and the record of
-    deletions and logins are kept. logins: how people get to the page, tokens included. allow_delete: let those who may
-    write a project delete its runs.
+    store: read by its dashboard and its lists of runs. views, audit: storage for saved views, and for the record of
+    deletions and logins. logins: how people log in to the dashboard, tokens included. allow_delete: let callers who may
+    write to a project delete its runs.
     """
     logins = logins or Logins(tokens)
     if logins.tokens is None and (logins.oidc is not None or logins.proxies.user):
@@ -344,7 +344,7 @@ def _whole_number(values: Any, name: str, limit: int) -> int:
 
 
 async def _body(request: Request, size: int) -> bytes:
-    """Read exactly what was announced, in good time."""
+    """Read a body of exactly the announced size, within BODY_SECONDS."""
     parts: list[bytes] = []
     have = 0
 

@@ -1,8 +1,8 @@
-"""Who may ask, and what an answer allows: hosts, origins, the token, and the headers every answer carries.
+"""Checks on every request (host, origin, token), and the security headers of every response.
 
-Any web page can send requests to an address on this machine, and a name it owns can be made to point here. So a request
-must name a host we serve, a browser's request must come from our own page, and whoever asks must bring the token: other
-users of this machine can reach its loopback addresses, too.
+Any web page can send requests to an address on this machine, and point a domain it owns at it. So a request must name a
+host we serve, a browser's request must come from our own page, and every request must carry the token: other users of this
+machine can reach its loopback addresses, too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PAGE_POLICY = (
     "connect-src 'self'; worker-src 'self'; frame-src 'self'; font-src 'self'; manifest-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors {ancestors}"
 )
-# For what users logged: no script of ours or theirs, no access to this origin, nothing fetched from anywhere.
+# For logged media: no scripts, no access to this origin, nothing fetched from anywhere.
 MEDIA_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; frame-ancestors 'self'"
 LOCAL_PAGES = "'self' http://localhost:* http://127.0.0.1:*"
 
 
 def host_of(netloc: str) -> str:
-    """Return the name in `name:port`, brackets off; empty when it is not one."""
+    """Return the host in `host:port`, without brackets; empty if it is invalid."""
     try:
         return (urlsplit(f"//{netloc}").hostname or "").lower()
     except ValueError:
@@ -37,7 +37,7 @@ def host_of(netloc: str) -> str:
 
 
 def netloc_of(address: str) -> str:
-    """Return the `name:port` of an address; empty when it is not one."""
+    """Return the `host:port` of a URL; empty if it is invalid."""
     try:
         return urlsplit(address).netloc
     except ValueError:
@@ -45,9 +45,9 @@ def netloc_of(address: str) -> str:
 
 
 class Guard:
-    """Stand before the app. `hosts` are the names it answers to (None: any, which only a token makes safe).
+    """The middleware that checks every request. `hosts` are the accepted host names (None: any, safe only with a token).
 
-    `pages`: names under which a proxy shows our own page, beside the one it asks us by.
+    `pages`: further host names under which a proxy serves our own page.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Guard:
         return self._token_answer(scope, headers)
 
     def _own_page(self, method: str, headers: Headers, host: str) -> bool:
-        """Tell whether a request comes from our own page or from no page; another site may only link to us."""
+        """Return whether a request comes from our own page or from no page at all; other sites may only link to us."""
         origin = headers.get("origin")
         if origin is not None:
             place = netloc_of(origin)
@@ -90,7 +90,7 @@ class Guard:
         return link or headers.get("sec-fetch-site") not in ("cross-site", "same-site")
 
     def _token_answer(self, scope: Scope, headers: Headers) -> Response | None:
-        """Let a holder of the token pass; one who brings it in the address gets a cookie and a clean address."""
+        """Return None for a valid token, else 401; a token in the URL is moved to a cookie by a redirect."""
         if self.token is None:
             return None
         query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
@@ -105,10 +105,10 @@ class Guard:
         return _refused(401, "A token is needed. Nothing was read. Open the whole address that `fanfold ui` printed.")
 
     def _cookie_rules(self, scope: Scope) -> str:
-        """Say when a browser brings the cookie: with requests of our own page, in a notebook's frame as well.
+        """Return the cookie's attributes: sent with requests of our own page, also inside a notebook's frame.
 
-        A notebook at 127.0.0.1 is another site to a frame at localhost. A partitioned cookie works there, and in no frame of
-        any other page.
+        To a frame at localhost, a notebook at 127.0.0.1 is another site. A partitioned cookie works there, but not in frames
+        of any other page.
         """
         if self.embed:
             return "SameSite=None; Secure; Partitioned"
@@ -132,7 +132,7 @@ class Guard:
 
 
 def _cookie_name(headers: Headers) -> str:
-    """Return the cookie's name: one for each port, since browsers send a host's cookies to all of its ports."""
+    """Return the cookie's name: one per port, since browsers send a host's cookies to all of its ports."""
     port = headers.get("host", "").rpartition(":")[2]
     return f"{COOKIE}-{port}" if port.isascii() and port.isdecimal() else COOKIE
 

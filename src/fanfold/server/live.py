@@ -1,7 +1,7 @@
-"""Live notices: which runs changed, at most twice a second, to every page that is open and looked at.
+"""Live notices: which runs changed, sent to every open and visible page at most twice a second.
 
-A notice says that there is something new, not what it is: the page then asks for what it shows. So the server keeps
-nothing per page, and a page that was away asks once and is up to date.
+A notice says that a run changed, not how: the page then requests the data it shows. So the server keeps no state per page,
+and a page that was disconnected is up to date after one request.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 INTERVAL = 0.5
-QUIET = 15.0  # a comment line at least this often: proxies drop silent connections, and we learn of pages that left
-MANY = 500  # more changed runs than this are not listed: the page asks for all
+QUIET = 15.0  # a comment line at least this often: proxies drop silent connections, and it detects closed pages
+MANY = 500  # more changed runs than this are not listed: the page reloads all
 
 
 class Notices:
-    """One watcher for all open pages. It looks only while somebody listens."""
+    """One watcher for all open pages. It polls only while there are listeners."""
 
     def __init__(self, changed: Callable[[Any], Awaitable[tuple[Any, list[Any]]]], interval: float = INTERVAL) -> None:
         self._changed = changed
@@ -30,12 +30,12 @@ class Notices:
         self._starting = asyncio.Lock()
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events until the page goes away."""
+        """Yield server-sent events until the page disconnects."""
         queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=8)
         self._loop = asyncio.get_running_loop()
         self._listeners.add(queue)
         try:
-            await self._begin()  # before we say hello: whatever comes later will be told
+            await self._begin()  # before hello: every change from then on is reported
             yield b"retry: 1000\nevent: hello\ndata: {}\n\n"
             while True:
                 try:
@@ -43,20 +43,20 @@ class Notices:
                     if not notice:
                         return
                     yield notice
-                except asyncio.TimeoutError:  # another class than TimeoutError until Python 3.11
+                except asyncio.TimeoutError:  # not the built-in TimeoutError before Python 3.11
                     yield b": still here\n\n"
         finally:
             self._listeners.discard(queue)
 
     async def _begin(self) -> None:
-        """Start the watcher unless it is at work; streams that begin together cost one look at the store."""
+        """Start the watcher unless it is running; streams that start together cost one store query."""
         async with self._starting:
             if self._watcher is None or self._watcher.done():
                 token, _ = await self._changed(None)
                 self._watcher = asyncio.create_task(self._watch(token))
 
     def close(self) -> None:
-        """End all streams, from any thread or signal handler: a server that stops need not wait for them."""
+        """End all streams, from any thread or signal handler, so that a stopping server need not wait for them."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end)
 
@@ -69,7 +69,7 @@ class Notices:
     async def _watch(self, token: Any) -> None:
         took = 0.0
         while self._listeners:
-            await asyncio.sleep(max(self._interval, 4 * took))  # thousands of runs: looking must not become the main work
+            await asyncio.sleep(max(self._interval, 4 * took))  # with thousands of runs, polling must not dominate
             began = time.monotonic()
             token, runs = await self._changed(token)
             took = time.monotonic() - began
@@ -79,7 +79,7 @@ class Notices:
     def _tell(self, runs: list[Any]) -> None:
         notice = _notice(runs if len(runs) <= MANY else None)
         for queue in self._listeners:
-            if queue.full():  # a page that does not read: what it missed becomes one notice for everything
+            if queue.full():  # the page does not read: replace what it missed by one notice for all runs
                 while not queue.empty():
                     queue.get_nowait()
                 queue.put_nowait(_notice(None))

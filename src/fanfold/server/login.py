@@ -1,6 +1,6 @@
-"""The way to the page of a gateway: who is at the door, the form for those we do not know, and what each may see inside.
+"""Logging in to a gateway's dashboard: who the caller is, the login form, and the OpenID Connect redirects.
 
-Somebody is known by a token in the header or by a session that a login began, or because a trusted proxy says who it is.
+Callers are identified by a token in the header, by the session of an earlier login, or by a trusted proxy.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fanfold.gateway")
 MAX_FORM = 4096
-PROVIDER_THREADS = 4  # a provider that is slow must not hold every thread
-REFUSALS, REFUSALS_BURST = 0.2, 100.0  # lines about refused logins, a second and at once: nobody fills the disk with them
+PROVIDER_THREADS = 4  # a slow provider must not block every thread
+REFUSALS, REFUSALS_BURST = 0.2, 100.0  # audit entries about refused logins, per second and at once: they must not fill the disk
 
 
 @dataclass
 class Logins:
-    """How people get to the page. `tokens=None`: whoever reaches the gateway may do everything."""
+    """How people log in to the dashboard. With `tokens=None` anyone who reaches the gateway may do everything."""
 
     tokens: TokenBook | None
     sessions: Sessions = field(default_factory=Sessions)
@@ -48,33 +48,33 @@ class Logins:
 
     @property
     def by_form(self) -> bool:
-        """Tell whether the form is of use; where a proxy logs people in, it still takes tokens."""
+        """Return whether the form accepts tokens, which it does even where a proxy logs people in."""
         return self.tokens is not None
 
     def secure(self, request: Request) -> bool:
-        """Tell whether the browser speaks TLS, to us or to what stands before us."""
+        """Return whether the browser uses TLS, to us or to a proxy in front of us."""
         return request.url.scheme == "https" or (self.public_url or "").startswith("https://")
 
     def caller(self, request: Request) -> Holder | None:
-        """Return who is asking, or None."""
+        """Return the caller, or None if unknown."""
         if self.tokens is None:
             return Anybody()
         kind, _, word = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self.tokens.find(word.strip())
-        if user := getattr(request.state, "user", ""):  # only a trusted proxy can have put it there
+        if user := getattr(request.state, "user", ""):  # set only for requests from a trusted proxy
             return self.grants.person(user, request.state.groups)
         session = self.sessions.take(request, Session, secure=self.secure(request))
         return self.of(session) if session is not None else None
 
     def of(self, session: Session) -> Holder | None:
-        """Return whose session it is, with what they may do now."""
+        """Return the holder of a session, with their current permissions."""
         if session.token:
             return self.tokens.get(session.token) if self.tokens is not None else None
         return self.grants.person(session.user, session.groups)
 
     def address(self, request: Request, path: str) -> str:
-        """Return an address of ours as the browser and the provider know it."""
+        """Return the public URL of a dashboard path, as browser and provider see it."""
         base = self.public_url or str(request.base_url)
         place = urlsplit(base)
         prefix = place.path.rstrip("/").removesuffix("/ui")
@@ -82,7 +82,7 @@ class Logins:
 
 
 class Entrance:
-    """The answers of the login's own addresses."""
+    """The handlers of the login routes."""
 
     def __init__(self, gateway: Gateway, logins: Logins) -> None:
         self.gateway = gateway
@@ -96,7 +96,7 @@ class Entrance:
         return self._form(await run_in_threadpool(self.logins.caller, request))
 
     async def log_in(self, request: Request) -> Response:
-        """Take a token from the form, and give a session for it."""
+        """Start a session for the token sent in the form."""
         peer = _peer(request)
         self.gateway.strangers.check(peer, "what this address tries")
         given = dict(parse_qsl((await _body(request)).decode("utf-8", "replace")))
@@ -115,7 +115,7 @@ class Entrance:
         return answer
 
     async def start(self, request: Request) -> Response:
-        """Send somebody to the provider."""
+        """Redirect to the provider."""
         oidc = self._oidc()
         try:
             address = self.logins.address(request, "oidc/callback")
@@ -127,7 +127,7 @@ class Entrance:
         return answer
 
     async def finish(self, request: Request) -> Response:
-        """Take somebody back from the provider."""
+        """Complete a login when the provider redirects back."""
         oidc, sessions, secure = self._oidc(), self.logins.sessions, self.logins.secure(request)
         errand = sessions.take(request, Errand, secure=secure)
         redirect = self.logins.address(request, "oidc/callback")
@@ -173,10 +173,10 @@ class Entrance:
     def _until(self) -> float:
         return self.logins.sessions.clock() + self.logins.sessions.seconds
 
-    # The record
+    # Audit log
 
     async def _refused(self, peer: str, why: str) -> None:
-        """Write down a refused login; of a flood only some, and how many were left out."""
+        """Record a refused login; of a flood, only some, with the number left out."""
         if self._lines.left("") <= 0:
             self._unsaid += 1
             return

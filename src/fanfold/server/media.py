@@ -1,4 +1,4 @@
-"""What users logged, as files: with ranges, never sniffed, never run. HTML is shown in a sandbox that can reach nothing."""
+"""Logged media as files: with range requests, never sniffed, never executed. HTML is shown in an isolated sandbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import data
 from .access import access_of, ask
 from .guard import MEDIA_POLICY
 
-# What a browser may show by itself. Anything else, SVG and HTML among it, is only handed over as a file.
+# Types a browser may display. Everything else, including SVG and HTML, is only offered as a download.
 TYPES = {
     "png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp", "bmp": "image/bmp",
     "wav": "audio/wav", "mp3": "audio/mpeg", "ogg": "audio/ogg", "flac": "audio/flac", "m4a": "audio/mp4",
@@ -27,19 +27,19 @@ FOREVER = "private, max-age=31536000, immutable"  # a blob's name is the hash of
 
 
 class OpenFile(FileResponse):
-    """A file that is open already: whatever happens to its path meanwhile, what was checked is what is sent."""
+    """A response from an already open file: the file that was checked is the one sent, whatever happens to its path."""
 
     def __init__(self, file: BinaryIO, **how: Any) -> None:
         super().__init__(f"/dev/fd/{file.fileno()}", stat_result=os.fstat(file.fileno()), **how)
         self.file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.file:  # a server that sends files by itself would open the path after this
+        with self.file:  # without the extensions: a server that sends files itself would open the path later
             await super().__call__({**scope, "extensions": {}}, receive, send)
 
 
 async def blob(request: Request) -> Response:
-    """Serve one blob of a run by its name; ranges are answered, so that sound and film can be searched."""
+    """Serve a run's blob by name, with range requests, so that audio and video can be seeked."""
     asked = request.query_params
     store, project, run, wanted = access_of(request).store, asked.get("project", ""), asked.get("run", ""), asked.get("blob", "")
     file = await ask(request, partial(_opened, store, project, run, wanted))
@@ -54,7 +54,7 @@ async def blob(request: Request) -> Response:
 
 def _opened(store: Store, project: str, id: str, name: str) -> BinaryIO:
     run = data.open_run(store, project, id)
-    run.artifact_file(name)  # brought here from a store that keeps it elsewhere
+    run.artifact_file(name)  # downloads it if the store keeps it elsewhere
     try:
         return blobs.opened(run.path, name)
     except (OSError, JournalError) as error:
@@ -64,7 +64,7 @@ def _opened(store: Store, project: str, id: str, name: str) -> BinaryIO:
 
 
 async def html(request: Request) -> Response:
-    """Serve a logged HTML page into its sandbox."""
+    """Serve logged HTML, sandboxed."""
     asked = request.query_params
     number = asked.get("n", "0")
     place = int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1

@@ -1,4 +1,4 @@
-"""The forms of the JSON answers, for the OpenAPI document; the tests hold real answers against them."""
+"""The types of the JSON responses, for the OpenAPI document; tests check real responses against them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Facts = dict[str, Any]
 
 
 class Project(TypedDict):
-    """One project: its name, how many runs it has, its newest sign of life (seconds since 1970)."""
+    """One project: its name, number of runs, and time of last activity (seconds since 1970)."""
 
     name: str
     runs: int
@@ -20,7 +20,7 @@ class _User(TypedDict, total=False):
 
 
 class Projects(_User):
-    """The projects, and what this server is and allows; `user` where people log in."""
+    """The projects, the server's version, and whether it allows changes; `user` where people log in."""
 
     projects: list[Project]
     version: str
@@ -28,7 +28,7 @@ class Projects(_User):
 
 
 class Listed(TypedDict):
-    """One run as the list shows it; times in seconds."""
+    """One run in the run list; times in seconds."""
 
     id: str
     name: str
@@ -53,9 +53,9 @@ class Unreadable(TypedDict):
 
 
 class Runs(TypedDict):
-    """A project's runs, the keys that are numbers, those that are media or texts, and the columns of the table.
+    """A project's runs, its numeric keys, its media and text keys, and the columns of the run table.
 
-    `unreadable` names the runs that should be among them and could not be read.
+    `unreadable` lists the runs that could not be read.
     """
 
     runs: list[Listed]
@@ -72,7 +72,7 @@ class Passing(TypedDict):
 
 
 class Run(TypedDict):
-    """Everything about one run except its points. `config` is flat: model.dim; `values` are the latest ones."""
+    """Everything about one run except its points. `config` has flat keys such as model.dim; `values` are the latest ones."""
 
     id: str
     project: str
@@ -107,7 +107,7 @@ class _Words(TypedDict, total=False):
 
 
 class Alert(_Words):
-    """What fired, when (nanoseconds since 1970) and in which run."""
+    """An alert: its title, its time (nanoseconds since 1970) and its run."""
 
     t: int
     title: str
@@ -116,7 +116,7 @@ class Alert(_Words):
 
 
 class Chunk(TypedDict):
-    """Something a process printed."""
+    """A piece of console output."""
 
     t: int
     stream: str | None
@@ -125,14 +125,14 @@ class Chunk(TypedDict):
 
 
 class Console(TypedDict):
-    """The last of what was printed; `more`: there is something before it."""
+    """The end of the console output; `more`: whether there is earlier output."""
 
     chunks: list[Chunk]
     more: bool
 
 
 class Media(TypedDict):
-    """What one run logged under a key; contents are fetched by the name of their blob."""
+    """What one run logged under a key; content is fetched by blob name."""
 
     run: str
     points: list[Facts]

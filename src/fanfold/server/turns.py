@@ -1,4 +1,4 @@
-"""Threads that answer questions to the store, shared fairly: one caller holds a few of them at most, so others are answered."""
+"""Fair sharing of the threads that run store queries: one caller gets only a few, so that others are served."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from anyio import CapacityLimiter, fail_after, to_thread
 from ..fleet.limits import Busy
 from ..store import deadline
 
-THREADS = 16  # questions worked on at once: a page must not take every thread from whatever else the process does
+THREADS = 16  # concurrent queries: the dashboard must not take every thread of the process
 EACH = 4  # of them for one caller
-WAITING = 200  # further questions of one caller that wait for its turn
-SECONDS = 60.0  # that one question may take, and may wait
+WAITING = 200  # queries of one caller that may wait for their turn
+SECONDS = 60.0  # that a query may run, and may wait
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class _Line:
 
 
 class Turns:
-    """The threads of one server, and who holds or waits for how many. For one event loop."""
+    """The query threads of one server, and how many each caller uses or waits for. For a single event loop."""
 
     def __init__(self, threads: int = THREADS, each: int = EACH, waiting: int = WAITING) -> None:
         self._threads = CapacityLimiter(threads)
@@ -34,7 +34,7 @@ class Turns:
         self._lines: dict[str, _Line] = {}
 
     async def run(self, caller: str, question: Callable[[], T]) -> T:
-        """Answer a question of a caller in a thread, once it is that caller's turn."""
+        """Run a caller's query in a thread, once it is that caller's turn."""
         line = self._lines.setdefault(caller, _Line(self._each))
         if line.questions >= self._most:
             raise _busy()

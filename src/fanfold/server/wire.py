@@ -1,9 +1,9 @@
-"""Columns as the page reads them: one small JSON header, then raw numbers a typed array can look at without a copy.
+"""The dashboard's column format: a small JSON header, then raw numbers that a typed array can view without a copy.
 
     u32 version · u32 length of the header · header, padded with spaces to 8 · columns, each on a multiple of 8
 
-The header's `items` name their columns as [type, offset, length]; offsets count from the end of the header. Columns with
-the same content are sent once: runs of one project mostly share their x.
+The header's `items` list their columns as [type, offset, length]; offsets count from the end of the header. Columns with
+the same content are sent once: runs of one project mostly share their x values.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MEDIA_TYPE = "application/vnd.fanfold.columns"
-_TYPES = {"d": "f8", "f": "f4", "i": "i4", "H": "u2"}  # by numpy's letters: its names take longer to ask for than to copy
+_TYPES = {"d": "f8", "f": "f4", "i": "i4", "H": "u2"}  # keyed by dtype.char: dtype.name takes longer than the copy
 
 
 def encode(head: Mapping[str, Any], items: Iterable[tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]]) -> bytes:
-    """Put facts and columns of many items into one answer."""
+    """Encode the facts and columns of many items as one response."""
     body: list[bytes] = []
     places: dict[bytes, int] = {}
     size = 0
@@ -46,7 +46,7 @@ def encode(head: Mapping[str, Any], items: Iterable[tuple[Mapping[str, Any], Map
 
 
 def offsets(column: NDArray[Any]) -> NDArray[Any]:
-    """Return distances along an axis in as few bytes as hold them: steps exactly, times to a ten-millionth of the distance."""
+    """Return distances along an axis in the smallest type: exact for steps, to a ten-millionth of the distance for times."""
     import numpy as np
 
     if not len(column) or (column.min() >= 0 and column.max() < 1 << 16 and not (column % 1).any()):
@@ -57,7 +57,7 @@ def offsets(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def small(lowest: NDArray[Any], highest: NDArray[Any], *columns: NDArray[Any]) -> list[NDArray[Any]]:
-    """Halve columns that lie between two of them where the eye cannot tell: neither range nor finest move may be lost."""
+    """Convert columns bounded by `lowest` and `highest` to 32 bits if neither their range nor visible detail is lost."""
     import numpy as np
 
     kind = np.float32 if _fits(lowest, highest) else np.float64
@@ -70,7 +70,7 @@ def _fits(lowest: NDArray[Any], highest: NDArray[Any]) -> bool:
     if not len(lowest):
         return True
     low, high = float(lowest.min()), float(highest.max())
-    if not math.isfinite(high - low):  # NaN, an infinity, or a range that is one
+    if not math.isfinite(high - low):  # a NaN or infinite value, or an infinite range
         lowest, highest = lowest[np.isfinite(lowest)], highest[np.isfinite(highest)]
         if not len(lowest) or not len(highest):
             return True
