@@ -1,7 +1,7 @@
 """Fan out to every tracker, fold over every rank.
 
-One `log()` call, from any process of a training job, reaches every tracker the team uses. Importing does nothing: each
-name below is loaded when it is first used.
+One `log()` call, from any process of a training job, reaches every tracker the team uses. Importing fanfold does nothing:
+each name below is loaded on first use.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ _HOMES = {
     "train": ("Loop", "Trainer", "TrainingArguments"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_ROOMS = frozenset({"callbacks"})  # modules reached by name, without importing them first
-_CURRENT = frozenset({"config", "run", "summary"})  # of the current run: looked up anew each time
+_ROOMS = frozenset({"callbacks"})  # modules available without importing them first
+_CURRENT = frozenset({"config", "run", "summary"})  # of the current run: looked up on every access
 
 # `open` is left out: `from fanfold import *` must not replace the built-in function.
 __all__ = [

@@ -1,4 +1,4 @@
-"""`python -m fanfold` is the command line too."""
+"""The command line as `python -m fanfold`."""
 
 import sys
 

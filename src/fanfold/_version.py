@@ -1,3 +1,3 @@
-"""The version, in a file of its own so that nothing has to be imported to know it."""
+"""The version, in its own file so that it can be read without importing anything else."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""Destinations this user has named: the only ones that a copied run or a settings file may lead to.
+"""Destinations approved by this user: the only ones that a copied run or a settings file may send data to.
 
-Runs and settings files are passed around, so a destination written in one is the word of whoever wrote it. Destinations that the
-user names directly, by an argument or an environment variable, are remembered here: outside every run, one small file each.
+Runs and settings files are passed around, so a destination in one cannot be trusted. Destinations that the user names
+directly, by an argument or an environment variable, are remembered here: outside every run, in one small file each.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .errors import logger
 
 
 def folder() -> Path:
-    """Return where approvals are kept: `fanfold/approved` in the user's configuration folder."""
+    """Return the folder of approvals: `fanfold/approved` in the user's configuration folder."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path("~/.config").expanduser()) / "fanfold" / "approved"
 
 
 def remember(kind: str, destination: Mapping[str, Any], *, secret: str | None = None) -> None:
-    """Approve a destination, and the secret that is meant for it; only a hash of the secret is kept."""
+    """Approve a destination together with the secret meant for it; only a hash of the secret is stored."""
     if is_approved(kind, destination, secret=secret):
         return
     path = _path(kind, destination, secret)
@@ -41,7 +41,7 @@ def remember(kind: str, destination: Mapping[str, Any], *, secret: str | None = 
 
 
 def is_approved(kind: str, destination: Mapping[str, Any], *, secret: str | None = None) -> bool:
-    """Return whether this user named this destination, with this secret, before."""
+    """Return whether this user has approved this destination with this secret."""
     try:
         found = os.lstat(_path(kind, destination, secret))
     except OSError:

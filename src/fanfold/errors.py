@@ -1,16 +1,16 @@
-"""The error tree, the warnings, and guard(): the only place that catches everything.
+"""The exception hierarchy, the warnings, and guard(): the only place that catches everything.
 
 FanfoldError
 ├── SettingError      a setting or argument that cannot be understood      (also ValueError)
 ├── RunError          a run that cannot be opened, joined or resumed
-│   └── RunNotFound   no run of that id or path                            (also LookupError)
-├── Forbidden         what a caller of a server may not see or do
+│   └── RunNotFound   no run with that id or path                          (also LookupError)
+├── Forbidden         something a caller of a server may not see or do
 ├── JournalError      a journal this version cannot read
 ├── ValueRefused      a value that cannot be logged, under strict=True     (also TypeError)
 ├── MissingExtra      an optional library that is not installed            (also ImportError)
-└── CallbackError     a callback that raised; see callbacks/failure.py     (also what it raised)
+└── CallbackError     a callback that raised; see callbacks/failure.py     (also the type it raised)
 
-FanfoldWarning        everything fanfold has to say while training goes on
+FanfoldWarning        every warning fanfold gives while training continues
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREFIX = "fanfold: "
 
 
 def named(record: logging.LogRecord) -> bool:
-    """Begin a warning with the library's name: without a logging set-up, Python prints the message alone."""
+    """Prefix a warning with the library's name: without logging set up, Python prints only the message."""
     if record.levelno >= logging.WARNING and not str(record.msg).startswith(PREFIX):
         record.msg = PREFIX + str(record.msg)
     return True
@@ -44,7 +44,7 @@ logger.addFilter(named)
 
 
 class FanfoldError(Exception):
-    """Base of every error fanfold raises on purpose."""
+    """Base class of every error fanfold raises on purpose."""
 
 
 class SettingError(FanfoldError, ValueError):
@@ -56,11 +56,11 @@ class RunError(FanfoldError):
 
 
 class RunNotFound(RunError, LookupError):
-    """No run of that id or path."""
+    """No run with that id or path."""
 
 
 class Forbidden(FanfoldError):
-    """Something that a caller of a server may not see or do."""
+    """Something a caller of a server may not see or do."""
 
 
 class JournalError(FanfoldError):
@@ -76,19 +76,19 @@ class MissingExtra(FanfoldError, ImportError):
 
 
 class Notices:
-    """Warn once per cause, and count how often each happened."""
+    """Warnings, logged once per cause, and a count of how often each happened."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._lock = threading.RLock()  # re-entrant: a signal handler may warn, too
+        self._lock = threading.RLock()  # re-entrant: a signal handler may warn
 
     def once(self, cause: str, message: str) -> bool:
-        """Log `message` at WARNING the first time `cause` is seen; count every time."""
+        """Log `message` at WARNING the first time `cause` occurs; count every time."""
         with self._lock:
             self.counts[cause] += 1
             first = self.counts[cause] == 1
         if first:
-            outcome(lambda: logger.warning(message))  # a handler or filter of the user's may raise
+            outcome(lambda: logger.warning(message))  # the user's log handlers and filters may raise
         return first
 
 
@@ -97,9 +97,9 @@ notices = Notices()
 
 @contextlib.contextmanager
 def guard(what: str, *, strict: bool = False, said: Notices = notices) -> Iterator[None]:
-    """Keep training alive: an exception inside is counted, warned about once, and goes no further.
+    """Keep training alive: an exception inside is counted, logged as a warning once, and swallowed.
 
-    Under `strict` it is raised. `what` completes the sentence "could not …".
+    With `strict` it is raised. `what` completes the sentence "could not …".
     """
     try:
         yield
@@ -115,7 +115,7 @@ def guard(what: str, *, strict: bool = False, said: Notices = notices) -> Iterat
 
 
 def verb(what: str, default: Callable[[], Any] = lambda: None) -> Callable[[F], F]:
-    """Make a method of a run one that never raises into training, unless the run is strict; it returns `default()` then.
+    """Decorate a run's method so that it returns `default()` instead of raising into training, unless the run is strict.
 
     `what` completes the sentence "could not …".
     """
@@ -135,7 +135,7 @@ def verb(what: str, default: Callable[[], Any] = lambda: None) -> Callable[[F], 
 
 
 def outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Run something of somebody else's (a tracker library) and return what it gave, or whatever it raised."""
+    """Call foreign code (a tracker library, for example) and return its result, or the exception it raised."""
     try:
         return action(), None
     except Exception as error:  # noqa: BLE001 - this module is where everything is caught
@@ -143,10 +143,10 @@ def outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def reading(action: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """Run code of a value that is being read (its __str__, its items) and return what it gave, or whatever it raised.
+    """Call code of a value being read (its __str__, its items) and return the result, or the exception it raised.
 
-    A value that raises SystemExit, or a KeyboardInterrupt of its own kind, must not end the training either. Ctrl-C does, and
-    so does whatever a signal handler raises.
+    A value that raises SystemExit, or a subclass of KeyboardInterrupt, must not end the training either. Ctrl-C does, and so
+    does anything raised by a signal handler.
     """
     try:
         return action(), None
@@ -159,33 +159,33 @@ def reading(action: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 
 def _from_a_signal(error: BaseException) -> bool:
-    """Return whether a signal handler of Python's raised an error."""
+    """Return whether an error was raised by a Python signal handler."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers if callable(one)}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as one short text, whatever its own words do."""
+    """Return an error as one short text; never raise, whatever its own methods do."""
     text, _ = outcome(lambda: "".join(traceback.format_exception_only(type(error), error)).strip())
     return (text or "an error that cannot be shown")[:500]
 
 
 def type_name(value: object) -> str:
-    """Return the full name of a value's type, whatever the type says of itself."""
+    """Return the full name of a value's type; never raise."""
     name, _ = outcome(lambda: f"{type(value).__module__}.{type(value).__qualname__}"[:200])
     return name or "an unknown type"
 
 
 def shown(value: object) -> str:
-    """Return a value's repr for a message: short, and never raising."""
+    """Return a short repr of a value for a message; never raise."""
     text, _ = outcome(lambda: "".join((reprlib.repr(value),)))
     text = text or f"<{type_name(value)}>"
     return text if len(text) <= 80 else text[:79] + "…"
 
 
 def clean_text(text: str) -> str:
-    """Return text that UTF-8 can hold: a lone surrogate becomes its escape."""
+    """Return text that can be encoded as UTF-8: lone surrogates are escaped."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -194,7 +194,7 @@ def clean_text(text: str) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known one, if one is near, and all of them."""
+    """Return the end of an error message about an unknown name: the closest known name, if any, and all known ones."""
     names = list(known)
     near = difflib.get_close_matches(word, names, 1)
     return (f" Did you mean {near[0]}?" if near else "") + f" Known: {', '.join(names)}."
@@ -206,5 +206,5 @@ def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:
 
 
 def after_fork_in_child() -> None:
-    """Renew the lock a forked child may have inherited in a locked state."""
+    """Replace the lock, which a forked child may have inherited locked."""
     notices._lock = threading.RLock()  # noqa: SLF001 - this module owns it

@@ -1,4 +1,4 @@
-"""Ranks to one number: what many ranks logged under one key and step, reduced, and which rank was lowest and highest."""
+"""Ranks folded to one number: the values of many ranks for one key and step, and which rank was lowest and highest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDS = ("mean", "min", "max", "sum", "std", "last")
 
 @dataclass(frozen=True)
 class Folded:
-    """One point per step, over ranks. `min_rank` and `max_rank` name the stragglers; `count` says how many ranks there were."""
+    """One point per step, over ranks. `min_rank` and `max_rank` identify the stragglers; `count` is the number of ranks."""
 
     steps: NDArray[np.int64]
     times: NDArray[np.float64]
@@ -29,22 +29,22 @@ class Folded:
 
 
 def check(how: str) -> str:
-    """Return the name of a fold, or raise an error that lists the known ones."""
+    """Return the name of a fold; raise an error that lists the known ones if it is unknown."""
     if how not in FOLDS:
         raise SettingError(f"fold={how!r} is not known. Nothing was read. Known: {', '.join(FOLDS)}.")
     return how
 
 
 def fold(how: str, ranks: NDArray[np.int64], steps: NDArray[np.int64], times: NDArray[Any], values: NDArray[Any]) -> Folded:
-    """Reduce points of many ranks to one per step. A rank that logged a step twice counts with its last value.
+    """Reduce the points of many ranks to one per step. If a rank logged a step twice, its last value counts.
 
-    mean, sum and std carry a NaN of any rank to the result; min and max, and the ranks that hold them, pass it over
-    as long as another rank has a number.
+    mean, sum and std propagate a NaN of any rank; min and max, and the ranks that hold them, ignore it unless all values are
+    NaN.
     """
     import numpy as np
 
     check(how)
-    # Stable, so that within (step, rank) the order stays that of writing, and the last of them counts.
+    # Stable sort: points of one (step, rank) stay in the order they were written, and the last one counts.
     order = np.lexsort((ranks, steps))
     ranks, steps, times, values = ranks[order], steps[order], times[order], values[order].astype(np.float64)
     if len(steps):
@@ -77,7 +77,7 @@ def _reduce(how: str, starts: Any, count: Any, times: Any, values: Any, low: Any
         newest = np.repeat(np.maximum.reduceat(times, starts), count)
         place = np.where(times == newest, np.arange(len(times)), -1)
         return values[np.maximum.reduceat(place, starts)]
-    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, which is the true answer
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, which is the correct result
         total = np.add.reduceat(values, starts)
         if how == "sum":
             return total
@@ -88,7 +88,7 @@ def _reduce(how: str, starts: Any, count: Any, times: Any, values: Any, low: Any
 
 
 def _holder(ranks: Any, values: Any, extreme: Any, starts: Any, count: Any) -> Any:
-    """Return the lowest rank that holds the extreme of each step; where all are NaN, the lowest rank."""
+    """Return the lowest rank that has the extreme value of each step; if all are NaN, the lowest rank."""
     import numpy as np
 
     target = np.repeat(extreme, count)

@@ -1,7 +1,7 @@
-"""The dashboard inside a notebook: `fanfold.ui()` starts it in a process of its own and shows it in a frame.
+"""The dashboard inside a notebook: `fanfold.ui()` starts it in its own process and shows it in a frame.
 
-The server takes no time from the training that runs in the same kernel, and ends with it: it watches a pipe that closes
-when this process does, however it ends. `server/embedded.py` is that process.
+The server takes no time from training in the same kernel, and ends with it: it watches a pipe that closes when this
+process ends, however it ends. `server/embedded.py` is that process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .settings import find_directory, is_address, store_address
 
 HEIGHT = 640
 STOP_SECONDS = 5.0
-# Shows the frame once the page in it says that it is there: in a notebook that was saved and is opened later, no server
+# Shows the frame once the dashboard in it reports that it has loaded: in a saved notebook that is opened later, no server
 # answers, and the picture stays.
 _SHOW = """(() => {
   const box = document.getElementById('%s'), frame = box.querySelector('iframe');
@@ -40,22 +40,22 @@ _SHOW = """(() => {
   });
   frame.src = frame.dataset.src;
 })();"""
-_servers: dict[str, Server] = {}  # by the address of the store
+_servers: dict[str, Server] = {}  # by store address
 _lock = threading.Lock()
 
 
 class Server:
-    """The dashboard's process over one store."""
+    """The dashboard process of one store."""
 
     def __init__(self, store: str) -> None:
         self.store = store
         path = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        # A session of its own: Ctrl-C in a terminal is meant for the training, not for us.
+        # In its own session: Ctrl-C in a terminal is meant for the training.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fanfold.server.embedded"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
-                 "FANFOLD_DIR": store},  # an address may hold a password, which a command line would show
+                 "FANFOLD_DIR": store},  # an address may contain a password, which a command line would expose
         )  # fmt: skip
         self._owner = os.getpid()
         self.address = self._address()
@@ -77,7 +77,7 @@ class Server:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the process. A forked child of ours leaves it alone."""
+        """End the process, unless called in a forked child."""
         if os.getpid() != self._owner:
             return
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -91,7 +91,7 @@ class Server:
 
 
 class Page:
-    """The dashboard as a cell's result: a frame in a notebook, `.url` anywhere; `.stop()` ends it."""
+    """The dashboard as the result of a cell: a frame in a notebook, `.url` anywhere; `.stop()` ends it."""
 
     def __init__(self, server: Server, fragment: str, height: int) -> None:
         self._server = server
@@ -99,7 +99,7 @@ class Page:
         self.height = height
 
     def stop(self) -> None:
-        """Stop the server; other pages over the same directory stop with it."""
+        """Stop the server, which also serves other frames of the same store."""
         with _lock:
             if _servers.get(self._server.store) is self._server:
                 del _servers[self._server.store]
@@ -113,9 +113,9 @@ class Page:
 
 
 def ui(run: Any = None, *, dir: str | os.PathLike[str] | None = None, height: int = HEIGHT) -> Page:
-    """Show the dashboard in this notebook, at the page of a run if one is given; in a terminal, print its address.
+    """Show the dashboard in this notebook, opened at `run` if given; in a terminal, print its address.
 
-    It reads only, and answers to this machine only. A second call shows the server that is there.
+    It is read-only, and reachable from this machine only. A second call reuses the running server.
     """
     server = _server(_store(run, dir))
     page = Page(server, fragment(run), height)
@@ -125,7 +125,7 @@ def ui(run: Any = None, *, dir: str | os.PathLike[str] | None = None, height: in
 
 
 def _store(run: Any, dir: str | os.PathLike[str] | None) -> str:
-    """Return the address of a run's store, else of the one that is named."""
+    """Return the store address of a run, else the one given."""
     if run is not None and dir is None:
         return str(getattr(run, "store", Path(run.path).parent.parent))  # a run of this process writes to a directory
     given = store_address(dir)
@@ -133,7 +133,7 @@ def _store(run: Any, dir: str | os.PathLike[str] | None) -> str:
 
 
 def fragment(run: Any) -> str:
-    """Return the part of an address that leads to a run's page."""
+    """Return the URL fragment of a run in the dashboard."""
     return "" if run is None else f"#p={quote(run.project, safe='')}&v=run&r={quote(run.id, safe='')}"
 
 
@@ -157,13 +157,13 @@ def _link(url: str) -> Markup:
 
 
 def frame(url: str, height: int) -> Markup:
-    """Return the page in a frame, with its address above for notebooks that show no frames."""
+    """Return the dashboard in a frame, with its address above for notebooks that do not show frames."""
     inside = tag("iframe", src=url, width="100%", height=max(120, int(height)), title="fanfold", style=_FRAME)
     return tag("div", _link(url), inside)
 
 
 def live_or_still(url: str, height: int, picture: object) -> Markup:
-    """Return the page in a frame that is shown while its server answers, and the picture that is shown otherwise."""
+    """Return a frame with the dashboard, shown while its server answers, and a picture, shown otherwise."""
     inside = tag("iframe", data_src=url, width="100%", height=max(120, int(height)), title="fanfold", style=_FRAME)
     live = tag("div", _link(url), inside, class_="ff-live", style="display:none")
     id = f"ff-{secrets.token_hex(8)}"
@@ -171,19 +171,19 @@ def live_or_still(url: str, height: int, picture: object) -> Markup:
 
 
 def shown(picture: object, runs: Sequence[Any]) -> str:
-    """Return runs as a notebook shows them: live while they run, else as a picture.
+    """Return runs as a notebook shows them: live while they are running, else as a picture.
 
-    A live one holds the picture of now, too. It is shown when the dashboard's server is gone, as in a notebook that was saved
-    and is opened later.
+    A live view also contains a current picture, shown when the dashboard's server is gone, as in a saved notebook that is
+    opened later.
     """
     inside = tag("div", live(runs, picture) or picture, class_="fanfold", style="padding:12px;border-radius:7px")
     return str(join([tag("style", Markup(STYLE)), inside]))
 
 
 def live(runs: Sequence[Any], picture: object) -> Markup | None:
-    """Return a frame in which runs that are still running are seen live, over their picture; None where that cannot be.
+    """Return a live frame of runs that are still running, with their picture as fallback; None if that is not possible.
 
-    The dashboard is started for it. Without the packages it needs, the picture alone is shown.
+    This starts the dashboard. Without the packages it needs, only the picture is shown.
     """
     going = [run for run in runs if run.status == "running"]
     if not going or not in_notebook():
@@ -198,7 +198,7 @@ def live(runs: Sequence[Any], picture: object) -> Markup | None:
 
 
 def in_notebook() -> bool:
-    """Tell whether results of this process are shown by a notebook: a Jupyter kernel, not IPython in a terminal."""
+    """Return whether a notebook shows the results of this process: a Jupyter kernel, not IPython in a terminal."""
     shell = sys.modules.get("IPython")
     current = shell.get_ipython() if shell is not None else None
     return getattr(current, "kernel", None) is not None

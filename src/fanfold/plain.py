@@ -1,4 +1,4 @@
-"""Plain data: dicts, lists, texts, numbers and None, made of whatever a user hands over."""
+"""Plain data: dicts, lists, texts, numbers and None, converted from any object a user passes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_ITEMS = 1 << 17
 
 
 class Plain:
-    """Turns one object into plain data. It counts what it visits, so that nothing nested without end takes for ever."""
+    """A converter of one object to plain data. It counts the items it visits, so that endless nesting cannot run forever."""
 
     def __init__(self) -> None:
         self.left = MAX_ITEMS
-        self.path: list[Any] = []  # the containers we are inside of
+        self.path: list[Any] = []  # the containers being visited
 
     def of(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
@@ -64,7 +64,7 @@ class Plain:
         return self._of_object(value, depth)
 
     def _of_object(self, value: Any, depth: int) -> Any:
-        """Turn arrays into numbers and lists, and everything else into a short text."""
+        """Convert arrays to numbers and lists, and anything else to a short text."""
         if hasattr(value, "tolist") and getattr(value, "size", None) is not None and hasattr(value, "dtype"):
             count = value.numel() if callable(getattr(value, "numel", None)) else value.size
             device = getattr(getattr(value, "device", None), "type", "cpu")
@@ -80,5 +80,5 @@ class Plain:
 
 
 def plain(value: Any) -> Any:
-    """Return a copy made of dicts, lists, texts, numbers and None, whatever came in; never raise for a value."""
+    """Return a copy made of dicts, lists, texts, numbers and None; never raise, whatever the value."""
     return Plain().of(value)

@@ -25,7 +25,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
 
-# Each parser takes the text of a variable, or a value from Python or the settings file. Its error says what to give.
+# Each parser accepts the text of a variable, or a value from Python or the settings file. Its error says what is expected.
 
 
 def _boolean(value: Any) -> bool:
@@ -68,7 +68,7 @@ def _number(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    """Return a text; numbers, paths and identifiers are often passed as they are."""
+    """Return a text; numbers, paths and identifiers are accepted, because they are often passed as they are."""
     like_text = isinstance(value, (str, os.PathLike, enum.Enum, numbers.Number)) or type(value).__name__ == "UUID"
     if isinstance(value, bool) or not like_text:
         raise ValueError("a text")
@@ -113,7 +113,7 @@ def _resume(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table: how a setting is spelled, read and explained."""
+    """One row of the table: the name, parser, default and meaning of a setting."""
 
     name: str
     parse: Callable[[Any], Any]
@@ -170,7 +170,7 @@ _ROWS = (
     Setting("world_size", _whole, None, "How many processes the run has, where no launcher says it."),
 )  # fmt: skip
 TABLE: Mapping[str, Setting] = {row.name: row for row in _ROWS}
-# Variables that are no settings: they mean something to the command line, or stand in for a launcher's.
+# Variables that are not settings: for the command line, or in place of a launcher's.
 _OTHERS = ("FANFOLD_CLICKHOUSE_PASSWORD", "FANFOLD_DEBUG", "FANFOLD_LOCAL_RANK", "FANFOLD_LOCAL_WORLD_SIZE")
 
 
@@ -188,14 +188,14 @@ def resolve(name: str, argument: Any = None, *, file: Mapping[str, Any] | None =
 
 
 def unknown_variables() -> dict[str, str | None]:
-    """Return the FANFOLD_* variables that nothing reads, each with the nearest one that something does."""
+    """Return the FANFOLD_* variables that nothing reads, each with the most similar known one."""
     known = [*(row.variable for row in _ROWS), *_OTHERS]
     found = sorted(name for name in os.environ if name.startswith("FANFOLD_") and name not in known)
     return {name: next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.8)), None) for name in found}
 
 
 def parsed(setting: Setting, value: Any, origin: str, effect: str = "The run was not started.") -> Any:
-    """Return what a setting's parser makes of a value; the one error for a value it refuses."""
+    """Return a value parsed by its setting; raise SettingError if the parser rejects it."""
     try:
         return setting.parse(value)
     except (ValueError, TypeError) as error:
@@ -205,7 +205,7 @@ def parsed(setting: Setting, value: Any, origin: str, effect: str = "The run was
 
 
 def read_file(directory: Path) -> dict[str, Any]:
-    """Read `settings.toml` in `directory`; an unknown name is an error that lists the known ones."""
+    """Read `settings.toml` in `directory`; raise an error that lists the known names if one is unknown."""
     path = directory / FILE_NAME
     if not path.is_file() or not _is_safe_file(path):
         return {}
@@ -226,19 +226,19 @@ def read_file(directory: Path) -> dict[str, Any]:
 
 
 def is_address(given: object) -> bool:
-    """Return whether a text names a store on a server rather than a directory."""
+    """Return whether a text is the address of a store on a server rather than a directory."""
     return isinstance(given, str) and "://" in given
 
 
 def store_address(argument: str | os.PathLike[str] | None = None) -> str | os.PathLike[str] | None:
-    """Return what names the store of runs: the argument, else FANFOLD_DIR, else nothing."""
+    """Return the address of the store of runs: the argument, else FANFOLD_DIR, else None."""
     return argument if argument is not None else os.environ.get(TABLE["dir"].variable)
 
 
 def find_directory(argument: str | os.PathLike[str] | None = None, *, writing: bool = False) -> Path:
-    """Find the directory of runs: the argument, FANFOLD_DIR, else the nearest .fanfold upward, else ./.fanfold.
+    """Return the directory of runs: the argument, FANFOLD_DIR, the nearest .fanfold in this or a parent directory, or ./.fanfold.
 
-    The address of a store on a server is refused; `stores.open_store` opens it for reading.
+    Raise for the address of a store on a server; `stores.open_store` opens it for reading.
     """
     effect = "The run was not started." if writing else "Nothing was opened."
     checked = None if argument is None else parsed(TABLE["dir"], argument, "dir=…", effect)
@@ -254,17 +254,17 @@ def find_directory(argument: str | os.PathLike[str] | None = None, *, writing: b
         return Path(given).expanduser().absolute()
     here = Path.cwd()
     folders = [folder / DIRECTORY_NAME for folder in (here, *here.parents)]
-    found = [folder for folder in folders if os.path.isdir(folder)]  # noqa: PTH112 - Path.is_dir raises where a parent is closed
+    found = [folder for folder in folders if os.path.isdir(folder)]  # noqa: PTH112 - Path.is_dir raises if a parent is not accessible
     return next(filter(_is_safe_directory, found), here / DIRECTORY_NAME)
 
 
 def _owners(path: Path) -> set[int]:
-    """Return who owns a path, and the link that it may be."""
+    """Return the owners of a path and, if it is a link, of the link."""
     return {path.stat().st_uid, path.lstat().st_uid}
 
 
 def _is_safe_directory(folder: Path) -> bool:
-    """Return whether a folder found upward may be used: it is this user's or root's, or FANFOLD_SAFE_DIRECTORY names it."""
+    """Return whether a .fanfold found in a parent may be used: owned by this user or root, or in FANFOLD_SAFE_DIRECTORY."""
     strangers = _owners(folder) - {os.geteuid(), 0}
     safe = resolve("safe_directory")
     if not strangers or "*" in safe or any(Path(name).expanduser().absolute() == folder for name in safe):
@@ -278,7 +278,7 @@ def _is_safe_directory(folder: Path) -> bool:
 
 
 def _is_safe_file(path: Path) -> bool:
-    """Return whether a settings file may be read: it is this user's, root's, or the one's who owns the directory it is in."""
+    """Return whether a settings file may be read: owned by this user, root, or the owner of its directory."""
     strangers = _owners(path) - {os.geteuid(), 0, path.parent.stat().st_uid}
     if not strangers:
         return True
@@ -295,7 +295,7 @@ def _user(uid: int) -> str:
 
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:  # a container's user, or one of another machine
+    except KeyError:  # a user of a container, or of another machine
         return f"user id {uid}"
 
 

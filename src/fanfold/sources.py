@@ -1,6 +1,7 @@
-"""Sources for a deployment that ships only .pyc files: torch.jit.script and inspect.getsource need the text of the code.
+"""Sources for deployments that ship only .pyc files: torch.jit.script and inspect.getsource need the source text.
 
-One zip holds it, and a loader gives it out. `fanfold doctor --deploy PATH --sources FILE` says who needs it, and makes it.
+A zip holds the sources, and a loader serves them. `fanfold doctor --deploy PATH --sources FILE` reports which modules need
+them, and creates the zip.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import Any
 
 from .errors import FanfoldError, notices
 
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same sources make the same zip
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same sources always give the same zip
 
 
 def install(archive: str | os.PathLike[str]) -> None:
-    """Give the modules that are loaded from .pyc alone their sources back, out of the zip; modules loaded already, too.
+    """Serve sources from the zip for modules loaded from .pyc only, including modules that are already loaded.
 
-    A source that is not the one its .pyc was compiled from is left out, and said once.
+    A source that does not match its .pyc is ignored, and logged as a warning once.
     """
     finder = _Finder(_Archive(Path(archive)))
     sys.meta_path[:] = [other for other in sys.meta_path if other != finder]
@@ -38,7 +39,7 @@ def install(archive: str | os.PathLike[str]) -> None:
 
 
 def pack(root: Path, files: Iterable[Path], archive: Path) -> None:
-    """Write the sources into a zip, named as they lie under `root`, whole or not at all."""
+    """Write the sources to a zip, with paths relative to `root`; the zip is written completely or not at all."""
     aside = archive.with_name(f".{archive.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as target:
@@ -52,7 +53,7 @@ def pack(root: Path, files: Iterable[Path], archive: Path) -> None:
 
 
 class _Archive:
-    """The zip of sources. It is opened for each one, which is rare: an open file would be shared with forked workers."""
+    """The zip of sources. It is opened for each read, which is rare: an open file would be shared with forked workers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -67,7 +68,7 @@ class _Archive:
         self.tops = frozenset(name.partition("/")[0].removesuffix(".py") for name in self.names)
 
     def source(self, member: str, compiled: Path) -> str | None:
-        """Return a source as text, when its .pyc was made from it."""
+        """Return a source as text if its .pyc was compiled from it."""
         with zipfile.ZipFile(self.path) as file:
             data = file.read(member)
         if not _belong(data, compiled):
@@ -81,7 +82,7 @@ class _Archive:
 
 
 def _belong(data: bytes, compiled: Path) -> bool:
-    """Say whether a .pyc was made from this source: its head holds a hash, else the length, and then the code decides."""
+    """Return whether a .pyc was compiled from this source: by the hash in its head, else by length and then by code."""
     pyc = compiled.read_bytes()
     if int.from_bytes(pyc[4:8], "little") & 1:
         return pyc[8:16] == importlib.util.source_hash(data)
@@ -91,9 +92,9 @@ def _belong(data: bytes, compiled: Path) -> bool:
 
 
 def _compiles_to(data: bytes, code: CodeType) -> bool:
-    """Compile a source as a .pyc may have been, which does not say how far it is optimised; the names of files do not count."""
+    """Return whether a source compiles to this code at any optimisation level (a .pyc records none), ignoring file names."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they were said when the .pyc was made
+        warnings.simplefilter("ignore")  # they were shown when the .pyc was made
         try:
             return any(compile(data, "", "exec", dont_inherit=True, optimize=level) == code for level in (0, 1, 2))
         except (SyntaxError, ValueError):
@@ -101,19 +102,19 @@ def _compiles_to(data: bytes, code: CodeType) -> bool:
 
 
 class _Loader(importlib.machinery.SourcelessFileLoader):
-    """Python's own loader of a lone .pyc, which also knows the source."""
+    """Python's loader for a .pyc without source, which also knows the source."""
 
     def __init__(self, name: str, path: str, archive: _Archive, member: str) -> None:
         super().__init__(name, path)
         self.archive, self.member = archive, member
 
     def get_source(self, fullname: str) -> str | None:  # type: ignore[override]
-        del fullname  # `python main.pyc` is asked for by another name
+        del fullname  # `python main.pyc` uses another name
         return self.archive.source(self.member, Path(self.path))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Find the modules whose sources the zip holds as Python does, and swap their loader."""
+    """A finder that locates modules as Python does, and swaps the loader of those whose sources are in the zip."""
 
     def __init__(self, archive: _Archive) -> None:
         self.archive = archive
@@ -136,7 +137,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _repair(archive: _Archive, module: ModuleType) -> None:
-    """Swap the loader of a module that is loaded already."""
+    """Swap the loader of a module that is already loaded."""
     loader = _swapped(archive, getattr(module, "__loader__", None))
     if loader is not None:
         module.__loader__ = loader
@@ -145,7 +146,7 @@ def _repair(archive: _Archive, module: ModuleType) -> None:
 
 
 def _swapped(archive: _Archive, loader: Any) -> _Loader | None:
-    """Return the loader that knows the source, in the place of one that does not."""
+    """Return a loader that knows the source, to replace one that does not; None if the zip lacks it."""
     if not isinstance(loader, importlib.machinery.SourcelessFileLoader):
         return None
     stem = Path(loader.path).stem

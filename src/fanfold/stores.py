@@ -17,7 +17,7 @@ SCHEMES = ("clickhouse", "clickhouses")
 
 
 def open_store(address: str | os.PathLike[str] | None = None) -> Store:
-    """Open the store at an address: a directory, or clickhouse://host/database; without one, where FANFOLD_DIR or .fanfold is."""
+    """Open the store at an address: a directory or clickhouse://host/database. Default: FANFOLD_DIR or the nearest .fanfold."""
     given = store_address(address)
     if not is_address(given):
         return LocalStore(find_directory(address))
@@ -26,7 +26,7 @@ def open_store(address: str | os.PathLike[str] | None = None) -> Store:
         raise SettingError(
             f"there is no store of the kind {scheme!r}. Nothing was opened. Name a directory, or clickhouse://host/database."
         )
-    from .clickhouse.store import connect  # only then: it needs its own driver
+    from .clickhouse.store import connect  # imported here because it needs its own driver
 
     return connect(str(given))
 
@@ -38,7 +38,7 @@ def runs(
     dir: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Runs:
-    """Return the stored runs, newest first: of one project, or of all; `filter` keeps those it fits (see docs/query.md)."""
+    """Return stored runs, newest first, of one project or of all; `filter` selects among them (see docs/query.md)."""
     return matching(open_store(dir), project, filter, progress=progress)
 
 
@@ -47,8 +47,8 @@ def open(
 ) -> StoredRun:
     """Open one stored run by its id, its name, its directory, or the beginning of its id. `-` is the newest run.
 
-    A path object, and a text that can only be a path (`.`, `..`, `./x`, `../x`, `/x`), is a directory. Any other text is looked
-    up among the runs first: a folder that happens to have the same name does not hide a run.
+    A path object, or a text that can only be a path (`.`, `..`, `./x`, `../x`, `/x`), is a directory. Any other text is looked
+    up among the runs first, so a folder that happens to have the same name does not hide a run.
     """
     word = os.fspath(id_or_path)
     if isinstance(id_or_path, os.PathLike) or (_is_path(word) and _is_run(word)):
@@ -60,14 +60,14 @@ def open(
 
 
 def _is_known(store: Store, word: str, project: str | None) -> bool:
-    """Return whether a text is the whole id or name of a run in a store."""
+    """Return whether a text is the complete id or name of a run in a store."""
     return any(word == name[1] for name in store.names(project)) or any(word == run.name for run in matching(store, project, ""))
 
 
 def _is_path(word: str) -> bool:
-    """Return whether a text can only mean a path."""
+    """Return whether a text can only be a path."""
     return word in (".", "..") or word.startswith(("/", "./", "../"))
 
 
 def _is_run(word: str) -> bool:
-    return is_run(Path(word))  # False where it is too long for a path, or has a NUL: a name, then
+    return is_run(Path(word))  # False if it is too long for a path or contains a NUL: then it is a name

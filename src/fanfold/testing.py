@@ -1,7 +1,7 @@
-"""The tracker contract: what every adapter must do with the real library, read back through that library's own reader.
+"""The tracker contract: what every adapter must do with the real library, verified through that library's own reader.
 
-Subclass `TrackerContract` in a test file, set `name`, `holds`, and write `environment`, `kwargs` and `read`; pytest does
-the rest. Everything runs in processes of its own, because tracker libraries change the process they live in.
+Subclass `TrackerContract` in a test file, set `name` and `holds`, and write `environment`, `kwargs` and `read`; pytest does
+the rest. Everything runs in separate processes, because tracker libraries change the process they run in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT = 180
 
 @dataclass
 class Seen:
-    """What a tracker's own reader found at the destination. None where the system has no such thing."""
+    """What a tracker's own reader found at the destination. None if the system does not support it."""
 
     scalars: dict[str, list[tuple[int | None, float]]] = field(default_factory=dict)  # key → (step, value), as stored
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -33,8 +33,8 @@ class Seen:
     media: dict[str, int] = field(default_factory=dict)  # key → how many
     artifacts: list[str] | None = None
     tags: list[str] | None = None
-    summary: dict[str, Any] | None = None  # what was assigned to run.summary
-    metrics: dict[str, dict[str, Any]] | None = None  # what was defined: key → {"x": …, "summary": …}
+    summary: dict[str, Any] | None = None  # assigned to run.summary
+    metrics: dict[str, dict[str, Any]] | None = None  # definitions: key → {"x": …, "summary": …}
     alerts: list[str] | None = None  # title and text, as stored
     status: str | None = None
     runs: int = 1
@@ -42,13 +42,13 @@ class Seen:
 
 @dataclass
 class Life:
-    """A run that was played, and what was seen of it at the destination."""
+    """A run played by the contract, and what was read back from the destination."""
 
     folder: Path
     seen: Seen
 
 
-# What a system can hold, beyond numbers with steps. A contract's `holds` names those that apply; the docs' table is made of them.
+# What a system can store beyond numbers with steps. A contract's `holds` lists what applies; the docs' table is built from it.
 CAPABILITIES = {
     "nan": "NaN as itself",
     "inf": "±Inf as themselves",
@@ -81,7 +81,7 @@ _CONFIG = {
 }  # fmt: skip
 
 
-# One run of everything that can be logged: each promise looks at its part of it, so that the library starts once for all.
+# One run that logs everything: each test checks its part, so that the library starts only once.
 _EVERYTHING = """
     import matplotlib.figure, numpy as np, plotly.graph_objects, torch
     run.config.update({config})
@@ -119,19 +119,19 @@ _BACK = [(5, 1.0), (3, 2.0), (5, 3.0), (6, 4.0)]
 
 
 class TrackerContract:
-    """The tests every adapter passes. Names of the tests say what is promised.
+    """The tests every adapter passes. The test names state what is guaranteed.
 
-    The runs they play log figures, so matplotlib and plotly are needed beside the tracker's own library.
+    The runs they play log figures, so matplotlib and plotly are needed in addition to the tracker's own library.
     """
 
     name: ClassVar[str]
     holds: ClassVar[frozenset[str]] = frozenset()
-    reads: ClassVar[bool] = True  # False where the system offers no way to read back offline; then only calls are checked
+    reads: ClassVar[bool] = True  # False if the system cannot be read back offline; then only calls are checked
 
-    # What a subclass says
+    # Provided by subclasses
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Return the offline settings of the library, with everything it writes below `folder`."""
+        """Return the library's offline settings; everything it writes must be below `folder`."""
         del folder
         return {}
 
@@ -142,18 +142,18 @@ class TrackerContract:
 
     @staticmethod
     def read(folder: Path) -> Seen:
-        """Read back what arrived, with the library's own reader. Runs in a process of its own."""
+        """Read back what arrived, with the library's own reader. Runs in its own process."""
         raise NotImplementedError
 
     @staticmethod
     def stored(value: float) -> float:
-        """Return how the system stores a number (TensorBoard: as float32)."""
+        """Return a number as the system stores it (TensorBoard: as float32)."""
         return value
 
-    # How the tests work
+    # Helpers
 
     def play(self, folder: Path, body: str, *, relay: str = "process", **env: str) -> subprocess.CompletedProcess[str]:
-        """Run a script in which `run` is a run that goes to this tracker."""
+        """Run a script in which `run` is a run sent to this tracker."""
         script = f"""
             import fanfold, json, os, signal, sys, time
             kwargs = json.loads({json.dumps(self.kwargs(folder))!r})
@@ -180,9 +180,9 @@ class TrackerContract:
         self, folder: Path, body: str, *arguments: Any, before: str = "", run: str = "r1", remote: str | None = None,
         **kwargs: Any,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """Run a script in which `tracker` is opened as a relay opens it, for the run `run`; `before` comes before that.
+        """Run a script in which `tracker` is opened as a relay opens it, for the run `run`; `before` is executed first.
 
-        With `remote`, what `tracker.remote` was, it continues a remote run.
+        With `remote`, an earlier value of `tracker.remote`, it continues a remote run.
         """
         place = folder / "runs" / "trackers" / self.name
         script = f"""
@@ -210,7 +210,7 @@ class TrackerContract:
 
     @staticmethod
     def dying_relay(folder: Path) -> dict[str, str]:
-        """Return an environment in which a relay is killed right before its first settle, where a repeat could be made."""
+        """Return an environment in which a relay is killed right before its first settle, where a repeat could occur."""
         place = folder / "dying"
         place.mkdir(exist_ok=True)
         (place / "sitecustomize.py").write_text(textwrap.dedent("""
@@ -236,7 +236,7 @@ class TrackerContract:
         return Seen(**json.loads(done.stdout.splitlines()[-1]))
 
     def delivered(self, folder: Path, body: str) -> Seen:
-        """Play a script, check that it and its delivery went well, and read back."""
+        """Play a script, check that it and its delivery succeeded, and read back."""
         done = self.play(folder, textwrap.dedent(body) + "\nrun.finish(timeout=120)\n")
         assert done.returncode == 0, done.stderr
         cursor = next((folder / "runs" / "contract" / "contract-1" / "relay").glob("*.cursor"))
@@ -246,13 +246,13 @@ class TrackerContract:
         return self.seen(folder) if self.reads else Seen()
 
     def _same(self, got: list[Any], wanted: list[tuple[int, float]]) -> bool:
-        """Compare points bit by bit, in the order of steps (repeats in the order of calls)."""
+        """Compare points bit by bit, ordered by step (repeats in call order)."""
         mine = [(step, _bits(self.stored(value))) for step, value in wanted]
         theirs = [(step, _bits(float(value))) for step, value in got]
         return sorted(mine, key=lambda p: p[0]) == sorted(theirs, key=lambda p: p[0])
 
     def everything(self, folder: Path) -> Life:
-        """Play the run of everything and read it back: once per class, in the folder of the first test that asks."""
+        """Play the run that logs everything and read it back: once per class, in the folder of the first test that needs it."""
         known: dict[type, Life] = TrackerContract._lives
         if type(self) not in known:
             config = repr(_CONFIG).replace("nan,", "float('nan'),").replace("inf,", "float('inf'),")
@@ -262,7 +262,7 @@ class TrackerContract:
 
     _lives: ClassVar[dict[type, Life]] = {}
 
-    # The promises
+    # The tests
 
     def test_numbers_arrive_exactly_with_their_steps(self, tmp_path: Path) -> None:
         seen = self.everything(tmp_path).seen
@@ -390,7 +390,7 @@ class TrackerContract:
             assert seen.status == "killed"
 
     def _drained(self, folder: Path, status: str) -> None:
-        """Wait until the relay that outlived its run has closed the remote run as what it was."""
+        """Wait until the relay, which outlives its run, has closed the remote run with this status."""
         import time
 
         folder_of = folder / "runs" / "contract" / "contract-1" / "relay"
@@ -403,7 +403,7 @@ class TrackerContract:
         raise AssertionError(f"the relay did not end: {found}\n{[path.read_text()[-2000:] for path in folder_of.glob('*.log')]}")
 
     def test_a_relay_killed_between_send_and_settle_repeats_nothing(self, tmp_path: Path) -> None:
-        """Unless the adapter says that its system can only be served at least once, as a plain GeneralTracker is."""
+        """Points are sent once, unless the adapter declares at-least-once delivery, as for a plain GeneralTracker."""
         from .trackers.registry import find_class
 
         delivery = getattr(find_class(self.name), "delivery", "at least once")
@@ -424,7 +424,7 @@ class TrackerContract:
         assert seen.runs == 1 or delivery == "at least once"
 
     def test_refused_values_in_a_batch_leave_every_other_value_there_once(self, tmp_path: Path) -> None:
-        """The batch holds media that cannot be converted; nothing before or after them may be sent twice or left out."""
+        """The batch contains media that cannot be converted; no value before or after them may be sent twice or omitted."""
         run = tmp_path / "runs" / "contract" / "contract-1"
         done = self.script(tmp_path, f"""
             import json, time
@@ -491,7 +491,7 @@ class TrackerContract:
 
 
 def support_table(contracts: list[type[TrackerContract]]) -> str:
-    """Return the docs' table of what each system holds, as its contract proves it."""
+    """Return the docs' table of what each system supports, according to its contract."""
     from .trackers.registry import LOGGER_TYPE_TO_CLASS
 
     rows = sorted(contracts, key=lambda contract: contract.name)
@@ -500,7 +500,7 @@ def support_table(contracts: list[type[TrackerContract]]) -> str:
     for contract in rows:
         marks = ["yes" if capability in contract.holds else "no" for capability in CAPABILITIES]
         tracker = LOGGER_TYPE_TO_CLASS[contract.name]
-        deliveries = [getattr(tracker, "delivery", "at least once"), getattr(tracker, "delivery_online", None) or "–"]  # noqa: RUF001 - a dash for "there is no such thing"
+        deliveries = [getattr(tracker, "delivery", "at least once"), getattr(tracker, "delivery_online", None) or "–"]  # noqa: RUF001 - a dash for "not applicable"
         lines.append("| " + " | ".join([f"`{contract.name}`", *marks, *deliveries]) + " |")
     return "\n".join(lines)
 
@@ -510,7 +510,7 @@ def _bits(value: float) -> Any:
 
 
 def _read_for(file: str, name: str, folder: str) -> None:
-    """Run a contract's `read` in this process and print what it saw."""
+    """Run a contract's `read` in this process and print the result."""
     sys.path.insert(0, str(Path(file).parent))  # as pytest does: a contract's file may import helpers beside it
     spec = importlib.util.spec_from_file_location("contract_under_test", file)
     assert spec is not None

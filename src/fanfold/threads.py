@@ -1,4 +1,4 @@
-"""Background threads of a run, which can be stopped one by one as well as with their run."""
+"""Background threads of a run, which can be stopped individually as well as with their run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Background(threading.Thread):
-    """Run `work` on a daemon thread; `stop` calls `end`, which must let `work` return, and waits for it.
+    """A daemon thread that runs `work`; `stop` calls `end`, which must make `work` return, and waits for it.
 
     A run ends its own threads. `stop` is for code that cleans up threads it did not start, as Lightning's test suite does.
     """

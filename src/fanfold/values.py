@@ -1,10 +1,10 @@
-"""What may be logged, and how a call is split: numbers, texts, media, and numbers still on a device.
+"""Loggable values, and how a call is split: numbers, texts, media, and numbers still on a device.
 
-A value may do anything when it is looked at (raise, contain itself, lie about its type). Each is looked at by itself, so
-that a bad one costs only itself: it is refused, and the other values of the call are recorded.
+Reading a value may do anything (raise, recurse into itself, lie about its type). Each is read separately, so that a bad
+value is rejected alone and the other values of the call are recorded.
 
-Nothing heavy is imported: a numpy, torch or JAX value is known by its type's module, and those libraries are in the
-process already when one arrives.
+Nothing heavy is imported: numpy, torch and JAX values are recognised by their type's module, and those libraries are
+already loaded when such a value arrives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .errors import ValueRefused, clean_text, describe, notices, outcome, readin
 
 LONG_TEXT = 1 << 16
 MAX_DEPTH = 64  # levels of nested mappings
-MAX_VALUES = 1 << 19  # of one call
+MAX_VALUES = 1 << 19  # per call
 _I64 = range(-(1 << 63), 1 << 63)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _short = reprlib.Repr().repr
@@ -28,7 +28,7 @@ _codes: dict[type, str | None] = {float: "d", int: "q", bool: "?"}
 
 
 def code_of(kind: type) -> str | None:
-    """Return how a number of this type is packed: d (f64), q (i64), ? (bool); None if it is not a plain number."""
+    """Return the packing code of a number type: d (f64), q (i64), ? (bool); None if it is not a plain number."""
     if kind not in _codes:
         _codes[kind] = _find_code(kind)
     return _codes[kind]
@@ -48,16 +48,16 @@ def _find_code(kind: type) -> str | None:
 
 @dataclass
 class Parts:
-    """One call's values by what they are."""
+    """The values of one call, grouped by kind."""
 
     numbers: dict[str, Any] = field(default_factory=dict)
     types: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     media: dict[str, Any] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
-    plain: bool = True  # numbers under their own keys and nothing else: the fast path can take the next such call
-    direct: bool = True  # every value is under its own key as it came: nothing nested, renamed or refused
-    signature: tuple[Any, ...] = ()  # the keys and the types of the values, as the fast path looks them up
+    plain: bool = True  # only numbers under their own keys: the fast path can take the next such call
+    direct: bool = True  # every value is under its original key: nothing nested, renamed or rejected
+    signature: tuple[Any, ...] = ()  # the keys and value types, as the fast path looks them up
 
     def add_number(self, key: str, value: Any, code: str) -> None:
         if code == "q":
@@ -75,7 +75,7 @@ class Parts:
         self.types.append(code)
 
     def drop_earlier(self, key: str) -> None:
-        """Let the last value count where a call spells a key twice: {"a/b": 1, "a": {"b": 2}}."""
+        """Keep only the last value if a call contains a key twice: {"a/b": 1, "a": {"b": 2}}."""
         places: tuple[dict[str, Any], ...] = (self.numbers, self.texts, self.media, self.device)
         if not any(key in found for found in places):
             return
@@ -96,14 +96,14 @@ def _float(value: Any) -> float:
 
 
 def text_of(value: Any) -> str:
-    """Return str(value) as a plain str that UTF-8 can hold; the name of its type where that fails."""
-    # A container that holds itself over and over has no end as a text.
+    """Return str(value) as a plain str that can be encoded as UTF-8; the name of its type if that fails."""
+    # A container that contains itself repeatedly would give an endless text.
     text, error = reading(lambda: clean_text("".join((_short(value) if isinstance(value, _CONTAINERS) else str(value),))))
     return f"<{type_name(value)}>" if error or text is None else text
 
 
 class Leaf(NamedTuple):
-    """One value of a call; `refused` says why it cannot be logged."""
+    """One value of a call; `refused` is the reason it cannot be logged."""
 
     key: str
     value: Any
@@ -112,7 +112,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(items: list[tuple[Any, Any]]) -> Iterator[Leaf]:
-    """Yield the values of a call, those of nested mappings under keys joined by `/`."""
+    """Yield the values of a call; keys of nested mappings are joined by `/`."""
     left = MAX_VALUES
     stack: list[tuple[str, Iterator[tuple[Any, Any]], Any]] = [("", iter(items), None)]
     while stack and left:
@@ -141,12 +141,12 @@ def leaves(items: list[tuple[Any, Any]]) -> Iterator[Leaf]:
 
 
 def flatten(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of nested mappings, keys joined by `/`."""
+    """Yield (key, value) pairs of nested mappings, keys joined by `/`."""
     return ((leaf.key, leaf.value) for leaf in leaves(items_of(values)))
 
 
 def check_mapping(values: Any) -> None:
-    """Raise the one error that log() keeps under every setting: it was not given a dict."""
+    """Raise TypeError if log() was not given a dict: the only error it raises under every setting."""
     if not outcome(lambda: isinstance(values, Mapping))[0]:
         raise TypeError(
             f"log() takes a dict of values, not {type_name(values).removeprefix('builtins.')}. Nothing was logged. "
@@ -155,10 +155,10 @@ def check_mapping(values: Any) -> None:
 
 
 def items_of(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return a mapping's items at one moment: another thread may be changing it, and it may have no end."""
+    """Return a snapshot of a mapping's items: another thread may be changing it, and it may be endless."""
     for _ in range(3):
         found, error = outcome(lambda: list(itertools.islice(values.items(), MAX_VALUES)))
-        if not isinstance(error, RuntimeError):  # it changed size while it was read
+        if not isinstance(error, RuntimeError):  # it changed size while being read
             break
     if error is not None or found is None:
         raise error or TypeError("a mapping without items")
@@ -166,7 +166,7 @@ def items_of(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def split(values: Mapping[Any, Any], *, strict: bool = False) -> Parts:
-    """Split a call. A value that cannot be logged is warned about once per (key, type), or raised under `strict`."""
+    """Split a call. A value that cannot be logged gives one warning per (key, type), or raises under `strict`."""
     check_mapping(values)
     items = items_of(values)
     parts = Parts(signature=(*(key for key, _ in items), *(type(value) for _, value in items)))
@@ -191,7 +191,7 @@ def split(values: Mapping[Any, Any], *, strict: bool = False) -> Parts:
 
 
 def _sort(parts: Parts, key: str, value: Any) -> str:
-    """Put a value where it belongs; return why it cannot be logged, if it cannot."""
+    """Add a value to its group; return the reason if it cannot be logged."""
     code = code_of(type(value))
     if code is not None:
         parts.add_number(key, value, code)
@@ -244,7 +244,7 @@ def _sort_tensor(parts: Parts, key: str, value: Any) -> str:
         return ""
     try:
         return _sort_item(parts, key, value.item())
-    except RuntimeError as error:  # functorch and fake tensors have no value to give
+    except RuntimeError as error:  # functorch and fake tensors have no value
         return f"it has no value now ({error})".replace("\n", " ")
 
 

@@ -1,1 +1,1 @@
-"""What a run knows about itself: machine, code, command line and packages, with secrets masked."""
+"""Facts about a run: machine, code, command line and packages, with secrets masked."""

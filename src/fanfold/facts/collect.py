@@ -1,7 +1,7 @@
-"""What a run knows of itself: command, code, packages, node and devices, read once beside training and masked.
+"""Facts about a run: command, code, packages, node and devices, collected once in the background and masked.
 
-It runs in a thread of the training process, so it imports nothing heavy, waits in system calls rather than in Python,
-and a part that cannot be read is left out instead of failing the rest.
+It runs in a thread of the training process, so it imports nothing heavy and waits in system calls rather than in Python.
+A fact that cannot be read is left out instead of failing the rest.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _PREFIXES = ("NCCL_", "PYTORCH_", "TORCH_", "TORCHELASTIC_", "CUBLAS_", "CUDNN_"
 
 
 def gather(*, argv: Sequence[str] | None = None, cwd: str | os.PathLike[str] | None = None) -> dict[str, object]:
-    """Gather what this process knows of itself as plain data, free of secrets; a part that cannot be read is absent.
+    """Return facts about this process as plain data without secrets; a fact that cannot be read is absent.
 
-    `argv` is the command line with its interpreter, `cwd` the folder whose repository counts. Without `cwd` it is the
-    repository of the script, else the one of the working folder. The patch is not in here: see `git.patch`.
+    `argv` is the command line including the interpreter, `cwd` the folder whose repository is described. Without `cwd` it is
+    the repository of the script, else of the working directory. The patch is not included: see `git.patch`.
     """
     words = list(sys.orig_argv if argv is None else argv)
     facts = _read(
@@ -66,7 +66,7 @@ def gather(*, argv: Sequence[str] | None = None, cwd: str | os.PathLike[str] | N
 
 
 def environment() -> dict[str, object]:
-    """Read what a model file may tell of where it was made: repository, packages, node and devices."""
+    """Return the facts that are stored in a model file: repository, packages, node and devices."""
     return _read(
         {
             "git": lambda: git.describe(_code_folders(sys.orig_argv, None), entry_script()),
@@ -88,7 +88,7 @@ def _read(readers: Mapping[str, Callable[[], object]]) -> dict[str, object]:
 
 
 def _script(argv: Sequence[str]) -> str:
-    """Name the entry: a path, `-m module`, `-c`, the notebook's path (or `notebook`), or `interactive`."""
+    """Return the entry point: a path, `-m module`, `-c`, the notebook's path (or `notebook`), or `interactive`."""
     if _in_notebook():
         main = vars(sys.modules["__main__"])
         return str(main.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME") or "notebook")
@@ -106,7 +106,7 @@ def _script(argv: Sequence[str]) -> str:
 
 
 def entry_script() -> str | None:
-    """Return the file this process runs, also one started by `-m`; None for a notebook, a prompt or an installed program."""
+    """Return the file this process runs, also if started with `-m`; None for a notebook, a prompt or an installed program."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if not isinstance(file, str) or _in_notebook() or not Path(file).is_file():
         return None
@@ -114,7 +114,7 @@ def entry_script() -> str | None:
 
 
 def _in_notebook() -> bool:
-    """Tell whether a kernel runs this code; libraries import ipykernel in plain programs, too."""
+    """Return whether a kernel runs this code; libraries import ipykernel in plain programs, too."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
@@ -125,12 +125,12 @@ def _python() -> dict[str, object]:
 
 
 def _variables() -> dict[str, str]:
-    # Name by name: training may set or remove one in this moment, which breaks a plain copy.
+    # Name by name: another thread may set or remove a variable at any moment, which breaks a plain copy.
     return {name: os.environ.get(name, "") for name in list(os.environ)}
 
 
 def _environment(environment: Mapping[str, str]) -> object:
-    """Keep the variables that change how training runs; anything else may be private and is not looked at."""
+    """Return the variables that affect how training runs; all others may be private and are not read."""
     return mask({k: v for k, v in sorted(environment.items()) if k in _VARIABLES or k.startswith(_PREFIXES)})
 
 
@@ -142,7 +142,7 @@ def _user() -> str:
 
 
 def _time_zone() -> str:
-    """Name the zone as in `Europe/Berlin`, else by its offset."""
+    """Return the time zone's name, such as `Europe/Berlin`, else its offset."""
     _, _, zone = os.path.realpath("/etc/localtime").partition("zoneinfo/")
     return os.environ.get("TZ", "").lstrip(":") or zone or time.strftime("UTC%z")
 
@@ -151,7 +151,7 @@ _PACKAGE = re.compile(r"([^-~][^-]*(?:-[^-\d][^-]*)*)-([^-]+?)(?:-py\d[^/]*)?\.(
 
 
 def packages(path: Sequence[str]) -> dict[str, str]:
-    """Read installed packages and versions from folder names alone, milliseconds where importlib.metadata takes 100."""
+    """Return installed packages and versions from folder names only: milliseconds, where importlib.metadata takes 100."""
     found: dict[str, str] = {}
     for folder in dict.fromkeys(path):
         for entry in _info_folders(folder):
@@ -164,7 +164,7 @@ def _info_folders(folder: str) -> Iterator[str]:
     try:
         with os.scandir(folder or ".") as entries:
             names = [entry.name for entry in itertools.islice(entries, FOLDER_NAMES)]
-    except OSError:  # a zip, or a folder that is not there
+    except OSError:  # a zip, or a missing folder
         return iter(())
     return (name for name in names if name.endswith((".dist-info", ".egg-info")) and not name.startswith("~"))
 
@@ -176,7 +176,7 @@ def _package(folder: str, entry: str) -> tuple[str, str]:
 
 
 def _egg_version(egg: Path) -> str:
-    """Read the version of a `setup.py develop` install, whose folder name does not tell it."""
+    """Return the version of a `setup.py develop` install, whose folder name does not include it."""
     info = head_of(egg / "PKG-INFO") or head_of(egg)
     match = re.search(r"^Version: *(.+)$", info, re.MULTILINE)
     return match[1].strip() if match else ""
@@ -206,7 +206,7 @@ def _os_name() -> str:
 def _cpu_model() -> str:
     if sys.platform == "darwin":
         return (read_from(["sysctl", "-n", "machdep.cpu.brand_string"]) or b"").decode().strip()
-    # The head tells: the whole file is long, and slow to make, on a node of hundreds of cores.
+    # Only the head: on a node with hundreds of cores the whole file is long, and slow to generate.
     match = re.search(r"^(?:model name|Model|cpu model)\s*: *(.+)$", head_of(Path("/proc/cpuinfo")), re.MULTILINE)
     return match[1].strip() if match else ""
 
@@ -221,7 +221,7 @@ def _in_container() -> bool:
 
 def _gpus() -> list[dict[str, object]]:
     if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
-        return []  # no driver: the library would cost 20 ms to import and find nothing
+        return []  # no driver: importing the library would take 20 ms and find nothing
     try:
         import pynvml
     except ImportError:
@@ -251,14 +251,14 @@ def _gpu(nvml: Any, index: int, driver: str) -> dict[str, object]:
 
 
 def _plain(text: str | bytes) -> str:
-    return text.decode("utf-8", "replace") if isinstance(text, bytes) else text  # older libraries answer in bytes
+    return text.decode("utf-8", "replace") if isinstance(text, bytes) else text  # older libraries return bytes
 
 
 def _torch() -> dict[str, object] | None:
-    """Describe torch where the user has imported it: attributes only, so that CUDA is not touched."""
+    """Describe torch if the user has imported it; reads attributes only, so that CUDA is not touched."""
     torch = sys.modules.get("torch")
     version = getattr(torch, "version", None)
-    if version is None:  # absent, or being imported right now by another thread
+    if version is None:  # absent, or being imported by another thread
         return None
     names = {"version": "__version__", "cuda": "cuda", "hip": "hip", "git": "git_version", "debug": "debug"}
     facts = {name: getattr(version, attribute, None) for name, attribute in names.items()}
@@ -270,7 +270,7 @@ def _code_folders(argv: Sequence[str], cwd: str | os.PathLike[str] | None) -> li
         return [os.fspath(cwd)]
     folders = []
     script = Path(_script(argv))
-    # A console script lies in the environment's bin folder, and says nothing about whose code it runs.
+    # A console script is in the environment's bin folder, which says nothing about whose code it runs.
     if script.is_file() and not script.resolve().is_relative_to(sys.prefix):
         folders.append(str(script.resolve().parent))
     with guard("find the working folder"):

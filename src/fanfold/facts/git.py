@@ -1,6 +1,6 @@
-"""The repository a run's code comes from: commit, branch, remote, and the patch of what was not committed.
+"""The repository a run's code comes from: commit, branch, remote, and the patch of uncommitted changes.
 
-git runs as a subprocess with a short timeout, no prompt, no pager and no hook; where it cannot run, its files are read.
+git runs as a subprocess with a short timeout and without prompts, pager or hooks; if it cannot run, its files are read.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def _repository(folder: str, script: str | None) -> dict[str, object] | None:
     """Describe the work tree around `folder`: commit, branch, remote, dirty, root; None outside one.
 
     `dirty` means that the commit is not the code that runs: tracked files have changed, source files (or the script) are not
-    tracked, or there is no commit yet. It is None where git is not installed, is too slow or will not open another user's
-    repository: the rest is then read from its files. `commit` is None before the first one, `branch` on a detached head.
+    tracked, or there is no commit yet. It is None if git is not installed, is too slow or refuses to open another user's
+    repository; the rest is then read from its files. `commit` is None before the first commit, `branch` on a detached HEAD.
     """
     root = _line(_run_git(folder, "rev-parse", "--show-toplevel"))
     if not root:
@@ -66,18 +66,18 @@ def _described(root: str, *, commit: str | None, branch: str | None, remote: str
 
 
 def _remote(urls: str) -> str:
-    """Choose origin, else the first, from lines of `remote.NAME.url URL`."""
+    """Return the URL of origin, else of the first remote, from lines of `remote.NAME.url URL`."""
     remotes = dict(line.split(" ", 1) for line in urls.splitlines() if " " in line)
     return remotes.get("remote.origin.url") or next(iter(remotes.values()), "")
 
 
 def _by_hand(folder: str) -> dict[str, object] | None:
-    """Read commit and branch from the repository's files, for containers that lack git or mount another's checkout."""
+    """Read commit and branch from the repository's files, for containers without git or with another user's checkout."""
     start = Path(folder).absolute()
     root = next((at for at in (start, *start.parents) if head_of(at / ".git") or (at / ".git" / "HEAD").is_file()), None)
     if root is None:
         return None
-    link = head_of(root / ".git")  # a file in worktrees and submodules, a folder elsewhere
+    link = head_of(root / ".git")  # a file in worktrees and submodules, otherwise a folder
     folder_of_head = root / link[8:].strip() if link.startswith("gitdir: ") else root / ".git"
     shared = folder_of_head / (head_of(folder_of_head / "commondir").strip() or ".")
     head = head_of(folder_of_head / "HEAD").strip()
@@ -107,18 +107,18 @@ _PRIVATE = re.compile(
 def patch(root: str | os.PathLike[str], limit: int = PATCH_LIMIT) -> tuple[bytes, bool]:
     """Return the uncommitted changes under `root`, masked, and whether they were cut to `limit` bytes.
 
-    First the names of untracked files, as comments, then the patch of tracked files against HEAD, which `git apply`
-    takes. Binary files are named by their hashes only: a secret in packed bytes could not be masked. Files whose name
-    says that they hold secrets (`.env`, `*.pem`…) are named without their content. Empty where git cannot tell.
+    First come the names of untracked files, as comments, then the patch of tracked files against HEAD, which `git apply`
+    accepts. Binary files are given by their hashes only, because a secret in compressed bytes could not be masked. Files whose
+    name suggests secrets (`.env`, `*.pem`…) are listed without their content. Empty if git cannot run.
     """
     folder = os.fspath(root)
     notes = _untracked(folder)
     base = _line(_run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"))
-    base = base or _line(_run_git(folder, "hash-object", "-t", "tree", os.devnull))  # no commit yet: all is new
+    base = base or _line(_run_git(folder, "hash-object", "-t", "tree", os.devnull))  # no commit yet: everything is new
     diff = _run_git(folder, *_DIFF, base, "--", limit=limit + 1) if base else None
     raw = diff or b""
     cut = len(raw) > limit
-    # Whole lines only, before masking: half a token has no shape to be known by.
+    # Cut to whole lines before masking: half a token would not be recognised.
     text = _whole_lines(raw, limit).decode("utf-8", "surrogateescape")
     masked = "".join([notes, *map(_mask_file, _by_file(text))]).encode("utf-8", "surrogateescape")
     return _whole_lines(masked, limit), cut or len(masked) > limit
@@ -129,10 +129,10 @@ _DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--full-index",
 
 
 def sources(root: str | None, script: str | None) -> tuple[list[tuple[str, bytes]], int]:
-    """Return the source files that no commit has, masked, by their path below `root`, and how many more were left out.
+    """Return the source files that are in no commit, masked, by their path below `root`, and how many were left out.
 
-    The script comes first, which is all there is outside a repository; then the untracked files that are code by their name and
-    are not ignored. Each is at most SOURCE_SIZE long; all together have SOURCE_FILES and SOURCE_BYTES at most. Never data.
+    The script comes first, and is the only file outside a repository; then untracked files with a source-code extension that
+    are not ignored. Each file is limited to SOURCE_SIZE, all together to SOURCE_FILES and SOURCE_BYTES. Never data.
     """
     names = _untracked_sources(root, script) if root else [os.path.abspath(script)] if script else []  # noqa: PTH100 - a text
     kept: list[tuple[str, bytes]] = []
@@ -144,13 +144,13 @@ def sources(root: str | None, script: str | None) -> tuple[list[tuple[str, bytes
 
 
 def _untracked_sources(root: str, script: str | None) -> list[str]:
-    """Return the names of source files that git does not track: the script first, even an ignored one, then those not ignored."""
-    endings = [f"*{ending}" for ending in _CODE if ending != ".ipynb"]  # notebooks hold their outputs, which are data
+    """Return the source files that git does not track: the script first, even if ignored, then those not ignored."""
+    endings = [f"*{ending}" for ending in _CODE if ending != ".ipynb"]  # notebooks contain their outputs, which are data
     listed = _run_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *endings) or b""
     found = [name for name in os.fsdecode(listed).split("\0") if name]
     if script and Path(script).resolve().is_relative_to(Path(root).resolve()):
         own = str(Path(script).resolve().relative_to(Path(root).resolve()))
-        # An answer from git, or the script counts as tracked: where git fails, nothing is said about it.
+        # If git fails, the script counts as tracked: nothing is claimed without an answer.
         tracked = _run_git(root, "ls-files", "-z", "--", f":(literal){own}")
         if tracked == b"":
             found = [own, *(name for name in found if name != own)]
@@ -158,7 +158,7 @@ def _untracked_sources(root: str, script: str | None) -> list[str]:
 
 
 def _source(file: Path) -> bytes | None:
-    """Return a source file with its secrets masked; None if it is too long, not a plain file of text, or named as a secret."""
+    """Return a source file, masked; None if it is too long, not a plain text file, or its name suggests secrets."""
     if _PRIVATE.search(str(file)) or file.is_symlink() or not file.is_file():
         return None
     try:
@@ -202,7 +202,7 @@ def _line(output: bytes | None) -> str:
 
 
 def _run_git(folder: str, *arguments: str, limit: int = PATCH_LIMIT) -> bytes | None:
-    """Run git quietly: no locks, prompts, pagers, hooks, monitors or network; None where it fails or is too slow."""
+    """Run git without locks, prompts, pagers, hooks, monitors or network; return None if it fails or is too slow."""
     settings = ("core.fsmonitor=false", "core.quotepath=false", "core.hooksPath=/dev/null", "core.untrackedCache=false")
     options = [word for setting in settings for word in ("-c", setting)]
     drop = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
@@ -210,7 +210,7 @@ def _run_git(folder: str, *arguments: str, limit: int = PATCH_LIMIT) -> bytes | 
     environment |= {
         "GIT_OPTIONAL_LOCKS": "0",
         "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ALLOW_PROTOCOL": "none",  # a partial clone would fetch what it lacks
+        "GIT_ALLOW_PROTOCOL": "none",  # otherwise a partial clone would fetch missing objects
         "GIT_NO_LAZY_FETCH": "1",
         "LC_ALL": "C",
     }
@@ -218,7 +218,7 @@ def _run_git(folder: str, *arguments: str, limit: int = PATCH_LIMIT) -> bytes | 
 
 
 def read_from(command: Sequence[str], environment: Mapping[str, str] | None = None, limit: int = PATCH_LIMIT) -> bytes | None:
-    """Run a command for at most GIT_SECONDS and return up to `limit` bytes of its output; None where it failed."""
+    """Run a command for at most GIT_SECONDS and return up to `limit` bytes of its output; None if it failed."""
     try:
         process = subprocess.Popen(
             command,
@@ -226,7 +226,7 @@ def read_from(command: Sequence[str], environment: Mapping[str, str] | None = No
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that its children can be ended with it
+            start_new_session=True,  # so that its children can be killed with it
         )
     except OSError:  # not installed, or the folder is gone
         return None
@@ -239,7 +239,7 @@ def read_from(command: Sequence[str], environment: Mapping[str, str] | None = No
 
 
 def _drain(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[bytes, bool]:
-    """Read until the end, the limit or the deadline; say whether the end came."""
+    """Read until the end, the limit or the deadline; return the output and whether the end was reached."""
     stream = process.stdout
     parts: list[bytes] = []
     with selectors.DefaultSelector() as selector:

@@ -1,6 +1,6 @@
-"""Secrets never reach a journal: configs, environments, command lines and patches pass through here first.
+"""Secret masking: configs, environments, command lines and patches are masked here before they reach a journal.
 
-A run directory is copied, shared and uploaded, so a secret is replaced before it is written, not when it is shown.
+A run directory is copied, shared and uploaded, so secrets are replaced before they are written, not when they are shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VENDORS = (
     "hf|hub|hugging_?face|git_?hub|git_?lab|slack|discord|telegram|wandb|comet|neptune|clearml|swanlab|dagshub|mlflow|openai|anthropic"
     "|cohere|aws|azure|gcp|google|npm|pypi|docker|registry|vault|sentry|databricks|replicate|pinecone|kaggle"
 )
-# Names that mean a secret, whatever the value looks like: a password may be any word.
+# Names of secrets, whatever the value looks like: a password may be any word.
 _STRONG = re.compile(
     r"(?:passw(?:or)?d|passphrase|secrets?|credentials?|apikeys?)(?:_?\d+)?$|(?:^|[_.])pwd$"
     r"|(?:db|user|smtp|ssh|proxy|admin|root|ftp|mail|imap|sql|redis|postgres)_?pass$"
@@ -36,13 +36,13 @@ _STRONG = re.compile(
     r"|(?:api|access|auth|private|account|ssh|signing|encryption|secret)_?keys?(?:_id)?$"
     rf"|(?:{_VENDORS}|api|access|auth|refresh|bearer|session|security|oauth|deploy|write|bot)_?tokens?$"
 )
-# Names that mean a secret only where the value looks like one: `license_key`, `login.token`, `password_hash`.
+# Names of secrets only if the value looks like one: `license_key`, `login.token`, `password_hash`.
 _WEAK = re.compile(
     r"(?:^|[_.])(?:token|pass|pwd|pw|auth|pin)$"
     rf"|(?:{_VENDORS}|license|master|session|client|service|server|shared|storage|subscription|hmac|jwt|aes|webhook|deploy)_?key$"
     r"|(?:^|[_.])(?:secret|password|passwd|credential)s?[_.]"
 )
-# Words of a tokenizer and of a database, which a config is full of.
+# Common words of tokenizers and databases, which configs are full of.
 _HARMLESS = re.compile(
     r"(?:^|[_.])(?:bos|eos|bot|eot|pad|unk|sep|cls|mask|stop|start|begin|end|first|last|next|new|prev|special|image|audio|video|vision|"
     r"fim|prefix|suffix|middle|prompt|system|user|assistant|tool|think|sentinel|fill|boundary|newline|class|per|extra|control|image_pad)"
@@ -57,64 +57,64 @@ _NOTHING = re.compile(
 _PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\][\w./\\ -]*|[\w./-]+\.(?:json|ya?ml|toml|pem|key|txt|pub|crt|env)")
 _NAME_WITH_SLASHES = re.compile(r"[\w.-]+(?:/[\w.-]{1,24})+")  # meta-llama/Llama-3-8B
 _FILES = re.compile(r"(?:credentials?|secrets|(?:private|ssh|signing|encryption)_?keys?|cookie)$")  # often the path of a file
-_PWD = re.compile(r"(?:^|\.)pwd$")  # a password or the working directory: a value that begins as a path does is the latter
+_PWD = re.compile(r"(?:^|\.)pwd$")  # a password or the working directory: the latter if the value begins like a path
 _BEGINS_AS_PATH = re.compile(r"[/\\~.$`]|[A-Za-z]:[/\\]")
 _MADE_BY_HAND = re.compile(r"(?:[A-Za-z]+|\d{1,4}|[A-Za-z]+\d{1,2}|\d{1,3}[A-Za-z]{1,2})?")
 _USER_AND_PASSWORD = re.compile(r"[^\s:/]+:[^\s:/][^\s/]*")
 
 
 def is_secret(key: str) -> bool:
-    """Tell whether a key, option or variable of this name holds a secret."""
+    """Return whether a key, option or variable of this name may contain a secret."""
     return _level(key) > 0
 
 
 def mask(value: object, key: str | None = None) -> object:
-    """Copy `value` as plain JSON-like data, with every secret replaced by `***`; the input is not changed.
+    """Return a copy of `value` as plain JSON-like data, with every secret replaced by `***`.
 
-    Strings are first searched for the shapes of known tokens, wherever they are (`mask_text`). Under a name that means a
-    secret (password, client_secret, api_key, hub_token, Authorization…) every text is replaced that is not a switch, a
-    placeholder or the path of a file, and numbers, too. Under a name that may mean one (token, license_key…) a text is replaced
-    only where it looks random: `text_key`, `pad_token` and `eval_token: 4096` stay. None and bools always stay. Tuples and sets
-    become lists, dataclasses and namespaces become dicts, other objects their text.
+    Strings are first searched for known token formats, wherever they occur (`mask_text`). Under the name of a secret
+    (password, client_secret, api_key, hub_token, Authorization…) numbers are replaced, and every text except switches,
+    placeholders and file paths. Under a name that may be one (token, license_key…) a text is replaced only if it looks random:
+    `text_key`, `pad_token` and `eval_token: 4096` stay. None and bools always stay. Tuples and sets become lists, dataclasses
+    and namespaces become dicts, other objects their text.
     """
     return _mask(value, key or "", ())
 
 
 def mask_argv(argv: Sequence[str]) -> list[str]:
-    """Copy a command line with secrets replaced: `--api-key X`, `--pass=X`, `--auth user:X`, `NAME_TOKEN=X`, and any in the text.
+    """Mask secrets in a command line: `--api-key X`, `--pass=X`, `--auth user:X`, `NAME_TOKEN=X`, and any inside its words.
 
-    Other short options than `-u user:X` are not known by name: `-p X` stays.
+    Short options other than `-u user:X` are not recognised: `-p X` stays.
     """
     return [str(word) for word in _sequence([_word(str(word)) for word in argv], "", ())]
 
 
 @functools.lru_cache(maxsize=4096)
 def _level(key: str) -> int:
-    """Rate a name: 0 harmless, 1 secret where the value looks like one (`login.token`), 2 secret (`password`)."""
+    """Rate a name: 0 harmless, 1 secret if the value looks like one (`login.token`), 2 secret (`password`)."""
     name = _HUMPS.sub("_", key).translate(_SEPARATORS).lower()
     if (_STRONG.search(name) and key != "PWD") or key in _OPTIONS:  # PWD is the shell's working directory
         return 2
     if _HARMLESS.search(name) or not _WEAK.search(name):
         return 0
-    return 2 if key.isupper() and name.endswith("_token") else 1  # MY_TOKEN: a variable of the environment
+    return 2 if key.isupper() and name.endswith("_token") else 1  # MY_TOKEN: an environment variable
 
 
 def _hides(text: str, key: str) -> bool:
-    """Return whether a text is the secret that its name promises."""
+    """Return whether a text is a secret, given its name."""
     level = _level(key)
     if not level or not text or _NOTHING.fullmatch(text):
         return False
     if _PWD.search(key.lower()) and _BEGINS_AS_PATH.match(text):
         return False
     if level > 1:
-        return not (_FILES.search(key.lower()) and _PATH.fullmatch(text))  # elsewhere a slash is part of the secret
+        return not (_FILES.search(key.lower()) and _PATH.fullmatch(text))  # for other names a slash is part of the secret
     if key.lower().endswith("auth") and _USER_AND_PASSWORD.fullmatch(text):
         return True
     return _looks_random(text)
 
 
 def _looks_random(text: str) -> bool:
-    """Return whether nobody would have thought of this text: letters and digits mixed, or long and in both cases."""
+    """Return whether a text looks generated: letters and digits mixed, or long and in mixed case."""
     if not 6 <= len(text) <= 10_000 or any(map(str.isspace, text)) or text[0] in "<[{$%/~.":
         return False
     if _PATH.fullmatch(text) or _NAME_WITH_SLASHES.fullmatch(text):
@@ -149,7 +149,7 @@ def _empty(value: object) -> bool:
 
 
 def _string(value: str, key: str) -> str:
-    # str.__str__ undoes subclasses; a lone surrogate cannot be encoded, so it would make the whole frame unwritable.
+    # str.__str__ undoes subclasses; a lone surrogate cannot be encoded and would make the whole frame unwritable.
     text = str.__str__(value)
     if _hides(text, key):
         return MASKED
@@ -165,7 +165,7 @@ def _container(value: object, key: str, parents: tuple[int, ...]) -> object:
     copy: object = f"<{type(value).__qualname__}>"
     with guard("read a value of the configuration"):
         copy = _read(value, key, (*parents, id(value)))
-    return copy  # noqa: RET504 - guard swallows, so the first value may still stand
+    return copy  # noqa: RET504 - guard swallows errors, so the first value may still be set
 
 
 def _read(value: object, key: str, parents: tuple[int, ...]) -> object:
@@ -178,10 +178,10 @@ def _read(value: object, key: str, parents: tuple[int, ...]) -> object:
 
 
 def _pairs(value: object) -> Iterable[tuple[object, object]] | None:
-    """Read what has named parts as pairs, so that the names can tell what is secret."""
+    """Return the named parts of an object as pairs, so that the names can show what is secret."""
     if isinstance(value, Mapping):
         return value.items()
-    if isinstance(value, types.SimpleNamespace) or type(value).__name__ == "Namespace":  # argparse's, not imported for it
+    if isinstance(value, types.SimpleNamespace) or type(value).__name__ == "Namespace":  # argparse's, without importing it
         return vars(value).items()
     kind = type(value)
     if dataclasses.is_dataclass(kind):
@@ -194,7 +194,7 @@ def _pairs(value: object) -> Iterable[tuple[object, object]] | None:
 
 
 def _text(value: object) -> str:
-    """Put any other object into words, without waiting for a device to print its numbers."""
+    """Return any other object as text, without waiting for a device to print its values."""
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -206,7 +206,7 @@ def _text(value: object) -> str:
 
 
 def _mapping(values: Mapping[object, object], key: str, parents: tuple[int, ...]) -> dict[str, object]:
-    # {"name": "HF_TOKEN", "value": "…"}: how container specs write an environment.
+    # {"name": "HF_TOKEN", "value": "…"}: the environment in container specs.
     label = values.get("name", values.get("key"))
     owner = label if isinstance(label, str) and is_secret(label) else ""
     inherited = key if _level(key) else ""
@@ -219,7 +219,7 @@ def _mapping(values: Mapping[object, object], key: str, parents: tuple[int, ...]
 
 
 def _sequence(values: Iterable[object], key: str, parents: tuple[int, ...]) -> list[object]:
-    """Mask each item; after `--api-key`, and in a pair such as ("Authorization", "…"), the first names the second."""
+    """Mask each item; after `--api-key`, and in a pair such as ("Authorization", "…"), the first item names the second."""
     items = list(values)
     pair = len(items) == 2 and all(isinstance(item, str) for item in items)
     out: list[object] = []
@@ -234,7 +234,7 @@ def _sequence(values: Iterable[object], key: str, parents: tuple[int, ...]) -> l
 
 
 def _word(word: str) -> str:
-    """Mask all that follows `NAME_TOKEN=` in one word of a command line, spaces included."""
+    """Mask everything after `NAME_TOKEN=` in one word of a command line, including spaces."""
     name, equals, value = word.partition("=")
     return f"{name}={MASKED}" if equals and _NAME.fullmatch(name) and _hides(value, name) else word
 
@@ -242,10 +242,10 @@ def _word(word: str) -> str:
 _NAME = re.compile(r"[-+~]{0,2}[\w./@-]+")
 _HEX40 = re.compile(r"\b[0-9a-f]{40}\b")
 _HEX_NAMES = re.compile(r"wandb|dagshub|cohere")
-# `wandb.login(key="…")`: forty hex digits are a git commit everywhere else.
+# `wandb.login(key="…")`: anywhere else, forty hex digits are a git commit.
 _WANDB = re.compile(r"(wandb[^\n]{0,80}?)\b[0-9a-f]{40}\b")
 _PEM = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-# The password runs to the last @ of the authority; one with a bare / in it is taken too, unless it is a port.
+# The password extends to the last @ of the authority; one with a bare / is included too, unless it is a port.
 _URL = re.compile(r'(://[^\s/?#:@"<>\[]*:)(?:[^\s/?#"<>]*|(?!\d{1,5}[/?#])[^\s"<>@]{0,200})@')
 _URL_USER = re.compile(r"(://)[\w-]{20,}(?=(?::\*\*\*)?@)")
 _SIGNED = re.compile(
@@ -257,13 +257,13 @@ _PW = re.compile(r"(--pw(?:[ \t]{1,20}|=))[^\s-]\S*")
 _BASIC = re.compile(r"((?:\s-u|--user|--auth)[ \t=]{1,20}[^\s:'\"/]{1,64}:)(?!\d+(?:\s|$)|//)[^\s'\"]+")
 _AZURE = re.compile(r"(?<![\w~.-])[\w.-]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])")
 _TELEGRAM = re.compile(r"(?:(?<![\w:])|(?<=/bot))\d{8,10}:AA[\w-]{30,40}(?![\w-])")
-# Discord's bots: their number in base64, a time and a signature. Digits have few letters in base64, so no other text is taken.
+# Discord bots: their number in base64, a time and a signature. Base64 of digits uses few letters, so no other text matches.
 _DISCORD = re.compile(
     r"[MNO](?<![\w.-].)[DTjz][AEIMQUYcgk][w-z0-5](?:[MNO][DTjz][AEIMQUYcgk][w-z0-5]){4,5}\w{0,3}\.[\w-]{6}\.[\w-]{27,45}(?![\w-])"
 )
 _BEARER = re.compile(r"((?:Bearer|bearer|BEARER)\s{1,4})[\w.~+/=-]{16,}")
-# The published forms of tokens: a fixed beginning, and what follows it.
-_MIXED = r"(?=[\w+/=-]{0,60}?[A-Z])(?=[\w+/=-]{0,60}?\d)"  # a name of words and underscores may begin in the same way
+# Published token formats: a fixed prefix, and what follows it.
+_MIXED = r"(?=[\w+/=-]{0,60}?[A-Z])(?=[\w+/=-]{0,60}?\d)"  # names made of words and underscores may have the same prefix
 _UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b"
 _SHAPES = (
     ("hf_", r"[A-Za-z0-9]{20,}"),
@@ -378,7 +378,7 @@ _SHAPES = (
     ("hooks.zapier.com/hooks/catch/", r"[\w/]{8,}"),
 )
 _MAILCHIMP = re.compile(r"\b[0-9a-f]{32}-us\d{1,2}\b")
-# What vendors nobody has listed here give out: words in one case, a separator, and letters and digits that a generator drew.
+# Tokens of vendors not listed above: words in one case, a separator, and randomly generated letters and digits.
 _DRAWN = re.compile(r"[_.-][A-Za-z0-9]{20,}(?![A-Za-z0-9])[\w=-]*")
 _BEFORE_DRAWN = re.compile(
     r"(?<![A-Za-z0-9])(?:[a-z]{2}[a-z0-9]{0,14}|[A-Z]{2}[A-Z0-9]{0,14})(?:[_.-]{1,2}[a-z0-9]{1,14}){0,3}[_.-]?$"
@@ -387,10 +387,10 @@ _RUNS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 
 
 def mask_text(text: str, *, code: bool = False) -> str:
-    """Replace the secrets inside a text: URL passwords, known token shapes, private keys, and `name = value` pairs.
+    """Replace secrets inside a text: URL passwords, known token formats, private keys, and `name = value` pairs.
 
-    In `code`, only literals in quotes are values: `token = args.token` tells nothing and stays. Line breaks stay
-    where they are, so a patch keeps its line counts.
+    With `code`, only quoted literals are values: `token = args.token` reveals nothing and stays. Line breaks are preserved,
+    so a patch keeps its line counts.
     """
     if "PRIVATE KEY-----" in text:
         text = _PEM.sub(lambda m: m[1] + _blank(text[m.end(1) : m.start(2)]) + m[2], text)
@@ -399,13 +399,13 @@ def mask_text(text: str, *, code: bool = False) -> str:
 
 
 def mask_traceback(text: str) -> str:
-    """Replace the secrets in a traceback: its indented lines are code, the others say in words what happened."""
+    """Replace secrets in a traceback: its indented lines are code, the others are messages."""
     parts = itertools.groupby(text.splitlines(keepends=True), key=lambda line: line.startswith("    "))
     return "".join(mask_text("".join(lines), code=code) for code, lines in parts)
 
 
 def _chunks(text: str) -> Iterator[str]:
-    """Cut at line ends, which no token crosses."""
+    """Split at line ends, which no token crosses."""
     start = 0
     while len(text) - start > CHUNK:
         end = text.find("\n", start + CHUNK) + 1 or len(text)
@@ -435,7 +435,7 @@ def _shapes(text: str) -> str:
 
 
 def _tokens(text: str) -> str:
-    """Replace tokens by how they look."""
+    """Replace tokens by their format."""
     for start, rest in _SHAPES:
         if start in text:
             text = _shape(start, rest).sub(MASKED, text)
@@ -446,7 +446,7 @@ def _tokens(text: str) -> str:
 
 
 def _drawn(match: re.Match[str]) -> str:
-    """Replace what follows a prefix if nobody wrote it: names of models and classes have words in them."""
+    """Replace the text after a prefix if it looks generated; names of models and classes contain words."""
     word = match[0][1:]
     before = _BEFORE_DRAWN.search(match.string[max(0, match.start() - 80) : match.start()])
     if before is None or before[0].startswith(("sha", "md5")):
@@ -461,21 +461,21 @@ def _drawn(match: re.Match[str]) -> str:
 _KINDS = {"lower": str.islower, "upper": str.isupper, "digit": str.isdigit}
 
 
-@functools.cache  # compiled when first seen: all of them at import would cost milliseconds
+@functools.cache  # compiled on first use: compiling all at import would take milliseconds
 def _shape(start: str, rest: str) -> re.Pattern[str]:
-    # The literal comes first and the look-behind after it: the search then runs at the speed of str.find.
+    # The literal comes first and the look-behind after it, so that the search runs at the speed of str.find.
     return re.compile(f"{re.escape(start)}(?<![A-Za-z0-9]{re.escape(start)}){rest}")
 
 
 def _blank(text: str) -> str:
-    """Replace each line, keeping the line breaks and a patch's own first column."""
+    """Replace each line, keeping the line breaks and the first column of a patch."""
     first, *rest = text.split("\n")
     lines = [(line[0] if line[:1] in {"+", "-", " "} else "") + (MASKED if line else "") for line in rest]
     return "\n".join([MASKED if first else "", *lines])
 
 
-# A cheap net for the tail of every secret name; the whole name is read leftwards and judged by `_level`. The first
-# letter stands alone so that the search can skip to it.
+# A cheap filter for the end of every secret name; the whole name is then read leftwards and rated by `_level`. The first
+# letter is separate so that the search can skip to it.
 _TAIL = re.compile(r"[tkspcabTKSPCAB](?i:oken|ey|ecret|ass|wd|redential|ookie|earer|uth)[\w-]{0,40}(?=[\\\"'\]\s:=])")
 _QUOTE = r"\\{0,3}[\"']"
 _OPENING = rf"(?=[rbfuRBFU]{{0,2}}{_QUOTE})"
@@ -500,7 +500,7 @@ def _pairs_in(text: str, *, code: bool) -> str:
     while at < len(text):
         tail = _TAIL.search(text, at, at + CHUNK)
         if tail is None:
-            at += CHUNK - 64  # a name may lie across the cut
+            at += CHUNK - 64  # a name may cross the boundary
             continue
         at = tail.end()
         start = _name_start(text, tail.start())
@@ -519,7 +519,7 @@ def _name_start(text: str, at: int) -> int:
 
 
 def _value(text: str, start: int, end: int, *, code: bool) -> tuple[int, int] | None:
-    """Find the span of what the name at `start:end` hides, or None where it hides nothing."""
+    """Return the span of the secret that the name at `start:end` refers to, or None if there is none."""
     name = text[start:end]
     level = _level(name)
     equals = _equals(text, start, end) if level else None
@@ -540,12 +540,12 @@ def _value(text: str, start: int, end: int, *, code: bool) -> tuple[int, int] | 
 
 
 def _equals(text: str, start: int, end: int) -> re.Match[str] | None:
-    """Find what joins a name to its value: `=`, `:`, a comma between quotes, or the space after an option."""
+    """Match what joins a name to its value: `=`, `:`, a comma between quotes, or the space after an option."""
     equals = _EQUALS.match(text, end)
     if equals is None and text.startswith("--", start):
         return _SPACE.match(text, end)
     if equals and equals["comma"] and not (text.startswith("--", start) or text[start - 2 : start] in {'("', "('"}):
-        return None  # a word of a list or a sentence; a name is an option, or the first argument of a call
+        return None  # a word in a list or sentence; a name is an option, or the first argument of a call
     return equals
 
 
