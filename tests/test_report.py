@@ -131,6 +131,20 @@ def test_a_link_beside_a_report_is_not_written_through(runs_dir, tmp_path):
     assert "<html" in (tmp_path / "report.html").read_text()
 
 
+def test_nan_in_both_configs_is_no_difference_and_lost_media_leave_no_heading(runs_dir, tmp_path):
+    for name in ("one", "two"):
+        run = start(name, config={"limit": math.nan, "lr": 0.1 if name == "one" else 0.2})
+        run.log({"loss": 1.0, "lost table": fanfold.Table(columns=["a"], data=[[1]])})
+        run.finish()
+        shutil.rmtree(run.path / "blobs")
+    out = tmp_path / "r.html"
+    report("one", "two", "-o", str(out))
+    differing = out.read_text().partition('aria-label="Settings that differ"')[2].partition("</table>")[0]
+    assert "lr" in differing
+    assert "limit" not in differing
+    assert "<h3>lost table</h3>" not in out.read_text()
+
+
 def test_keys_of_any_run_are_drawn_and_unknown_ones_refused(runs_dir, tmp_path):
     for name, key in (("one", "a/x"), ("two", "a/y")):
         run = start(name)

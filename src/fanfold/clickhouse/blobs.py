@@ -11,6 +11,7 @@ from typing import Any
 from ..fleet.wire import Conflict, Refused
 from ..journal import blobs as files
 from .database import Database
+from .schema import delete
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _OF = "FROM blobs FINAL WHERE run = {run:UInt64} AND name = {name:String}"
@@ -66,8 +67,7 @@ def _complete(database: Database, run: int, name: str, total: int) -> None:
     for chunk in pieces(database, run, name):
         digest.update(chunk)
     if digest.hexdigest() != name:
-        local = "blobs_local" if database.address.cluster else "blobs"
-        database.run(f"DELETE FROM {local} WHERE run = {{run:UInt64}} AND name = {{name:String}}", run=run, name=name)
+        delete(database, "blobs", run, name=name)
         raise Refused(422, f"the content does not match its name {name}. It was not stored. Send it again.")
     _insert(database, run, name, total, total, b"")
 

@@ -288,8 +288,11 @@ def sizes(database: Database) -> list[dict[str, Any]]:
     return [{"table": table.decode(), "rows": rows, "bytes": bytes, "parts": parts} for table, rows, bytes, parts in rows]
 
 
-def delete(database: Database, table: str, run: int) -> None:
-    """Delete a run's rows from one table, on every server that may have some."""
+def delete(database: Database, table: str, run: int, **where: str) -> None:
+    """Delete a run's rows from one table, on every server that may have some; `where` narrows them down by text columns."""
     on = f" ON CLUSTER {database.address.cluster}" if database.address.cluster else ""
     name = local_name(database.address, table)
-    database.run(f"DELETE FROM {name}{on} WHERE run = {{run:UInt64}} SETTINGS lightweight_deletes_sync = 2", run=run)
+    more = "".join(f" AND {column} = {{{column}:String}}" for column in where)
+    database.run(
+        f"DELETE FROM {name}{on} WHERE run = {{run:UInt64}}{more} SETTINGS lightweight_deletes_sync = 2", run=run, **where
+    )

@@ -97,7 +97,7 @@ class Video(ArrayMedia):
 
 
 def _rate(fps: Any) -> float:
-    if not isinstance(fps, (int, float)) or not 0 < fps <= MAX_FPS:
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps <= MAX_FPS:
         raise refused(ValueError, f"Video got fps={fps!r}", f"Pass a number above 0, up to {MAX_FPS}")
     if importlib.util.find_spec("PIL") is None:
         raise missing_extra("pillow", "media", "A video from an array")

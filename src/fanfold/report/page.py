@@ -207,12 +207,16 @@ def _value(value: object, width: int = 200) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def _same(a: object, b: object) -> bool:
+    return a == b or (a != a and b != b)  # noqa: PLR0124 - NaN is the one value that differs from itself
+
+
 def _config(runs: Sequence[StoredRun]) -> Markup:
     """Return the config values that differ between runs; those equal in all are collapsed."""
     configs = [flat(run.config) for run in runs]
     names = list(dict.fromkeys(name for one in configs for name in one))
     absent = object()
-    differing = [name for name in names if any(one.get(name, absent) != configs[0].get(name, absent) for one in configs)]
+    differing = [name for name in names if not all(_same(one.get(name, absent), configs[0].get(name, absent)) for one in configs)]
     same = [name for name in names if name not in set(differing)]
     titles = ["setting", *(_named(place, run) for place, run in enumerate(runs))]
     rows = [[name, *(_value(one[name]) if name in one else "" for one in configs)] for name in differing]

@@ -61,7 +61,6 @@ def _by_key(
         if count >= KEYS:
             budget.left_out.append(f"{key}: a report shows {kind}s of {KEYS} keys")
             continue
-        yield tag("h3", key)
         shown = []
         for place, run in enumerate(runs):
             for point in _last(run, key, kind):
@@ -69,7 +68,8 @@ def _by_key(
                 if loaded is not None:
                     budget.shown[f"{kind}s"] += 1
                     shown.append(draw(point, loaded, place, _caption(place, run, point.step), budget))
-        yield join(shown)
+        if shown:
+            yield join([tag("h3", key), *shown])
 
 
 def _last(run: StoredRun, key: str, kind: str) -> list[MediaPoint]:
