@@ -10,7 +10,7 @@ FanfoldError
 ├── MissingExtra      an optional library that is not installed            (also ImportError)
 └── CallbackError     a callback that raised; see callbacks/failure.py     (also the type it raised)
 
-FanfoldWarning        every warning fanfold gives while training continues
+Warnings go to the logger "fanfold", once per cause: see Notices.
 """
 
 from __future__ import annotations

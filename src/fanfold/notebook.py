@@ -99,7 +99,7 @@ class Page:
         self.height = height
 
     def stop(self) -> None:
-        """Stop the server, which also serves other frames of the same store."""
+        """Stop the server; other frames of the same store stop with it."""
         with _lock:
             if _servers.get(self._server.store) is self._server:
                 del _servers[self._server.store]

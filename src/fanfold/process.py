@@ -296,7 +296,7 @@ def _nobody_answered(me: Identity, where: str, seconds: float) -> RunError:
 
 
 class Meeting:
-    """An agreement on a key through a directory: each rank asks with a random word, and rank 0 answers it.
+    """A rendezvous in a directory, where ranks agree on a key: each rank asks with a random word, and rank 0 answers.
 
     The word is new for every process, so an answer left behind by an earlier job is never used.
     """

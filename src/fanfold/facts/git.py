@@ -134,7 +134,7 @@ def sources(root: str | None, script: str | None) -> tuple[list[tuple[str, bytes
     The script comes first, and is the only file outside a repository; then untracked files with a source-code extension that
     are not ignored. Each file is limited to SOURCE_SIZE, all together to SOURCE_FILES and SOURCE_BYTES. Never data.
     """
-    names = _untracked_sources(root, script) if root else [os.path.abspath(script)] if script else []  # noqa: PTH100 - a text
+    names = _untracked_sources(root, script) if root else [os.path.abspath(script)] if script else []  # noqa: PTH100 - a str
     kept: list[tuple[str, bytes]] = []
     for name in names:
         text = _source(Path(root or "/") / name)
@@ -150,7 +150,7 @@ def _untracked_sources(root: str, script: str | None) -> list[str]:
     found = [name for name in os.fsdecode(listed).split("\0") if name]
     if script and Path(script).resolve().is_relative_to(Path(root).resolve()):
         own = str(Path(script).resolve().relative_to(Path(root).resolve()))
-        # If git fails, the script counts as tracked: nothing is claimed without an answer.
+        # Only an explicit answer counts: if git fails, the script is assumed to be tracked.
         tracked = _run_git(root, "ls-files", "-z", "--", f":(literal){own}")
         if tracked == b"":
             found = [own, *(name for name in found if name != own)]

@@ -49,7 +49,7 @@ class _Rows:
 
 
 class Packer:
-    """Packs a journal block by block, in order. Shapes found on the way show which values are integers."""
+    """A packer of one journal, block by block in order. Shapes found on the way show which values are integers."""
 
     def __init__(self, data: mmap | bytes, journal_id: str) -> None:
         self.data = data

@@ -157,7 +157,7 @@ def last_step(path: Path) -> int | None:
 
 
 def _steps_in(data: bytes, seed: int) -> Iterator[int]:
-    """Yield the steps of the valid frames in part of a journal; rows contain theirs independent of their shape."""
+    """Yield the steps of the valid frames in part of a journal; a row's step can be read without its shape."""
     for span in all_spans(data, seed):
         if span.kind == Kind.ROW and not span.flags & Layout.STEP_NONE:
             width = 8 if span.flags & Layout.STEP_WIDE else 4

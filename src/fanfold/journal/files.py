@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-HOLES: Final = 1 << 24  # this many bytes of holes cost little, and may be damage that was left out
+HOLES: Final = 1 << 24  # tolerated bytes of holes: they cost little, and may be damage that a gateway left out
 _FOLDER: Final = _FLAGS | getattr(os, "O_DIRECTORY", 0)
 
 

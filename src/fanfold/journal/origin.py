@@ -35,7 +35,7 @@ def is_private(folder: Path) -> bool:
 
 
 def spool_roots() -> list[Path]:
-    """Return where this user's spools may be: the configured root, or the default one and its spare ones."""
+    """Return where this user's spools may be: the configured root, or the default one and those created if it was taken."""
     configured = resolve("spool_dir")
     return [Path(os.path.abspath(configured))] if configured else [default_root(), *_spare_roots()]  # noqa: PTH100 - links stay
 

@@ -203,7 +203,7 @@ def present(path: Path) -> Path:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a journal for reading its bytes; of a packed one, only the blocks read are unpacked."""
+    """Open a journal for reading; only the blocks that are read are unpacked."""
     return io.BufferedReader(open_packed(path)) if path.suffix == PACKED else open_regular(_without_holes(path))
 
 
@@ -253,7 +253,7 @@ def unpacked(path: Path, cache: Path) -> Path:
 
 
 def _verdicts(packed: PackedJournal, target: Path) -> tuple[Path, Path]:
-    """Return the cache paths that record this file's content as wrong, and hold what was readable of it.
+    """Return two cache paths: one marks this file's content as wrong, the other holds what could be read of it.
 
     A file is identified by inode and timestamps: another file that claims to be the same journal is judged separately.
     """
@@ -347,6 +347,6 @@ def _make_room(folder: Path, size: int) -> None:
 
 
 def discard(cache: Path, journal_id: str) -> None:
-    """Remove what a journal was unpacked to."""
+    """Remove the unpacked copies of a journal from the cache."""
     for path in (cache / "unpacked").glob(f"{fmt.check_id(journal_id)}-*"):
         path.unlink(missing_ok=True)

@@ -114,7 +114,7 @@ def _dress(aside: Path, before: os.stat_result) -> None:
 
 
 def _replace(raw: IO[bytes], before: os.stat_result, aside: Path, path: Path) -> bool:
-    """Put the packed file in the journal's place unless it was written to meanwhile. A gateway that appends holds the lock."""
+    """Put the packed file in the journal's place unless the journal has changed. A gateway that appends holds the lock."""
     if not _locked(raw):
         return False
     now = os.fstat(raw.fileno())

@@ -227,7 +227,7 @@ class Record(NamedTuple):
 
 
 class Walker:
-    """Reads a journal's frames in order, each once. It remembers its position: more bytes may be read later, or elsewhere."""
+    """A reader of a journal's frames, in order. It remembers its position: the next bytes may come later, or from elsewhere."""
 
     def __init__(self, journal_id: str, *, at: int = 0, shapes: dict[int, Shape] | None = None) -> None:
         self.seed = seed_of(journal_id)

@@ -156,7 +156,7 @@ def flush(timeout: float | None = None) -> bool:
 
 
 def alert(title: str, text: str = "", *, level: str = "warning") -> None:
-    """Record an alert: something a person should see; see Run.alert."""
+    """Record an alert, something a person should see; see Run.alert."""
     _needed().alert(title, text, level=level)
 
 
@@ -171,7 +171,7 @@ def define_metric(key: str, x: str | None = None, *, summary: str | None = None,
 
 
 def stamp(path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:
-    """Write the run it comes from into a model file, or into every model file of a checkpoint directory; return the stamp.
+    """Record in a model file, or in every model file of a checkpoint directory, which run it comes from; return the stamp.
 
     `step=` and `data=` (an identifier of the training data) have their own fields; anything else goes under `extra`.
     Secrets are masked. Weights are not touched, and every loader reads the file as before. A format that cannot hold a stamp

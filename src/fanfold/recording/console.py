@@ -103,7 +103,7 @@ def _channel(fd: int) -> tuple[int, int]:
 
 
 class Record:
-    """A journal record of one stream, up to MAX_BYTES, secrets masked. Works line by line, so that no secret is cut in two."""
+    """The journal record of one stream, up to MAX_BYTES. Secrets are masked line by line, so that none is cut in two."""
 
     def __init__(self, writer: Writer, stream: str) -> None:
         self._writer = writer

@@ -288,7 +288,7 @@ class CudaRing:
 
 
 class Deferred:
-    """Launches copies in program order; its own thread waits for them and passes them on."""
+    """The copies from devices, launched in program order, and a thread that waits for them and passes them on."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ class Deferred:
         return launched
 
     def launch_alike(self, tensors: Sequence[Any]) -> Any:
-        """Start one copy for scalars of one CUDA device and dtype; return None if they are not, or no longer, alike."""
+        """Start one copy for scalars of one CUDA device and dtype; return None if they no longer are."""
         dtype, index = tensors[0].dtype, tensors[0].get_device()
         ring = self._rings.get(index)
         if ring is None or len(tensors) > WIDTH:

@@ -130,7 +130,7 @@ class Recorder:
         return max(int(self._given), self._counted)
 
     def _recover(self, sheet: Any, error: OSError, values: Mapping[str, Any], step: int) -> None:
-        """Log the values of a row that could not be written again, in the next journal."""
+        """Log the values of a failed write once more, in the next journal."""
         with guard(RECORDING, strict=self.strict):
             self._writer.fail(sheet, error)
         self._log_slowly(values, step, None, None)
@@ -170,7 +170,7 @@ class Recorder:
         self._write_parts(Call(0, number, now), parts, signature, _kwargs(log_kwargs) if log_kwargs is not None else None)
 
     def _log_from_device(self, plan: Plan, values: Mapping[str, Any], step: Any) -> bool:
-        """Log scalars on a device the short way, if an earlier call had the same signature; return False if they are not alike.
+        """Log scalars on a device the fast way, if an earlier call had the same signature; return False if they do not match it.
 
         Between two training steps our code drops out of the CPU caches, so each function here costs microseconds.
         """

@@ -266,7 +266,7 @@ class Run(Recorder):
 
         return handle(name, self._wanted, self._attached, unwrap)
 
-    # What the probes counted
+    # Probe results
 
     @verb("read the operator profile", list)
     def ops(self) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ class Tally:
             self.first_step, self.first = step, value
         self.count += 1
         self.kinds.add(type(value))
-        if value == value:  # noqa: PLR0124 - False for NaN alone
+        if value == value:  # noqa: PLR0124 - False only for NaN
             self.numbers += 1
             self.total += value
             if self.low is None or value < self.low:

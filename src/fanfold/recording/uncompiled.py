@@ -1,4 +1,4 @@
-"""Keep torch.compile out of log(): called in a compiled function, it breaks the graph once and runs as plain Python.
+"""Protection of log() from torch.compile: in a compiled function it breaks the graph once and runs as plain Python.
 
 If traced, our bookkeeping would be recompiled again and again, and the check for CUDA graph capture would run once, while
 tracing, instead of on every call.
