@@ -1,4 +1,4 @@
-"""Aim's repositories: built so that a kill leaves none half made, with a run's place under a hash of ours, and its index."""
+"""Aim's repositories: creating them so that a kill leaves none half-built, reserving a run's hash, and indexing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from ..errors import notices
 
-BUILD_SECONDS = 60.0  # a repository without a version that has not changed for so long was left by a kill
-EXACT = 1 << 53  # Aim files a point under a hash of its step as a float: beyond this, neighbours would share one
+BUILD_SECONDS = 60.0  # a repository without a version, unchanged for this long, was left behind by a kill
+EXACT = 1 << 53  # Aim hashes a point's step as a float: beyond this, neighbouring steps would collide
 
 
 def opened(where: str | None, run_hash: str) -> Any:
-    """Open a repository. A new one is built aside and moved into place: Aim cannot open one that a kill left half built."""
+    """Open a repository. A new one is built aside and moved into place: Aim cannot open one that a kill left half-built."""
     from aim.sdk.repo import Repo
     from aim.sdk.repo_utils import get_repo
     from aim.sdk.utils import clean_repo_path
@@ -30,10 +30,10 @@ def _build(root: Path, run_hash: str) -> None:
     from aim.sdk.configs import get_aim_repo_name
     from aim.sdk.repo import Repo
 
-    home, aside = root / get_aim_repo_name(), root / f".fanfold-{run_hash}"  # the latter is this run's relay's alone
+    home, aside = root / get_aim_repo_name(), root / f".fanfold-{run_hash}"  # the latter is used only by this run's relay
     shutil.rmtree(aside, ignore_errors=True)
     if (home / "VERSION").exists() or any(home.glob("*/chunks/*")):
-        return  # built; an old one without a version is Aim's to upgrade
+        return  # already built; upgrading an old one without a version is Aim's job
     if home.exists():
         _discard(home)
     aside.mkdir(parents=True)
@@ -41,26 +41,26 @@ def _build(root: Path, run_hash: str) -> None:
     try:
         (aside / home.name).rename(home)
     except OSError:
-        if not (home / "VERSION").exists():  # else another run has built it meanwhile
+        if not (home / "VERSION").exists():  # otherwise another run has built it in the meantime
             raise
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _discard(home: Path) -> None:
-    """Move a half-built repository away, unless its builder may still be at work."""
+    """Move a half-built repository away, unless another process may still be building it."""
     if time.time() - max(path.stat().st_mtime for path in (home, *home.rglob("*"))) < BUILD_SECONDS:
         raise BlockingIOError(f"{home} has no VERSION yet: another process may be building it")
     home.rename(home.with_name(f"{home.name}.incomplete-{time.time_ns()}"))
 
 
 def reserved(repo: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the run's arguments with its place in the repository made: Aim opens a hash it knows, but creates only its own."""
+    """Return the run's arguments after reserving its place in the repository: Aim opens known hashes but only creates its own."""
     run_hash = arguments["run_hash"]
     if repo.is_remote_repo:
         known = run_hash in repo.list_all_runs()
         return arguments if known else {name: value for name, value in arguments.items() if name != "run_hash"}
     (Path(repo.path) / "meta" / "chunks" / run_hash).mkdir(parents=True, exist_ok=True)
-    # A relay that was killed leaves its lock; ours on the cursor says it is gone, and the store's own stops a living one.
+    # A killed relay leaves its lock behind. Our lock on the cursor proves it is gone; the store's own lock stops a live one.
     left = (Path(repo.path) / "locks" / f"{run_hash}.softlock").exists()
     return {"force_resume": left, **arguments}
 
@@ -71,7 +71,7 @@ def place_of(repo: Any) -> str:
 
 
 def index(repo: Any, run_hash: str) -> None:
-    """Make a finished run visible to queries. Where `aim up` holds the index, it does so itself."""
+    """Make a finished run visible to queries. If `aim up` holds the index, it does this itself."""
     from aim.sdk.index_manager import RepoIndexManager, aimrocks
     from filelock import Timeout
 
@@ -86,10 +86,10 @@ def index(repo: Any, run_hash: str) -> None:
 
 
 def stored(run: Any, name: str, step: int, context: Mapping[str, Any]) -> Any:
-    """Return what a name holds at a step, or None."""
+    """Return the stored value of a name at a step, or None."""
     from aim.storage.context import Context
 
-    known = run._tracker.sequence_infos.get((Context(dict(context)).idx, name))  # noqa: SLF001 - a reader sees no open run
+    known = run._tracker.sequence_infos.get((Context(dict(context)).idx, name))  # noqa: SLF001 - readers do not see open runs
     if known is None or not known.initialized:
         return None
     try:
@@ -99,10 +99,10 @@ def stored(run: Any, name: str, step: int, context: Mapping[str, Any]) -> Any:
 
 
 def hash_exactly(run: Any, name: str, value: Any, context: Mapping[str, Any]) -> None:
-    """Have a sequence of numbers file each step beyond 2**53 under a hash of its own; readers go by the steps themselves."""
+    """Make a number sequence hash each step beyond 2**53 uniquely; readers use the steps themselves."""
     from aim.storage.context import Context
 
-    tracker, idx = run._tracker, Context(dict(context)).idx  # noqa: SLF001 - no public way
+    tracker, idx = run._tracker, Context(dict(context)).idx  # noqa: SLF001 - no public API
     info = tracker.sequence_infos[idx, name]
     if not info.initialized:
         tracker._init_sequence_info(idx, name, tracker._normalized_values(value, name)[name])  # noqa: SLF001 - as track() does

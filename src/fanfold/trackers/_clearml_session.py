@@ -1,4 +1,4 @@
-"""ClearML's offline sessions: made under an id of ours, and counted as their files grow."""
+"""ClearML's offline sessions: created under our own id, and counted as their files grow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .base import Identity
 from .tools import replace
 
 METRICS = "metrics.jsonl"
-PLACE = "CLEARML_CACHE_DIR"  # where offline sessions are
-_places: set[str] = set()  # values of it that are ours, and not the user's
+PLACE = "CLEARML_CACHE_DIR"  # where offline sessions are stored
+_places: set[str] = set()  # values of it that we set, not the user
 
 
 def place_in(folder: Path) -> None:
-    """Have ClearML keep its offline sessions in a folder, unless the user has named one."""
+    """Make ClearML store its offline sessions in a folder, unless the user has chosen one."""
     if os.environ.get(PLACE) in (None, *_places):
-        os.environ[PLACE] = str(folder)  # read whenever a session's folder is asked for
+        os.environ[PLACE] = str(folder)  # read whenever a session's folder is requested
         _places.add(os.environ[PLACE])
 
 
@@ -37,7 +37,7 @@ class Events:
         self.found: Counter[tuple[str, str]] = Counter()
 
     def on(self, path: Path) -> int:
-        """Read on, and return how many events there are in all."""
+        """Read new events, and return how many there are in total."""
         if path.exists():
             with path.open("rb") as file:
                 file.seek(self.at)
@@ -54,7 +54,7 @@ def id_of(identity: Identity) -> str:
 
 
 def prepared(number: str, arguments: dict[str, Any]) -> str:
-    """Lay out an offline session under an id of ours: ClearML would roll a new one, and a kill would leave two."""
+    """Create an offline session under our own id: ClearML would generate a new one each time, and a kill would leave two."""
     from clearml.config import get_offline_dir
 
     folder = Path(str(get_offline_dir(task_id=number)))
@@ -65,13 +65,13 @@ def prepared(number: str, arguments: dict[str, Any]) -> str:
         replace(folder / "task.json", json.dumps(about))
     if (folder / METRICS).exists():
         data = (folder / METRICS).read_bytes()
-        os.truncate(folder / METRICS, data.rfind(b"\n") + 1)  # a line torn by a kill would spoil the next one, too
+        os.truncate(folder / METRICS, data.rfind(b"\n") + 1)  # a line torn by a kill would also corrupt the next one
     return number
 
 
 @contextlib.contextmanager
 def hooks_kept() -> Iterator[None]:
-    """Give signals and the exception hook back to whoever had them: ClearML's would end the task while we still deliver."""
+    """Restore signal handlers and the exception hook: ClearML's would end the task while we are still delivering."""
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread()]
     handlers, hook = [signal.getsignal(number) for number in numbers], sys.excepthook
     try:

@@ -1,4 +1,4 @@
-"""Comet's offline archives: reading them back, and making them of what a killed process left behind."""
+"""Comet's offline archives: reading them, and building them from what a killed process left behind."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 MESSAGES = "messages.json"
 TAGS = "tags.json"
-EMPTY = 22  # bytes of an archive without files
+EMPTY = 22  # size in bytes of an archive without files
 
 
 def says_online(online: bool | None) -> bool:
-    """Tell whether Comet would go online: by argument, else by COMET_START_ONLINE."""
+    """Return whether Comet would go online: by argument, else by COMET_START_ONLINE."""
     if online is not None:
         return online
     return os.environ.get("COMET_START_ONLINE", "1").strip().lower() not in ("0", "false", "no", "off")
 
 
 def has_key() -> bool:
-    """Tell whether one of Comet's own files holds an API key."""
+    """Return whether one of Comet's own config files holds an API key."""
     for place in (os.environ.get("COMET_CONFIG"), "./.comet.config", "~/.comet.config"):
         parser = configparser.ConfigParser(interpolation=None)
         try:
@@ -37,23 +37,23 @@ def has_key() -> bool:
 
 
 def messages(folder: Path, key: str) -> Iterator[dict[str, Any]]:
-    """Read every message of an experiment's archives."""
+    """Yield every message of an experiment's archives."""
     for path in sorted(folder.glob(f"{key}*.zip")):
         try:
             with zipfile.ZipFile(path) as archive:
                 data = archive.read(MESSAGES)
         except (zipfile.BadZipFile, KeyError):
-            continue  # killed while it was written: seal() has made another of the same messages
+            continue  # killed while writing: seal() has built another one from the same messages
         yield from lines(data)
 
 
 def lines(data: bytes) -> list[dict[str, Any]]:
-    """Read messages, leaving out a line that is still being written."""
+    """Parse messages, leaving out a line that is still being written."""
     return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
 
 def keep_tags(folder: Path, tags: Sequence[str]) -> None:
-    """Note the tags of what is open."""
+    """Save the tags of the open experiment."""
     aside = folder / "tags.tmp"
     aside.write_text(json.dumps(list(tags)), encoding="utf-8")
     aside.replace(folder / TAGS)
@@ -65,7 +65,7 @@ def _tags(folder: Path) -> list[str]:
 
 
 def key_of(message: dict[str, Any]) -> str | None:
-    """Return the key a message completes a point of: a metric, or the last of the media logged together."""
+    """Return the key whose point a message completes: a metric, or the last of the media logged together."""
     payload = message["payload"]
     if message["type"] == "metric_msg":
         return str(payload["metric"]["metricName"])
@@ -76,7 +76,7 @@ def key_of(message: dict[str, Any]) -> str | None:
 
 
 def seal(folder: Path, target: Path, key: str, *, project: str, workspace: str | None) -> None:
-    """Make archives of what killed processes left in `folder`; each once, however often this is killed itself."""
+    """Archive what killed processes left in `folder`, each exactly once, even if this is killed repeatedly."""
     for left in sorted(path for path in folder.iterdir() if path.is_dir()):
         path = left / MESSAGES
         if path.exists():
@@ -85,7 +85,7 @@ def seal(folder: Path, target: Path, key: str, *, project: str, workspace: str |
                 _archive(left, target / f"{key}-{left.name}.zip", key, project, workspace)
         shutil.rmtree(left)
     for path in target.glob(f"{key}*.zip"):
-        if not zipfile.is_zipfile(path) or path.stat().st_size == EMPTY:  # torn, or the empty one Comet begins with
+        if not zipfile.is_zipfile(path) or path.stat().st_size == EMPTY:  # torn, or the empty one Comet starts with
             path.unlink()
 
 
@@ -97,7 +97,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def _sums(target: Path, key: str) -> set[int]:
-    """Return the checksums of the messages that are archived: Comet may have been killed between archiving and tidying."""
+    """Return the checksums of archived messages: Comet may have been killed between archiving and cleanup."""
     sums = set()
     for path in target.glob(f"{key}*.zip"):
         try:

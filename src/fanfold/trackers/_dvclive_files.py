@@ -1,4 +1,4 @@
-"""DVCLive's files: tables of metrics, metrics.json and params.yaml, mended after a kill, and keys as names of files."""
+"""DVCLive's files: metric tables, metrics.json and params.yaml, repaired after a kill, and keys as file names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from .base import Refused
 from .tools import replace
 
-ITSELF = "_"  # metrics.json: the metric `a` beside a group `a/…`
-_LONGEST = 240  # bytes of a file's name without its ending
+ITSELF = "_"  # in metrics.json: the metric `a` next to a group `a/…`
+_LONGEST = 240  # bytes of a file name without its extension
 
 
 def mend(folder: Path) -> None:
-    """Remove what a kill left torn: Live cannot go on from it. Config comes again, the summary is made of the tables."""
+    """Remove torn data left by a kill: Live cannot continue from it. Config is resent; the summary is rebuilt from tables."""
     from dvclive.serialize import YAMLError, load_yaml
 
     for path in _tables(folder).values():
@@ -36,13 +36,13 @@ def mend(folder: Path) -> None:
 
 
 def _cut(path: Path) -> None:
-    """Cut a table after its last whole row: a long text goes out in pieces. A line ends where quotes are even."""
+    """Truncate a table after its last complete row: long texts are written in pieces. A row ends where quotes are balanced."""
     data = path.read_bytes()
     whole = len(data)
     while whole and not (data[whole - 1 : whole] == b"\n" and data.count(b'"', 0, whole) % 2 == 0):
         whole = data.rfind(b"\n", 0, whole - 1) + 1
     if whole == 0:
-        path.unlink()  # Live writes the head of a table only where there is no file
+        path.unlink()  # Live writes a table's header only if there is no file
     elif whole < len(data):
         os.truncate(path, whole)
 
@@ -85,7 +85,7 @@ def _tables(folder: Path) -> dict[str, Path]:
 
 
 def summarise(summary: dict[str, Any], parts: Sequence[str], value: Any) -> None:
-    """Put a latest value into metrics.json's groups; what is a metric and a group stands as `_` in the group."""
+    """Insert a latest value into metrics.json's groups; a key that is both metric and group is stored as `_` in the group."""
     for part in parts[:-1]:
         inner = summary.setdefault(part, {})
         if not isinstance(inner, dict):
@@ -98,7 +98,7 @@ def summarise(summary: dict[str, Any], parts: Sequence[str], value: Any) -> None
 
 
 def file_name(key: str) -> str:
-    """Return a key as the path of a file: parts that would lead out of the folder, or are none, are escaped."""
+    """Return a key as a file path: parts that are empty or would lead out of the folder are escaped."""
     parts = [_escaped(part) for part in key.split("/")]
     if any(len(part.encode()) > _LONGEST for part in parts):
         raise Refused(f"DVCLive keeps it in a file of that name, and {len(key)} characters are too many for one")
@@ -109,12 +109,12 @@ def _escaped(part: str) -> str:
     if part in ("", ".", ".."):
         return part.replace(".", "%2E") or "%_"
     if re.fullmatch("step_*", part):
-        return f"{part}_"  # a column `step` of values would take the place of DVCLive's own
+        return f"{part}_"  # a value column named `step` would replace DVCLive's own
     return re.sub(r"%(?=[0-9A-F]{2}|_)", "%25", part).replace("\0", "%00")
 
 
 def key_of(name: str) -> str:
-    """Return the key that `file_name` made a path of."""
+    """Return the key that `file_name` turned into a path."""
     return "/".join(_unescaped(part) for part in name.split("/"))
 
 
@@ -127,7 +127,7 @@ def _unescaped(part: str) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a file of one JSON object; None where there is none, or a torn one."""
+    """Read a file with one JSON object; return None if it is missing or torn."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -136,5 +136,5 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def replace_json(path: Path, content: Any, **options: Any) -> None:
-    """Write a file of JSON whole."""
+    """Replace a JSON file atomically."""
     replace(path, json.dumps(content, indent=4, **options) + "\n")

@@ -1,4 +1,4 @@
-"""The page that a Flyte Deck shows: facts about the run, and a table of everything that was logged."""
+"""The HTML page shown by a Flyte Deck: facts about the run, and a table of everything logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STYLE = "<style>table{border-collapse:collapse}td,th{border:1px solid #ccc;padd
 
 
 class History:
-    """Rows by step and time, each a dict of HTML cells; the same row added again is the same row."""
+    """Rows by step and time, each a dict of HTML cells; adding the same row again has no effect."""
 
     def __init__(self, shown: int) -> None:
         self.shown = shown
@@ -22,12 +22,12 @@ class History:
         self.left_out = 0
 
     def add(self, step: int | None, when: float | None, cells: Mapping[str, str]) -> None:
-        """Add a row, or what it did not have yet."""
+        """Add a row, or its missing cells."""
         self.fresh.append((step, when, dict(cells)))
         self._place(step, when, cells)
 
     def _place(self, step: int | None, when: float | None, cells: Mapping[str, str]) -> None:
-        copy = 0 if when is not None else len(self.rows) + self.left_out  # without a time, each call is a row
+        copy = 0 if when is not None else len(self.rows) + self.left_out  # without a time, each call is its own row
         while any(self.rows.get((step, when, copy), {}).get(key, cell) != cell for key, cell in cells.items()):
             copy += 1
         self.rows.setdefault((step, when, copy), {}).update(cells)
@@ -36,26 +36,26 @@ class History:
             self.left_out += 1
 
     def load(self, path: Path) -> None:
-        """Read the rows of an earlier start, up to a torn end."""
+        """Load the rows of an earlier start, skipping torn lines."""
         if not path.exists():
             return
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 try:
                     self._place(*json.loads(line))
-                except ValueError:  # the last line of a process that was killed; its row is sent again
+                except ValueError:  # the last line of a killed process; its row is sent again
                     continue
 
     def save(self, path: Path) -> None:
-        """Append the rows that are new."""
+        """Append the new rows."""
         lines = "".join(json.dumps(row) + "\n" for row in self.fresh)
         if lines:
             with path.open("ab", buffering=0) as file:
-                file.write(("\n" + lines).encode())  # the empty line ends a torn one
+                file.write(("\n" + lines).encode())  # the empty line terminates a torn one
         self.fresh = []
 
     def html(self) -> str:
-        """Draw the table, with a word about rows it has no room for."""
+        """Render the table, with a note about rows left out."""
         rows = list(self.rows.items())
         keys = list(dict.fromkeys(key for _, cells in rows for key in cells))
         more = f"<p>{self.left_out} earlier rows are in the journal: <code>fanfold show</code></p>" if self.left_out else ""
@@ -65,7 +65,7 @@ class History:
 
 
 def draw(title: str, facts: Mapping[str, Mapping[str, Any]], history: History) -> str:
-    """Draw the page."""
+    """Render the page."""
     tables = "".join(_facts_table(heading, values) for heading, values in facts.items())
     return f"{_STYLE}<h2>{escape(title)}</h2>{tables}{history.html()}"
 
@@ -81,7 +81,7 @@ def _row(step: int | None, keys: Sequence[str], cells: Mapping[str, str]) -> str
 
 
 def media(item: Any) -> Iterator[str]:
-    """Draw a text or media object as HTML that needs nothing else."""
+    """Render a text or media object as self-contained HTML."""
     value = item.value
     if item.kind == "text":
         yield f"<pre>{escape(item.text)}</pre>"

@@ -1,6 +1,6 @@
-"""What MLflow asks of names and files: legal keys that never meet, and one path per logged text, picture or table.
+"""MLflow's rules for names and files: valid, unique keys, and one path per logged text, image or table.
 
-A path is made of key, step, time and content, so that sending the same thing again writes the same file.
+A path is derived from key, step, time and content, so that sending the same thing again writes the same file.
 """
 
 from __future__ import annotations
@@ -22,55 +22,55 @@ if TYPE_CHECKING:
     from .destination import Item
 
 LONGEST_NAME = 250
-LONGEST_NEW_NAME = 230  # leaves room for the prefix of the tag that tells what the key was
-LONGEST_FILE_NAME = 255  # bytes, as on any disk
-LONGEST_PART = 120  # bytes of a key in the name of a file that says more
+LONGEST_NEW_NAME = 230  # leaves room for the prefix of the tag that records the original key
+LONGEST_FILE_NAME = 255  # bytes, as on most filesystems
+LONGEST_PART = 120  # bytes of a key within a longer file name
 _PARTS_THAT_RESOLVE = ("", ".", "..")
 
 
 def of_this_thread() -> Any:
-    """Return the list in which MLflow keeps this thread's active runs; None where MLflow is not in use."""
+    """Return the list in which MLflow keeps this thread's active runs, or None if MLflow is not in use."""
     stack = _active_runs()
     return stack.get() if stack is not None else None
 
 
 def show(runs: Any) -> None:
-    """Let this thread have the active runs of another, and see them end there. Runs of its own come first."""
+    """Share another thread's active runs with this thread, including when they end. Its own active runs take precedence."""
     stack = _active_runs()
     if runs and stack is not None and not stack.get():
         stack.set(runs)
 
 
 def hide(run_id: str) -> None:
-    """Forget an active run of this thread, which is ended elsewhere: at exit MLflow would call it finished."""
+    """Forget an active run of this thread that is ended elsewhere: at exit MLflow would mark it finished."""
     runs = of_this_thread()
     if runs:
         runs[:] = [run for run in runs if run.info.run_id != run_id]
 
 
 def _active_runs() -> Any:
-    """Return MLflow's variable. It is private, and MLflow has no other way to hand a run to a thread."""
+    """Return MLflow's context variable. It is private, but MLflow has no other way to hand a run to a thread."""
     return getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_run_stack", None)
 
 
 def legal(key: str) -> str:
-    """Return a key as MLflow takes it: other characters become `_`, an over-long one is cut and ends in a digest."""
+    """Return a key that MLflow accepts: other characters become `_`, an overlong key is cut and ends in a digest."""
     name = re.sub(r"[^/\w.\- :]", "_", key)
     name = "/".join("_" if part in _PARTS_THAT_RESOLVE else part for part in name.split("/"))
     return name if name == key and len(name) <= LONGEST_NAME else _short(name, key, LONGEST_NEW_NAME)
 
 
 def _short(name: str, key: str, most: int) -> str:
-    """Cut a name to so many bytes; the digest of its key keeps it apart from others that begin alike."""
+    """Cut a name to `most` bytes; the digest of its key distinguishes it from others with the same beginning."""
     raw = name.encode()
     return name if len(raw) <= most else f"{raw[: most - 13].decode(errors='ignore')}_{digest(key)}"
 
 
 class Names:
-    """Give every key a name MLflow takes, and no two keys the same.
+    """A unique name that MLflow accepts for every key.
 
-    `known` are names given before, `stored` those the run has already. With `as_files` a name is a path on disk, where
-    `loss` and `loss/train` cannot both be.
+    `known` are names assigned before, `stored` those the run already has. With `as_files` a name is a path on disk, where `loss`
+    and `loss/train` cannot both exist.
     """
 
     def __init__(self, *, as_files: bool, known: Mapping[str, str] | None = None, stored: Iterable[str] = ()) -> None:
@@ -100,7 +100,7 @@ class Names:
 
 
 class Kept(NamedTuple):
-    """A file to keep with the run: its path there, and what is in it."""
+    """A file to store with the run: its path and content."""
 
     path: str
     data: bytes
@@ -110,7 +110,7 @@ _FOLDERS = {"text": "texts", "table": "tables", "histogram": "histograms", "figu
 
 
 def files_of(item: Item, ms: int) -> Kept:
-    """Return the file that one logged text or media object becomes."""
+    """Return the file for one logged text or media object."""
     data, ext = _content(item)
     mark = hashlib.blake2b(b"%d %s" % (item.at, data), digest_size=4).hexdigest()
     return Kept(f"{_FOLDERS.get(item.kind, item.kind)}/{_path(item.key)}/{item.step or 0}-{ms}-{mark}.{ext}", data)
@@ -125,7 +125,7 @@ def _content(item: Item) -> tuple[bytes, str]:
 
 
 def pictures_of(item: Item, ms: int) -> list[Kept]:
-    """Return a picture and its preview under the names by which MLflow's page finds them."""
+    """Return an image and its preview under the names by which MLflow's UI finds them."""
     key, step, picture = item.key, item.step or 0, item.value.pil()
     png, small = io.BytesIO(), io.BytesIO()
     picture.save(png, "PNG")
@@ -143,17 +143,17 @@ def _path(key: str) -> str:
 
 
 def safe_path(name: str) -> str:
-    """Return a file's name as an artifact path: no part that leads elsewhere, no character MLflow refuses."""
+    """Return a file name as an artifact path: no part that leads elsewhere, no character MLflow refuses."""
     return _path(re.sub(r"[#%\\]", "_", name))
 
 
 def is_folder(uri: str) -> bool:
-    """Tell whether an address is a folder of files."""
+    """Return whether an address is a folder of files."""
     return urlsplit(uri).scheme in ("", "file") and not uri.startswith(("databricks", "uc"))
 
 
 def absolute(uri: str) -> str:
-    """Return a local address that means the same from any working directory."""
+    """Return a local address that is the same from any working directory."""
     if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////") and ":memory:" not in uri:
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
     if is_folder(uri) and not uri.startswith("file:"):
@@ -162,5 +162,5 @@ def absolute(uri: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text that can be between quotes in MLflow's filters."""
+    """Return a text that is safe between quotes in MLflow's filters."""
     return text.replace("'", "%27").replace('"', "%22").replace("`", "%60")

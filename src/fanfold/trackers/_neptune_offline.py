@@ -1,4 +1,4 @@
-"""Neptune's offline folders: where they are, the operations in them, and what those add to which path."""
+"""Neptune's offline folders: their location, their operations, and the points those add to each path."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-OURS = ("sys", "fanfold", "parameters", "artifacts", "monitoring", "source_code")  # folders that no key lives in
+OURS = ("sys", "fanfold", "parameters", "artifacts", "monitoring", "source_code")  # folders that never hold user keys
 _KINDS = {"LogFloats": "number", "LogStrings": "text", "LogImages": "image", "UploadFile": "file"}
 
 
 class data_directory:  # noqa: N801 - reads as a statement
-    """Let Neptune keep its files in a folder of ours; it reads the place from the environment only."""
+    """A context manager that makes Neptune store its files in our folder; it reads the location only from the environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,13 +31,13 @@ class data_directory:  # noqa: N801 - reads as a statement
 
 
 def operations(folder: Path) -> Iterator[dict[str, Any]]:
-    """Read the operations of all offline folders, oldest first, each up to its torn end."""
+    """Yield the operations of all offline folders, oldest first, each up to a torn end."""
     for file in sorted(folder.glob("offline/run__*/data-*.log"), key=_age):
         with file.open(encoding="utf-8") as lines:
             for line in lines:
                 try:
                     yield dict(json.loads(line)["obj"])
-                except ValueError:  # the last line of a relay that was killed
+                except ValueError:  # the last line of a killed relay
                     break
 
 
@@ -50,7 +50,7 @@ def _age(file: Path) -> tuple[str, int]:
 
 
 def counted(operation: dict[str, Any]) -> tuple[str, int]:
-    """Tell the path an operation adds points to, and how many: a list of images or files is one point."""
+    """Return the path an operation adds points to, and how many: a list of images or files is one point."""
     kind, path = operation["type"], operation["path"]
     if kind in ("LogFloats", "LogStrings"):
         return "/".join(path), len(operation["values"])
@@ -63,7 +63,7 @@ def counted(operation: dict[str, Any]) -> tuple[str, int]:
 
 
 def names_in(folder: Path) -> dict[tuple[str, str], str]:
-    """Read which keys, by kind, live under which paths: their own, unless a note says otherwise."""
+    """Return the path of each (key, kind): its own, unless a recorded name says otherwise."""
     found: dict[str, tuple[str, str]] = {}
     for operation in operations(folder):
         path = operation["path"]
@@ -77,11 +77,11 @@ def names_in(folder: Path) -> dict[tuple[str, str], str]:
 
 
 def gather(folder: Path, run_id: str) -> None:
-    """Give all folders of an offline run one container id: `neptune sync` then makes one run of them."""
+    """Give all folders of an offline run one container id, so that `neptune sync` creates one run from them."""
     wanted = str(uuid.uuid5(uuid.NAMESPACE_OID, run_id))
     for one in (folder / "offline").glob("run__*"):
         kind, _, *rest = one.name.split("__")
         target = one.with_name("__".join([kind, wanted, *rest]))
-        while target != one and target.exists():  # of an earlier start in the same process
+        while target != one and target.exists():  # left by an earlier start in the same process
             target = target.with_name(f"{target.name}0")
         one.rename(target)

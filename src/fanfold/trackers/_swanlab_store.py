@@ -1,4 +1,4 @@
-"""SwanLab's store on disk: read with its own reader, for the points and the configuration of earlier starts."""
+"""SwanLab's store on disk, read with SwanLab's own reader for the points and config of earlier starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def records(file: Path) -> Iterator[Any]:
-    """Read a SwanLab store up to its torn end, with SwanLab's reader; nothing where this version has none."""
+    """Yield a store's records up to a torn end; nothing if this SwanLab version has no reader."""
     try:
         from swanlab.proto.swanlab.record.v1.record_pb2 import Record
         from swanlab.sdk.internal.core_python.store import DataStoreReader
@@ -26,7 +26,7 @@ def records(file: Path) -> Iterator[Any]:
 
 
 def written_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration that a start wrote to its folder."""
+    """Return the config that a start wrote to its folder."""
     import yaml
 
     file = folder / "files" / "config.yaml"
@@ -35,7 +35,7 @@ def written_config(folder: Path) -> dict[str, Any]:
 
 
 def step_set() -> Any:
-    """Return a set for very many steps: SwanLab's own compressed one where it has it."""
+    """Return a set for very many steps: SwanLab's compressed one if available."""
     try:
         from pyroaring import BitMap64
     except ImportError:
@@ -44,7 +44,7 @@ def step_set() -> Any:
 
 
 def points_of(stores: Iterator[Path]) -> Iterator[tuple[str, int]]:
-    """Yield key and step of each point in the stores."""
+    """Yield the key and step of each point in the stores."""
     for file in stores:
         for record in records(file):
             kind = record.WhichOneof("record_type")

@@ -1,7 +1,7 @@
-"""Read wandb's transaction log, the `.wandb` file: the library writes it and offers no reader.
+"""A reader for wandb's transaction log, the `.wandb` file: the library writes it but offers no reader.
 
-A header of 7 bytes, then blocks of 32 KiB with chunks (crc32, length, type, data) as in LevelDB's log; a record is one
-protobuf message in one or more chunks. A log may be read while it grows: a torn end is left for the next look.
+A header of 7 bytes, then blocks of 32 KiB with chunks (crc32, length, type, data) as in LevelDB's log; a record is one protobuf
+message in one or more chunks. A log may be read while it grows: a torn end is left for the next read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FULL, _FIRST, _LAST = 1, 2, 4
 
 
 class WandbLog:
-    """One `.wandb` file, read on from where the last look ended."""
+    """One `.wandb` file; each read continues where the last one ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class WandbLog:
         self._at = len(HEADER) + 1
 
     def refresh(self) -> WandbLog:
-        """Read what is new, and keep what was counted."""
+        """Read new records and update the counts."""
         for record in self.records():
             kind = record.WhichOneof("record_type")
             if kind == "history":
@@ -56,7 +56,7 @@ class WandbLog:
         return self
 
     def records(self) -> Iterator[Any]:
-        """Yield the whole records behind the last one yielded."""
+        """Yield the complete records after the last one yielded."""
         from wandb.proto import wandb_internal_pb2
 
         for data in self._messages():
@@ -69,7 +69,7 @@ class WandbLog:
         at, parts = 0, b""
         while at + _CHUNK.size <= len(blob):
             rest = BLOCK - (start + at) % BLOCK
-            if rest < _CHUNK.size:  # a block's last bytes are never the start of a chunk
+            if rest < _CHUNK.size:  # a block's last bytes never start a chunk
                 at += rest
                 continue
             crc, length, kind = _CHUNK.unpack_from(blob, at)
@@ -93,12 +93,12 @@ class WandbLog:
 
 
 def key_of(item: Any) -> str:
-    """Return the key a history or config item belongs to: a dict arrives as one item for each leaf."""
+    """Return the key of a history or config item: a dict arrives as one item per leaf."""
     return str(item.nested_key[0] if item.nested_key else item.key)
 
 
 def put(target: dict[str, Any], item: Any) -> None:
-    """Put an item's value where it belongs in a nested dict."""
+    """Insert an item's value at its place in a nested dict."""
     *path, last = list(item.nested_key) or [item.key]
     for key in path:
         target = target.setdefault(key, {})
@@ -106,10 +106,10 @@ def put(target: dict[str, Any], item: Any) -> None:
 
 
 def _integer(text: str) -> float:
-    return -0.0 if text == "-0" else int(text)  # a float without a fraction is written like an integer, sign and all
+    return -0.0 if text == "-0" else int(text)  # a float without a fraction is written like an integer, including its sign
 
 
 def logs_of(folder: Path, run_id: str) -> list[WandbLog]:
-    """Return every log of a run id below wandb's folder, oldest first: each attempt has a folder of its own."""
+    """Return every log of a run id in wandb's folder, oldest first: each attempt has its own folder."""
     found = [path for path in folder.glob("*run-*/run-*.wandb") if path.name == f"run-{run_id}.wandb"]
     return [WandbLog(path) for path in sorted(found, key=lambda path: path.parent.name.removeprefix("offline-"))]

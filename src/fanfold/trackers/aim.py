@@ -1,6 +1,6 @@
-"""Aim: a repository of runs on this disk, or behind an `aim://` server. A step holds one value per name: the last one wins.
+"""Aim: a repository of runs on local disk or behind an `aim://` server. A step holds one value per name: the last one wins.
 
-So sending a point again changes nothing, and two different values of one step cannot both be there; one warning says so.
+So sending a point again changes nothing, but a step cannot hold two different values; a warning is logged once for that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUIET = {"system_tracking_interval": None, "log_system_params": False, "capture
 
 
 class Aim(Destination):
-    """Track into the Aim repository `logging_dir`; other arguments go to `aim.Run`, `artifacts_uri` says where files go."""
+    """Track into the Aim repository `logging_dir`; other arguments go to `aim.Run`; files go to `artifacts_uri`."""
 
     name: ClassVar[str] = "aim"
     library_name: ClassVar[str] = "aim"
@@ -45,12 +45,12 @@ class Aim(Destination):
     # Opening and closing
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        """Open the run; one of ours has a hash derived from its id, and nothing that describes the relay's own process."""
+        """Open the run; one of ours has a hash derived from its id, and records nothing about the relay's own process."""
         from aim import Run
 
         known = json.loads(remote) if remote else {}
         inside = identity is not None and str(self.aim_repo_path) == str(identity.directory)
-        # A repository inside the run's directory moves with it, and a server is the user's to name; any other stays where it was.
+        # A repository inside the run's directory moves with it, and a server is chosen by the user; any other stays where it was.
         if known and not inside and "://" not in str(known["repo"]):
             self.aim_repo_path = known["repo"]
         where = os.fspath(self.aim_repo_path) if self.aim_repo_path is not None else None
@@ -77,7 +77,7 @@ class Aim(Destination):
         return json.dumps({"hash": self.writer.hash, "repo": place_of(self.writer.repo)})
 
     def close(self, status: str) -> None:
-        """Note the status, end the run, and put it into the index: until then no query of Aim finds it."""
+        """Record the status, end the run, and index it: until then Aim's queries do not find it."""
         self._note(status=status)
         if status == "finished":
             self.writer.report_successful_finish(block=True)
@@ -92,11 +92,11 @@ class Aim(Destination):
     # Config, words and files
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep the configuration as `run["hparams"]`."""
+        """Store the config as `run["hparams"]`."""
         self.writer["hparams"] = _storable(values)
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
-        """Keep the summary as `run["summary"]`, where queries can ask for it."""
+        """Store the summary as `run["summary"]`, where queries can use it."""
         self.writer["summary"] = _storable(values)
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
@@ -114,12 +114,12 @@ class Aim(Destination):
             self._note(group=group)
 
     def _note(self, **facts: Any) -> None:
-        """Keep what Aim has no field for where its queries can ask: `run.fanfold.status == "failed"`."""
+        """Store facts that Aim has no field for where its queries can use them: `run.fanfold.status == "failed"`."""
         self._facts.update(facts)
         self.writer["fanfold"] = dict(self._facts)
 
     def alert(self, alert: Alert) -> None:
-        """Add an alert to the run's log records, which Aim's notifier watches; sent again, it is the same record."""
+        """Add an alert to the run's log records, which Aim's notifier watches; sending it again yields the same record."""
         from aim.sdk.logging import LogRecord
 
         level = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}[alert.level]
@@ -130,7 +130,7 @@ class Aim(Destination):
         self.writer._checkins.check_in(flag_name="new_logs", block=alert.level == "error")  # noqa: SLF001
 
     def artifact(self, path: Path, name: str) -> None:
-        """Copy a file to `artifacts_uri`, by default a folder of the repository's own."""
+        """Copy a file to `artifacts_uri`, by default a folder in the repository."""
         run = self.writer
         if self.artifacts_uri is None and run.repo.is_remote_repo:
             self.cannot("keep files on a server without artifacts_uri", name, path)
@@ -140,9 +140,9 @@ class Aim(Destination):
         run.log_artifact(str(path), name=str(safe), block=True)
 
     def settle(self) -> None:
-        """Wait for a server's queue. A repository on disk needs nothing: each value is in the kernel's hands when tracked."""
+        """Wait for a server's queue. A local repository needs nothing: each value reaches the kernel when tracked."""
         if self.writer.repo.is_remote_repo:
-            self.writer.repo._client.get_queue().wait_for_finish()  # noqa: SLF001 - what Run.close() itself waits for
+            self.writer.repo._client.get_queue().wait_for_finish()  # noqa: SLF001 - Run.close() waits for the same
 
     # Points
 
@@ -152,7 +152,7 @@ class Aim(Destination):
             self._track(key, made, value, point)
 
     def _track(self, key: str, made: Any, value: Any, point: Point) -> None:
-        """Track one value; where the name holds another type already, under the same name in a context of its own."""
+        """Track one value; if the name already holds another type, use the same name in a separate context."""
         try:
             self._put(key or EMPTY, made, point)
         except ValueError as error:
@@ -174,13 +174,13 @@ class Aim(Destination):
                 "Pass context= or epoch= in log_kwargs={'aim': {...}}.",
             )
         context, epoch = point.kwargs.get("context"), point.kwargs.get("epoch")
-        # Aim would count the steps itself, and a point sent again would be another one.
+        # Aim would number the steps itself, and a resent point would become another one.
         step = point.step if point.step is not None else int(point.time * 1000)
         self._check_repeat(name, value, step, context or {})
         if abs(step) > EXACT:
             hash_exactly(self.writer, name, value, context or {})
         # track() would stamp the time of delivery, which may be hours after the call.
-        tracker = self.writer._tracker  # noqa: SLF001 - no public way to give a time
+        tracker = self.writer._tracker  # noqa: SLF001 - no public way to set the time
         tracker._track(value, point.time, name, step, epoch, context=context)  # noqa: SLF001
 
     def _check_repeat(self, name: str, value: Any, step: int, context: Mapping[str, Any]) -> None:
@@ -226,7 +226,7 @@ class Aim(Destination):
         return self.library.Audio(data, format=ext, caption=item.caption or "")
 
     def take_video(self, item: Item) -> Any:
-        """Return a moving GIF as the moving image it is; Aim has nothing for other films."""
+        """Return an animated GIF as an animated image; Aim has no type for other videos."""
         import PIL.Image
 
         data, ext = item.content
@@ -235,7 +235,7 @@ class Aim(Destination):
         return self.library.Image(PIL.Image.open(io.BytesIO(data), formats=("GIF",)), caption=item.caption or "")
 
     def take_histogram(self, item: Item) -> Any:
-        """Return a distribution, which Aim keeps as counts between two ends: only bins of equal width are that."""
+        """Return a distribution. Aim stores counts between two ends, which represents only bins of equal width."""
         import numpy as np
 
         edges = item.value.edges
@@ -254,7 +254,7 @@ class Aim(Destination):
 
 
 class AimTracker(Tracker):
-    """Track into the Aim repository `logging_dir`; other arguments go to `aim.Run`, `artifacts_uri` says where files go."""
+    """Track into the Aim repository `logging_dir`; other arguments go to `aim.Run`; files go to `artifacts_uri`."""
 
     destination_class = Aim
     destination: Aim
@@ -263,7 +263,7 @@ class AimTracker(Tracker):
     def log_images(  # type: ignore[override]  # the signature is Accelerate's
         self, values: dict[str, Any], step: int | None = None, kwargs: dict[str, dict[str, Any]] | None = None
     ) -> None:
-        """Track images, or (image, caption) pairs; `kwargs` has arguments for `aim_image` and for `track`."""
+        """Track images or (image, caption) pairs; `kwargs` holds arguments for `aim_image` and for `track`."""
         chosen = kwargs or {}
         for key, value in values.items():
             image, caption = value if isinstance(value, tuple) else (value, "")
@@ -272,7 +272,7 @@ class AimTracker(Tracker):
 
 
 def _storable(values: Mapping[str, Any]) -> Any:
-    """Return a configuration without what Aim refuses: integers beyond 64 bits and empty keys."""
+    """Return a config without what Aim refuses: integers beyond 64 bits and empty keys."""
     return mapped(clean_config(values), _small, key=lambda name: name or EMPTY)
 
 

@@ -1,4 +1,4 @@
-"""Azure Machine Learning (SDK v1): metrics of the job this process is in. Outside a job its Run only prints what it is given."""
+"""Azure Machine Learning (SDK v1): metrics of the job this process belongs to. Outside a job its Run only prints."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .destination import Destination, Item
 from .face import Tracker
 
 LONGEST_TAG = 1000
-LONGEST_TABLE = 250  # rows of a table metric; longer ones are files
+LONGEST_TABLE = 250  # rows of a table metric; longer tables are files
 
 
 class AzureML(Destination):
-    """Log to `azureml_run`, or to the run of the job this is part of. The job's status is the platform's to set."""
+    """Log to `azureml_run`, or to the current job's run. The job's status is left to the platform."""
 
     name: ClassVar[str] = "azure_ml"
     delivery: ClassVar[str] = "at least once"
@@ -57,7 +57,7 @@ class AzureML(Destination):
         return str(self.run.id)
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep the configuration as tags: unlike properties they may change, and unlike files they may come twice."""
+        """Store the config as tags: unlike properties they can change, and unlike files they can be set twice."""
         self.run.set_tags({f"config.{key}": _tag(f"config.{key}", value) for key, value in flat_config(values).items()})
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
@@ -98,7 +98,7 @@ class AzureML(Destination):
                 self._upload(f"logged/{item.key}/{path.name}", path)
 
     def _upload(self, name: str, path: Path) -> None:
-        """Upload a file once: the service takes a name one time, and a relay that was killed sends again."""
+        """Upload a file once: the service accepts a name only once, and a relay that was killed sends again."""
         if self._offline or name not in self.run.get_file_names():
             self.run.upload_file(name, str(path))
 
@@ -106,14 +106,14 @@ class AzureML(Destination):
         self._upload(f"artifacts/{name}", path)
 
     def settle(self) -> None:
-        """Wait for the service to have all metrics; offline, for the printed lines to be out."""
+        """Wait until the service has all metrics; offline, until the printed lines are flushed."""
         if self._offline:
             sys.stdout.flush()
         else:
             self.run.flush()
 
     def close(self, status: str) -> None:
-        """Note how the run ended as a tag, and leave the job's own status alone: the script may go on after it."""
+        """Record the run's status as a tag, and leave the job's own status alone: the script may continue."""
         self.run.tag("fanfold.status", status)
         self.finish()
 
@@ -122,7 +122,7 @@ class AzureML(Destination):
 
 
 class AzureMLTracker(Tracker):
-    """Log to `azureml_run`, or to the run of the job this is part of."""
+    """Log to `azureml_run`, or to the current job's run."""
 
     destination_class = AzureML
 
@@ -145,7 +145,7 @@ def _columns(value: Any) -> dict[str, list[Any]]:
 
 
 def _fits(columns: dict[str, list[Any]]) -> bool:
-    """Tell whether a table metric can hold it: few rows, of numbers and texts."""
+    """Return whether a table metric can hold it: few rows, only numbers and texts."""
     cells = [cell for column in columns.values() for cell in column]
     plain = all(isinstance(cell, (bool, int, str)) or (isinstance(cell, float) and math.isfinite(cell)) for cell in cells)
     return plain and all(len(column) <= LONGEST_TABLE for column in columns.values())

@@ -1,4 +1,4 @@
-"""Accelerate's interface, `GeneralTracker`, and the words that relays and destinations share: points, alerts, refusals."""
+"""Accelerate's interface, `GeneralTracker`, and the types that relays and destinations share: points, alerts, refusals."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..plain import plain
 from ..values import flatten, split
 
 F = TypeVar("F", bound=Callable[..., Any])
-NO_STEP = "fanfold_no_step"  # among a point's arguments: the caller gave no step, and the point's own was counted
+NO_STEP = "fanfold_no_step"  # in a point's kwargs: the caller gave no step, so the point's step was counted
 
 
 def is_main_process() -> bool:
-    """Tell whether this is the main process: Accelerate's word where it has one already, else the launcher's."""
+    """Return whether this is the main process, according to Accelerate if it is initialised, else to the launcher."""
     state = sys.modules.get("accelerate.state")
-    if state is not None and state.PartialState._shared_state:  # noqa: SLF001 - reading it never opens a process group
+    if state is not None and state.PartialState._shared_state:  # noqa: SLF001 - reading it never starts a process group
         return bool(state.PartialState().is_main_process)
     return process.is_main_process()
 
 
 def on_main_process(function: F) -> F:
-    """Run a tracker's method on the main process only, unless its class says `main_process_only = False`. Decided per call.
+    """Run a tracker's method on the main process only, unless its class sets `main_process_only = False`. Checked per call.
 
     While a relay serves the tracker from this process, the call waits its turn: see `Destination.users_turn`.
     """
@@ -64,10 +64,10 @@ class GeneralTracker:
             )
 
     def start(self) -> None:
-        """Open what the tracker needs; called once, before anything is logged."""
+        """Open the tracker's resources; called once, before anything is logged."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Keep the run's configuration."""
+        """Store the run's config."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Record values under a step."""
@@ -77,13 +77,13 @@ class GeneralTracker:
 
 
 def tracker_bases() -> tuple[type, ...]:
-    """Return the classes a tracker may derive from: ours, and Accelerate's where it is imported."""
+    """Return the classes a tracker may derive from: ours, and Accelerate's if it is imported."""
     theirs = getattr(sys.modules.get("accelerate.tracking"), "GeneralTracker", None)
     return (GeneralTracker, theirs) if isinstance(theirs, type) else (GeneralTracker,)
 
 
 def is_tracker(value: Any) -> bool:
-    """Tell whether something is a tracker object."""
+    """Return whether something is a tracker object."""
     return isinstance(value, tracker_bases())
 
 
@@ -97,7 +97,7 @@ class Point(NamedTuple):
 
 
 class Alert(NamedTuple):
-    """Something a person should see. `id` is the same whenever the same alert is sent again."""
+    """Something a person should see. Sending the same alert again keeps its `id`."""
 
     title: str
     text: str
@@ -108,23 +108,23 @@ class Alert(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Who the run is, for trackers that can take an id, a name or a directory from it."""
+    """The run's identity, for trackers that can take an id, name or directory from it."""
 
     run_id: str
     name: str
     project: str
     group: str | None
     directory: Path
-    live: bool = False  # served from the user's process: the library's own globals (`wandb.run`) are to mean this run
-    layout: str = "fanfold"  # names and places at the destination: ours, or as "accelerate" or "transformers" has them
+    live: bool = False  # served from the user's process: the library's globals (`wandb.run`) refer to this run
+    layout: str = "fanfold"  # names and paths at the destination: ours, or those of "accelerate" or "transformers"
 
 
 class Refused(Exception):
-    """The system will never take this value, so it is not retried. The relay warns once per key and counts it."""
+    """Raised for a value that the system will never accept, so it is not retried. The relay warns once per key and counts it."""
 
 
 class Refusal(NamedTuple):
-    """One value of a batch that was refused while everything else of the batch was written."""
+    """One value of a batch that was refused while the rest of the batch was written."""
 
     point: int  # its index in the batch
     key: str
@@ -141,14 +141,14 @@ def clean(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clean_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration made of dicts, lists, texts, numbers and None, whatever came in."""
+    """Return a config made of dicts, lists, texts, numbers and None, whatever was passed in."""
     return plain(values)  # type: ignore[no-any-return]
 
 
 def flat_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration of one level: nested keys joined by `/`, lists kept.
+    """Return a config of one level: nested keys joined by `/`, lists kept.
 
-    Where `{"a/b": 1, "a": {"b": 2}}` gives one name twice, the key with the fewest levels has it and the other becomes `a.b`.
+    Where `{"a/b": 1, "a": {"b": 2}}` gives one name twice, the key with the fewest levels keeps it and the other becomes `a.b`.
     """
     paths = sorted(_paths(clean_config(values)), key=lambda found: len(found[0]))
     names: dict[tuple[str, ...], str] = {}

@@ -1,7 +1,7 @@
-"""ClearML: tasks on a server, or offline as sessions to import later. A kill loses nothing; online it may repeat points.
+"""ClearML: tasks on a server, or offline sessions to import later. A kill loses nothing; online it may repeat points.
 
-Started as it comes, ClearML seeds every random generator, forks a reporter that can hang, takes over signals and stores NaN as
-0.0. None of that happens here.
+By default, ClearML seeds every random generator, forks a reporter that can hang, takes over signals and stores NaN as 0.0. All of
+that is prevented here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tools import named, truthy, until
 SETTLE_SECONDS = 60.0
 SECTION = "config"  # of the hyperparameters
 STATUS = "fanfold_status"
-_ours: set[str] = set()  # tasks opened for a run of ours in this process
+_ours: set[str] = set()  # tasks opened in this process for our runs
 _LISTED = re.compile(r"(.*) \[(\d+)/(\d+)\]", re.DOTALL)
 _FRAMEWORKS = (
     "matplotlib tensorflow tensorboard pytorch xgboost scikit fastai lightgbm hydra detect_repository tfdefines joblib "
@@ -39,9 +39,9 @@ _QUIET: dict[str, Any] = {
 
 
 class ClearML(Destination):
-    """Log to a ClearML task: the one that is open, or a new one; arguments go to `Task.init`.
+    """Log to a ClearML task: the open one, or a new one; arguments go to `Task.init`.
 
-    `CLEARML_PROJECT` and `CLEARML_TASK` go before `run_name`.
+    `CLEARML_PROJECT` and `CLEARML_TASK` take precedence over `run_name`.
     """
 
     name: ClassVar[str] = "clearml"
@@ -53,10 +53,10 @@ class ClearML(Destination):
     def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
         self.user_provided_run_name = run_name
-        self._layout = "accelerate"  # how titles, series and configuration are named
-        self._users = False  # whether the task is the user's
+        self._layout = "accelerate"  # how titles, series and config are named
+        self._users = False  # whether the task belongs to the user
         self._tried = False
-        self._sent = 0  # events made since start, with those there were
+        self._sent = 0  # events sent since the start, plus those already there
         self._events = session.Events()
         self._summary: dict[str, Any] = {}
 
@@ -78,7 +78,7 @@ class ClearML(Destination):
         self.identity, self._layout = identity, "accelerate" if identity is None else identity.layout
         current = Task.current_task()
         if current and self._tried:
-            current.close()  # half made, by a start that failed
+            current.close()  # left half-created by a failed start
         elif current and current.id in _ours and identity is not None:
             raise BlockingIOError(
                 "ClearML holds one task per process, and that of another run is open here. This run is delivered when that one "
@@ -88,8 +88,8 @@ class ClearML(Destination):
             self._users, self.task = True, current
             self._sent = self._arrived()
             return
-        Task.set_random_seed(None)  # or Task.init seeds Python, numpy and torch
-        Task._report_subprocess_enabled = False  # noqa: SLF001 - no other switch without a file; the reporter's fork can hang
+        Task.set_random_seed(None)  # otherwise Task.init seeds Python, numpy and torch
+        Task._report_subprocess_enabled = False  # noqa: SLF001 - only switch outside a config file; the reporter's fork can hang
         arguments = {**self.init_kwargs}
         arguments.setdefault("project_name", os.environ.get("CLEARML_PROJECT") or self.run_name)
         arguments.setdefault("task_name", os.environ.get("CLEARML_TASK") or (identity.name if identity else self.run_name))
@@ -99,14 +99,14 @@ class ClearML(Destination):
             self._open_ours(identity, remote, Task, arguments)
 
     def _open_ours(self, identity: Identity, remote: str | None, task: Any, arguments: dict[str, Any]) -> None:
-        known, tag = remote, f"fanfold:{identity.run_id}"  # by which a relay killed before it knew the server's id finds it
+        known, tag = remote, f"fanfold:{identity.run_id}"  # the tag finds a task whose relay was killed before it knew the id
         if task.is_offline():
             session.place_in(identity.directory)
             known = session.prepared(remote or session.id_of(identity), arguments)
         elif known is None:
             known = next(map(str, task.query_tasks(project_name=arguments["project_name"], tags=[tag])), None)
         if known is not None:
-            arguments |= {"reuse_last_task_id": known, "continue_last_task": 0}  # 0: steps stay what they are
+            arguments |= {"reuse_last_task_id": known, "continue_last_task": 0}  # 0: steps are kept unchanged
         else:
             arguments |= {"reuse_last_task_id": False, "tags": [*arguments.get("tags", ()), tag]}
         self._tried = True
@@ -128,7 +128,7 @@ class ClearML(Destination):
         return bool(self.task.is_offline())
 
     def close(self, status: str) -> None:
-        """End the task: completed, failed, or stopped for killed and preempted. Offline it is a property of the task."""
+        """End the task: completed, failed, or stopped for killed and preempted. Offline the status is a property of the task."""
         self.task.set_user_properties(**{STATUS: status})
         ended, offline = self.task.id, self._offline
         self.finish()
@@ -149,7 +149,7 @@ class ClearML(Destination):
     # Config, words and files
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep the configuration: by hand as Accelerate does, else whole as JSON and flat as hyperparameters."""
+        """Store the config: as Accelerate does if used directly, else as JSON and as flat hyperparameters."""
         if self.identity is None:
             self.task.connect_configuration(values)
             return
@@ -185,7 +185,7 @@ class ClearML(Destination):
 
     def artifact(self, path: Path, name: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            file = named(path, Path(folder), Path(name).name)  # the name it has on the server, where the blob's is a hash
+            file = named(path, Path(folder), Path(name).name)  # its name on the server; the blob's name is a hash
             if not self.task.upload_artifact(name, artifact_object=file, wait_on_upload=True):
                 raise ConnectionError(f"ClearML did not take the file {name!r}")
 
@@ -203,13 +203,13 @@ class ClearML(Destination):
         self._sent += 1
 
     def _allow(self, value: float) -> None:
-        """Have the next NaN or infinity stored as itself: a session's file can hold it, ClearML's server cannot."""
+        """Make ClearML store the next NaN or infinity unchanged: a session's file can hold it, ClearML's server cannot."""
         if math.isfinite(value):
             return
         if self._offline and math.isnan(value):
             self.task.get_logger().set_reporting_nan_value(value)
         elif self._offline:
-            self.task.get_logger().set_reporting_inf_value(value)  # read when the event is made, so each keeps its sign
+            self.task.get_logger().set_reporting_inf_value(value)  # read when the event is created, so each keeps its sign
         elif self.identity is not None:
             raise Refused(f"ClearML's server has no {value}")  # https://github.com/clearml/clearml/issues/604
 
@@ -223,11 +223,11 @@ class ClearML(Destination):
 
     def _where(self, item: Item) -> dict[str, Any]:
         title, series = self.place(item.key)
-        one = f"{series} [{item.at + 1}/{item.of}]" if item.of > 1 else series  # one of a series and step hides the others
+        one = f"{series} [{item.at + 1}/{item.of}]" if item.of > 1 else series  # in one series and step, only one would show
         return {"title": title, "series": one, "iteration": item.step}
 
     def take_file(self, item: Item) -> None:
-        """Report a file as it is: `report_image` would make it a JPEG."""
+        """Report a file unchanged: `report_image` would convert it to JPEG."""
         from clearml.backend_interface.metrics.events import UploadEvent
 
         data, ext = item.content
@@ -253,7 +253,7 @@ class ClearML(Destination):
     # Being sure
 
     def settle(self) -> None:
-        """Return when everything is sent; offline, when the session's file has as many events as were made."""
+        """Wait until everything is sent; offline, until the session's file holds as many events as were sent."""
         if not until(self._flushed, SETTLE_SECONDS, pause=0.01):
             raise TimeoutError(f"ClearML did not write its events within {SETTLE_SECONDS:.0f} s")
 
@@ -268,7 +268,7 @@ class ClearML(Destination):
 
     def counts(self) -> dict[str, int] | None:
         if self._layout == "accelerate" or self._users or not self._offline:
-            return None  # in Accelerate's names, `loss` and `train_loss` are one series
+            return None  # in Accelerate's naming, `loss` and `train_loss` are one series
         self._arrived()
         key_at = _key_in_transformers if self._layout == "transformers" else key_of
         keys = ((key_at(*place), n) for place, n in self._events.found.items())
@@ -276,7 +276,7 @@ class ClearML(Destination):
 
 
 class ClearMLTracker(Tracker):
-    """Log to a ClearML task: the one that is open, or a new one; arguments go to `Task.init`."""
+    """Log to a ClearML task: the open one, or a new one; arguments go to `Task.init`."""
 
     destination_class = ClearML
     destination: ClearML
@@ -303,13 +303,13 @@ class ClearMLTracker(Tracker):
 
 
 def place_of(key: str) -> tuple[str, str]:
-    """Return title and series of a key: `val/loss` is series `val` of `loss`, one for one."""
+    """Return title and series of a key: `val/loss` is series `val` of `loss`, a one-to-one mapping."""
     series, _, title = key.rpartition("/")
     return (key, key) if not series or not title or series == title or _LISTED.fullmatch(series) else (title, series)
 
 
 def key_of(title: str, series: str) -> str | None:
-    """Return the key of title and series as `place_of` gave them, or None where more items of the same list follow."""
+    """Return the key for a title and series from `place_of`, or None if more items of the same list follow."""
     listed = _LISTED.fullmatch(series)
     if listed and title != series:
         series, at, items = listed.groups()
@@ -319,7 +319,7 @@ def key_of(title: str, series: str) -> str | None:
 
 
 def in_accelerate(key: str) -> tuple[str, str]:
-    """Return title and series as Accelerate has them: `eval_loss` is series `eval` of `loss`."""
+    """Return title and series as Accelerate names them: `eval_loss` is series `eval` of `loss`."""
     for prefix in ("eval", "test", "train"):
         if key.startswith(f"{prefix}_"):
             return key[len(prefix) + 1 :], prefix
@@ -327,13 +327,13 @@ def in_accelerate(key: str) -> tuple[str, str]:
 
 
 def in_transformers(key: str) -> tuple[str, str]:
-    """Return title and series as Transformers has them: `eval/loss` is series `loss` under the title `eval`."""
+    """Return title and series as Transformers names them: `eval/loss` is series `loss` under the title `eval`."""
     title, _, series = key.partition("/")
     return (title, series) if series else ("train", key)
 
 
 def _key_in_transformers(title: str, series: str) -> str:
-    return series if title == "Summary" else f"{title}/{series}"  # ClearML's own title of single values
+    return series if title == "Summary" else f"{title}/{series}"  # ClearML's own title for single values
 
 
 _PLACES = {"fanfold": place_of, "accelerate": in_accelerate, "transformers": in_transformers}

@@ -1,7 +1,7 @@
 """Comet: experiments online, or offline as archives that `comet upload` sends later.
 
-Comet leaves an empty archive when it is killed offline. Its messages are in a temporary folder by then; here that folder is
-the run's own, so the next relay makes the archive of it. Offline nothing is lost or repeated; online a kill may repeat points.
+When killed offline, Comet leaves an empty archive and its messages in a temporary folder. Here that folder belongs to the run, so
+the next relay archives it. Offline nothing is lost or repeated; online a kill may repeat points.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .destination import Destination, Item
 from .face import Tracker
 
 SETTLE_SECONDS = 60.0
-MAX_NAME = 100  # Comet cuts longer names, so two keys could become one
-MAX_VALUE = 1000  # and longer parameters
+MAX_NAME = 100  # Comet cuts longer names, so two keys could collide
+MAX_VALUE = 1000  # longer parameters are cut, too
 STATUS, SETTLED = "fanfold_status", "fanfold_settled"
 
-# What Comet does by itself: reads the script, the host and its network, patches stdout, starts codecarbon.
+# Comet's automatic features: it reads the script, the host and its network, patches stdout, starts codecarbon.
 _QUIET = {
     **dict.fromkeys(("log_code", "log_graph", "parse_args", "log_git_metadata", "log_git_patch", "log_env_details"), False),
     **dict.fromkeys(("log_env_gpu", "log_env_host", "log_env_cpu", "log_env_network", "log_env_disk"), False),
@@ -64,12 +64,12 @@ class Comet(Destination):
             self.writer = self.given
             return
         if identity is not None:
-            os.environ.setdefault("COMET_DISABLE_AUTO_LOGGING", "1")  # or importing Comet mirrors every MLflow run
+            os.environ.setdefault("COMET_DISABLE_AUTO_LOGGING", "1")  # otherwise importing Comet mirrors every MLflow run
             os.environ.setdefault("COMET_ERROR_TRACKING_ENABLE", "false")
         import comet_ml
 
         self.identity = identity
-        begin = getattr(comet_ml, "start", None) or comet_ml.Experiment  # `start` came with 3.41
+        begin = getattr(comet_ml, "start", None) or comet_ml.Experiment  # `start` was added in 3.41
         arguments = {"project_name": self.run_name, **self.init_kwargs}
         if remote is not None:
             arguments |= {"experiment_key": remote, "mode": "get_or_create"}
@@ -82,7 +82,7 @@ class Comet(Destination):
         self._end_others(comet_ml, key)
         self._acquire(identity.directory)
         self._archives, arguments["experiment_config"] = self._config(comet_ml, identity.directory)
-        self._pending = identity.directory / "open" / key  # where Comet keeps what is not archived yet
+        self._pending = identity.directory / "open" / key  # where Comet keeps messages not archived yet
         self._pending.mkdir(parents=True, exist_ok=True)
         archives.seal(self._pending, self._archives, key, project=self.run_name, workspace=arguments.get("workspace"))
         with _temporary_files_in(self._pending):
@@ -92,7 +92,7 @@ class Comet(Destination):
         self.writer.set_name(identity.name)
 
     def _config(self, comet_ml: Any, directory: Path) -> tuple[Path, Any]:
-        """Return where the offline archives go, and Comet's configuration."""
+        """Return the folder for offline archives, and Comet's configuration."""
         config = self.init_kwargs.get("experiment_config")
         given = config.get("offline_directory") if isinstance(config, Mapping) else getattr(config, "offline_directory", None)
         folder = Path(given or os.environ.get("COMET_OFFLINE_DIRECTORY") or directory)
@@ -102,7 +102,7 @@ class Comet(Destination):
         return folder, comet_ml.ExperimentConfig(**{**_QUIET, **(config or {}), "offline_directory": str(folder)})
 
     def _acquire(self, directory: Path) -> None:
-        """Be the only process with this experiment: one that was told to stop may still be writing its archive at exit."""
+        """Become the only process with this experiment: one told to stop may still be writing its archive at exit."""
         directory.mkdir(parents=True, exist_ok=True)
         if self._lock < 0:
             self._lock = os.open(directory / "open.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -110,7 +110,7 @@ class Comet(Destination):
             raise BlockingIOError("another process still closes this experiment")
 
     def _end_others(self, comet_ml: Any, key: str) -> None:
-        """End an experiment that is open in this process: starting a second one would throw its queue away."""
+        """End an experiment that is open in this process: starting a second one would discard its queue."""
         other = comet_ml.get_running_experiment()
         if other is not None and not other.ended and other.get_key() != key:
             other.end()
@@ -147,14 +147,14 @@ class Comet(Destination):
     # Config, words and files
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep the configuration as parameters, and whole as `config.json` where Comet would cut a value."""
+        """Store the config as parameters, and also as `config.json` if Comet would cut a value."""
         config = clean_config(values)
         self.writer.log_parameters(config)
         if any(len(str(value)) > MAX_VALUE for value in config.values()):
             self.writer.log_asset_data(json.dumps(config, indent=1), name="config.json", overwrite=True)
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
-        """Keep the summary as "other" values, which Comet's tables show beside metrics."""
+        """Store the summary as "other" values, which Comet's tables show next to metrics."""
         for key, value in flat_config(values).items():
             plain = value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
             self.writer.log_other(_name(key), plain)
@@ -164,14 +164,14 @@ class Comet(Destination):
             self.writer.set_name(name)
         if tags:
             self.writer.add_tags(list(tags))
-            if self.identity is not None:  # for an archive made after a kill: Comet has them in memory only, until the end
+            if self.identity is not None:  # for an archive built after a kill: Comet keeps tags only in memory until the end
                 archives.keep_tags(self._pending, tags)
         for key, value in (("notes", notes), ("group", group)):
             if value:
                 self.writer.log_other(key, value)
 
     def alert(self, alert: Alert) -> None:
-        """Keep an alert as a text, and send it as a notification where Comet is online."""
+        """Store an alert as a text, and send it as a notification if Comet is online."""
         facts = {"alert": alert.level, "title": alert.title, "id": alert.id}
         self.writer.log_text(f"{alert.title}\n{alert.text}".strip(), step=alert.step, metadata=facts)
         if not self._offline:
@@ -189,14 +189,14 @@ class Comet(Destination):
         return super().record(values, step, kwargs)
 
     def number(self, key: str, value: float, point: Point) -> None:
-        number = int(value) if isinstance(value, bool) else value  # a bool would be stored as a text
+        number = int(value) if isinstance(value, bool) else value  # a bool would be stored as text
         self.writer.log_metric(_name(key), number, step=point.step, **point.kwargs)
 
     def take_text(self, item: Item) -> None:
         if isinstance(item.value, str):
             self.writer.log_other(_name(item.key), item.value)
             if self.identity is None:
-                return  # by hand, texts are what they are in Accelerate
+                return  # when used directly, texts are stored as Accelerate does
         self.writer.log_text(item.text, **_where(item))
 
     def take_image(self, item: Item) -> None:
@@ -208,13 +208,13 @@ class Comet(Destination):
 
         held, edges = Histogram(), item.value.edges
         held.add((edges[:-1] + edges[1:]) / 2, counts=item.value.counts)
-        if held.is_empty():  # Comet takes none without a value
+        if held.is_empty():  # Comet refuses an empty one
             self._asset(item, b"[]", "json")
         else:
             self.writer.log_histogram_3d(held, name=_name(item.key), **_where(item))
 
     def take_audio(self, item: Item) -> None:
-        """Hand over the file, which lives until the next settle: Comet scales an array to its loudest sample, and reads later."""
+        """Log a file, kept until the next settle: Comet scales an array to its loudest sample, and reads files later."""
         data, ext = item.content
         self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="fanfold-comet-")
         fd, path = tempfile.mkstemp(suffix=f".{ext}", dir=self._scratch.name)
@@ -239,7 +239,7 @@ class Comet(Destination):
     # Being sure
 
     def settle(self) -> None:
-        """Return when the server has all, or offline when a last message is in the file: they are written in order."""
+        """Wait until the server has everything; offline, until a final message is in the file: messages are written in order."""
         if not self._offline:
             if not self.writer.flush():
                 raise ConnectionError("Comet has not confirmed everything yet")
@@ -267,7 +267,7 @@ class Comet(Destination):
         raise TimeoutError(f"Comet did not write its messages within {SETTLE_SECONDS:.0f} s")
 
     def counts(self) -> dict[str, int] | None:
-        """Count what the archives and the open messages hold, by key; a list of media counts when its last item is there."""
+        """Count points by key in the archives and open messages; a list of media counts once its last item is there."""
         if self.identity is None or not self._offline:
             return None
         path = Path(self.writer.tmpdir) / archives.MESSAGES

@@ -1,6 +1,6 @@
-"""DagsHub: its hosted MLflow where a repository is named; else the two files of its own logger, to be committed.
+"""DagsHub: its hosted MLflow if a repository is named; otherwise the two files of its own logger, to be committed.
 
-`dagshub.init()` is never called: it asks the service, and a person when there is no token.
+`dagshub.init()` is never called: it contacts the service, and prompts the user if there is no token.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Folder = str | os.PathLike[str] | None
 
 
 class Hosted(MLflow):
-    """The MLflow server DagsHub keeps for each repository."""
+    """The MLflow server that DagsHub hosts for each repository."""
 
     name: ClassVar[str] = "dagshub"
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
         if not {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN"} & os.environ.keys():
             token = os.environ.get("DAGSHUB_USER_TOKEN") or _token(str(self.tracking_uri))
-            os.environ.update(MLFLOW_TRACKING_USERNAME=token, MLFLOW_TRACKING_PASSWORD=token)  # a token stands for both
+            os.environ.update(MLFLOW_TRACKING_USERNAME=token, MLFLOW_TRACKING_PASSWORD=token)  # a token serves as both
         super().open(identity, remote)
 
 
 class Files(Destination):
-    """DAGsHubLogger's two files. It begins them from scratch each time; a run that is resumed continues where they ended."""
+    """DAGsHubLogger's two files. The library starts them from scratch each time; here a resumed run appends to them."""
 
     name: ClassVar[str] = "dagshub"
     delivery: ClassVar[str] = "readable"
-    delivery_online: ClassVar[str | None] = "idempotent"  # of the hosted MLflow
+    delivery_online: ClassVar[str | None] = "idempotent"  # for the hosted MLflow
     tracking_uri: str | None = None
 
     def __init__(
@@ -82,7 +82,7 @@ class Files(Destination):
         rows, refused = self.converted(points)
         times = [self.run.epoch_milisec() if point.time is None else int(point.time * 1000) for point in points]
         steps = [point.step for point in points]
-        self.run.unsaved_metrics = list(zip(rows, times, steps, strict=True))  # not what a failed write left: that comes again
+        self.run.unsaved_metrics = list(zip(rows, times, steps, strict=True))  # drops what a failed write left: it is sent again
         self.run.save_metrics()
         return refused
 
@@ -132,7 +132,7 @@ class DagsHubTracker(Tracker):
 
 
 def _whole_rows(path: Path) -> int:
-    """Return how many bytes of a CSV file are whole rows: a line end inside quotes ends none."""
+    """Return how many bytes of a CSV file are complete rows: a line end inside quotes does not end a row."""
     end, whole, quotes = 0, 0, 0
     if path.exists():
         with path.open("rb") as file:
@@ -160,13 +160,13 @@ def _has_token() -> bool:
 
 
 def _token_file() -> Path:
-    """Return where `dagshub login` keeps tokens; asked without importing it, which would draw random numbers."""
+    """Return the path of the tokens of `dagshub login`, without importing dagshub, which would draw random numbers."""
     caches = Path("~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME", "~/.cache"))
     return Path(os.environ.get("DAGSHUB_CLIENT_TOKENS_CACHE", caches / "dagshub" / "tokens")).expanduser()
 
 
 def _token(uri: str) -> str:
-    """Return the token of `dagshub login`, or raise: a browser window is no answer here."""
+    """Return the token of `dagshub login`, or raise: opening a browser is not an option here."""
     from dagshub.auth import get_token
 
     parts = urlsplit(uri)

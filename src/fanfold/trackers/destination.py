@@ -1,7 +1,7 @@
-"""What a relay delivers to: one `Destination` per system. It opens, writes, settles and closes, and knows nothing of Accelerate.
+"""The interface a relay delivers to: one `Destination` per system. It opens, writes, settles and closes, without Accelerate.
 
-Values arrive clean. How a list, a text or a kind of media is taken apart is shared by all: a destination has a method
-`take_<kind>` for each kind its system takes, and what has no such method falls back to the nearest kind that does.
+Values arrive clean. How lists, texts and kinds of media are split is shared: a destination has a method `take_<kind>` for each
+kind its system accepts, and a kind without such a method falls back to the nearest kind that has one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..media import Image, Media
 from .base import Alert, Identity, Point, Refusal, Refused, clean
 from .tools import content_of
 
-LEFT_OUT = object()  # what a value becomes that the system has no place for
+LEFT_OUT = object()  # the result for a value that the system cannot hold
 
 
 class Item(NamedTuple):
-    """One text or media object of a point; a list under one key makes several."""
+    """One text or media object of a point; a list under one key yields several."""
 
     key: str
     value: Any
-    kind: str  # text, image, audio, video, histogram, table, figure, plotly, html, or native for an object of the library's own
+    kind: str  # text, image, audio, video, histogram, table, figure, plotly, html, or native for the library's own objects
     point: Point
-    at: int = 0  # its place in a list of `of`
+    at: int = 0  # its position in a list of `of` items
     of: int = 1
 
     @property
@@ -44,11 +44,11 @@ class Item(NamedTuple):
 
     @property
     def content(self) -> tuple[bytes, str]:
-        """The bytes of a file that holds it, and their extension."""
+        """The object as the bytes of a file, and the file's extension."""
         return (self.text.encode(), "txt") if self.kind == "text" else content_of(self.value)
 
 
-# Where a destination has no method for a kind, it is offered as the next one: a drawn figure is a picture, anything is a file.
+# The fallback for a kind without its own method: a rendered figure is an image, anything is a file.
 _NEXT: Mapping[str, str] = {
     "figure": "image", "plotly": "html",
     **dict.fromkeys(("image", "audio", "video", "histogram", "table", "html", "text"), "file"),
@@ -72,30 +72,30 @@ def items_of(key: str, value: Any, point: Point) -> Iterator[Item]:
 
 
 class Destination:
-    """Base of every destination. A subclass sets `name`, opens its system in `open`, and has `number` and `take_<kind>`.
+    """Base of every destination. A subclass sets `name`, opens its system in `open`, and defines `number` and `take_<kind>`.
 
     How repeats are avoided after a crash (`delivery`):
-      idempotent      the same point sent again is the same point
-      readable        `counts()` says how many points of each key have arrived; the relay skips those
+      idempotent      sending the same point again has no effect
+      readable        `counts()` returns how many points of each key have arrived; the relay skips those
       at least once   neither; a crash between send and settle may repeat points
-    The contract suite proves it for what is written on this disk. `delivery_online` says it for a service.
+    The contract suite verifies it for data written to local disk. `delivery_online` states it for a service.
     """
 
     name: ClassVar[str]
     requires_logging_directory: ClassVar[bool] = False  # whether the second argument is a folder
     main_process_only = True  # whether users' calls do nothing on other ranks
     delivery: ClassVar[str] = "at least once"
-    delivery_online: ClassVar[str | None] = None  # the same where a service takes the points; None: there is no such thing
-    counts_each: ClassVar[bool] = False  # whether a list of media under one key makes as many entries in counts()
+    delivery_online: ClassVar[str | None] = None  # the same when delivering to a service; None: there is no service
+    counts_each: ClassVar[bool] = False  # whether each item of a media list counts as an entry in counts()
     library_name: ClassVar[str] = ""  # the module that `library` imports
-    layouts: ClassVar[tuple[str, ...]] = ("fanfold",)  # with "accelerate", names and places are Accelerate's where asked for
+    layouts: ClassVar[tuple[str, ...]] = ("fanfold",)  # with "accelerate", names and paths can follow Accelerate
 
     run: Any  # the library's own object, unless `tracker` says otherwise
-    given: Any = None  # such an object that the user has open: set before `open`, it is used, and none is made
-    identity: Identity | None = None  # of the run that is delivered; None where the user opened it by hand
+    given: Any = None  # an object the user has already opened: if set before `open`, it is used instead of a new one
+    identity: Identity | None = None  # of the delivered run; None if the user opened it directly
 
-    # Set by a relay in this process: a call of the user's is made when everything logged before it has been handed over, and
-    # while the relay waits, so that the library sees the order of the program.
+    # Set by a relay in this process: a user's call runs after everything logged before it has been delivered, and while the relay
+    # is paused, so that the library sees the program's order.
     users_turn: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
     def __init__(self, run_name: Any = None, **kwargs: Any) -> None:
@@ -106,14 +106,14 @@ class Destination:
 
     @classmethod
     def unusable(cls) -> str | None:
-        """Return why this cannot start without asking the user (no key, say), or None. Never touches the network."""
+        """Return why this cannot start without user input (no key, say), or None. Never accesses the network."""
         return None
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        """Open the system for a run, in the remote run `remote` where there was one; called again when it fails.
+        """Open the system for a run, continuing the remote run `remote` if there is one; called again after a failure.
 
-        A new remote run's id must derive from `identity`, so that a relay killed while it creates it makes no second one.
-        Without an identity the user opened it by hand: everything is as the library has it by default.
+        A new remote run's id must be derived from `identity`, so that a relay killed during creation does not create a second
+        one. Without an identity the user opened it directly: everything follows the library's defaults.
         """
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class Destination:
         self.finish()
 
     def finish(self) -> None:
-        """End the run as the library does by itself; all there is to it where the user opened it by hand."""
+        """End the run with the library's own defaults; this is all that is needed if the user opened it directly."""
 
     @property
     def tracker(self) -> Any:
@@ -132,7 +132,7 @@ class Destination:
 
     @property
     def library(self) -> Any:
-        """The system's own module, imported when it is asked for."""
+        """The system's module, imported on first use."""
         return importlib.import_module(self.library_name)
 
     @property
@@ -141,22 +141,22 @@ class Destination:
         return None
 
     def show_here(self) -> None:
-        """Make the run the library's current one on this thread, where that is a matter of threads and none is.
+        """Make the run the library's current one on this thread, if the library tracks that per thread and none is current.
 
-        Called in the user's process only (`Identity.live`), on the thread that opened it; `hide_here` undoes it.
+        Called only in the user's process (`Identity.live`), on the thread that opened it; `hide_here` reverts it.
         """
 
     def hide_here(self) -> None:
-        """Undo `show_here`, when the run has ended."""
+        """Revert `show_here` after the run has ended."""
 
     # Points
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
-        """Send points, oldest first, and return the values that the system will never take; all others are written.
+        """Send points, oldest first, and return the values that the system will never accept; all others are written.
 
-        An exception means that the batch is to be sent again: for `readable` systems `counts()` then says what arrived, and
-        `Refused` promises that nothing did. This one sends value by value; a system that takes whole points or batches
-        overrides it, and calls `converted`.
+        An exception means that the batch must be sent again: for `readable` systems `counts()` then tells what arrived, and
+        `Refused` guarantees that nothing did. This implementation sends value by value; a system that accepts whole points or
+        batches overrides it and calls `converted`.
         """
         refused = []
         for index, point in enumerate(points):
@@ -168,7 +168,7 @@ class Destination:
         return refused
 
     def add(self, key: str, value: Any, point: Point) -> None:
-        """Send one value of a point, or raise Refused before anything of it is sent."""
+        """Send one value of a point, or raise Refused before any of it is sent."""
         if isinstance(value, (bool, int, float)):
             self.number(key, value, point)
         else:
@@ -176,12 +176,12 @@ class Destination:
                 self.take(item)
 
     def number(self, key: str, value: float, point: Point) -> Any:
-        """Send a number; where points are `converted`, return what it becomes."""
+        """Send a number; if points are `converted`, return the converted value."""
         del key, point
         return value
 
     def take(self, item: Item) -> Any:
-        """Hand a text or media object to the method for its kind, or for the nearest kind that has one; else leave it out."""
+        """Pass a text or media object to the method for its kind, or for the nearest kind that has one; else leave it out."""
         kind: str | None = item.kind
         while kind is not None:
             method = getattr(self, f"take_{kind}", None)
@@ -192,7 +192,7 @@ class Destination:
         return LEFT_OUT
 
     def converted(self, points: Sequence[Point]) -> tuple[list[dict[str, Any]], list[Refusal]]:
-        """Convert every value of a batch before any is sent; return the rows, and the values that were refused."""
+        """Convert all values of a batch before any is sent; return the rows and the refused values."""
         rows: list[dict[str, Any]] = []
         refused = []
         for index, point in enumerate(points):
@@ -208,7 +208,7 @@ class Destination:
         return rows, refused
 
     def convert(self, key: str, value: Any, point: Point) -> Any:
-        """Return what one value becomes, or raise Refused."""
+        """Return the converted value, or raise Refused."""
         if isinstance(value, (bool, int, float)):
             return self.number(key, value, point)
         try:
@@ -221,35 +221,35 @@ class Destination:
             raise Refused(f"{self.name}'s own classes do not take it: {error}") from error
 
     def together(self, key: str, made: list[Any]) -> Any:
-        """Return what a list of converted values becomes."""
+        """Return the result for a list of converted values."""
         del key
         return made
 
     def settle(self) -> None:
-        """Return when everything sent so far is safe at the destination."""
+        """Wait until everything sent so far is stored safely at the destination."""
 
     def counts(self) -> dict[str, int] | None:
         """Return how many points of each key the destination has, or None if it cannot tell."""
         return None
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
-        """Record one call that the user made on the tracker itself; return the values that were refused."""
+        """Record one call the user made on the tracker directly; return the refused values."""
         return self.write([Point(clean(values), step, None, kwargs)])
 
     # What else a run has
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep the run's configuration: all of it, whenever some of it has changed."""
+        """Store the run's config: all of it, whenever some of it has changed."""
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
-        """Take over name, tags, notes and group as far as the system has them."""
+        """Set name, tags, notes and group as far as the system supports them."""
 
     def artifact(self, path: Path, name: str) -> None:
-        """Keep a file. For systems without artifacts one warning says so."""
+        """Store a file. Systems without artifacts log one warning."""
         self.cannot("keep files", name, path)
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
-        """Keep what was assigned to `run.summary`: all of it, whenever some of it has changed."""
+        """Store the values assigned to `run.summary`: all of them, whenever some have changed."""
         del values
         self.lacks("a run summary", "the values assigned to run.summary are")
 
@@ -259,14 +259,14 @@ class Destination:
         self.lacks("definitions of metrics", "define_metric() calls are")
 
     def alert(self, alert: Alert) -> None:
-        """Show an alert. One that was sent right before a kill is sent again, with the same id."""
+        """Show an alert. One sent right before a kill is sent again, with the same id."""
         del alert
         self.lacks("alerts", "they are")
 
     # Warnings, once for each cause
 
     def warn_refused(self, refused: Sequence[Refusal]) -> None:
-        """Warn once per key about values of the user's own calls that were left out."""
+        """Warn once per key about values of the user's direct calls that were left out."""
         for _, key, why in refused:
             self.warn(
                 f"refused:{key}",

@@ -1,7 +1,7 @@
 """DVCLive: a folder of plain files, one table per metric, that DVC shows and compares.
 
-Each row is in the kernel's hands when it is logged. Files that DVCLive replaces whole (metrics.json, params.yaml) can be
-torn by a kill, and then it could not continue: they are checked before it starts, and made again.
+Each row reaches the kernel when it is logged. Files that DVCLive rewrites in full (metrics.json, params.yaml) can be torn by a
+kill, and then it could not continue: they are checked before it starts, and rebuilt.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .base import Identity, Point, Refusal, Refused, clean_config, flat_config
 from .destination import Destination, Item
 from .face import Tracker
 
-MARKER = ".fanfold.json"  # which run a folder belongs to, and what was in it before
+MARKER = ".fanfold.json"  # which run a folder belongs to, and its contents before
 _QUIET = {"save_dvc_exp": False, "dvcyaml": None, "report": None, "monitor_system": False}
 _ARGUMENTS = frozenset({"timestamp", "plot"})
 
 
 class DVCLive(Destination):
-    """Log to `live`, or to a `dvclive.Live` made of the other arguments; `run_name` is not used, as in Accelerate."""
+    """Log to `live`, or to a `dvclive.Live` created with the other arguments; `run_name` is not used, as in Accelerate."""
 
     name: ClassVar[str] = "dvclive"
     delivery: ClassVar[str] = "readable"
@@ -43,7 +43,7 @@ class DVCLive(Destination):
 
         if self.given is not None:
             self.live = self.given
-            return  # the user's object, with a folder and settings of the user's
+            return  # the user's object, with the user's folder and settings
         if identity is None:
             self.live = self.live or Live(**self.init_kwargs)
             return
@@ -55,15 +55,15 @@ class DVCLive(Destination):
         mark = read_json(folder / MARKER) or {}
         ours = mark.get("run") == identity.run_id
         mend(folder)
-        # A folder that is this run's is continued; any other is emptied or continued as the user's `resume` says.
+        # A folder of this run is continued; any other is emptied or continued according to the user's `resume`.
         self.live = Live(**{**arguments, "dir": str(folder), **({"resume": True} if ours else {})})
-        self.live.step = self.live.read_step()  # Live counts on by one, though nothing was logged
+        self.live.step = self.live.read_step()  # Live increments the step even though nothing was logged
         self._before = mark["before"] if ours else rows(Path(self.live.dir))
         if not ours:
             replace_json(folder / MARKER, {"run": identity.run_id, "before": self._before})
 
     def _folder(self, folder: Path, identity: Identity, *, resumed: bool) -> Path:
-        """Return where to log. A folder that was ours and is another run's now stays untouched: Live would empty it."""
+        """Return where to log. A folder that now belongs to another run is left untouched: Live would empty it."""
         if not resumed or not folder.exists() or (read_json(folder / MARKER) or {}).get("run") == identity.run_id:
             return folder
         self.warn(
@@ -87,11 +87,11 @@ class DVCLive(Destination):
     # Config, summary and files
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep the configuration in params.yaml. One value that YAML refuses would empty that file: all are cleaned."""
+        """Store the config in params.yaml. A value that YAML refuses would empty the file, so all are cleaned first."""
         self.live.log_params(clean_config(values))
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
-        """Keep the summary in `live.summary`, which becomes metrics.json."""
+        """Store the summary in `live.summary`, which becomes metrics.json."""
         for key, value in flat_config(values).items():
             summarise(self.live.summary, key.split("/"), value)
         self.settle()
@@ -138,7 +138,7 @@ class DVCLive(Destination):
         self.number(item.key, item.text, item.point)
 
     def _arguments(self, point: Point) -> dict[str, Any]:
-        """Return what goes to `log_metric`. By hand anything does; from the journal, a wrong name must not stop delivery."""
+        """Return the arguments for `log_metric`. Direct calls may pass any; in a relay, a wrong name must not stop delivery."""
         unknown = set(point.kwargs) - _ARGUMENTS if self.identity is not None and point.kwargs else set()
         for name in unknown:
             self.warn(
@@ -149,7 +149,7 @@ class DVCLive(Destination):
         return {name: value for name, value in point.kwargs.items() if name not in unknown}
 
     def _clashes(self, parts: list[str]) -> bool:
-        """Tell whether metrics.json has a number where this name needs a group, or the reverse."""
+        """Return whether metrics.json has a number where this name needs a group, or the reverse."""
         node: Any = self.live.summary
         for part in parts[:-1]:
             node = node.get(part, {})
@@ -158,7 +158,7 @@ class DVCLive(Destination):
         return isinstance(node.get(parts[-1]), dict)
 
     def _add_beside(self, name: str, value: Any) -> None:
-        """Log a name that is a group as well: its table is as any other, in metrics.json it is `_` in the group."""
+        """Log a name that is also a group: it has an ordinary table, and is stored as `_` in its group in metrics.json."""
         from dvclive.plots import Metric
 
         metric = self.live._metrics.setdefault(name, Metric(name, self.live.plots_dir))  # noqa: SLF001 - as log_metric does
@@ -173,7 +173,7 @@ class DVCLive(Destination):
         )
 
     def take(self, item: Item) -> Any:
-        """Write one file per step. Sent again, it is written over: media need no counting."""
+        """Write one file per step. Resending overwrites it, so media need no counting."""
         if item.kind != "text":
             number = self._number_of(item)
             if self._pictured.get(item.key) == number:
@@ -195,13 +195,13 @@ class DVCLive(Destination):
         return f"{file_name(item.key)}/{self._number_of(item)}"
 
     def take_image(self, item: Item) -> None:
-        """Log a picture as PNG; CMYK and the like become RGB, as every browser shows them."""
+        """Log an image as PNG; CMYK and similar modes become RGB, as browsers show them."""
         picture = item.value.pil()
         fits = picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I")
         self.live.log_image(f"{self._name(item)}.png", picture if fits else picture.convert("RGB"))
 
     def take_video(self, item: Item) -> None:
-        """Write a moving GIF beside the images: `log_image` would keep its first picture only."""
+        """Write an animated GIF next to the images: `log_image` would keep only its first frame."""
         from dvclive.plots import Image
 
         data, ext = item.content
@@ -226,15 +226,15 @@ class DVCLive(Destination):
     # Being sure
 
     def settle(self) -> None:
-        """Write metrics.json. The tables need nothing, each row is written as it is logged."""
+        """Write metrics.json. The tables need nothing: each row is written when logged."""
         from dvclive.plots import NumpyEncoder
 
         self.live.summary["step"] = self.live.step
-        # make_summary() writes in place, and next_step() reads every table again, each time.
+        # make_summary() writes in place, and next_step() re-reads every table each time.
         replace_json(Path(self.live.metrics_file), self.live.summary, cls=NumpyEncoder)
 
     def counts(self) -> dict[str, int] | None:
-        """Count the rows of every table that are this run's; None for a `live` of the user's, whose start is not known."""
+        """Count this run's rows in every table; None for a user's own `live`, whose initial rows are unknown."""
         if self.identity is None:
             return None
         found = {key_of(name): count - self._before.get(name, 0) for name, count in rows(Path(self.live.dir)).items()}
@@ -242,6 +242,6 @@ class DVCLive(Destination):
 
 
 class DVCLiveTracker(Tracker):
-    """Log to `live`, or to a `dvclive.Live` made of the other arguments; `run_name` is not used, as in Accelerate."""
+    """Log to `live`, or to a `dvclive.Live` created with the other arguments; `run_name` is not used, as in Accelerate."""
 
     destination_class = DVCLive

@@ -1,6 +1,6 @@
-"""One face for all destinations: `Tracker` makes any `Destination` a tracker as Accelerate and its users know it.
+"""One interface for all destinations: `Tracker` turns any `Destination` into a tracker for Accelerate and its users.
 
-`Adapter` is the older way to write a tracker of one's own: a tracker that is its own destination.
+`Adapter` is the older way to write a custom tracker: a tracker that is its own destination.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SHARED = ("name", "requires_logging_directory", "main_process_only", "delivery"
 
 
 class Tracker(GeneralTracker):
-    """A tracker for Accelerate and its users, in front of a destination; arguments and attributes are the destination's.
+    """A tracker for Accelerate and its users, wrapping a destination; arguments and attributes are the destination's.
 
-    Each built-in system has a subclass under the name it has in Accelerate, with the methods only that system offers.
+    Each built-in system has a subclass under its name in Accelerate, with the methods only that system offers.
     """
 
     destination_class: ClassVar[type[Destination]]
@@ -40,11 +40,11 @@ class Tracker(GeneralTracker):
         self.face(self.destination_class(*args, **kwargs))
 
     def face(self, destination: Destination) -> None:
-        """Be the tracker in front of a destination."""
+        """Wrap a destination."""
         vars(self).update(destination=destination, _identity=None, _remote=None)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("destination", "__setstate__"):  # not made yet
+        if name in ("destination", "__setstate__"):  # not set yet
             raise AttributeError(name)
         return getattr(self.destination, name)
 
@@ -59,15 +59,15 @@ class Tracker(GeneralTracker):
         return self.destination.tracker
 
     def adopt(self, identity: Identity) -> None:
-        """Have the next start() open the destination for a run of ours."""
+        """Make the next start() open the destination for one of our runs."""
         self._identity = identity
 
     def resume(self, remote: str) -> None:
-        """Have the next start() continue a remote run."""
+        """Make the next start() continue a remote run."""
         self._remote = remote
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        """Open the destination through the methods of a subclass; called where it has changed some."""
+        """Open the destination through a subclass's own methods; used if it overrides any."""
         if identity is not None:
             self.adopt(identity)
         if remote:
@@ -84,7 +84,7 @@ class Tracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record values now. A value that the system will never take is left out with a warning; the others are recorded."""
+        """Record values immediately. Values the system will never accept are left out with a warning; the others are recorded."""
         self.destination.warn_refused(self.destination.record(values, step, kwargs))
 
     @on_main_process
@@ -110,9 +110,9 @@ class Tracker(GeneralTracker):
 
 
 class Adapter(GeneralTracker, Destination, metaclass=abc.ABCMeta):
-    """A tracker that is its own destination: Accelerate's methods and a destination's in one class.
+    """A tracker that is its own destination, with Accelerate's methods and a destination's in one class.
 
-    New ones are simpler as a `Destination`, to which `register_tracker_class` adds the rest.
+    New trackers are simpler as a `Destination`, to which `register_tracker_class` adds the rest.
     """
 
     def __init__(self, _blank: bool = False) -> None:
@@ -126,17 +126,17 @@ class Adapter(GeneralTracker, Destination, metaclass=abc.ABCMeta):
         self.start()
 
     def adopt(self, identity: Identity) -> None:
-        """Take id, name and directory from our run where the user gave none. Called before start()."""
+        """Use the id, name and directory of our run where the user gave none. Called before start()."""
 
     def resume(self, remote: str) -> None:
-        """Continue a remote run: called before start(), with what `remote` was."""
+        """Continue a remote run: called before start() with the earlier value of `remote`."""
 
     def set_config(self, values: dict[str, Any]) -> None:
         self.store_init_configuration(values)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record values now. A value that the system will never take is left out with a warning; the others are recorded."""
+        """Record values immediately. Values the system will never accept are left out with a warning; the others are recorded."""
         self.warn_refused(self.record(values, step, kwargs))
 
 
@@ -150,13 +150,13 @@ def _face_of(cls: Any) -> type[Tracker]:
 
 
 def tracker_class(cls: Any) -> Any:
-    """Return a tracker class: a destination's gets the face that all share, any other is one already."""
+    """Return a tracker class: a destination class is wrapped in the shared interface, any other is returned as it is."""
     plain = isinstance(cls, type) and issubclass(cls, Destination) and not issubclass(cls, GeneralTracker)
     return _face_of(cls) if plain else cls
 
 
 def tracker_of(item: Any) -> Any:
-    """Return a tracker object: a destination gets a face, anything else is returned as it is."""
+    """Return a tracker object: a destination is wrapped, anything else is returned as it is."""
     if not isinstance(item, Destination) or isinstance(item, GeneralTracker):
         return item
     tracker: Tracker = object.__new__(tracker_class(type(item)))
@@ -165,19 +165,19 @@ def tracker_of(item: Any) -> Any:
 
 
 def destination_of(tracker: Any) -> Destination | None:
-    """Return what the relay serves behind a tracker; None for one of the user's own, which is only a GeneralTracker."""
+    """Return the destination the relay serves behind a tracker; None for a user-written GeneralTracker."""
     if isinstance(tracker, Tracker):
         return cast("Destination", tracker) if _changed(type(tracker)) else tracker.destination
     return tracker if isinstance(tracker, Destination) else None
 
 
 def _changed(cls: type[Tracker]) -> bool:
-    """Tell whether a subclass of a tracker has replaced methods that a relay calls; those are its own then."""
+    """Return whether a subclass of a tracker overrides methods that a relay calls; those are then used."""
     derived = itertools.takewhile(lambda one: "destination_class" not in vars(one), cls.__mro__)
     replaced = {name for one in derived for name in vars(one) if not name.startswith("_")}
     return bool(replaced & {*dir(Destination), "start", "adopt", "resume"})
 
 
 def own_class(cls: Any) -> Any:
-    """Return the class that its author wrote: the destination's where its face was made here."""
+    """Return the class its author wrote: the destination's if its tracker class was generated here."""
     return cls.destination_class if "shared" in vars(cls) else cls

@@ -1,6 +1,6 @@
-"""Flyte: the log history as a Deck of the running task. It is published whole each time, so nothing can be there twice.
+"""Flyte: the log history as a Deck of the running task. It is published in full each time, so nothing can appear twice.
 
-A Deck belongs to the task's context, which a process of its own does not have: there, the same HTML goes to a file.
+A Deck belongs to the task's context, which a separate process does not have: there, the same HTML is written to a file.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .face import Tracker
 from .tools import replace
 
 ROWS = 10_000
-SHARE = 0.05  # of the time may go into drawing the page again
+SHARE = 0.05  # share of time that may be spent redrawing the page
 
 
 class Flyte(Destination):
-    """Show what is logged as the Deck `deck`; outside a task, as `page`, or `deck.html` in `directory`.
+    """Show logged values as the Deck `deck`; outside a task, as `page`, or `deck.html` in `directory`.
 
     The last `rows` rows are shown.
     """
@@ -44,7 +44,7 @@ class Flyte(Destination):
         self.directory = None if directory is None else Path(directory)
         self.page = None if page is None else Path(page)
         self.deck: Any = None
-        self._saved: Path | None = None  # where rows and facts are kept for the next start
+        self._saved: Path | None = None  # where rows and facts are saved for the next start
         self._history = History(rows)
         self._facts: dict[str, dict[str, Any]] = {}
         self._facts_saved = ""
@@ -75,7 +75,7 @@ class Flyte(Destination):
 
     @property
     def tracker(self) -> Any:
-        """The Deck, or the file that stands for it."""
+        """The Deck, or the file that replaces it."""
         return self.deck if self.deck is not None or self.directory is None else self._page
 
     @property
@@ -119,17 +119,17 @@ class Flyte(Destination):
         return "".join(made)
 
     def settle(self) -> None:
-        """Keep the new rows in a file of their own, which a new start reads, and publish when that costs little."""
+        """Save new rows to a file, which the next start reads, and publish if that is cheap enough."""
         if self._saved is not None:
             self._history.save(self._saved / "history.jsonl")
-            if (text := json.dumps(self._facts)) != self._facts_saved:  # a later start is told of changes only
+            if (text := json.dumps(self._facts)) != self._facts_saved:  # a later start receives only changes
                 replace(self._saved / "facts.json", text)
                 self._facts_saved = text
         if time.monotonic() - self._drawn_at > self._draw_seconds / SHARE:
             self.publish()
 
     def publish(self) -> None:
-        """Bring the Deck or the file up to date."""
+        """Update the Deck or the file."""
         began = time.monotonic()
         if self.deck is not None:
             self._context.run(_publish)
@@ -142,7 +142,7 @@ class Flyte(Destination):
 
     @property
     def html(self) -> str:
-        """The page as it is now."""
+        """The current page."""
         return draw(self.run_name, self._facts, self._history)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -162,19 +162,19 @@ class Flyte(Destination):
 
 
 class FlyteTracker(Tracker):
-    """Show what is logged as the Deck `deck`; outside a task, as `deck.html` in `directory`. The last `rows` rows are shown."""
+    """Show logged values as the Deck `deck`; outside a task, as `deck.html` in `directory`. The last `rows` rows are shown."""
 
     destination_class = Flyte
     destination: Flyte
 
     @on_main_process
     def sync_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Save a checkpoint with the task, so that a retry of it can go on from there."""
+        """Save a checkpoint with the task, so that a retry can continue from there."""
         self.destination.save_checkpoint(path)
 
 
 def in_task() -> bool:
-    """Tell whether this is inside a running Flyte task. Where flytekit is not imported, it cannot be; it is not imported here."""
+    """Return whether this is inside a running Flyte task. It cannot be if flytekit is not imported; it is not imported here."""
     if "flytekit" not in sys.modules:
         return False
     from flytekit.core.context_manager import ExecutionState, FlyteContextManager
@@ -185,7 +185,7 @@ def in_task() -> bool:
 
 
 def _new_deck(destination: Flyte) -> Any:
-    """Make a Deck that is drawn when it is asked for: what the task shows at its end is always the last state."""
+    """Return a Deck that is rendered on demand: at its end the task always shows the final state."""
     from flytekit import Deck
 
     class HistoryDeck(Deck):  # type: ignore[misc]

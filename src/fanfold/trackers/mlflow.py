@@ -1,7 +1,7 @@
-"""MLflow: a database, a folder or a server. A point carries its own time, so that sent twice it is one row.
+"""MLflow: a database, a folder or a server. A point carries its own time, so that sending it twice yields one row.
 
-For a run of ours everything goes through MlflowClient with an explicit run: MLflow's *active run* belongs to one thread,
-and its exit hook would mark an unfinished run as finished.
+For our runs everything goes through MlflowClient with an explicit run: MLflow's *active run* belongs to one thread, and its exit
+hook would mark an unfinished run as finished.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .tools import named, truthy
 
 Row = tuple[str, int, int, str]  # name, step, time, value
 _STATUS = {"finished": "FINISHED", "failed": "FAILED"}  # everything else was ended from outside: KILLED
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}  # else a dead server blocks 246 s
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}  # otherwise a dead server blocks 246 s
 _TABLES = "mlflow.loggedArtifacts"
 _KEYS = "fanfold.key/"
 
 
 class MLflow(Destination):
-    """Log to an MLflow run. `MLFLOW_EXPERIMENT_NAME`, `_RUN_ID`, `_TAGS` and `_NESTED_RUN` come before the arguments."""
+    """Log to an MLflow run. `MLFLOW_EXPERIMENT_NAME`, `_RUN_ID`, `_TAGS` and `_NESTED_RUN` override the arguments."""
 
     name: ClassVar[str] = "mlflow"
     delivery: ClassVar[str] = "idempotent"
@@ -64,7 +64,7 @@ class MLflow(Destination):
     # Which run
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        if identity is not None and "mlflow" not in sys.modules:  # a process whose own code uses MLflow keeps its own patience
+        if identity is not None and "mlflow" not in sys.modules:  # if the process's own code uses MLflow, its timeouts are kept
             for name, value in _PATIENCE.items():
                 os.environ.setdefault(name, value)
         import mlflow
@@ -83,7 +83,7 @@ class MLflow(Destination):
         self._as_files = is_folder(self._uri)
         self._names = Names(as_files=self._as_files, known=keys, stored=found.metrics)
         self._tables: list[dict[str, str]] = json.loads(found.tags.get(_TABLES, "[]"))
-        self._doubt = bool(found.metrics)  # whether a file store may hold points that come again
+        self._doubt = bool(found.metrics)  # whether a file store may already hold points that are sent again
         self._stored: dict[str, set[tuple[int, int, str]]] = {}
 
     @property
@@ -92,7 +92,7 @@ class MLflow(Destination):
 
     @property
     def remote(self) -> str | None:
-        """The run's id, and where it is if that is on this disk: a relative path means another place another day."""
+        """The run's id, and its location if on local disk: a relative path may later mean another place."""
         if self.active_run is None:
             return None
         place = {"uri": self._uri} if self._uri.startswith(("sqlite:", "file:")) else {}
@@ -103,7 +103,7 @@ class MLflow(Destination):
         return str(self.active_run.info.run_id)
 
     def show_here(self) -> None:
-        """Make ours the active run of this thread, so that `mlflow.log_metric` goes to it; a run of the user's stays."""
+        """Make ours the active run of this thread, so that `mlflow.log_metric` logs to it; a user's active run is kept."""
         import mlflow
 
         if mlflow.active_run() is not None:
@@ -125,7 +125,7 @@ class MLflow(Destination):
         )  # fmt: skip
 
     def _start_ours(self, identity: Identity, run_id: str | None) -> Any:
-        """Continue the run that carries our id, or make it: a kill in between leaves one, not two."""
+        """Continue the run that carries our id, or create it: a kill in between leaves one run, not two."""
         tags = {"fanfold.run_id": quoted(identity.run_id), "fanfold.project": quoted(identity.project)}
         experiment = self._experiment() or "0"
         run_id = run_id or self._find(experiment, tags)
@@ -144,7 +144,7 @@ class MLflow(Destination):
         return found[0].info.run_id if found else None
 
     def _experiment(self) -> str | None:
-        """Return the experiment of our name, made if there is none; None means MLflow's default."""
+        """Return the id of our experiment, created if there is none; None means MLflow's default."""
         from mlflow.exceptions import MlflowException
 
         if not self.experiment_name:
@@ -157,7 +157,7 @@ class MLflow(Destination):
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = self._client.get_experiment_by_name(self.experiment_name)  # another run made it just now
+            found = self._client.get_experiment_by_name(self.experiment_name)  # another run has just created it
             return str(found.experiment_id)
 
     # Points
@@ -169,7 +169,7 @@ class MLflow(Destination):
         self._set_words()
         self._send([one for one in made if not isinstance(one, Kept)])
         self._keep([one for one in made if isinstance(one, Kept)])
-        self._recent = self._batch  # only now: a batch that failed comes again, and must be the same rows
+        self._recent = self._batch  # only now: a failed batch is sent again, and must yield the same rows
         return refused
 
     def number(self, key: str, value: float, point: Point) -> list[Any]:
@@ -200,14 +200,14 @@ class MLflow(Destination):
         return int(point.kwargs.get("timestamp") or (time.time() if point.time is None else point.time) * 1000)
 
     def _moment(self, name: str, step: int, value: float, ms: int) -> int:
-        """Return the time to give a point: two equal ones of one millisecond would be one row, so the second moves on."""
+        """Return the time for a point: two equal points in one millisecond would be one row, so the second is shifted."""
         while (row := (name, step, ms, repr(value))) in self._batch or row in self._recent:
             ms += 1
         self._batch.add(row)
         return ms
 
     def _holds(self, key: str, value: float, step: int | None) -> bool:
-        """Tell whether the store keeps a number as it is: only files keep infinity, tables turn it into 1.8e308."""
+        """Return whether the store keeps a number unchanged: only files keep infinity, tables turn it into 1.8e308."""
         if self._as_files or value not in (float("inf"), -float("inf")):
             return True
         self._words[f"fanfold.inf/{legal(key)}"] = f"{value} at step {step}"
@@ -234,7 +234,7 @@ class MLflow(Destination):
         )
 
     def _set_words(self) -> None:
-        """Set the tags that explain what follows; what fails here is tried again with the same points."""
+        """Set the tags that explain the following points; after a failure they are retried with the same points."""
         for key, text in list(self._words.items()):
             self._tag(key, text)
             del self._words[key]
@@ -243,7 +243,7 @@ class MLflow(Destination):
         from mlflow.exceptions import MlflowException
 
         fresh = self._fresh(metrics) if self._as_files and self._doubt else metrics
-        (self._doubt, self._stored), before = (True, {}), (self._doubt, self._stored)  # until all of it went well
+        (self._doubt, self._stored), before = (True, {}), (self._doubt, self._stored)  # until everything succeeded
         for start in range(0, len(fresh), 1000):
             try:
                 self._client.log_batch(self._id, metrics=fresh[start : start + 1000], synchronous=True)
@@ -252,21 +252,21 @@ class MLflow(Destination):
         self._doubt, self._stored = before
 
     def _fresh(self, metrics: list[Any]) -> list[Any]:
-        """Leave out what a file store has already: unlike a table, it would keep the same point twice."""
+        """Leave out points a file store already has: unlike a table, it would keep the same point twice."""
         for name in {metric.key for metric in metrics} - self._stored.keys():
             history = self._client.get_metric_history(self._id, name)
             self._stored[name] = {(m.timestamp, m.step, repr(m.value)) for m in history}
         return [m for m in metrics if (m.timestamp, m.step, repr(m.value)) not in self._stored[m.key]]
 
     def _verdict(self, error: Any) -> Exception:
-        """Return Refused for what MLflow will never take; the error itself for a server that is away, or a deleted run."""
+        """Return Refused for what MLflow will never accept; the error itself for an unreachable server or a deleted run."""
         final = error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
         if final and self._client.get_run(self._id).info.lifecycle_stage == "active":
             return Refused(str(error))
         return error  # type: ignore[no-any-return]
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
-        """By hand, numbers go through `mlflow.log_metrics` with all its arguments."""
+        """Record values; in direct calls, numbers go through `mlflow.log_metrics` with all its arguments."""
         found = clean(values)
         numbers = {} if self.identity else {key: value for key, value in found.items() if isinstance(value, (bool, int, float))}
         rest = {key: value for key, value in found.items() if key not in numbers}
@@ -288,7 +288,7 @@ class MLflow(Destination):
     # Config, tags and files
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep the configuration as params. They are write-once and short: what does not fit becomes a tag."""
+        """Store the config as params. They are write-once and short: whatever does not fit becomes a tag."""
         from mlflow.entities import Param
         from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 
@@ -317,7 +317,7 @@ class MLflow(Destination):
         )
 
     def _tag(self, key: str, text: str) -> None:
-        """Set a tag; one too long for MLflow becomes a file, and the tag names it."""
+        """Set a tag; one too long for MLflow becomes a file named by the tag."""
         from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
 
         key = legal(key)
@@ -328,7 +328,7 @@ class MLflow(Destination):
         self._client.set_tag(self._id, key, text)
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
-        """Keep numbers as metrics `summary/<key>`, which MLflow's tables sort by, and anything else as tags."""
+        """Store numbers as metrics `summary/<key>`, by which MLflow's tables sort, and anything else as tags."""
         have = self._client.get_run(self._id).data.metrics
         for key, value in flat_config(values).items():
             name = self._name(f"summary/{key}")
@@ -353,7 +353,7 @@ class MLflow(Destination):
             self._client.log_artifacts(self._id, folder)
 
     def _keep(self, kept: Iterable[Kept]) -> None:
-        """Upload files in one go, and list pictures and tables where MLflow's page looks for them."""
+        """Upload files at once, and list images and tables where MLflow's UI looks for them."""
         kept = list(kept)
         if not kept:
             return
@@ -368,7 +368,7 @@ class MLflow(Destination):
         tables = [{"path": file.path, "type": "table"} for file in kept if file.path.startswith("tables/")]
         longer = self._tables + [entry for entry in tables if entry not in self._tables]
         text = json.dumps(longer)
-        if len(longer) > len(self._tables) and len(text) <= 8000:  # a tag holds no more; later tables are files all the same
+        if len(longer) > len(self._tables) and len(text) <= 8000:  # the limit of a tag; later tables are still stored as files
             self._client.set_tag(self._id, _TABLES, text)
             self._tables = longer
 
@@ -385,31 +385,31 @@ class MLflow(Destination):
 
 
 class MLflowTracker(Tracker):
-    """Log to an MLflow run. `MLFLOW_EXPERIMENT_NAME`, `_RUN_ID`, `_TAGS` and `_NESTED_RUN` come before the arguments."""
+    """Log to an MLflow run. `MLFLOW_EXPERIMENT_NAME`, `_RUN_ID`, `_TAGS` and `_NESTED_RUN` override the arguments."""
 
     destination_class = MLflow
     destination: MLflow
 
     @on_main_process
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
-        """Keep a figure as a file of the run; arguments go to MLflow's `log_figure`."""
+        """Store a figure as a file of the run; arguments go to MLflow's `log_figure`."""
         self._client.log_figure(self.active_run.info.run_id, figure, artifact_file, **save_kwargs)
 
     @on_main_process
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
-        """Keep all files of a folder with the run."""
+        """Store all files of a folder with the run."""
         self._client.log_artifacts(self.active_run.info.run_id, local_dir, artifact_path)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Keep a file with the run."""
+        """Store a file with the run."""
         self._client.log_artifact(self.active_run.info.run_id, local_path, artifact_path)
 
 
 def _local(uri: str) -> str | None:
-    """Return an address that a run remembered, if it is a place on this disk that exists.
+    """Return an address that a run recorded, if it is an existing place on local disk.
 
-    A run's folder may be anybody's, so it never names the server that gets our credentials.
+    A run's folder may come from anyone, so it never names the server that gets our credentials.
     """
     place = unquote(urlsplit(uri).path)
     return uri if uri.startswith(("sqlite:///", "file:///")) and place and Path(place).exists() else None

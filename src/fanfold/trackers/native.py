@@ -1,6 +1,6 @@
-"""Objects of a tracker's own library (`wandb.Image`): only that library understands them, so they travel as they are.
+"""Objects of a tracker's own library (`wandb.Image`): only that library understands them, so they are passed on unchanged.
 
-The journal keeps a note in their place. The object waits here, in the process that logged it, until its tracker is served.
+The journal keeps a note instead. The object waits here, in the process that logged it, until it is delivered to its tracker.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ OWNERS = {
     "trackio": "trackio",
     "wandb": "wandb",
 }
-MOST = 1000  # objects that wait; a tracker that hangs must not fill the memory
+MOST = 1000  # waiting objects; a tracker that hangs must not fill the memory
 _waiting: dict[str, tuple[Any, list[int]]] = {}
 _lock = threading.Lock()
 
 
 class Native(Text):
-    """A note for the journal, in the place of an object that waits for `takers`."""
+    """A note for the journal, in place of an object that waits for `takers`."""
 
     def __init__(self, value: Any, takers: Sequence[Any]) -> None:
         self.of = _class_of(value)
@@ -52,26 +52,26 @@ class Native(Text):
 
 
 class _Held:
-    """An object on its way, kept with its entry so that a call that fails can be made again."""
+    """An object being delivered, kept with its entry so that a failed call can be retried."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 def library_of(value: Any) -> str | None:
-    """Return the tracker library whose object, or list of objects, this is."""
+    """Return the tracker library that this object, or list of objects, belongs to."""
     one = value[0] if isinstance(value, (list, tuple)) and value else value
     family = type(one).__module__.partition(".")[0]
     return family if family in OWNERS else None
 
 
 def takes(tracker: Any, library: str) -> bool:
-    """Tell whether a tracker gets a library's objects: the adapter of that library, and every tracker of the user's own."""
+    """Return whether a tracker gets a library's objects: that library's adapter does, and every user-written tracker."""
     return destination_of(tracker) is None or OWNERS[library] == tracker.name
 
 
 def wrapped(values: Mapping[str, Any], trackers: Sequence[Any], elsewhere: Sequence[str]) -> Mapping[str, Any]:
-    """Return values with a note around each object that one of `trackers`, or a tracker of another rank, takes."""
+    """Return values with a note in place of each object that one of `trackers`, or a tracker on another rank, accepts."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if type(value) in (float, int, str):
@@ -88,7 +88,7 @@ def wrapped(values: Mapping[str, Any], trackers: Sequence[Any], elsewhere: Seque
 
 
 def take(entry: dict[str, Any], tracker: Any, otherwise: Any) -> Any:
-    """Return the object a note stands for, or `otherwise` where it is not for this tracker; that is said once."""
+    """Return the object a note stands for, or `otherwise` if it is not for this tracker, with a warning logged once."""
     held = entry.get("held")
     if not isinstance(held, _Held):
         held = entry["held"] = _claimed(str(entry["native"]), getattr(tracker, "inner", tracker))

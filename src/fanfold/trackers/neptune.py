@@ -1,7 +1,7 @@
-"""Neptune (legacy client): series below paths. What its types do not take has a place beside them, so that nothing is lost.
+"""Neptune (legacy client): series under paths. Values its types cannot hold are stored next to them, so that nothing is lost.
 
-An offline run is a folder of operations for `neptune sync`. It cannot be opened again: each start makes a new folder,
-and all of one run's folders are given one container id, by which `neptune sync` makes one run of them.
+An offline run is a folder of operations for `neptune sync`. It cannot be reopened: each start creates a new folder, and all
+folders of one run get one container id, from which `neptune sync` creates one run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_TEXT = 1000  # of a string series; the client cuts the rest off
 LONGEST_PARAMETER = 16384
 LARGEST_IMAGE = 15_000_000  # the client skips larger ones
 LONGEST_ID = 36
-ASSIGN = "fanfold_assign"  # among a point's arguments: its numbers are single values, the latest counts, and not series
+ASSIGN = "fanfold_assign"  # in a point's kwargs: its numbers are single values, of which the latest counts, not series
 _QUIET: dict[str, Any] = {
     "capture_stdout": False, "capture_stderr": False, "capture_hardware_metrics": False, "capture_traceback": False,
     "source_files": [], "git_ref": False,
@@ -34,7 +34,7 @@ _QUIET: dict[str, Any] = {
 
 
 class Neptune(Destination):
-    """Log to a Neptune run; arguments go to `neptune.init_run`. `run_name` is the project when it reads workspace/project."""
+    """Log to a Neptune run; arguments go to `neptune.init_run`. `run_name` is the project if it reads workspace/project."""
 
     name: ClassVar[str] = "neptune"
     delivery: ClassVar[str] = "readable"
@@ -43,7 +43,7 @@ class Neptune(Destination):
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
         self._home: Path | None = None  # of our run
-        self._folder: Path | None = None  # the same, where it is offline
+        self._folder: Path | None = None  # the same if offline
         self._run_id: str | None = None
         self._paths: dict[tuple[str, str], str] = {}
         self._fields: dict[str, tuple[str, str]] = {}
@@ -102,11 +102,11 @@ class Neptune(Destination):
     # Config, words and files
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep each value below `parameters`; types a field cannot have become text."""
+        """Store each value under `parameters`; types a field cannot have become text."""
         self._assign("parameters", values)
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
-        """Keep each value below `summary`."""
+        """Store each value under `summary`."""
         self._assign("summary", values)
 
     def _assign(self, folder: str, values: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class Neptune(Destination):
             self.run["sys/group_tags"].add([group])
 
     def artifact(self, path: Path, name: str) -> None:
-        """Upload a copy: Neptune notes the path only, and the file must live until it is sent."""
+        """Upload a copy: Neptune records only the path, and the file must exist until it is sent."""
         home = (self._home or Path.cwd() / ".neptune") / "artifacts"
         self.run[self._path(f"artifacts/{name}", "parameter")].upload(str(copied(path, home, name).absolute()))
 
@@ -168,7 +168,7 @@ class Neptune(Destination):
         self.run[path].append(value, step=point.step, timestamp=point.time, **words, **point.kwargs)
 
     def _upload(self, item: Item, kind: str, content: str | bytes, ext: str) -> None:
-        """Put a file below the key, one for each step; a second one of a step has a number."""
+        """Store a file under the key, one per step; a second one at a step gets a number."""
         from neptune.types import File
 
         path = f"{self._path(item.key, kind)}/step_{item.step}" + (f".{item.at}" if item.at else "")
@@ -180,7 +180,7 @@ class Neptune(Destination):
         self.warn(f"{kind}:{key}", f"{what}, at {self._path(key, kind)!r}. Nothing is lost; look for it there.")
 
     def _path(self, key: str, kind: str) -> str:
-        """Return where a key's values of one kind live: a Neptune path is either a field of one type or a folder."""
+        """Return the path for a key's values of one kind: a Neptune path is either a field of one type or a folder."""
         if (key, kind) not in self._paths:
             base = "/".join(part for part in key.split("/") if part) or "unnamed"
             if kind != "parameter" and base.split("/")[0] in OURS:
@@ -201,7 +201,7 @@ class Neptune(Destination):
         return not above and not any(field.startswith(f"{path}/") for field in self._fields)
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
-        """Append values to their series; Neptune's own objects (File) go to it as they are."""
+        """Append values to their series; Neptune's own objects (File) are passed on unchanged."""
         native = {key: value for key, value in values.items() if type(value).__module__.split(".")[0] == "neptune"}
         for key, value in native.items():
             self.run[key].append(value, step=step, **kwargs)
@@ -212,7 +212,7 @@ class Neptune(Destination):
         self.run.wait(disk_only=mode == "offline")
 
     def counts(self) -> dict[str, int] | None:
-        """Count what the folders of this offline run hold; None online, where reading back costs a request per series."""
+        """Count points in the folders of this offline run; None online, where reading back costs a request per series."""
         if self._folder is None:
             return None
         names = {path: key for (key, _), path in names_in(self._folder).items()}
@@ -224,7 +224,7 @@ class Neptune(Destination):
 
 
 class NeptuneTracker(Tracker):
-    """Log to a Neptune run; arguments go to `neptune.init_run`. `run_name` is the project when it reads workspace/project."""
+    """Log to a Neptune run; arguments go to `neptune.init_run`. `run_name` is the project if it reads workspace/project."""
 
     destination_class = Neptune
 

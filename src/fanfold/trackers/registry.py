@@ -1,4 +1,4 @@
-"""Which trackers there are: one table, the live dict Accelerate knows, and entry points for those of other packages."""
+"""The available trackers: a table of built-in ones, the dict Accelerate uses, and entry points of other packages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ENTRY_POINTS = "fanfold.trackers"
 
 
 class Row(NamedTuple):
-    """A built-in tracker: where its class is, which library it needs, which extra brings that."""
+    """A built-in tracker: the module of its class, the library it needs, and the extra that installs it."""
 
     name: str
     module: str
     cls: str
-    libraries: tuple[str, ...]  # any of these modules will do
+    libraries: tuple[str, ...]  # any one of these modules suffices
     extra: str
 
 
@@ -53,7 +53,7 @@ ROWS = {row.name: row for row in TABLE}
 
 
 class _Contains(enum.EnumMeta):
-    """Let `"wandb" in LoggerType` ask for a value, on every Python version."""
+    """An enum metaclass that makes `"wandb" in LoggerType` test for a value on every Python version."""
 
     def __contains__(cls, item: object) -> bool:
         members: list[enum.Enum] = list(cls.__members__.values())
@@ -82,7 +82,7 @@ class LoggerType(enum.Enum, metaclass=_Contains):
         return str(self.value)
 
     def __eq__(self, other: object) -> bool:
-        """Be equal to Accelerate's member of the same name: scripts compare the two."""
+        """Equal Accelerate's member of the same name: scripts compare the two."""
         return self is other or (_is_logger_type(other) and str(other) == self.value)
 
     def __hash__(self) -> int:
@@ -98,12 +98,12 @@ class LoggerType(enum.Enum, metaclass=_Contains):
 
 
 def _is_logger_type(value: object) -> bool:
-    """Tell whether something is a member of a LoggerType, ours or Accelerate's."""
+    """Return whether something is a member of a LoggerType, ours or Accelerate's."""
     return isinstance(value, enum.Enum) and type(value).__name__ == "LoggerType"
 
 
 class _Registry(dict[str, Any]):
-    """name → class. A built-in class is imported when it is asked for; anything may be put in or replaced."""
+    """name → class. Built-in classes are imported on first use; entries may be added or replaced."""
 
     def __missing__(self, name: str) -> Any:
         row = ROWS.get(str(name))
@@ -141,7 +141,7 @@ LOGGER_TYPE_TO_CLASS: dict[str, Any] = _Registry()
 
 
 def installed(name: str) -> bool:
-    """Tell whether a built-in tracker's library can be imported, without importing it."""
+    """Return whether a built-in tracker's library can be imported, without importing it."""
     row = ROWS.get(name)
     return row is not None and any(_found(library) for library in row.libraries)
 
@@ -151,7 +151,7 @@ def _found(module: str) -> bool:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
         return False
-    return spec is not None and spec.origin is not None  # a folder `wandb` left by a run is found, too, but has no origin
+    return spec is not None and spec.origin is not None  # a folder `wandb` left by a run is also found, but has no origin
 
 
 def get_available_trackers() -> list[LoggerType]:
@@ -160,14 +160,14 @@ def get_available_trackers() -> list[LoggerType]:
 
 
 def load_entry_points() -> None:
-    """Add the trackers other packages bring: entry points of the group `fanfold.trackers`, name = class."""
+    """Add the trackers of other packages: entry points of the group `fanfold.trackers`, name = class."""
     for point in metadata.entry_points(group=ENTRY_POINTS):
         if point.name not in LOGGER_TYPE_TO_CLASS:
             LOGGER_TYPE_TO_CLASS[point.name] = with_face(point.load())
 
 
 def find_class(name: str) -> Any:
-    """Return a tracker's class by name, or raise an error that says what is known or what to install."""
+    """Return a tracker's class by name, or raise an error that lists the known names or what to install."""
     if name not in LOGGER_TYPE_TO_CLASS:
         load_entry_points()
     if name not in LOGGER_TYPE_TO_CLASS:
@@ -203,7 +203,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker | Destination]) ->
 
 
 def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = None) -> list[Any]:
-    """Return the usable ones of what was asked for: names, LoggerType members, tracker objects, or "all"."""
+    """Return the usable ones of the requested trackers: names, LoggerType members, tracker objects, or "all"."""
     if log_with is None:
         return []
     wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
@@ -224,12 +224,12 @@ def _is_all(item: Any) -> bool:
 
 
 def _is_custom(item: Any) -> bool:
-    """Tell whether something is the name of a tracker that is registered and not built in."""
+    """Return whether something is the name of a registered tracker that is not built in."""
     return isinstance(item, str) and item in LOGGER_TYPE_TO_CLASS and item not in ROWS
 
 
 def _with_directory(found: Iterable[LoggerType], logging_dir: Any) -> list[LoggerType]:
-    """Leave out what needs a directory when there is none: "all" means all that can work."""
+    """Leave out trackers that need a directory if there is none: "all" means all that can work."""
     return [item for item in found if logging_dir is not None or not LOGGER_TYPE_TO_CLASS[str(item)].requires_logging_directory]
 
 

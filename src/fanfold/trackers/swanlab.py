@@ -1,4 +1,4 @@
-"""SwanLab: one run per process, written by a thread of its own that swallows what it cannot take; so it is checked here first."""
+"""SwanLab: one run per process, written by a thread that silently drops invalid values, so they are checked here first."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SwanLab(Destination):
         self._kinds: dict[str, str] = {}
         self._batch: set[tuple[str, int]] = set()
         self._sent = 0
-        self.arrived = 0  # values that SwanLab's thread has written
+        self.arrived = 0  # values written by SwanLab's thread
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -60,7 +60,7 @@ class SwanLab(Destination):
 
         arguments = dict(self.init_kwargs)
         if identity is not None:
-            self.run_name = re.sub(r"[^0-9a-zA-Z_\-+.]", "_", self.run_name)[:100]  # other names are refused at init
+            self.run_name = re.sub(r"[^0-9a-zA-Z_\-+.]", "_", self.run_name)[:100]  # init refuses other names
             own = {"name": identity.name[:512], "group": identity.group, "log_dir": str(identity.directory), "resume": "allow"}
             own["id"] = re.sub(r'[<>:"/\\|?*#%\x00-\x1f\x7f]', "_", identity.run_id)[:LONGEST_KEY]
             arguments = {"settings": _quiet(swanlab), **{key: value for key, value in own.items() if value}, **arguments}
@@ -75,7 +75,7 @@ class SwanLab(Destination):
             self._take_up()
 
     def _take_up(self) -> None:
-        """Know what earlier starts of this run wrote: their steps, and their config, which each folder has of its own."""
+        """Load what earlier starts of this run wrote: their steps, and their config, which each folder stores separately."""
         for key, step in points_of(self._stores()):
             self._seen(key).add(step)
         for store in self._stores():
@@ -94,7 +94,7 @@ class SwanLab(Destination):
 
     def _end(self, **words: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
-            self.run._is_main_thread = False  # noqa: SLF001 - or it puts a signal handler back, which only the main thread can
+            self.run._is_main_thread = False  # noqa: SLF001 - or it restores a signal handler, which only the main thread can
         self.run.finish(**words)
 
     # Config and files
@@ -103,18 +103,18 @@ class SwanLab(Destination):
         self.run.config.update(mapped(clean_config(values), _spelled_out))
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
-        """Keep tags and notes in the config: SwanLab takes them at init only, and ours may come later."""
-        del name, group  # given at init
+        """Store tags and notes in the config: SwanLab accepts them only at init, and ours may come later."""
+        del name, group  # set at init
         words = {"tags": list(tags), "notes": notes}
         if any(words.values()):
             self.run.config.update({f"fanfold.{key}": value for key, value in words.items() if value})
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
-        """Keep the summary in the config: SwanLab has none."""
+        """Store the summary in the config: SwanLab has none."""
         self.run.config.update({"summary": mapped(clean_config(values), _spelled_out)})
 
     def artifact(self, path: Path, name: str) -> None:
-        """Keep a copy beside the run: SwanLab notes a link, and the file must be there when it syncs."""
+        """Store a copy next to the run: SwanLab records a link, and the file must exist when it syncs."""
         home = Path(self.run.dir).parent / "artifacts"
         self.run.save(glob.escape(str(copied(path, home, name))), base_path=str(home), policy="now")
 
@@ -141,7 +141,7 @@ class SwanLab(Destination):
         return self._steps[key] if key in self._steps else self._steps.setdefault(key, step_set())
 
     def convert(self, key: str, value: Any, point: Point) -> tuple[str, Any]:
-        """Return name and value as SwanLab takes them, or refuse what it would drop with a line in its own log only."""
+        """Return name and value as SwanLab accepts them, or refuse what it would drop with only a line in its own log."""
         name, step = key.strip(" \t\n\r./")[:LONGEST_KEY], point.step
         if not name or re.search(r"[\x00-\x1f\x7f]", name) or name.startswith("__swanlab__"):
             raise Refused("SwanLab takes no such key")
@@ -158,7 +158,7 @@ class SwanLab(Destination):
         return name, made
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
-        """Record values under a step; SwanLab's own media objects go to it as they are."""
+        """Record values at a step; SwanLab's own media objects are passed on unchanged."""
         native = {key: value for key, value in values.items() if _is_native(value)}
         found = {**clean({key: value for key, value in values.items() if key not in native}), **native}
         if step is not None and int(step) != step:
@@ -166,7 +166,7 @@ class SwanLab(Destination):
         return self.write([Point(found, None if step is None else int(step), None, kwargs)])
 
     def settle(self) -> None:
-        """Wait for SwanLab's thread to write what was sent, then flush its file, which it does not do by itself."""
+        """Wait until SwanLab's thread has written everything sent, then flush its file, which it does not do itself."""
         mark, deadline = self.arrived, time.monotonic() + SETTLE_SECONDS
         while self.given is None and self.arrived < self._sent and self.run.alive:
             if self.arrived != mark:
@@ -188,13 +188,13 @@ class SwanLab(Destination):
             )
 
     def counts(self) -> dict[str, int] | None:
-        """Count what the folders of this run hold. None online: SwanLab asks the server itself, and drops steps it has."""
+        """Count points in the folders of this run. None online: SwanLab asks the server itself, and drops steps it has."""
         if getattr(self.run, "mode", "") == "online":
             return None
         return dict(Counter(key for key, _ in points_of(self._stores())))
 
     def _stores(self) -> Iterator[Path]:
-        """Find the stores of this run: each start has a folder of its own, with the run's id inside."""
+        """Yield the stores of this run: each start has its own folder, with the run's id inside."""
         if getattr(self.run, "mode", "") not in ("offline", "local"):
             return
         for file in sorted(Path(self.run.dir).parent.glob("run-*/run-*.swanlab")):
@@ -217,7 +217,7 @@ class SwanLab(Destination):
         return self.library.Html(item.value.html, **({"caption": item.caption} if item.kind == "plotly" else {}))
 
     def take_audio(self, item: Item) -> Any:
-        """Hand over the WAV as it is: the usual way needs soundfile, and encodes once more."""
+        """Pass on the WAV unchanged: the usual way needs soundfile, and encodes it again."""
         data, ext = item.content
         if ext != "wav":
             raise Refused(f"SwanLab takes WAV sound, and this is {ext}")
@@ -236,7 +236,7 @@ class SwanLab(Destination):
         return self.library.ECharts(self.library.echarts.Table().add(list(item.value.columns), rows))
 
     def take_histogram(self, item: Item) -> Any:
-        """Draw a bar chart: SwanLab has no histogram."""
+        """Return a bar chart: SwanLab has no histogram."""
         names = [f"{edge:.4g}" for edge in item.value.edges.tolist()][:-1]
         bars = self.library.echarts.Bar().add_xaxis(names).add_yaxis("count", item.value.counts.tolist())
         return self.library.ECharts(bars)
@@ -256,7 +256,7 @@ class SwanLabTracker(Tracker):
 
 
 def _counter(swanlab: Any, destination: SwanLab) -> Any:
-    """Make the callback that counts the values SwanLab's thread has written."""
+    """Return a callback that counts the values written by SwanLab's thread."""
 
     class Flushed(swanlab.Callback):  # type: ignore[misc]
         name = "fanfold"
@@ -271,7 +271,7 @@ def _counter(swanlab: Any, destination: SwanLab) -> Any:
 
 
 def _quiet(swanlab: Any) -> Any:
-    """In a relay, ask no GPU tools and capture no terminal: neither is the training's."""
+    """Return settings without hardware probes and terminal capture: in a relay, neither describes the training process."""
     off = dict.fromkeys(("hardware", "runtime", "requirements", "conda", "git", "monitor"), False)
     return swanlab.Settings(
         interactive=False, probe=swanlab.Settings.Probe(**off), terminal=swanlab.Settings.Terminal(proxy_type="none")
@@ -279,7 +279,7 @@ def _quiet(swanlab: Any) -> Any:
 
 
 def _type_of(value: Any) -> str:
-    """Return the type SwanLab gives to a value; a key has one."""
+    """Return the type SwanLab assigns to a value; each key has one."""
     one = value[0] if isinstance(value, list) and value else value
     if isinstance(one, (bool, int, float)):
         return "number"
@@ -293,7 +293,7 @@ def _is_native(value: Any) -> bool:
 
 
 def _spelled_out(value: Any) -> Any:
-    """Spell out what SwanLab changes: it makes {} of None, and drops the sign of infinity."""
+    """Convert values SwanLab would change to text: it turns None into {}, and drops the sign of infinity."""
     return str(value) if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
 

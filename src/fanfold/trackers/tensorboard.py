@@ -1,4 +1,4 @@
-"""TensorBoard: event files below a logging directory. Scalars are float32 on disk; everything else arrives as it was."""
+"""TensorBoard: event files in a logging directory. Scalars are float32 on disk; everything else is stored unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TensorBoard(Destination):
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
-        self._given = os.path.join(logging_dir, run_name)  # noqa: PTH118 - a text, as users of the attribute expect
+        self._given = os.path.join(logging_dir, run_name)  # noqa: PTH118 - a str, as users of the attribute expect
         self.logging_dir = self._given
         self._files = "events.out.tfevents.*"  # of this run
 
@@ -51,16 +51,16 @@ class TensorBoard(Destination):
         """Set folder and file names: each run has its own, or their points would mix."""
         if Path(self._given).parent == identity.directory:
             self.logging_dir = str(identity.directory / encode_name(identity.name))
-        elif identity.layout == "accelerate":  # the runs of a project share its folder; the names of files tell them apart
+        elif identity.layout == "accelerate":  # a project's runs share its folder; file names tell them apart
             arguments["filename_suffix"] = f"{arguments.get('filename_suffix', '')}.{encode_name(identity.run_id)}"
             self._files = f"events.out.tfevents.*{glob.escape(arguments['filename_suffix'])}"
-        elif identity.layout == "transformers":  # a folder of this training's own
+        elif identity.layout == "transformers":  # a folder only for this training
             self.logging_dir = self._given
         else:
             self.logging_dir = str(Path(self._given) / encode_name(f"{identity.name}-{identity.run_id}"))
 
     def _continue(self, remote: str, *, inside: bool) -> None:
-        """Continue in the same folder. One inside the run's directory moves with it; storage elsewhere is the user's to name."""
+        """Continue in the same folder. One inside the run's directory moves with it; remote storage is chosen by the user."""
         parent = self.logging_dir.rpartition("/")[0]
         if inside:
             self.logging_dir = f"{parent}/{Path(remote).name}"
@@ -76,7 +76,7 @@ class TensorBoard(Destination):
         return self.logging_dir
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep the configuration as hyperparameters, and whole as `hparams.yml`."""
+        """Store the config as hyperparameters, and in full as `hparams.yml`."""
         import yaml
 
         flat = {
@@ -97,7 +97,7 @@ class TensorBoard(Destination):
         self.writer.flush()
 
     def counts(self) -> dict[str, int]:
-        """Count what the event files hold, by key."""
+        """Count points in the event files, by key."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         kinds = {
@@ -142,7 +142,7 @@ class TensorBoard(Destination):
         self.writer.add_image(item.key, item.value.array(), dataformats="HWC", **at)
 
     def take_video(self, item: Item) -> None:
-        for frame in list(item.value.frames())[:1]:  # event files have no video; the first picture stands for it
+        for frame in list(item.value.frames())[:1]:  # event files have no video; use the first frame
             self.take_image(item._replace(value=Image(frame)))
 
     def take_histogram(self, item: Item) -> None:
@@ -156,7 +156,7 @@ class TensorBoard(Destination):
         self.writer.add_histogram_raw(item.key, *ends, int(counts.sum()), *sums, edges[1:].tolist(), counts.tolist(), **at)
 
     def take_audio(self, item: Item) -> None:
-        """Keep the sound file as it is, with all its channels: `add_audio` takes one channel, as floats, and rounds it again."""
+        """Store the sound file unchanged, with all channels: `add_audio` takes one channel, as floats, and rounds it again."""
         if type(self.writer).__module__.startswith("tensorboardX"):
             from tensorboardX.proto.summary_pb2 import Summary
         else:
@@ -188,5 +188,5 @@ def _wav_size(data: bytes) -> tuple[int, int]:
     try:
         with wave.open(io.BytesIO(data), "rb") as file:
             return file.getnchannels(), file.getnframes()
-    except (wave.Error, EOFError):  # a kind of WAV the standard library does not read; players may
+    except (wave.Error, EOFError):  # a kind of WAV the standard library cannot read; players may
         return 0, 0

@@ -1,4 +1,4 @@
-"""What several adapters need and no system is special in: media as files, names for files, configurations, waiting."""
+"""Helpers shared by several adapters: media as files, file names, configs, waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def until(done: Callable[[], bool], seconds: float, *, pause: float = 0.02) -> bool:
-    """Wait for something another thread or process does; tell whether it happened in time."""
+    """Wait for another thread or process to do something; return whether it happened in time."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
@@ -26,7 +26,7 @@ def until(done: Callable[[], bool], seconds: float, *, pause: float = 0.02) -> b
 
 
 def mapped(value: Any, change: Callable[[Any], Any], *, key: Callable[[str], str] = str) -> Any:
-    """Return a configuration with each leaf, and each key, as a system takes it."""
+    """Return a config with each leaf, and each key, converted for a system."""
     if isinstance(value, dict):
         return {key(name): mapped(item, change, key=key) for name, item in value.items()}
     if isinstance(value, list):
@@ -35,7 +35,7 @@ def mapped(value: Any, change: Callable[[Any], Any], *, key: Callable[[str], str
 
 
 def content_of(media: Any) -> tuple[bytes, str]:
-    """Return media as the bytes of a file and its extension: tables are CSV, interactive figures HTML, histograms JSON."""
+    """Return media as the bytes of a file and its extension: tables as CSV, interactive figures as HTML, histograms as JSON."""
     if media.kind == "histogram":
         return json.dumps({"edges": media.edges.tolist(), "counts": media.counts.tolist()}).encode(), "json"
     if media.kind == "text":
@@ -53,7 +53,7 @@ def content_of(media: Any) -> tuple[bytes, str]:
 
 
 def file_of(media: Any, folder: Path) -> str:
-    """Write media as it is encoded to a new file, for a library that copies it when it is logged."""
+    """Write encoded media to a new file, for a library that copies it when logging."""
     data, ext = content_of(media)
     path = folder / f"{uuid.uuid4().hex}.{ext}"
     path.write_bytes(data)
@@ -61,18 +61,18 @@ def file_of(media: Any, folder: Path) -> str:
 
 
 def markdown(table: Any, *, most: int | None = None) -> str:
-    """Return a table as text, with at most so many rows."""
+    """Return a table as Markdown, with at most `most` rows."""
     rows = [table.columns, ["---"] * len(table.columns), *table.rows[:most]]
     return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)
 
 
 def plain_name(name: str) -> str:
-    """Return a name of letters, digits and `_.-`, as artifacts have."""
+    """Return a name of letters, digits and `_.-`, valid for artifacts."""
     return "".join(sign if sign.isascii() and (sign.isalnum() or sign in "_.-") else "-" for sign in name)
 
 
 def copied(path: Path, home: Path, name: str) -> Path:
-    """Copy a file to `name` below `home`, and nowhere else: for libraries that note a path and read it later."""
+    """Copy a file to `name` inside `home`, never outside it: for libraries that record a path and read it later."""
     target = home / re.sub(r"(^|/)\.\.?(?=/|$)", "_", name).strip("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, target)
@@ -80,7 +80,7 @@ def copied(path: Path, home: Path, name: str) -> Path:
 
 
 def named(path: Path, folder: Path, name: str) -> Path:
-    """Return a file under another name in `folder`: a link, or a copy where there are no links."""
+    """Return a file under another name in `folder`: a link, or a copy if links are not supported."""
     target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -91,12 +91,12 @@ def named(path: Path, folder: Path, name: str) -> Path:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file whole, so that a kill leaves the old one or the new one."""
+    """Replace a file atomically, so that a kill leaves either the old or the new one."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.new")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
 
 
 def truthy(value: Any) -> bool:
-    """Read a setting of yes or no; `"False"` means no."""
+    """Parse a yes/no setting; `"False"` means no."""
     return value.strip().lower() in ("1", "true", "yes", "y", "t", "on") if isinstance(value, str) else bool(value)

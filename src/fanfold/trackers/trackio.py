@@ -1,8 +1,8 @@
-"""Trackio: a SQLite file per project, or a server of its kind.
+"""Trackio: one SQLite file per project, or a Trackio server.
 
-Numbers and texts go to the local database in one transaction with the time of the call; `trackio.log` would stamp them
-with the time of delivery, write them about a second later, and only warn when that fails. Media, and everything for a
-Space or a server, take the library's own way.
+Numbers and texts go to the local database in one transaction with the time of the call; `trackio.log` would use the time of
+delivery, write them about a second later, and only warn if that fails. Media, and everything for a Space or a server, go through
+the library.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Trackio(Destination):
         super().__init__(run_name, **kwargs)
         self._config: dict[str, Any] = {}
         self._words: dict[str, Any] = {}
-        self._queued = 0  # rows given to trackio's own queue, which the database must show in the end
+        self._queued = 0  # rows passed to trackio's own queue, which must reach the database eventually
         self._before = 0
 
     @classmethod
@@ -72,7 +72,7 @@ class Trackio(Destination):
         if identity is None and not known:
             self.run = trackio.init(project=self.run_name, **arguments)
             return
-        if identity is not None:  # its machine is measured by our own probes, and a relay has no notebook to show a page in
+        if identity is not None:  # our probes measure the machine, and a relay has no notebook to show a page in
             quiet = dict.fromkeys(("auto_log_gpu", "auto_log_cpu", "embed"), False)
             named = {"name": identity.name, "group": identity.group}
             arguments = {**quiet, **{key: value for key, value in named.items() if value is not None}, **arguments}
@@ -80,7 +80,7 @@ class Trackio(Destination):
         def start() -> Any:
             return trackio.init(project=self.run_name, **arguments)
 
-        # init() ends the run it finds in its context; in an empty one, a run the user has open stays open.
+        # init() ends the run it finds in its context; in an empty context, a user's open run stays open.
         alone = identity is not None and identity.live and trackio.context_vars.current_run.get() is None
         self.run = start() if alone else contextvars.Context().run(start)
         self.run.id = known.get("id") or (identity.run_id if identity else self.run.id)
@@ -88,12 +88,12 @@ class Trackio(Destination):
         self._take_over_config()
 
     def _take_over_config(self) -> None:
-        """Continue with the configuration that is there: trackio replaces it whole by what the next row brings."""
+        """Continue with the existing config: trackio replaces all of it with the next row's."""
         from trackio.sqlite_storage import SQLiteStorage
 
         if self._before and (known := SQLiteStorage.get_run_config(self.run.project, self.run.name, run_id=self.run.id)):
             self.run.config.update({key: value for key, value in known.items() if key != "status"})
-            self.run._config_logged = True  # noqa: SLF001 - as it says
+            self.run._config_logged = True  # noqa: SLF001 - the config is there
 
     @property
     def remote(self) -> str | None:
@@ -101,7 +101,7 @@ class Trackio(Destination):
 
     @property
     def database(self) -> Path | None:
-        """The file this run is written to, or None where trackio sends it elsewhere or writes fragments first."""
+        """The file this run is written to, or None if trackio sends it elsewhere or writes fragments first."""
         from trackio import utils
         from trackio.sqlite_storage import SQLiteStorage
 
@@ -115,13 +115,13 @@ class Trackio(Destination):
         self._update_config()
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
-        """Keep tags and notes in the configuration, where the dashboard shows them; the name was given at the start."""
+        """Store tags and notes in the config, where the dashboard shows them; the name was set at the start."""
         del name, group
         self._words |= {key: value for key, value in (("tags", list(tags)), ("notes", notes)) if value}
         self._update_config()
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
-        """Keep the summary in the configuration: trackio has none."""
+        """Store the summary in the config: trackio has none."""
         self._words["summary"] = mapped(clean_config(values), _small)
         self._update_config()
 
@@ -130,10 +130,10 @@ class Trackio(Destination):
         if changed.items() <= self.run.config.items():
             return
         self.run.config.update(changed)
-        self.run._config_logged = False  # noqa: SLF001 - it goes with the next row only if this says so
+        self.run._config_logged = False  # noqa: SLF001 - only then is it sent with the next row
 
     def _flush_config(self) -> None:
-        """Write a configuration that no row has carried yet: with a row that is there already, which adds none."""
+        """Write a config that no row has carried yet, along with an existing row, so that none is added."""
         if self.run._config_logged:  # noqa: SLF001 - as above
             return
         if self.database is None:
@@ -143,7 +143,7 @@ class Trackio(Destination):
             self._insert([Point({}, 0)], log_ids=None if known is None else [known])
 
     def alert(self, alert: Alert) -> None:
-        """Write an alert with the time of the call; one with an id that is there already is left out."""
+        """Write an alert with the time of the call; one whose id already exists is left out."""
         from trackio import AlertLevel
         from trackio.sqlite_storage import SQLiteStorage
 
@@ -178,7 +178,7 @@ class Trackio(Destination):
         return refused
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
-        """Log as trackio does; what it would skip (tensors, integers beyond 64 bits) becomes a plain number first."""
+        """Log as trackio does; values it would skip (tensors, integers beyond 64 bits) become plain numbers first."""
         with tempfile.TemporaryDirectory(prefix="fanfold-trackio-") as folder:
             self._folder = Path(folder)
             ours = {key: value for key, value in values.items() if _is_ours(value)}
@@ -187,7 +187,7 @@ class Trackio(Destination):
         return refused
 
     def _insert(self, points: Sequence[Point], log_ids: list[str] | None = None) -> None:
-        """Write rows in one transaction, each with the time of its call; rows whose id is there already are left out."""
+        """Write rows in one transaction, each with the time of its call; rows whose id already exists are left out."""
         from trackio.sqlite_storage import SQLiteStorage
 
         if not points:
@@ -203,7 +203,7 @@ class Trackio(Destination):
         self.run._config_logged = True  # noqa: SLF001 - as above
 
     def settle(self) -> None:
-        """Wait until trackio's sender has written everything: rows of media are in the database, a server has all."""
+        """Wait until trackio's sender has written everything: media rows are in the database, a server has everything."""
         self._flush_config()
         if not until(self._written, SETTLE_SECONDS, pause=0.05):
             raise TimeoutError(
@@ -217,15 +217,15 @@ class Trackio(Destination):
         return not self.run._queued_logs and not self.run._queued_uploads and not self.run._sending_batch  # noqa: SLF001
 
     def _rows(self, column: str = "metrics") -> list[str]:
-        """Return one column of this run's rows in the local database, as it is stored."""
+        """Return one column of this run's rows in the local database, as stored."""
         if self.database is None or not self.database.exists():
             return []
-        query = f"SELECT {column} FROM metrics WHERE run_id = ?"  # noqa: S608 - the column is ours
+        query = f"SELECT {column} FROM metrics WHERE run_id = ?"  # noqa: S608 - the column name is ours
         with contextlib.closing(sqlite3.connect(f"{self.database.resolve().as_uri()}?mode=ro", uri=True, timeout=30)) as found:
             return [row for (row,) in found.execute(query, (self.run.id,))]
 
     def counts(self) -> dict[str, int] | None:
-        """Count the rows of each key in the local database; a server is not asked."""
+        """Count the rows of each key in the local database; a server is not queried."""
         if self.database is None:
             return None
         return dict(Counter(key.removeprefix("__") for row in self._rows() for key in json.loads(row)))
@@ -233,7 +233,7 @@ class Trackio(Destination):
     # The end
 
     def close(self, status: str) -> None:
-        """Finish; trackio knows no final status, so it is kept in the configuration."""
+        """Finish; trackio has no final status, so it is stored in the config."""
         self._words["status"] = status
         self._update_config()
         self.settle()
@@ -247,12 +247,12 @@ class Trackio(Destination):
         from trackio import context_vars
 
         if self.run is not None and context_vars.current_run.get() is self.run:
-            context_vars.current_run.set(None)  # else it is finished once more when the process ends
+            context_vars.current_run.set(None)  # otherwise it is finished again at process exit
 
     # Media become trackio's own objects
 
     def together(self, key: str, made: list[Any]) -> Any:
-        """Return several media of one key as a table of one column: a row holds one value of a key."""
+        """Return several media of one key as a table with one column: a row holds one value per key."""
         lib = self.library
         if not all(isinstance(one, (lib.Image, lib.Audio, lib.Video)) for one in made):
             raise Refused("trackio takes lists of images, sounds and videos only")
@@ -303,14 +303,14 @@ class TrackioTracker(Tracker):
 
 
 def _is_ours(value: Any) -> bool:
-    """Tell what trackio would skip and we can turn into something it takes."""
+    """Return whether trackio would skip a value that we can convert for it."""
     kind = type(value).__module__.partition(".")[0]
     big = isinstance(value, int) and not -MAX_INTEGER <= value < MAX_INTEGER
     return big or kind in ("torch", "jax", "jaxlib") or isinstance(value, Media)
 
 
 def _safe(key: str) -> str:
-    """Return a key as trackio stores it: those it needs itself get two underscores."""
+    """Return a key as trackio stores it: keys it uses itself get two underscores."""
     return f"__{key}" if key in RESERVED or key.startswith("__") else key
 
 
@@ -320,7 +320,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _writable(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration without keys that trackio uses itself and without integers its JSON cannot hold."""
+    """Return a config without keys that trackio uses itself and integers its JSON cannot hold."""
     return {f"config{key}" if key.startswith("_") else key: mapped(value, _small) for key, value in config.items()}
 
 

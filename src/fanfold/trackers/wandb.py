@@ -1,7 +1,7 @@
-"""Weights & Biases. Its rows never go back in step and its finish() is no barrier: both are worked around here.
+"""Weights & Biases. Its steps must never decrease and its finish() does not wait for the data: both are worked around here.
 
-Every row carries our step as `fanfold/step`, which all metrics use as their x axis; wandb's own `_step` is the same
-number until a step comes twice or late, and then the next free one. What has arrived is read from wandb's own log.
+Every row carries our step as `fanfold/step`, which all metrics use as their x axis; wandb's own `_step` is the same number until
+a step is repeated or late, and then the next free one. Arrived points are read from wandb's own log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTLE_SECONDS = 60.0
 QUIET_SECONDS = 2.0  # wandb's own process outlives a killed one by 1.3 s, and may write until then
 MAX_BINS = 512
 LONGEST_TITLE = 64  # of an alert
-# The relay's own machine facts, console and code are not the run's; the log is flushed often so that settle() is quick.
+# The relay's machine facts, console and code are not the run's; the log is flushed often so that settle() is quick.
 SETTINGS: dict[str, Any] = {
     "x_transaction_log_flush_interval": 0.2, "x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True,
     "x_save_requirements": False, "disable_git": True, "disable_code": True, "console": "off", "silent": True,
@@ -53,8 +53,8 @@ class Wandb(Destination):
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
-        self.axis: str = self.init_kwargs.pop("axis", STEP)  # the key our step has in a row
-        self._sent: Counter[str] = Counter()  # what the log must show, by the names of its counters
+        self.axis: str = self.init_kwargs.pop("axis", STEP)  # the key of our step in a row
+        self._sent: Counter[str] = Counter()  # expected contents of the log, by the names of its counters
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -96,7 +96,7 @@ class Wandb(Destination):
             self._take_up(wandb)
 
     def _arguments(self, identity: Identity | None) -> dict[str, Any]:
-        """Return the arguments of `wandb.init`: for a run of ours with id, name and folder where the user gave none."""
+        """Return the arguments of `wandb.init`: for our runs with id, name and folder unless the user gave them."""
         if identity is None:
             return dict(self.init_kwargs)
         own = {
@@ -105,7 +105,7 @@ class Wandb(Destination):
             "group": ("WANDB_RUN_GROUP", identity.group),
             "dir": ("WANDB_DIR", str(identity.directory)),
             "resume": ("WANDB_RESUME", "allow"),
-            "reinit": ("WANDB_REINIT", None if identity.live and _no_run() else "create_new"),  # a run of the user's stays
+            "reinit": ("WANDB_REINIT", None if identity.live and _no_run() else "create_new"),  # a user's run stays open
         }
         found = {key: value for key, (variable, value) in own.items() if value is not None and not os.environ.get(variable)}
         found |= self.init_kwargs
@@ -113,7 +113,7 @@ class Wandb(Destination):
         return found | ({"settings": {**SETTINGS, **settings}} if isinstance(settings, Mapping) else {})
 
     def _take_up(self, wandb: Any) -> None:
-        """Find the last step of earlier starts, and have users' calls place rows as the relay does."""
+        """Find the last step of earlier starts, and make users' calls place rows as the relay does."""
         folders = Path(self.run.settings.sync_dir).parent
         logs = [log for log in logs_of(folders, self.run.id) if self._log is None or log.path != self._log.path]
         self._logs = [*logs, *([self._log] if self._log is not None else [])]
@@ -143,7 +143,7 @@ class Wandb(Destination):
         self._end()
 
     def _end(self, **kwargs: Any) -> None:
-        """Finish, and wait for the exit record: offline, finish() comes back before the log is whole."""
+        """Finish, and wait for the exit record: offline, finish() returns before the log is complete."""
         self.run.finish(**kwargs)
         log = self._log
         if log is not None and not until(lambda: log.refresh().exit is not None, SETTLE_SECONDS):
@@ -177,14 +177,14 @@ class Wandb(Destination):
         self._last, self._step = place, point.step
 
     def _place(self, point: Point) -> int:
-        """Return wandb's step for a point: the open row's if it is of the same step and has none of the keys, else a new one."""
+        """Return wandb's step for a point: the open row's if it has the same step and none of the keys, else a new one."""
         same = self._open is not None and self._open[0] == point.step and self._open[1].isdisjoint(point.values)
-        if same and self.axis == STEP:  # an axis that is shown has a value in each row
+        if same and self.axis == STEP:  # a visible axis needs a value in each row
             return self._last
         return max(self._last + 1, point.step if point.step is not None else 0)
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
-        """Log as wandb does, with its own rules for steps; beside a relay, with the relay's, which drop nothing."""
+        """Log as wandb does, with its own rules for steps; next to a relay, with the relay's rules, which drop nothing."""
         if self.identity is not None:
             return self.write([Point(dict(values), self._step if step is None else step)])
         with tempfile.TemporaryDirectory(prefix="fanfold-wandb-") as folder:
@@ -196,7 +196,7 @@ class Wandb(Destination):
     def settle(self) -> None:
         """Commit the open row and wait until wandb's log on disk has every row and every artifact that was sent."""
         if self._open is not None:
-            self._own_log(self._stamp, step=self._last, commit=True)  # every call sets the row's time, this one too
+            self._own_log(self._stamp, step=self._last, commit=True)  # every call sets the row's time, including this one
             self._open = None
             self._sent["rows"] += 1
         log = self._log
@@ -215,9 +215,9 @@ class Wandb(Destination):
         return all(getattr(log, kind) >= self._sent[kind] for kind in ("rows", "artifacts", "alerts"))
 
     def counts(self) -> dict[str, int] | None:
-        """Count the rows of each key in the logs of this run, of every attempt: each has a folder of its own.
+        """Count the rows of each key in this run's logs, over all attempts: each has its own folder.
 
-        None online: what is in the log may not have been uploaded when the process that did it was killed.
+        None online: rows in the log may not have been uploaded when the uploading process was killed.
         """
         if not self.run.offline:
             return None
@@ -229,12 +229,12 @@ class Wandb(Destination):
     # What else a run has
 
     def set_config(self, values: dict[str, Any]) -> None:
-        """Keep the configuration; a value may change later. NaN becomes a text, which wandb would make null."""
+        """Store the config; values may change later. NaN becomes text, since wandb would turn it into null."""
         self.run.config.update(mapped(clean_config(values), _no_nan), allow_val_change=True)
         self._sent["configs"] += 1
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
-        del group  # given at wandb.init, and fixed from then on
+        del group  # set at wandb.init, and fixed from then on
         if name and name != self.run.name:
             self.run.name = name
         if notes and notes != self.run.notes:
@@ -251,7 +251,7 @@ class Wandb(Destination):
         self._summary |= changed.keys()
 
     def define_metric(self, key: str, *, x: str | None, summary: str | None) -> None:
-        """Define a metric in wandb. Without step_sync, which would add rows of the x metric that nobody logged."""
+        """Define a metric in wandb, without step_sync, which would add rows of the x metric that were never logged."""
         if "*" in key[:-1]:
             self.cannot("define metrics by a pattern with `*` before its end", key, key)
             return
@@ -341,19 +341,19 @@ class WandBTracker(Tracker):
 
 
 def _await_silence(folder: Path, run_id: str) -> None:
-    """Wait until nobody writes an unfinished log of this run: what a killed process left behind is then all there."""
+    """Wait until no process is writing an unfinished log of this run, so that everything a killed process left is complete."""
     for log in logs_of(folder, run_id):
         if log.refresh().exit is None:
             until(lambda path=log.path: time.time() - path.stat().st_mtime > QUIET_SECONDS, 30.0)  # type: ignore[misc]
 
 
 def _no_run() -> bool:
-    """Return whether `wandb.run` is free to be ours."""
+    """Return whether `wandb.run` is free for our run."""
     return getattr(sys.modules.get("wandb"), "run", None) is None
 
 
 def _without(text: str, signs: str) -> str:
-    """Return text with characters that wandb refuses in an id or a project as dashes."""
+    """Replace characters that wandb refuses in an id or a project with dashes."""
     return "".join("-" if sign in signs else sign for sign in text)
 
 
