@@ -1,4 +1,4 @@
-"""Callbacks: watch a training loop and steer it. This module can stand in for `transformers.trainer_callback`."""
+"""Callbacks: observe and steer a training loop. Drop-in replacement for `transformers.trainer_callback`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "tracking": ("TrackingCallback",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-# What scripts import from Transformers' module, though it is not of that module.
+# Names that scripts import from Transformers' module although they are defined elsewhere.
 _BORROWED = {
     "IntervalStrategy": "transformers.trainer_utils",
     "SaveStrategy": "transformers.trainer_utils",

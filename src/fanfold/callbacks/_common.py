@@ -1,4 +1,4 @@
-"""What the measuring callbacks share: the run they log to, and a model's tensors looked at without waiting for a device."""
+"""Shared helpers of the measuring callbacks: the run to log to, and access to a model's tensors without waiting for a device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..errors import SettingError, notices
 from ..media import Histogram
 from ..media.histogram import Summary
 
-SAMPLE = 1 << 20  # values of one tensor a histogram looks at: counting needs memory beside them on the device
+SAMPLE = 1 << 20  # values of a tensor used for a histogram: counting needs extra memory on the device
 BINS = 64
 
 
 def current_run(given: Any, who: object) -> Any:
-    """Return the run to log to: the one given, or the current one; None is said once."""
+    """Return the given run, or the current one; warn once if there is none."""
     from ..recording import api
 
     run = given if given is not None else api.run
@@ -36,7 +36,7 @@ def check_every(every: int, who: object) -> int:
 
 
 def tensors_of(model: Any, *, gradients: bool) -> tuple[list[str], list[Any]]:
-    """Return names and tensors of a model's parameters, or of their gradients; of sharded ones the part this rank holds."""
+    """Return names and tensors of a model's parameters or gradients; of sharded ones, this rank's part."""
     if not hasattr(model, "named_parameters"):
         notices.once(
             "callback:no parameters",
@@ -48,7 +48,7 @@ def tensors_of(model: Any, *, gradients: bool) -> tuple[list[str], list[Any]]:
     for name, parameter in model.named_parameters():
         tensor = parameter.grad if gradients else parameter.detach()
         if tensor is not None:
-            tensor = tensor._values() if tensor.is_sparse else tensor  # noqa: SLF001 - values() would wait for coalesce()
+            tensor = tensor._values() if tensor.is_sparse else tensor  # noqa: SLF001 - values() requires coalesce()
             tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             if tensor.numel():
                 found[name.removeprefix("module.").replace("_orig_mod.", "")] = tensor
@@ -56,18 +56,18 @@ def tensors_of(model: Any, *, gradients: bool) -> tuple[list[str], list[Any]]:
 
 
 def norms_of(tensors: Sequence[Any], order: float) -> list[Any]:
-    """Return the norm of each tensor, still on its device and in float32, by as few kernels as torch can."""
+    """Return the norm of each tensor, still on its device and in float32, with as few kernels as torch can."""
     import torch
 
     with torch.no_grad():
         if hasattr(torch, "_foreach_norm"):
-            with contextlib.suppress(TypeError):  # an older one takes no dtype
-                return list(torch._foreach_norm(list(tensors), order, dtype=torch.float32))  # noqa: SLF001 - what clip_grad_norm_ uses
+            with contextlib.suppress(TypeError):  # older versions take no dtype
+                return list(torch._foreach_norm(list(tensors), order, dtype=torch.float32))  # noqa: SLF001 - as clip_grad_norm_
         return [torch.linalg.vector_norm(tensor, order, dtype=torch.float32) for tensor in tensors]
 
 
 def together(norms: Sequence[Any]) -> Any:
-    """Stack numbers of one or several devices on the first one's."""
+    """Stack numbers from one or several devices on the first one's device."""
     import torch
 
     device = norms[0].device
@@ -75,7 +75,7 @@ def together(norms: Sequence[Any]) -> Any:
 
 
 class CountedHistogram(Histogram):
-    """A histogram counted on the device: a few hundred bytes travel, not the tensor."""
+    """A histogram counted on the device: only a few hundred bytes are copied, not the tensor."""
 
     def __init__(self, tensor: Any) -> None:
         self.bins = BINS
@@ -94,7 +94,7 @@ class CountedHistogram(Histogram):
 
 
 def _count(tensor: Any) -> Any:
-    """Count a tensor's values where it is: extremes, moments, what is not finite, and the bins, in one vector."""
+    """Count a tensor's values on its device: extremes, moments, non-finite values and bins, in one vector."""
     import torch
 
     with torch.no_grad():

@@ -1,25 +1,25 @@
-"""Agreement: every rank does the same (stop, save, evaluate, …) after the same step, although only one of them asked for it.
+"""Agreement: every rank acts (stop, save, evaluate, …) after the same step, although only one of them asked for it.
 
-A rank that stopped by itself would leave the others in a collective that never ends. A collective to agree would have to
-run after every step. So ranks agree in rounds, through a board (boards.py), where every note is written once:
+A rank that stopped on its own would leave the others in a collective that never ends. A collective to agree would have to run
+after every step. So ranks agree in rounds, through a board (boards.py), where every note is written once:
 
 1. A rank with a request proposes a step T: the step it has just done, or, after a refusal, one beyond the furthest rank.
    Several may propose; the first note counts.
-2. Each rank answers. Yes, if it has not left step T yet, and then it does not leave it before the round is decided: that is
+2. Each rank answers. Yes, if it has not left step T yet, and then it does not leave it before the round is decided: this is
    a promise, not an estimate of its speed. No, and how far it is, if it has left T.
-3. All said yes: every rank acts after step T. One said no: nobody acts, and the next round proposes a later step. The
-   distance grows with each refusal, so however fast the ranks are, a round succeeds.
+3. If all answer yes, every rank acts after step T. If one answers no, nobody acts, and the next round proposes a later step.
+   The distance grows with each refusal, so that a round succeeds however fast the ranks are.
 
-Why this cannot deadlock: a training thread waits only in `at()`, after a whole step, and only for a round to be decided.
-Rounds are decided by answers, and answers come from a thread of each rank that depends on nobody's training: a rank that is
-inside a collective, an evaluation or a save answers all the same. No rank stops before T, so all ranks can reach T.
+Why this cannot deadlock: a training thread waits only in `at()`, after a complete step, and only for a round to be decided.
+Rounds are decided by answers, and answers come from a thread of each rank that does not depend on any training: a rank inside a
+collective, an evaluation or a save still answers. No rank stops before T, so all ranks can reach T.
 
-Why it cannot hang: a round that is not decided in DEADLINE_SECONDS, because a rank was killed or its machine is gone, is
-decided without that rank, again by the first note that is written; and a training thread never waits longer than
-HOLD_SECONDS. In both cases this rank acts, so that it can save what it has, and `missing` names the ranks that were silent.
+Why it cannot hang: a round that is not decided within DEADLINE_SECONDS, because a rank was killed or its machine is gone, is
+decided without that rank, again by the first note written; and a training thread never waits longer than HOLD_SECONDS. In both
+cases this rank acts, so that it can save its state, and `missing` names the ranks that did not answer.
 
-When all ranks ask at the same step, as they do for an evaluation that all of them see, the first round succeeds: nobody
-trains a step more than was wanted.
+When all ranks ask at the same step, as they do for an evaluation that all of them see, the first round succeeds: no rank trains
+longer than requested.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .boards import Board, folder_board, store_board
 from .control import TrainerControl
 from .events import logger
 
-DEADLINE_SECONDS = 10.0  # schedulers give 30 seconds between SIGTERM and SIGKILL, and a checkpoint must fit in there, too
+DEADLINE_SECONDS = 10.0  # schedulers allow 30 seconds between SIGTERM and SIGKILL, and a checkpoint must fit in, too
 HOLD_SECONDS = 15.0
-REFUSED_SECONDS = 0.5  # after a refusal, how long the other answers are waited for: they say how far the ranks are
-TAKE_OVER_SECONDS = 1.0  # the rank that proposed reads the answers; after this time any rank does
+REFUSED_SECONDS = 0.5  # after a refusal, how long to wait for the other answers: they tell how far the ranks are
+TAKE_OVER_SECONDS = 1.0  # the proposing rank reads the answers; after this time any rank does
 BUSY_SECONDS = 0.01
 GROWTH = 4  # of the distance to the next proposed step
 
@@ -54,7 +54,7 @@ FLAGS = {
 
 
 class Request(NamedTuple):
-    """Something one rank wants all ranks to do: `actions` are keys of FLAGS, `kind` and `reason` tell people why."""
+    """Something one rank wants all ranks to do: `actions` are keys of FLAGS, `kind` and `reason` explain why."""
 
     kind: str
     actions: tuple[str, ...]
@@ -63,12 +63,12 @@ class Request(NamedTuple):
 
 @dataclass
 class Decision:
-    """What all ranks do after `step`. `missing` are ranks that did not answer in time."""
+    """The actions of all ranks after `step`. `missing` are ranks that did not answer in time."""
 
     step: int
     requests: tuple[Request, ...]
     missing: tuple[int, ...] = ()
-    delivered: int | None = field(default=None, compare=False)  # the step after which this rank got it
+    delivered: int | None = field(default=None, compare=False)  # the step after which this rank received it
     applied: bool = field(default=False, compare=False)
 
     @property
@@ -81,7 +81,7 @@ class Decision:
 
 
 class Agreement:
-    """The ranks' agreement during one training. Without a board, a process is alone and agrees with itself at once."""
+    """The ranks' agreement during one training. Without a board, a process is alone and agrees with itself immediately."""
 
     def __init__(
         self, board: Board | None, *, step: int = 0, last_step: float = 0, clock: Callable[[], float] = time.monotonic
@@ -90,13 +90,13 @@ class Agreement:
         self._clock = clock
         self._last_step = last_step
         self._changed = threading.Condition(threading.RLock())  # a signal may arrive while the lock is held
-        # Of the training thread, guarded by the lock.
-        self._reached = step  # the last step that is known to be done
-        self._inside = False  # the training thread is in at(), and stays there if it is asked to
-        self._trying = False  # it waits for the first round of a request of its own
+        # Used by the training thread, guarded by the lock.
+        self._reached = step  # the last step known to be done
+        self._inside = False  # the training thread is in at(), and stays there if asked to
+        self._trying = False  # it waits for the first round of its own request
         self._requests: list[Request] = []
         self._decisions: list[Decision] = []
-        # Of the round.
+        # State of the current round.
         self._round = 0
         self._proposal: dict[str, Any] | None = None
         self._promise: int | None = None
@@ -116,7 +116,7 @@ class Agreement:
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to agree with."""
+        """Whether there are no other ranks to agree with."""
         return self.board is None
 
     @property
@@ -125,13 +125,13 @@ class Agreement:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has answered so far; where one has not, a collective would wait for it in vain."""
+        """Whether every rank has answered so far; if not, a collective would wait for it forever."""
         return not self._missed
 
     # The training thread
 
     def request(self, request: Request) -> None:
-        """Ask for something from any thread; it is decided on the way, or when the training thread next calls at()."""
+        """Request something from any thread; it is decided in the background, or at the training thread's next at()."""
         with self._changed:
             self._add([request])
             self._wake()
@@ -157,7 +157,7 @@ class Agreement:
         return bool(new)
 
     def _covered(self, request: Request) -> bool:
-        """Tell whether a decision that is still to come does what is asked."""
+        """Return whether a pending decision already covers a request."""
         return any(decision.delivered is None and decision.actions >= set(request.actions) for decision in self._decisions)
 
     def _hold(self, step: int) -> None:
@@ -205,8 +205,8 @@ class Agreement:
     def steer(self, control: TrainerControl, step: int, expected: Collection[str] = (), only: Collection[str] = FLAGS) -> None:
         """Make the flags of `control` the same on every rank after a step.
 
-        A flag that is set here and neither `expected` on all ranks nor agreed on becomes a request: it is cleared, and set
-        on all ranks after the step they agree on. `only` names the actions to look at.
+        A flag that is set here and neither `expected` on all ranks nor agreed on becomes a request: it is cleared, and set on all
+        ranks after the step they agree on. `only` names the actions to consider.
         """
         decisions = self.at(step)
         known = {action for decision in decisions for action in decision.actions} | {*expected}
@@ -218,7 +218,7 @@ class Agreement:
         self.apply(control, decisions)
 
     def apply(self, control: TrainerControl, decisions: Iterable[Decision]) -> None:
-        """Set the flags of decisions, each once."""
+        """Set the flags of decisions, once per decision."""
         for decision in decisions:
             if not decision.applied:
                 decision.applied = True
@@ -233,7 +233,7 @@ class Agreement:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(DEADLINE_SECONDS / 5)
 
-    # The thread that answers; only it touches the board, so that a board that hangs holds nobody up
+    # The answering thread; only it accesses the board, so that a board that hangs does not block training
 
     def _wake(self) -> None:
         self._woken = True
@@ -262,7 +262,7 @@ class Agreement:
                 return
 
     def _turn(self) -> None:
-        """Do what can be done of the current round."""
+        """Advance the current round as far as possible."""
         assert self.board is not None
         if self._proposal is None and not self._open_round():
             return
@@ -280,7 +280,7 @@ class Agreement:
             self._wake()
 
     def _open_round(self) -> bool:
-        """Find the proposal of the next round, or make one; return whether there is one."""
+        """Find or make the proposal of the next round; return whether there is one."""
         assert self.board is not None
         key = f"{self._round}/proposal"
         text = self.board.read([key]).get(key)
@@ -315,7 +315,7 @@ class Agreement:
         self._answered = True
 
     def _verdict(self) -> dict[str, Any] | None:
-        """Return how the round ends, if it can be known already. Where all answers are there, every rank finds the same."""
+        """Return the round's outcome if it is decided. With all answers present, every rank finds the same."""
         assert self.board is not None and self._proposal is not None
         age = self._clock() - self._since
         if self._proposal["rank"] != self.board.rank and age < TAKE_OVER_SECONDS:
@@ -330,7 +330,7 @@ class Agreement:
         return None
 
     def _collect(self, age: float) -> list[int]:
-        """Read the answers that are new; return the ranks that have not answered. One that has left agrees to anything."""
+        """Read new answers; return the ranks that have not answered. A rank that has left agrees to anything."""
         assert self.board is not None
         missing = [rank for rank in range(self.board.world_size) if rank not in self._answers]
         found = self.board.read([f"{self._round}/answer/{rank}" for rank in missing])
@@ -358,32 +358,32 @@ class Agreement:
         self._round += 1
 
 
-_current: tuple[Any, Agreement] | None = None  # the state of the training at hand, and its agreement
+_current: tuple[Any, Agreement] | None = None  # the state of the current training, and its agreement
 _trainings = 0
 
 
 def agreement_of(state: Any, run: Any = None) -> Agreement:
-    """Return the agreement of a training, made by whoever needs it first; `state` is the training's TrainerState.
+    """Return the agreement of a training, created on first use; `state` is the training's TrainerState.
 
-    Ranks meet at the store of the process group, or in the directory of `run` where there is no group.
+    Ranks communicate through the process group's store, or in the directory of `run` if there is no group.
     """
-    global _current, _trainings  # noqa: PLW0603 - one training at a time, and its callbacks do not know each other
+    global _current, _trainings  # noqa: PLW0603 - one training at a time, whose callbacks are independent of each other
     if _current is not None and _current[0] is state and not _current[1].closed and not (run and _current[1].alone):
         return _current[1]
     end_agreement()
-    # The number tells trainings of one process group apart: ranks run the same program, so they count alike.
+    # The number distinguishes trainings of one process group: ranks run the same program, so their counts match.
     name = str(_trainings + 1)
     board: Board | None = store_board(f"fanfold/agreement/{name}") or folder_board(name, run)
     if board is not None:
         _trainings += 1
         atexit.unregister(end_agreement)
-        atexit.register(end_agreement)  # a thread inside the store's C++ code must not be cut off while Python ends
+        atexit.register(end_agreement)  # a thread inside the store's C++ code must not be cut off at interpreter exit
     _current = state, Agreement(board, step=state.global_step, last_step=state.max_steps or 0)
     return _current[1]
 
 
 def end_agreement(state: Any = None) -> None:
-    """End the agreement of a training; of any, where no state is given."""
+    """End the agreement of a training; of any training if no state is given."""
     global _current  # noqa: PLW0603 - as above
     if _current is not None and (state is None or _current[0] is state):
         _current[1].close()

@@ -1,6 +1,6 @@
-"""Boards: where the ranks of a job leave short notes for each other, without a collective. Keys are written once.
+"""Boards: short notes between the ranks of a job, without a collective. Each key is written once.
 
-The store of the process group is one, and a folder on a filesystem that all ranks see is another.
+One kind uses the process group's store, another a folder on a filesystem that all ranks share.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any, Protocol
 
 
 class Board(Protocol):
-    """Notes by key, seen by all ranks. Any method may raise when the board cannot be reached."""
+    """Notes by key, visible to all ranks. Any method may raise if the board cannot be reached."""
 
     rank: int
     world_size: int
-    interval: float  # seconds between looks while nothing is going on
+    interval: float  # seconds between checks while idle
 
     def create(self, key: str, text: str) -> str:
-        """Write a note unless there is one; return the one that is there now."""
+        """Write a note unless one exists; return the existing one."""
         ...
 
     def read(self, keys: Sequence[str]) -> dict[str, str]:
-        """Return the notes that are there."""
+        """Return the existing notes."""
         ...
 
 
 class StoreBoard:
-    """The key-value store of a torch process group. Requests go to one process, so a large job asks less often."""
+    """The key-value store of a torch process group. Requests go to one process, so large jobs ask less often."""
 
     def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
         self._group_store = store
@@ -41,20 +41,20 @@ class StoreBoard:
 
     @cached_property
     def _store(self) -> Any:
-        """A connection of its own, since the group uses the other. Made where it is first used: connecting may take long."""
+        """A separate connection, since the group uses the other one. Created on first use: connecting may take long."""
         return self._group_store.clone() if hasattr(self._group_store, "clone") else self._group_store
 
     def create(self, key: str, text: str) -> str:
         return bytes(self._store.compare_set(self._prefix + key, "", text)).decode()
 
     def read(self, keys: Sequence[str]) -> dict[str, str]:
-        if not self._store.check([self._prefix + key for key in keys]):  # get() would wait for one that is missing
+        if not self._store.check([self._prefix + key for key in keys]):  # get() would wait for a missing key
             keys = [key for key in keys if self._store.check([self._prefix + key])] if len(keys) > 1 else []
         return {key: bytes(self._store.get(self._prefix + key)).decode() for key in keys}
 
 
 class FolderBoard:
-    """A folder that every rank can read and write; each note is a file that appears whole."""
+    """A folder that every rank can read and write; each note is a file created atomically."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class FolderBoard:
         aside = path.with_name(f"{path.name}.{self.rank}.{os.getpid()}.tmp")
         aside.write_text(text, encoding="utf-8")
         with contextlib.suppress(FileExistsError):
-            os.link(aside, path)  # fails where another rank was first, also on a network filesystem
+            os.link(aside, path)  # fails if another rank was first, also on a network filesystem
         aside.unlink()
         return path.read_text(encoding="utf-8")
 
@@ -83,16 +83,16 @@ class FolderBoard:
 
 
 def store_board(prefix: str) -> StoreBoard | None:
-    """Return a board over the process group the user has open; None where there is none, or one of a single rank."""
+    """Return a board over the user's process group, or None if there is none, or only one rank."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way to it
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public accessor
     return StoreBoard(store, f"{prefix}/", dist.get_rank(), dist.get_world_size())
 
 
 def folder_board(name: str, run: Any) -> FolderBoard | None:
-    """Return a board in the directory of a run with several ranks; None where the run is this process's alone."""
+    """Return a board in the directory of a run with several ranks, or None if the run has only this process."""
     if run is None or getattr(run, "world_size", 1) == 1 or getattr(run, "path", None) is None:
         return None
     return FolderBoard(Path(run.path) / "agreement" / f"{run.attempt}-{name}", run.rank, run.world_size)

@@ -1,4 +1,4 @@
-"""TrainerControl: the five switches by which callbacks steer a loop. ExportableState: what a checkpoint can keep."""
+"""TrainerControl: the five flags by which callbacks steer a loop. ExportableState: state that a checkpoint can store."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ T = TypeVar("T", bound="ExportableState")
 
 
 class ExportableState:
-    """Let a checkpoint keep the state of an object, as plain JSON: the arguments it is made with, and what it has become.
+    """An object whose state a checkpoint can store as plain JSON: its constructor arguments and its mutable state.
 
     `state()` returns `{"args": {…}, "attributes": {…}}`.
     """
 
     def state(self) -> dict[str, Any]:
-        """Return what is to be kept."""
+        """Return constructor arguments and mutable state."""
         raise NotImplementedError(
             f"{type(self).__name__} has no state() of its own, so a checkpoint cannot keep it. "
             'Write one that returns {"args": {…}, "attributes": {…}}.'
         )
 
     @classmethod
-    def from_state(cls: type[T], state: dict[str, Any]) -> T:  # noqa: PYI019 - Self came with Python 3.11
-        """Make the object anew from what was kept."""
+    def from_state(cls: type[T], state: dict[str, Any]) -> T:  # noqa: PYI019 - Self was added in Python 3.11
+        """Recreate the object from a stored state."""
         instance = cls(**state["args"])
         for name, value in state["attributes"].items():
             setattr(instance, name, value)
@@ -32,10 +32,10 @@ class ExportableState:
 
 @dataclass
 class TrainerControl(ExportableState):
-    """What the loop shall do next. Callbacks set these; the loop acts on them and sets them back.
+    """What the loop does next. Callbacks set the flags; the loop acts on them and resets them.
 
-    `should_training_stop` stays once set; `should_epoch_stop` lasts until the next epoch begins, the others until the
-    next step begins or the thing is done.
+    `should_training_stop` stays set; `should_epoch_stop` lasts until the next epoch begins, the others until the next step begins
+    or the action is done.
     """
 
     should_training_stop: bool = False

@@ -1,4 +1,4 @@
-"""EarlyStoppingCallback: stop when the metric has not become better for a while."""
+"""EarlyStoppingCallback: stops training when a metric has not improved for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .state import TrainerState
 
 
 class _Unset(SettingError, AssertionError):
-    """An argument early stopping cannot do without; an AssertionError for those who catch what Transformers raises."""
+    """Raised for a missing argument; an AssertionError for code that catches what Transformers raises."""
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
@@ -27,7 +27,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
-        """Count an evaluation without progress, or start counting anew."""
+        """Count an evaluation without improvement, or reset the count."""
         best = state.best_metric
         if best is None or math.isnan(best):
             better = True

@@ -1,4 +1,4 @@
-"""The events of a training loop, and the base every callback starts from: methods that do nothing, one per event."""
+"""The events of a training loop, and the base class of callbacks: one method per event that does nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger.addFilter(named)
 
 
 class Event(str, enum.Enum):
-    """What a loop tells its callbacks; the value is the name of the method that hears it.
+    """An event of a training loop; its value is the name of the callback method.
 
     ::
 
@@ -79,58 +79,58 @@ class TrainerCallback:
     """
 
     def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that the trainer has been made."""
+        """React to the trainer's creation."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that training begins."""
+        """React to the start of training."""
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that training has ended, well or by an exception."""
+        """React to the end of training, normal or by an exception."""
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that an epoch begins."""
+        """React to the start of an epoch."""
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that an epoch has ended."""
+        """React to the end of an epoch."""
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that a step begins; with gradient accumulation a step takes several batches."""
+        """React to the start of a step; with gradient accumulation a step takes several batches."""
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """Hear that the gradients are whole and clipped, and the optimizer is about to use them."""
+        """React before the optimizer step, when the gradients are complete and clipped."""
 
     def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that the optimizer has stepped; the gradients are still there."""
+        """React after the optimizer step; the gradients are still available."""
 
     def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that a batch is done that does not end its step."""
+        """React to the end of a batch that does not complete its step."""
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that a step is done: `state.global_step` counts it, the gradients are gone."""
+        """React to the end of a step: `state.global_step` includes it, and the gradients are cleared."""
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that an evaluation is done; `metrics` comes by keyword."""
+        """React to the end of an evaluation; `metrics` is passed by keyword."""
 
     def on_predict(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
     ) -> TrainerControl | None:
-        """Hear that a prediction is done."""
+        """React to the end of a prediction."""
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that a checkpoint has been saved."""
+        """React to a saved checkpoint."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that values were logged; `logs` comes by keyword and belongs to everybody: copy before changing it."""
+        """React to logged values; `logs` is passed by keyword and shared by all callbacks: copy it before changing it."""
 
     def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that a batch of an evaluation or a prediction is done."""
+        """React to the end of a batch of an evaluation or prediction."""
 
     def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Hear that the model is about to be pushed to a hub."""
+        """React before the model is pushed to a hub."""
 
     def on_exception(
         self, args: Any, state: TrainerState, control: TrainerControl, exception: BaseException, **kwargs: Any
     ) -> TrainerControl | None:
-        """Hear that training ends by an exception; `on_train_end` follows where training was going on."""
+        """React to an exception that ends training; `on_train_end` follows if training was running."""

@@ -1,4 +1,4 @@
-"""CallbackError: what a loop raises when a callback did. It names the callback and the event, and is caught as what it was."""
+"""CallbackError: raised by a loop when a callback raises. It names the callback and the event, and keeps the original type."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..errors import FanfoldError
 
 
 class CallbackError(FanfoldError):
-    """A callback raised. It is also an instance of the type the callback raised, so `except ConnectionError` still works.
+    """Raised when a callback raises. It is also an instance of the original type, so `except ConnectionError` still works.
 
-    `callback`, `event` and `step` say where; `__cause__` is the exception itself.
+    `callback`, `event` and `step` tell where; `__cause__` is the original exception.
     """
 
     callback: str = ""
@@ -22,7 +22,7 @@ class CallbackError(FanfoldError):
     def __str__(self) -> str:
         return self.text
 
-    def __reduce__(self) -> Any:  # its class is made on the fly, so only the cause can say which it was
+    def __reduce__(self) -> Any:  # its class is created dynamically, so only the cause can restore it
         return blame, (self.callback, self.event, self.step, self.__cause__)
 
 
@@ -40,12 +40,12 @@ def blame(callback: str, event: str, step: int, error: Exception) -> CallbackErr
 
 
 def _alike(kind: type[Exception], error: Exception) -> CallbackError:
-    """Make a CallbackError that is also a `kind`, without calling its constructor: nobody knows what that asks for."""
+    """Create a CallbackError that is also a `kind`, without calling its constructor, whose arguments are unknown."""
     try:
         both: Any = type("CallbackError", (CallbackError, kind), {"__module__": __name__})
         made: CallbackError = both.__new__(both, *error.args)
         made.__dict__.update(error.__dict__)
         made.args = error.args
-    except (TypeError, ValueError):  # a type that cannot be inherited from, or made this way
+    except (TypeError, ValueError):  # a type that cannot be inherited from, or created this way
         return CallbackError()
     return made

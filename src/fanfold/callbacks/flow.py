@@ -1,4 +1,4 @@
-"""DefaultFlowCallback: decide by the arguments when to log, evaluate, save and stop."""
+"""DefaultFlowCallback: decides from the arguments when to log, evaluate, save and stop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .state import TrainerState
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Log, evaluate and save each so many steps or each epoch, and stop at the last step.
+    """Log, evaluate and save every so many steps or every epoch, and stop at the last step.
 
-    Where `args.logging_last_step` is set, the steps after the last full interval are logged, too.
+    If `args.logging_last_step` is set, the steps after the last full interval are logged, too.
     """
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
@@ -45,5 +45,5 @@ def _due(step: int, every: float) -> bool:
 
 
 def _logs_last(args: Any) -> bool:
-    """Ask our own arguments; Transformers' Trainer has none such, and its event order is kept."""
+    """Return whether the last step is logged; Transformers' arguments lack this setting, so its event order is kept."""
     return bool(getattr(args, "logging_last_step", False))

@@ -1,4 +1,4 @@
-"""CallbackHandler: tell every callback of every event, in order; name the one that raises, and let the others end well."""
+"""CallbackHandler: calls every callback at every event, in order; names one that raises, and lets the others finish."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _BASES = ("fanfold.callbacks.events", "transformers.trainer_callback")
 
 
 class _Turn:
-    """One event on its way through the callbacks."""
+    """One event being passed to the callbacks."""
 
     __slots__ = ("control", "count", "rest", "told")
 
     def __init__(self, listeners: list[Any], control: TrainerControl, count: int) -> None:
         self.control = control
-        self.count = count  # of callbacks: another number means that one of them was added or removed meanwhile
+        self.count = count  # of callbacks: a different number means that one was added or removed in the meantime
         self.rest = iter(listeners)
         self.told: list[Any] = []
 
 
 class CallbackHandler(TrainerCallback):
-    """Hold the callbacks of a loop and call them in order. `control` goes from one to the next, and back to the loop.
+    """Hold the callbacks of a loop and call them in order. `control` is passed from one to the next, and back to the loop.
 
-    A callback that raises stops training with a CallbackError, after the others have heard `on_exception` and
-    `on_train_end`. Under `on_error="disable"` it is said once and not called again, and training goes on.
+    A callback that raises stops training with a CallbackError, after the others have received `on_exception` and `on_train_end`.
+    With `on_error="disable"` a warning is logged, the callback is not called again, and training continues.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CallbackHandler(TrainerCallback):
     # Which callbacks
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback at the end: an instance, or a class, which is then made without arguments."""
+        """Add a callback at the end: an instance, or a class, which is instantiated without arguments."""
         _check(callback)
         made = callback() if isinstance(callback, type) else callback
         if any(type(other) is type(made) for other in self.callbacks):
@@ -82,14 +82,14 @@ class CallbackHandler(TrainerCallback):
         self.callbacks.append(made)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first one of a class; None when it is not there."""
+        """Remove and return a callback, or the first one of a class; return None if there is none."""
         found = self._find(callback)
         if found is not None:
             del self.callbacks[next(at for at, other in enumerate(self.callbacks) if other is found)]
         return found
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first one of a class; an instance that is not there is a ValueError."""
+        """Remove a callback, or the first one of a class; raise ValueError for an instance that is not there."""
         if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(
                 f"{type(callback).__name__} is not among the callbacks. Nothing was removed. "
@@ -102,17 +102,17 @@ class CallbackHandler(TrainerCallback):
 
     @property
     def callback_list(self) -> str:
-        """The names of the callbacks, one a line."""
+        """The names of the callbacks, one per line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     # What a checkpoint keeps
 
     def export_states(self) -> dict[str, Any]:
-        """Return the states of the callbacks that have one, by class name; several of a class make a list."""
+        """Return the states of the callbacks that have one, by class name; several of a class form a list."""
         return dict(states_of(callback for callback in self.callbacks if exportable(callback)))
 
     def restore_states(self, states: dict[str, Any]) -> None:
-        """Give kept states back to the callbacks, into the very objects that are here; say which found nobody."""
+        """Restore stored states into the existing callback objects; warn about states without a callback."""
         lost = []
         for name, kept in states.items():
             here = [callback for callback in self.callbacks if exportable(callback) and type(callback).__name__ == name]
@@ -127,10 +127,10 @@ class CallbackHandler(TrainerCallback):
                 "Training goes on without them. Add them before resuming if they were meant to go on."
             )
 
-    # Telling
+    # Calling
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Tell the callbacks of an event; return the control the last of them left."""
+        """Call the callbacks for an event; return the control left by the last one."""
         listeners = self._listening(event)
         if not listeners:
             return control
@@ -175,7 +175,7 @@ class CallbackHandler(TrainerCallback):
         self._tell(turn, event, args, state, extra)
 
     def _listening(self, event: str) -> list[Any]:
-        """Return the callbacks that do something at an event; most of them inherit most events, which do nothing."""
+        """Return the callbacks that handle an event; most inherit most events from the base, which do nothing."""
         if self._seen != self.callbacks:  # users change the list, too
             self._seen = list(self.callbacks)
             self._listeners.clear()
@@ -193,7 +193,7 @@ class CallbackHandler(TrainerCallback):
     def _failed(self, turn: _Turn, event: str, args: Any, state: Any, error: Exception) -> None:
         callback = turn.told[-1]
         name, step = type(callback).__name__, getattr(state, "global_step", 0)
-        if self.on_error == "disable" and not _is_flow(callback):  # without the flow, training would never end
+        if self.on_error == "disable" and not _is_flow(callback):  # without the flow callback, training would never end
             self.disabled.append(callback)
             self._listeners.clear()
             logger.warning(
@@ -210,9 +210,9 @@ class CallbackHandler(TrainerCallback):
         raise raised from error
 
     def on_exception(self, args: Any, state: Any, control: Any, exception: BaseException, **kwargs: Any) -> Any:
-        """Tell the callbacks that training ends by an exception, then that it ends; once for each exception.
+        """Notify the callbacks of an exception that ends training, then of the end; once per exception.
 
-        A callback that raises here is said and passed over: the others end, too, and the first exception is the one to see.
+        A callback that raises here is logged and skipped: the others still finish, and the first exception is the one shown.
         """
         self._close(args, state, control, exception, [], [], **kwargs)
         return control
@@ -224,7 +224,7 @@ class CallbackHandler(TrainerCallback):
         if id(self) in by:
             return
         with contextlib.suppress(AttributeError):
-            error._fanfold_told = by | {id(self)}  # type: ignore[attr-defined]  # noqa: SLF001 - a mark of our own
+            error._fanfold_told = by | {id(self)}  # type: ignore[attr-defined] # noqa: SLF001 - our own marker
         going, self._training = self._training, False
         self._tell_guarded("on_exception", told, (args, state, control), {"exception": error, **kwargs})
         if going:
@@ -250,7 +250,7 @@ class CallbackHandler(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
         control.should_training_stop = False
         self._training = True
-        self._listeners.clear()  # a method put on a callback by hand counts from here on
+        self._listeners.clear()  # methods assigned to a callback object count from here on
         return self.call_event("on_train_begin", args, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
@@ -317,7 +317,7 @@ def _check(callback: Any) -> None:
 
 
 def _listens(callback: Any, event: str) -> bool:
-    """Tell whether a callback has an event of its own; one of Transformers' has no on_exception at all."""
+    """Return whether a callback handles an event; Transformers' callbacks have no on_exception at all."""
     method = getattr(callback, event, None)
     function = getattr(method, "__func__", method)
     inherited = (
@@ -332,7 +332,7 @@ def _is_flow(callback: Any) -> bool:
 
 def _restore(callback: Any, state: dict[str, Any]) -> None:
     for name, value in state.get("args", {}).items():
-        if hasattr(callback, name):  # an argument kept under another name stays as the user gave it
+        if hasattr(callback, name):  # an argument stored under another name keeps the user's value
             setattr(callback, name, value)
     for name, value in state.get("attributes", {}).items():
         setattr(callback, name, value)

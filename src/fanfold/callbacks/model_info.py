@@ -1,4 +1,4 @@
-"""What a Trainer knows and a tracker wants: the configuration, the checkpoint folder, the finished model."""
+"""A Trainer's information for trackers: the config, the checkpoint folder, the finished model."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from ..errors import guard, notices
 from ..facts.mask import mask
 
-# What training says once, at its end: one value of the whole run rather than a point of a curve.
+# Values logged once, at the end of training: single values of the whole run rather than points of a curve.
 SUMMARY = frozenset({"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"})
-STAGED = ".fanfold-upload-"  # folders of copies on their way
+STAGED = ".fanfold-upload-"  # folders of copies waiting for upload
 TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 def truth(variable: str, default: str = "FALSE") -> bool:
-    """Read a yes or no from the environment, as Transformers does."""
+    """Read a yes/no value from the environment, as Transformers does."""
     return os.environ.get(variable, default).upper() in TRUE
 
 
 def rewrite_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return logs under the names of Transformers' reports: `eval_x` is `eval/x`, `test_x` is `test/x`, all else `train/…`."""
+    """Return logs under Transformers' report names: `eval_x` is `eval/x`, `test_x` is `test/x`, everything else `train/…`."""
     return {_place(key): value for key, value in logs.items()}
 
 
@@ -43,7 +43,7 @@ def arguments_of(args: Any) -> dict[str, Any]:
 
 
 def model_config(model: Any) -> dict[str, Any] | None:
-    """Return a model's own configuration without secrets, or None where it has none."""
+    """Return a model's own config without secrets, or None if it has none."""
     config = getattr(model, "config", None)
     if config is None:
         return None
@@ -53,7 +53,7 @@ def model_config(model: Any) -> dict[str, Any] | None:
 
 
 def configuration(args: Any, model: Any, *, peft: bool = True) -> dict[str, Any]:
-    """Return model and training configuration as one dict; where both have a key, training's counts."""
+    """Return model and training config as one dict; training takes precedence."""
     found = {**(model_config(model) or {}), **arguments_of(args)}
     if peft and getattr(model, "peft_config", None) is not None:
         found = {"peft_config": model.peft_config, **found}
@@ -61,7 +61,7 @@ def configuration(args: Any, model: Any, *, peft: bool = True) -> dict[str, Any]
 
 
 def parameter_count(model: Any) -> int | None:
-    """Return how many parameters a model has, or None if it cannot tell."""
+    """Return how many parameters a model has, or None if unknown."""
     if hasattr(model, "num_parameters"):
         return int(model.num_parameters())
     if hasattr(model, "parameters"):
@@ -70,7 +70,7 @@ def parameter_count(model: Any) -> int | None:
 
 
 def checkpoint_of(args: Any, state: Any) -> Path | None:
-    """Return the folder of the checkpoint that was saved just now; a trial of a search has a folder of its own around it."""
+    """Return the folder of the checkpoint just saved; in a search, it is inside the trial's own folder."""
     name, home = f"checkpoint-{state.global_step}", Path(args.output_dir)
     trials = home.glob(f"*/{name}") if state.is_hyper_param_search else ()
     found = [folder for folder in (home / name, *trials) if folder.is_dir()]
@@ -84,7 +84,7 @@ def checkpoint_of(args: Any, state: Any) -> Path | None:
 
 
 def staged_checkpoint(args: Any, state: Any) -> Path | None:
-    """Return a copy of the checkpoint that was saved just now, to be uploaded and then given to unstage()."""
+    """Return a copy of the checkpoint just saved, to be uploaded and then passed to unstage()."""
     found = checkpoint_of(args, state)
     if found is not None:
         with guard("set a checkpoint aside for its upload"):
@@ -93,27 +93,27 @@ def staged_checkpoint(args: Any, state: Any) -> Path | None:
 
 
 def staged(folder: Path) -> Path:
-    """Return a copy of a checkpoint made of hard links: the Trainer may remove the checkpoint before it is uploaded."""
+    """Return a hard-linked copy of a checkpoint: the Trainer may remove the checkpoint before it is uploaded."""
     target = Path(tempfile.mkdtemp(prefix=STAGED, dir=folder.parent)) / folder.name
     shutil.copytree(folder, target, copy_function=_link)
     return target
 
 
 def unstage(folder: Path) -> None:
-    """Remove what staged() made."""
+    """Remove a copy made by staged()."""
     shutil.rmtree(folder.parent, ignore_errors=True)
 
 
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # no hard links here
+    except OSError:  # hard links are not supported here
         shutil.copy2(source, target)
 
 
 @contextlib.contextmanager
 def saved_model(args: Any, model: Any, processing_class: Any) -> Iterator[Path | None]:
-    """Give a folder with the model as its `save_pretrained` leaves it; None where this process does not hold all of it."""
+    """Yield a folder with the saved model, or None if this process does not hold all of it."""
     if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
         notices.once(
             "report:sharded model",
@@ -129,7 +129,7 @@ def saved_model(args: Any, model: Any, processing_class: Any) -> Iterator[Path |
 
 
 def save_model(model: Any, processing_class: Any, folder: Path) -> None:
-    """Save a model, and what prepares its inputs, to a folder."""
+    """Save a model and its processing class to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(model, "save_pretrained"):
         model.save_pretrained(folder)

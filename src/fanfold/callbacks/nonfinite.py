@@ -1,4 +1,4 @@
-"""NonFiniteCallback: find a NaN or infinity and say its step, parameter and rank, without waiting for the device."""
+"""NonFiniteCallback: finds NaN and infinity and reports step, parameter and rank, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST_SECONDS = 5.0
 
 
 class Finding(NamedTuple):
-    """Where something was not finite: `names` are parameters, or the keys of what was logged."""
+    """The place of a non-finite value: `names` are parameters, or keys of logged values."""
 
     step: int
     rank: int
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """Flags on their way from the device."""
+    """Flags being copied from the device."""
 
     step: int
     names: list[str]
@@ -44,12 +44,12 @@ class _Look(NamedTuple):
 
 
 class NonFiniteCallback(TrainerCallback):
-    """Look each `every` steps at all gradients, and at every logged number; `found` holds what was not finite.
+    """Check all gradients every `every` steps, and every logged number; `found` holds the non-finite ones.
 
-    The look is launched on the device before the optimizer steps and read when it has landed, some steps later: the
-    step it names is the one it was launched at. `action`: "warn" reports the first finding, "stop" also ends training, on all
-    ranks after the same step, "raise" raises a FloatingPointError at once on the rank that found it. Loss scaling in float16
-    meets infinities by design; use "warn" there.
+    The check is launched on the device before the optimizer step and read when its result has arrived, some steps later: the step
+    it names is the one it was launched at. `action`: "warn" reports the first finding, "stop" also ends training, on all ranks
+    after the same step, "raise" raises a FloatingPointError at once on the rank that found it. Loss scaling in float16 produces
+    infinities by design; use "warn" there.
     """
 
     def __init__(self, every: int = 1, *, action: str = "warn", run: Any = None) -> None:
@@ -78,7 +78,7 @@ class NonFiniteCallback(TrainerCallback):
         names, tensors = tensors_of(model, gradients=True)
         if not tensors:
             return
-        # The largest absolute value is finite only if all are; a sum of squares could overflow by itself.
+        # The largest absolute value is finite only if all values are; a sum of squares could itself overflow.
         launched = self._rings.launch_array(together(norms_of(tensors, math.inf)))
         if isinstance(launched, str):
             notices.once(

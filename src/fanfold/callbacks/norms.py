@@ -1,4 +1,4 @@
-"""NormsCallback: how large gradients and weights are, measured where they are and logged when the numbers land."""
+"""NormsCallback: norms of gradients and weights, measured on the device and logged when the numbers arrive."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .state import TrainerState
 
 
 class NormsCallback(TrainerCallback):
-    """Log the norm of all gradients and all weights each `every` steps, on each rank, without waiting for the device.
+    """Log the norm of all gradients and all weights every `every` steps, on each rank, without waiting for the device.
 
-    Gradients are those the optimizer gets: after clipping. `per_parameter` adds the norm of each; `histograms` adds how
-    the values of each are distributed (of at most a million of them, evenly taken).
+    Gradients are measured after clipping, as the optimizer gets them. `per_parameter` adds the norm of each; `histograms` adds
+    the distribution of each (from at most a million evenly spaced values).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""PreemptionCallback: when the scheduler wants the machine back, save a checkpoint and stop, all ranks at the same step."""
+"""PreemptionCallback: when the scheduler reclaims the machine, save a checkpoint and stop, all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KIND = "preempted"
 
 
 class PreemptionCallback(TrainerCallback):
-    """On SIGTERM or SIGUSR1, save and stop after the step; `received` then names the signal, and a second one acts as before.
+    """On SIGTERM or SIGUSR1, save and stop after the step; `received` then names the signal. A second signal acts as usual.
 
-    Signals are taken over during training and restored at its end. A signal to one rank is enough: ranks agree on the step
-    (see agreement.py), through the store of the process group or, without one, in the run's directory.
+    Signal handlers are installed during training and restored at its end. A signal to one rank is enough: ranks agree on the step
+    (see agreement.py), through the process group's store or, without one, in the run's directory.
     """
 
     def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1"), *, run: Any = None) -> None:
@@ -58,7 +58,7 @@ class PreemptionCallback(TrainerCallback):
                 self._before[number] = signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self.received is not None:  # again: somebody is in a hurry
+        if self.received is not None:  # a second signal: act immediately
             self._give_back()
             os.kill(os.getpid(), number)
             return
@@ -97,6 +97,6 @@ class PreemptionCallback(TrainerCallback):
 
     def _give_back(self) -> None:
         for number, before in self._before.items():
-            if signal.getsignal(number) == self._on_signal:  # else somebody took it over after us, and keeps it
+            if signal.getsignal(number) == self._on_signal:  # otherwise another handler was installed after ours, and is kept
                 signal.signal(number, before)
         self._before.clear()

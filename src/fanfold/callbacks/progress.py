@@ -1,4 +1,4 @@
-"""What a person sees while training goes on: the logs printed, or a bar over the steps (in a notebook, a widget)."""
+"""Progress display during training: printed logs, or a bar over the steps (a widget in a notebook)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HIDDEN = ("total_flos",)
 
 
 def _readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, Any]:
-    """Return a copy fit for a line: short floats, no endless strings. The dict itself is everybody's."""
+    """Return a copy that fits on a line: short floats, no long strings. The dict itself is shared by all callbacks."""
     shown = {}
     for key, value in logs.items():
         if isinstance(value, float):
@@ -26,7 +26,7 @@ def _readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str,
 
 
 class PrinterCallback(TrainerCallback):
-    """Print what is logged, on the first process of each node."""
+    """Print logged values, on the first process of each node."""
 
     def on_log(
         self,
@@ -41,7 +41,7 @@ class PrinterCallback(TrainerCallback):
 
 
 class ProgressCallback(TrainerCallback):
-    """Show a bar over the steps, one over an evaluation's batches, and what is logged; on the first process only."""
+    """Show a bar over the steps, one over an evaluation's batches, and the logged values; on the first process only."""
 
     def __init__(self, max_str_len: int = 100) -> None:
         self.max_str_len = max_str_len
@@ -111,7 +111,7 @@ def _bar(**options: Any) -> Any:
 
 
 def _length(loader: Any) -> int | None:
-    """Return how many batches a loader gives; None when it cannot say, as a stream cannot."""
+    """Return how many batches a loader has, or None if unknown, as for a stream."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):

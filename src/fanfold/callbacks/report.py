@@ -1,7 +1,7 @@
-"""A report: what a Trainer's logs are at one tracker, written to a journal first, so that a kill loses nothing of it.
+"""A report: a Trainer's logs for one tracker, written to a journal first, so that a kill loses none of them.
 
-It is a small run inside the directory of the training's run, with a thread relay to its one tracker: retries, the order of
-calls, the end, and what `fanfold sync` delivers later are the relay's, as for any run.
+It is a small run inside the directory of the training's run, with a thread relay to its one tracker: retries, the order of calls,
+the end, and later delivery by `fanfold sync` are handled by the relay, as for any run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ..relay.process import split_options
 from ..settings import find_directory, resolve
 
 FOLDER = "reports"  # inside the directory of the training's run
-END_SECONDS, FAILING_SECONDS = 30.0, 10.0  # for the end of a report, and where its tracker has just failed
+END_SECONDS, FAILING_SECONDS = 30.0, 10.0  # for the end of a report, and if its tracker has just failed
 
 
-_hosts: weakref.WeakSet[Any] = weakref.WeakSet()  # runs opened here, which are nobody's current run
+_hosts: weakref.WeakSet[Any] = weakref.WeakSet()  # runs opened here, which are never the current run
 
 
 class Destination(NamedTuple):
-    """Where a report goes: how its tracker is made, here and in another process.
+    """The target of a report: how its tracker is created, here and in another process.
 
-    `arguments` are kept with the report and must be plain data; those in `here` only mean something in this process. A report
-    that has `joined` a run the user opened leaves it open.
+    `arguments` are stored with the report and must be plain data; those in `here` are only valid in this process. A report that
+    has `joined` a run the user opened leaves it open.
     """
 
     make: Callable[..., Any]
@@ -41,11 +41,11 @@ class Destination(NamedTuple):
     here: Mapping[str, Any] = {}
     joined: bool = False
     name: str | None = None  # of a joined run, which keeps it
-    given: Any = None  # the library's own object, where the user has one
+    given: Any = None  # the library's own object, if the user passed one
 
 
 class Report:
-    """One tracker's share of a training. Opening it starts the tracker on this thread; after that, nothing waits for it."""
+    """One tracker's part of a training. Opening it starts the tracker on this thread; after that, nothing waits for it."""
 
     def __init__(self, host: Any, system: str, destination: Destination, number: int, **facts: Any) -> None:
         self.host = host
@@ -55,7 +55,7 @@ class Report:
         self.open()
 
     def open(self) -> None:
-        """Start the tracker, or start it again, in the same run, for what is logged after training."""
+        """Start the tracker, or restart it in the same run for values logged after training."""
         where, self.pid = self.destination, os.getpid()
         _, own = split_options(where.arguments)
         self.tracker = where.make(**{**own, **where.here})
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def started(self) -> bool:
-        """Whether the library's own objects are there."""
+        """Whether the library's own objects exist."""
         return bool(self._relay.started)
 
     @property
@@ -83,24 +83,24 @@ class Report:
         self.run.log(values, step, log_kwargs={self.tracker.name: arguments} if arguments else None)
 
     def later(self, action: Callable[..., Any], *args: Any) -> None:
-        """Have something done with the tracker, after everything logged so far, from the relay's thread."""
+        """Run something with the tracker on the relay's thread, after everything logged so far."""
         self._relay.later(partial(action, *args))
 
     def catch_up(self) -> None:
-        """Wait until the tracker has what was logged so far, for some seconds at most."""
+        """Wait until the tracker has everything logged so far, for a few seconds at most."""
         self.run.flush(FAILING_SECONDS)
         self._relay.catch_up()
 
     def finish(self, status: str) -> None:
-        """End the report; what the tracker has not taken by then is left for `fanfold sync`."""
+        """End the report; anything undelivered by then is left for `fanfold sync`."""
         failing = self._relay.cursor().error is not None
         self.run.finish(FAILING_SECONDS if failing else END_SECONDS, status)
 
 
 def host_run(args: Any, name: str | None, config: Mapping[str, Any], project: str) -> tuple[Any, bool]:
-    """Return the run that reports are kept in, and whether it was opened here: the current one, or a new one.
+    """Return the run that holds the reports, and whether it was opened here: the current one, or a new one.
 
-    It is None where fanfold is disabled, or where no run can be written.
+    It is None if fanfold is disabled or no run can be written.
     """
     current = api.run
     if resolve("mode") == "disabled" or (current is not None and current.status == "disabled"):
@@ -120,7 +120,7 @@ def host_run(args: Any, name: str | None, config: Mapping[str, Any], project: st
 
 
 def latest_number(host: Any, system: str) -> int:
-    """Return the number of the last report of a run to one system; 0 where there is none."""
+    """Return the number of a run's last report to one system, or 0 if there is none."""
     known = {decode_name(folder.name) for folder in run_directories(host.path / FOLDER)}
     return next(number for number in itertools.count() if _id(host, system, number + 1) not in known)
 

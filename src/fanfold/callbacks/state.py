@@ -1,4 +1,4 @@
-"""TrainerState: where a training is. It is saved with every checkpoint, so it outlives versions, kills and odd metrics."""
+"""TrainerState: the progress of a training. Saved with every checkpoint, so it survives versions, kills and unusual metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .control import ExportableState
 
 
 class _Rotating(list[Any]):
-    """The states of several callbacks of one class: a fresh one pushes out the oldest.
+    """The states of several callbacks of one class: a new one replaces the oldest.
 
     Transformers' Trainer appends all of them again at each save; a plain list would grow with every checkpoint.
     """
@@ -29,19 +29,19 @@ class _Rotating(list[Any]):
 
 
 class _States(dict[str, Any]):
-    """States by class name. A class that was not there before (added on a resume) is None until its first state is set."""
+    """States by class name. A class that is new (added on a resume) is None until its first state is set."""
 
     def __missing__(self, name: str) -> None:
         return None
 
 
 def exportable(thing: object) -> bool:
-    """Tell whether a checkpoint can keep the state of `thing`; Transformers' own callbacks count, too."""
+    """Return whether a checkpoint can store the state of `thing`; this includes Transformers' own callbacks."""
     return isinstance(thing, ExportableState) or any(base.__name__ == "ExportableState" for base in type(thing).__mro__)
 
 
 def states_of(things: Iterable[Any]) -> _States:
-    """Collect states by class name; several things of one class make a list, in order."""
+    """Collect states by class name; several objects of one class form a list, in order."""
     found: dict[str, list[Any]] = {}
     for thing in things:
         if not exportable(thing):
@@ -55,9 +55,9 @@ def states_of(things: Iterable[Any]) -> _States:
 
 @dataclass
 class TrainerState:
-    """Where a training is. A step is one update of the weights, however many batches it took.
+    """The progress of a training. A step is one update of the weights, however many batches it took.
 
-    `epoch` is fractional during an epoch. `stateful_callbacks` takes callbacks and holds their states, by class name.
+    `epoch` is fractional during an epoch. `stateful_callbacks` accepts callbacks and holds their states, by class name.
     """
 
     epoch: float = 0
@@ -92,7 +92,7 @@ class TrainerState:
             self.stateful_callbacks = states_of(self.stateful_callbacks or ())
 
     def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
-        """Write the state to a file, whole or not at all."""
+        """Write the state to a file, atomically."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         text = json.dumps(_plain({**self._unknown, **fields}), indent=2, sort_keys=True) + "\n"
         aside = Path(f"{os.fspath(json_path)}.{os.getpid()}.tmp")
@@ -101,7 +101,7 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str | os.PathLike[str]) -> TrainerState:
-        """Read a state back. Fields of another version are kept aside, and written again at the next save."""
+        """Read a state from a file. Fields of other versions are kept, and written again at the next save."""
         content = json.loads(Path(json_path).read_text(encoding="utf-8"))
         known = {field.name for field in dataclasses.fields(cls)}
         state = cls(**{name: value for name, value in content.items() if name in known})
@@ -109,14 +109,14 @@ class TrainerState:
         return state
 
     def compute_steps(self, args: Any, max_steps: int) -> None:
-        """Take the logging, eval and save steps from `args`; a number below 1 is a share of `max_steps`."""
+        """Take the logging, eval and save steps from `args`; a number below 1 is a fraction of `max_steps`."""
         for name in ("logging_steps", "eval_steps", "save_steps"):
             steps = getattr(args, name)
             if steps is not None:
                 setattr(self, name, math.ceil(max_steps * steps) if steps < 1 else steps)
 
     def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
-        """Take over what a Trainer knows when training begins."""
+        """Set the fields a Trainer knows when training begins."""
         if trainer.hp_name is not None and trainer._trial is not None:  # noqa: SLF001 - Transformers passes it that way
             self.trial_name = trainer.hp_name(trainer._trial)  # noqa: SLF001 - as above
         self.trial_params = getattr(trial, "params", trial)  # an Optuna trial, or the dict of another search
@@ -127,7 +127,7 @@ class TrainerState:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold: numpy and torch numbers become numbers, arrays lists, anything else its text."""
+    """Return a JSON-compatible value: numpy and torch numbers become numbers, arrays lists, anything else text."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set)):

@@ -1,8 +1,8 @@
-"""StragglerCallback: which rank the others wait for, by what each rank journals of the time it is busy itself.
+"""StragglerCallback: finds the rank the others wait for, from the busy time that each rank writes to its journal.
 
-In synchronous training every rank's step takes equally long: the others spend the straggler's time waiting in a collective.
-So the wait is taken out: it begins when this rank has its last gradient, which a hook on that parameter tells, and ends
-when the optimizer is about to step. What is left, in the step and between steps, is the time to arrive at the collective.
+In synchronous training every rank's step takes equally long: the others spend the straggler's time waiting in a collective. So
+the wait is subtracted: it begins when this rank has its last gradient, as reported by a hook on that parameter, and ends when the
+optimizer is about to step. The rest, in the step and between steps, is the time to arrive at the collective.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .state import TrainerState
 
 KEYS = {"time/compute": "in its steps", "time/data": "between its steps, with data or input and output"}
 LAST_SECONDS = 5.0
-# A rank is named only if the others wait for it for a share of the step, and longer than a scheduler's hiccup.
+# A rank is named only if the others wait for it for a share of the step, and longer than a scheduling hiccup.
 FLOOR_SHARE, FLOOR_SECONDS = 0.1, 0.005
 
 
 class Straggler(NamedTuple):
-    """A rank the others waited for during several intervals in a row; `ratio` is its time over the others' median."""
+    """A rank the others waited for during several intervals in a row; `ratio` is its time divided by the others' median."""
 
     rank: int
     key: str
@@ -37,7 +37,7 @@ class Straggler(NamedTuple):
 
 
 class Arrival:
-    """When this rank has all its gradients: by a hook on the parameter that gets its own last."""
+    """The time when this rank has all its gradients, from a hook on the parameter that gets its gradient last."""
 
     def __init__(self, model: Any, clock: Callable[[], float]) -> None:
         self.at: float | None = None
@@ -54,7 +54,7 @@ class Arrival:
         self.at, self._last = self._clock(), parameter
 
     def settle(self) -> None:
-        """After the first step, keep the hook on the last parameter alone: the others cost time and tell nothing."""
+        """Keep only the hook on the last parameter after the first step: the others cost time without adding information."""
         if self._last is not None and len(self._hooks) > 1:
             for key in [key for key in self._hooks if key != id(self._last)]:
                 self._hooks.pop(key).remove()
@@ -66,11 +66,11 @@ class Arrival:
 
 
 class StragglerCallback(TrainerCallback):
-    """Log how long each rank is busy in a step and between steps; rank 0 reads all ranks' journals and names who is late.
+    """Log each rank's busy time in and between steps; rank 0 reads all ranks' journals and names the slow ones.
 
-    A rank is named when, `patience` intervals of `every` steps in a row, it took `factor` times as long as the median of the
-    others, and even its fast steps were late by a noticeable part of the step. No rank talks to another: the journals must
-    be on a filesystem rank 0 can read.
+    A rank is named when, for `patience` intervals of `every` steps in a row, it took `factor` times as long as the median of the
+    others, and even its fast steps were late by a noticeable part of the step. Ranks do not communicate: the journals must be on
+    a filesystem rank 0 can read.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class StragglerCallback(TrainerCallback):
         self._times.setdefault(key, []).append(seconds)
 
     def _knows_its_wait(self) -> bool:
-        """Tell whether waiting is told from computing, or ranks do not wait for each other: there is no process group."""
+        """Return whether waiting can be told from computing, or ranks do not wait at all because there is no process group."""
         if self._arrival is not None and self._arrival.known:
             return self._arrival.at is not None
         dist = sys.modules.get("torch.distributed")
@@ -158,11 +158,11 @@ class StragglerCallback(TrainerCallback):
         self._close()
         if self._thread is not None:
             self._thread.join(LAST_SECONDS)
-            self._look_aside(current_run(self.run, self))  # the others may have been behind at the last look
+            self._look_aside(current_run(self.run, self))  # the others may have been behind at the last check
             self._thread.join(LAST_SECONDS)
 
     def _look_aside(self, run: Any) -> None:
-        """Read the journals in a thread of their own: on a large job that takes a while, and training does not wait."""
+        """Read the journals in a separate thread: on a large job that takes a while, and training does not wait."""
         busy = self._thread is not None and self._thread.is_alive()
         if run is not None and run.rank == 0 and run.world_size > 1 and not busy:
             self._thread = threading.Thread(target=self._look, args=(run,), name="fanfold-stragglers", daemon=True)
@@ -180,7 +180,7 @@ class StragglerCallback(TrainerCallback):
                 run.alert("straggler", text)
 
     def look(self, run: Any) -> list[Straggler]:
-        """Read all ranks' journals as they are now; return the stragglers that were not found before."""
+        """Read the current journals of all ranks; return the stragglers not found before."""
         if self._stored is None:
             self._stored = StoredRun(run.path)
         self._stored.refresh()
@@ -189,7 +189,7 @@ class StragglerCallback(TrainerCallback):
         return [straggler for straggler in found if (straggler.rank, straggler.key) not in known]
 
     def _judge(self, key: str, ranks: int) -> list[Straggler]:
-        """Return the ranks that were significantly slower than the others in each of the last intervals all have logged."""
+        """Return the ranks that were significantly slower than the others in each of the last intervals logged by all."""
         import numpy as np
 
         read = [self._read(name, ranks) for name in (key, f"{key}_fast", "time/step")]
@@ -207,7 +207,7 @@ class StragglerCallback(TrainerCallback):
         return found
 
     def _read(self, key: str, ranks: int) -> list[dict[int, float]]:
-        """Return the values of each rank by step; none for a rank that has not logged the key yet."""
+        """Return the values of each rank by step; empty for a rank that has not logged the key yet."""
         assert self._stored is not None
         found: list[dict[int, float]] = []
         for rank in range(ranks):
@@ -221,5 +221,5 @@ class StragglerCallback(TrainerCallback):
 
 
 def _fast(times: list[float]) -> float:
-    """Return the time of fast steps: a tenth are faster. A rank that only shares its processor for a while still has some."""
+    """Return the time of fast steps: a tenth are faster. Even a rank that temporarily shares its processor has some."""
     return sorted(times)[len(times) // 10]

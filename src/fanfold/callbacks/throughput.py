@@ -1,4 +1,4 @@
-"""ThroughputCallback: samples, tokens and floating-point operations a second, and the share of the device's peak (MFU)."""
+"""ThroughputCallback: samples, tokens and floating-point operations per second, and the share of the device's peak (MFU)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .control import TrainerControl
 from .events import TrainerCallback
 from .state import TrainerState
 
-# Dense 16-bit operations a second, from the makers' data sheets; the first name found in the device's counts.
+# Dense 16-bit operations per second, from the vendors' data sheets; the first name found in the device's name counts.
 PEAKS = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -29,10 +29,10 @@ PEAKS = {
 
 
 class ThroughputCallback(TrainerCallback):
-    """Log each `every` steps how fast this rank trains; evaluation and saving do not count. Folded by sum it is the job's.
+    """Log this rank's training speed every `every` steps, without evaluation and saving. Folded by sum, it is the job's.
 
-    What is not given is taken from the loop: samples from the batch size, tokens from `state.num_input_tokens_seen`,
-    operations from `flops_per_step`, or six for each parameter and token. `peak_flops` is looked up for known devices.
+    Values that are not given are taken from the loop: samples from the batch size, tokens from `state.num_input_tokens_seen`,
+    operations from `flops_per_step`, or six per parameter and token. `peak_flops` is looked up for known devices.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ThroughputCallback(TrainerCallback):
             self._mark = self._clock()
 
     def _skip(self) -> None:
-        """Leave the time since the last step out: it was not spent on training."""
+        """Exclude the time since the last step: it was not spent on training."""
         self._mark = self._clock()
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -107,7 +107,7 @@ class ThroughputCallback(TrainerCallback):
 
 
 def _samples(args: Any, state: TrainerState) -> float:
-    """Return how many samples a step of this rank takes, as far as the arguments say."""
+    """Return how many samples a step of this rank takes, as far as the arguments tell."""
     batch = (
         getattr(args, "train_batch_size", None) or getattr(args, "per_device_train_batch_size", None) or state.train_batch_size
     )

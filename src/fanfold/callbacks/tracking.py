@@ -24,13 +24,13 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()  # callbacks whose report has be
 
 
 class TrackingCallback(TrainerCallback):
-    """Send what a Trainer logs to one tracker: a name, with the arguments of its class, or a tracker object.
+    """Send a Trainer's logs to one tracker: a name, with the arguments of its class, or a tracker object.
 
-    Override `setup(args, state, model, **kwargs)` to open the run yourself; call `super().setup(...)` to add to it.
+    Override `setup(args, state, model, **kwargs)` to open the run yourself; call `super().setup(...)` to extend it.
     """
 
     system: ClassVar[str] = ""  # the tracker's name
-    ends_with_training: ClassVar[bool] = True  # else the run stays open for what comes after, until the process ends
+    ends_with_training: ClassVar[bool] = True  # otherwise the run stays open after training, until the process ends
     ends_evaluations: ClassVar[bool] = False  # whether it ends again after each evaluation that follows training
 
     def __init__(self, tracker: Any = None, **kwargs: Any) -> None:
@@ -45,13 +45,13 @@ class TrackingCallback(TrainerCallback):
         self.name = str((self._class if self._object is None else tracker).name)
         self._kwargs = kwargs
         self.report: Report | None = None
-        self._host: Any = None  # the run the report is kept in, where it was opened here
-        self._state: Any = None  # what tells one training from another
-        self._thread: threading.Thread | None = None  # where it trains, while it does
+        self._host: Any = None  # the run that holds the report, if it was opened here
+        self._state: Any = None  # distinguishes one training from another
+        self._thread: threading.Thread | None = None  # the training thread, during training
         self._initialized = False
         self._trained = False
 
-    # What a concrete callback changes
+    # Overridden by specific callbacks
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Open the run. Called once before anything is logged, on every process."""
@@ -71,24 +71,24 @@ class TrackingCallback(TrainerCallback):
         return Destination(self._class, {**known, **self._kwargs})
 
     def current(self) -> Destination | None:
-        """Return how to join the run the library has open in this process, after a setup() of the user's own."""
+        """Return how to join the run that the library has open in this process, after a user-written setup()."""
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
-        """Return what the tracker keeps as the configuration."""
+        """Return the config for the tracker."""
         return configuration(args, model)
 
     def names(self, args: Any, state: Any) -> dict[str, Any]:
-        """Return name and group of the run; a trial of a search is named after itself."""
+        """Return name and group of the run; a trial of a search has its own name."""
         name = getattr(args, "run_name", None)
-        if state.is_hyper_param_search:  # a name is a run in some systems: trials of one name would be one
+        if state.is_hyper_param_search:  # some systems identify a run by its name: trials with one name would be merged
             return {"name": state.trial_name, "group": name or args.output_dir}
         return {"name": name}
 
     def opened(self, args: Any, state: Any, model: Any) -> None:
-        """Add to the run what only the library's own objects can hold. Called once, when the tracker has started."""
+        """Add what only the library's own objects can hold. Called once, when the tracker has started."""
 
     def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
-        """Return what is logged under the names it shall have."""
+        """Return logged values under their final names."""
         del state
         return rewrite_logs(logs)
 
@@ -97,7 +97,7 @@ class TrackingCallback(TrainerCallback):
         report.log(values, state.global_step)
 
     def leave(self) -> None:
-        """Let go of what the library ties to the Trainer's thread, when the report has ended."""
+        """Release what the library ties to the Trainer's thread, after the report has ended."""
 
     # Events
 
@@ -133,11 +133,11 @@ class TrackingCallback(TrainerCallback):
         self.finish("failed")
         self._finish_host("failed")
 
-    # How it is done
+    # Implementation
 
     @property
     def tracker(self) -> Any:
-        """The tracker, once it is made."""
+        """The tracker, once it is created."""
         return self._object if self.report is None else self.report.tracker
 
     @property
@@ -152,7 +152,7 @@ class TrackingCallback(TrainerCallback):
             return
         self._host = host if opened else None
         last = latest_number(host, self.name)
-        number = max(last, 1) if state.global_step else last + 1  # a training that goes on, goes on in the same run
+        number = max(last, 1) if state.global_step else last + 1  # a resumed training continues in the same run
         with guard(f"open the report to {self.name}, so nothing is reported there"):
             own = host.name if number == 1 else f"{host.name}-{number}"
             facts["name"] = where.name or facts.get("name") or own
@@ -160,7 +160,7 @@ class TrackingCallback(TrainerCallback):
             _open.add(self)
 
     def _ready(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Call setup() where that was not done; go on with a report that was ended."""
+        """Call setup() if that has not been done; reopen a report that has ended."""
         self._state = state
         if not self._initialized:
             self._initialized = True
@@ -179,7 +179,7 @@ class TrackingCallback(TrainerCallback):
         with undisturbed():
             _, error = outcome(partial(self.setup, args, state, model, **given))
         if isinstance(error, FanfoldError):
-            raise error  # a mistake in how it was set up: to be corrected now, not after hours of training
+            raise error  # a configuration mistake: raise now, not after hours of training
         if error is not None:
             self._warn_failed(error)
         if main and self.report is None:
@@ -191,7 +191,7 @@ class TrackingCallback(TrainerCallback):
             self._add(partial(self.opened, args, state, model))
 
     def _add(self, action: Any) -> None:
-        """Do something with the library's own objects: now, or when they are there."""
+        """Run something with the library's own objects: now, or when they exist."""
         assert self.report is not None
         if self.report.started:
             with undisturbed(), guard(f"add to the run of {self.name}"):
@@ -220,10 +220,10 @@ class TrackingCallback(TrainerCallback):
         if self._trained and self.ends_evaluations:
             self.finish("finished")
         else:
-            self.report.catch_up()  # no training to hold up, and whoever evaluates wants to see it
+            self.report.catch_up()  # no training to delay, and the caller wants to see the result
 
     def _upload_later(self, upload: Any, args: Any, state: Any, *more: Any) -> None:
-        """Queue the upload of the checkpoint that was saved just now: `upload(a copy of its folder, *more)`."""
+        """Queue the upload of the checkpoint just saved: `upload(a copy of its folder, *more)`."""
         if self.report is not None and (folder := staged_checkpoint(args, state)) is not None:
             self.report.later(upload, folder, *more)
 
@@ -242,7 +242,7 @@ class TrackingCallback(TrainerCallback):
             self._host = None
 
     def _forget(self) -> None:
-        """End what an earlier training left open, and be as new for the next one."""
+        """End what an earlier training left open, and reset for the next one."""
         status = "failed" if self._training else "finished"
         self.finish(status)
         self._finish_host(status)
@@ -251,12 +251,12 @@ class TrackingCallback(TrainerCallback):
 
 
 def _alive(report: Report) -> bool:
-    """Tell whether a report was opened in this process; a forked child must not go on with its parent's."""
+    """Return whether a report was opened in this process; a forked child must not continue its parent's."""
     return report.pid == os.getpid()
 
 
 def _end_earlier(callback: TrackingCallback) -> None:
-    """End the report an earlier Trainer left open: its library would take its run for the user's own, and go on in it."""
+    """End the report an earlier Trainer left open: its library would treat its run as the user's own, and continue it."""
     for other in list(_open):
         if other is callback or other._state is callback._state:  # noqa: SLF001 - of this class
             continue

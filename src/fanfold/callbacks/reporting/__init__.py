@@ -1,4 +1,4 @@
-"""Reporting callbacks: what a Trainer logs, in the systems teams use, under the names Transformers gives it."""
+"""Reporting callbacks: send a Trainer's logs to tracking systems, under the names Transformers uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aim's reporting callback: nothing but its name."""
+"""Aim's reporting callback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Azure Machine Learning's reporting callback: the metrics of the job this process is in, under the names they have."""
+"""Azure Machine Learning's reporting callback: metrics of the job this process belongs to, under their own names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..tracking import TrackingCallback
 
 
 class AzureMLCallback(TrackingCallback):
-    """Log to `azureml_run`, or to the run of the job this process is part of. The job's status is the platform's to set."""
+    """Log to `azureml_run`, or to the current job's run. The job's status is left to the platform."""
 
     system: ClassVar[str] = "azure_ml"
     ends_with_training: ClassVar[bool] = False
@@ -37,7 +37,7 @@ class AzureMLCallback(TrackingCallback):
         return Destination(AzureMLTracker, {"run_name": "job"}, {"azureml_run": self._given}, joined=True)
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
-        """Return nothing: the platform keeps what a job was started with."""
+        """Return nothing: the platform records a job's arguments."""
         del args, model
         return {}
 

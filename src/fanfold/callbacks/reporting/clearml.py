@@ -1,4 +1,4 @@
-"""ClearML's reporting callback: titles train, eval and test with a series per key; several trainings of a task get a number."""
+"""ClearML's reporting callback: titles train, eval and test with a series per key; further trainings of a task are numbered."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PROJECT, TASK = "HuggingFace Transformers", "Trainer"
 SECTION, MODEL_SECTION = "Transformers", "Model Configuration"
 KEEP_ARGS, KEEP_CONFIG = "_ignore_hparams_ui_overrides_", "_ignore_model_config_ui_overrides_"
 NOTE = "Whether a remote run of this task keeps {} as the script has it, whatever was changed on the server."
-_USUAL = {  # what Task.init() does by itself, as in Transformers
+_USUAL = {  # defaults of Task.init(), as in Transformers
     "auto_connect_frameworks": {"tensorboard": False, "pytorch": False}, "auto_connect_arg_parser": True,
     "auto_connect_streams": True, "auto_resource_monitoring": True, "output_uri": True,
 }  # fmt: skip
-_trainings: Counter[str] = Counter()  # of each task in this process
+_trainings: Counter[str] = Counter()  # per task in this process
 
 
 class ClearMLCallback(TrackingCallback):
     """Log to the open ClearML task, or to a new one named by `CLEARML_PROJECT` and `CLEARML_TASK`, which ends with training.
 
-    `CLEARML_LOG_MODEL` uploads checkpoints: by default those of a task the callback made.
+    `CLEARML_LOG_MODEL` uploads checkpoints: by default those of a task the callback created.
     """
 
     system: ClassVar[str] = "clearml"
@@ -75,7 +75,7 @@ class ClearMLCallback(TrackingCallback):
         del args, model
         return {}
 
-    # Configuration: when the task runs remotely, the server's may go before the script's
+    # Config: when the task runs remotely, the server's config may override the script's
 
     def opened(self, args: Any, state: Any, model: Any) -> None:
         del state
@@ -120,7 +120,7 @@ class ClearMLCallback(TrackingCallback):
 
     def _upload(self, folder: Path, step: int, most: int | None) -> None:
         name = f"{folder.name}{self._suffix}"
-        if self._clearml_task.is_offline():  # there are no models without a server, but there are files
+        if self._clearml_task.is_offline():  # without a server there are no models, only files
             self._clearml_task.upload_artifact(name, artifact_object=str(folder), wait_on_upload=True)
             unstage(folder)
             return

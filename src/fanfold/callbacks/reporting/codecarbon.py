@@ -1,4 +1,4 @@
-"""CodeCarbon's reporting callback: the energy of training, measured on each node by a process beside it."""
+"""CodeCarbon's reporting callback: the energy used by training, measured on each node by a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOP_SECONDS = 20.0
 
 
 class CodeCarbonCallback(TrainerCallback):
-    """Write `emissions.csv` to `output_dir`; `figures` holds what was measured last. CodeCarbon reads its own settings."""
+    """Write `emissions.csv` to `output_dir`; `figures` holds the latest measurements. CodeCarbon reads its own settings."""
 
     def __init__(self) -> None:
         energy.check({})
@@ -32,7 +32,7 @@ class CodeCarbonCallback(TrainerCallback):
             self.tracker = self._make(Path(args.output_dir).absolute())
 
     def _make(self, folder: Path) -> energy.EnergyProbe:
-        asked = {"online": True, "output_dir": str(folder), "output_methods": ["csv"]}  # online: it looks up where it is
+        asked = {"online": True, "output_dir": str(folder), "output_methods": ["csv"]}  # online: it looks up its location
         return energy.EnergyProbe(self.figures.update, arguments=asked, log=folder / "codecarbon.log")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

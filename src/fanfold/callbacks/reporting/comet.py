@@ -12,7 +12,7 @@ from ..model_info import STAGED, arguments_of, model_config
 from ..report import Destination, Report
 from ..tracking import TrackingCallback
 
-# What Comet notes by itself, as in Transformers.
+# Comet's automatic logging, as in Transformers.
 _USUAL = dict.fromkeys(
     "log_code log_graph parse_args log_git_metadata log_git_patch log_env_details log_env_gpu log_env_host log_env_cpu "
     "log_env_network log_env_disk".split(),
@@ -24,8 +24,8 @@ MODES = ("get_or_create", "create", "get")
 class CometCallback(TrackingCallback):
     """Log to a Comet experiment; it stays open after training, for evaluations, and ends with the process.
 
-    `COMET_MODE` (get_or_create, create, get), `COMET_START_ONLINE` and `COMET_PROJECT_NAME` say which, `COMET_LOG_ASSETS`
-    uploads `output_dir` at the end.
+    `COMET_MODE` (get_or_create, create, get), `COMET_START_ONLINE` and `COMET_PROJECT_NAME` select it, `COMET_LOG_ASSETS` uploads
+    `output_dir` at the end.
     """
 
     system: ClassVar[str] = "comet_ml"

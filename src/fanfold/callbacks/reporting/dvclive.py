@@ -1,4 +1,4 @@
-"""DVCLive's reporting callback: tables by `global_step`, names split at `train_` and `eval_` only."""
+"""DVCLive's reporting callback: tables by `global_step`, with names split only at `train_` and `eval_`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..tracking import TrackingCallback
 
 
 class DVCLiveCallback(TrackingCallback):
-    """Log to `live`, or to a `dvclive.Live` made of the other arguments.
+    """Log to `live`, or to a `dvclive.Live` created with the other arguments.
 
-    `log_model` (`HF_DVCLIVE_LOG_MODEL`): True keeps the final model, "all" the whole `output_dir` at each checkpoint.
+    `log_model` (`HF_DVCLIVE_LOG_MODEL`): True stores the final model, "all" the whole `output_dir` at each checkpoint.
     """
 
     system: ClassVar[str] = "dvclive"
@@ -44,7 +44,7 @@ class DVCLiveCallback(TrackingCallback):
         del args, state
         if self._given is not None:
             return Destination(DVCLiveTracker, {"dir": str(Path(self._given.dir).absolute())}, {"live": self._given})
-        own = {"dir": "dvclive", "save_dvc_exp": True, "dvcyaml": "dvc.yaml", **self._kwargs}  # as Live() itself has it
+        own = {"dir": "dvclive", "save_dvc_exp": True, "dvcyaml": "dvc.yaml", **self._kwargs}  # the defaults of Live()
         return Destination(DVCLiveTracker, {**own, "dir": str(Path(own["dir"]).absolute())})
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:

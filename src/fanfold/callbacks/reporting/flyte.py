@@ -13,9 +13,9 @@ from ..tracking import TrackingCallback
 
 
 class FlyteCallback(TrackingCallback):
-    """Show the logs as a Deck of the running task, and save checkpoints with it, so that a retry can go on from them.
+    """Show the logs as a Deck of the running task, and save checkpoints with it, so that a retry can continue from them.
 
-    Outside a task the same page is `deck.html` in `output_dir`, and there is nothing to save checkpoints to.
+    Outside a task the same page is written to `deck.html` in `output_dir`, and checkpoints are not saved.
     """
 
     system: ClassVar[str] = "flyte"
@@ -46,4 +46,4 @@ class FlyteCallback(TrackingCallback):
         del control, kwargs
         wanted = self.sync_checkpoints and state.is_world_process_zero and getattr(self.tracker, "deck", None) is not None
         if wanted and (folder := checkpoint_of(args, state)) is not None:
-            self.tracker.sync_checkpoint(folder)  # here and now: a retry must find it
+            self.tracker.sync_checkpoint(folder)  # immediately: a retry must find it

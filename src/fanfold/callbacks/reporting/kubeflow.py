@@ -1,4 +1,4 @@
-"""Kubeflow's reporting callback: how far a TrainJob is. Only the latest word counts, so nothing is kept or sent again."""
+"""Kubeflow's reporting callback: a TrainJob's progress. Only the latest status counts, so nothing is stored or resent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ...errors import SettingError, notices
 from ..events import TrainerCallback
 
 URL, CERTIFICATE, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
-SECONDS = 5.0  # between two words, and for one to be taken
+SECONDS = 5.0  # between two updates, and the timeout of one
 
 
 class KubeflowCallback(TrainerCallback):
-    """Tell the TrainJob this process is part of the share that is done, the seconds left and the latest metrics.
+    """Report progress, remaining seconds and the latest metrics to the TrainJob this process belongs to.
 
-    The job's controller sets `KUBEFLOW_TRAINER_SERVER_URL`, and `…_CA_CERT` and `…_TOKEN`, which are paths of files.
+    The job's controller sets `KUBEFLOW_TRAINER_SERVER_URL`, and `…_CA_CERT` and `…_TOKEN`, which are file paths.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +39,7 @@ class KubeflowCallback(TrainerCallback):
         self._said = -math.inf
         self._metrics: dict[str, float] = {}
         self._outgoing: dict[str, Any] | None = None  # the latest status, until it is sent
-        self._sender: threading.Thread | None = None  # while it sends
+        self._sender: threading.Thread | None = None  # while it is sending
         self._lock = threading.Lock()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -55,11 +55,11 @@ class KubeflowCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
         due = self._begun is not None and self._clock() - self._said >= SECONDS
-        if self._begun is None or not due or self._sender is not None:  # one that is on its way is not overtaken
+        if self._begun is None or not due or self._sender is not None:  # wait for an update that is being sent
             return
         percent, left = None, None
         if 0 < state.max_steps < math.inf:
-            percent = min(99, int(100 * state.global_step / state.max_steps))  # all of it is said at the end
+            percent = min(99, int(100 * state.global_step / state.max_steps))  # 100 is reported at the end
             each = (self._clock() - self._begun) / max(1, state.global_step - self._first_step)
             left = int(each * (state.max_steps - state.global_step))
         epoch = {} if state.epoch is None else {"current_epoch": round(state.epoch, 2)}
@@ -74,7 +74,7 @@ class KubeflowCallback(TrainerCallback):
 
     def on_exception(self, args: Any, state: Any, control: Any, exception: BaseException, **kwargs: Any) -> None:
         del args, state, control, exception, kwargs
-        self._begun = None  # how the job ended, its exit code says
+        self._begun = None  # the exit code tells how the job ended
 
     def _say(self, percent: int | None, left: int | None, metrics: dict[str, Any]) -> None:
         self._said = self._clock()
@@ -98,7 +98,7 @@ class KubeflowCallback(TrainerCallback):
             _post(body)
 
     def wait(self, timeout: float) -> None:
-        """Wait until the latest status is sent, or was refused."""
+        """Wait until the latest status is sent or refused."""
         if (sender := self._sender) is not None:
             sender.join(timeout)
 

@@ -1,6 +1,6 @@
-"""MLflow's reporting callback, and DagsHub's, which is the same at a repository's address.
+"""MLflow's reporting callback, and DagsHub's, which is the same with a repository's address.
 
-MLflow's active run belongs to the Trainer's thread; what is logged names the run, so it can come from any.
+MLflow's active run belongs to the Trainer's thread; logging names the run explicitly, so it works from any thread.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOU
 
 
 class MLflowCallback(TrackingCallback):
-    """Log to the active MLflow run, or to a new one that ends with training; evaluations after it still go there.
+    """Log to the active MLflow run, or to a new one that ends with training; later evaluations still go there.
 
-    `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`, `MLFLOW_TAGS`, `MLFLOW_NESTED_RUN` and `MLFLOW_RUN_ID` say which run,
-    `MLFLOW_FLATTEN_PARAMS` and `MLFLOW_MAX_LOG_PARAMS` which params, `HF_MLFLOW_LOG_ARTIFACTS` keeps checkpoints.
+    `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`, `MLFLOW_TAGS`, `MLFLOW_NESTED_RUN` and `MLFLOW_RUN_ID` select the run,
+    `MLFLOW_FLATTEN_PARAMS` and `MLFLOW_MAX_LOG_PARAMS` the params; `HF_MLFLOW_LOG_ARTIFACTS` uploads checkpoints.
     """
 
     system: ClassVar[str] = "mlflow"
-    ends_evaluations: ClassVar[bool] = True  # or the active run would be in the way of one of the user's
+    ends_evaluations: ClassVar[bool] = True  # otherwise the active run would conflict with one of the user's
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class MLflowCallback(TrackingCallback):
         return Destination(self._class, self._place())
 
     def _start_run(self, args: Any, nested: bool) -> Any:
-        """Start a run on the Trainer's thread, whose active run it is then."""
+        """Start a run on the Trainer's thread, which makes it the active run there."""
         if name := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
             self._ml_flow.set_experiment(name)
         return self._ml_flow.start_run(run_name=getattr(args, "run_name", None), nested=nested)
@@ -66,7 +66,7 @@ class MLflowCallback(TrackingCallback):
         return Destination(self._class, {**self._place(), "run_id": run.info.run_id}, joined=joined, name=run.info.run_name)
 
     def _place(self) -> dict[str, Any]:
-        first = next(iter(inspect.signature(self._class).parameters))  # of both classes, the experiment
+        first = next(iter(inspect.signature(self._class).parameters))  # the experiment, for both classes
         return {first: os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default", "tracking_uri": self._uri()}
 
     def _uri(self) -> str:
@@ -95,7 +95,7 @@ class MLflowCallback(TrackingCallback):
             self._upload_later(self._keep_checkpoint, args, state)
 
     def _keep_checkpoint(self, folder: Path) -> None:
-        """Keep a checkpoint as a pyfunc model of its name; saved first and then sent, because that needs no active run."""
+        """Upload a checkpoint as a pyfunc model under its name; saved first and then sent, which needs no active run."""
         with tempfile.TemporaryDirectory() as place:
             self._ml_flow.pyfunc.save_model(
                 f"{place}/model",
@@ -144,7 +144,7 @@ class DagsHubCallback(MLflowCallback):
 
 
 def _params(config: dict[str, Any]) -> dict[str, Any]:
-    """Return params as the environment wants them: nested ones as texts or taken apart, and so many of them."""
+    """Return params as the environment requests: nested ones as text or flattened, and limited in number."""
     if truth("MLFLOW_FLATTEN_PARAMS"):
         found = {key.replace("/", "."): value for key, value in flatten(config)}
     else:
@@ -155,7 +155,7 @@ def _params(config: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _impatient() -> Iterator[None]:
-    """Wait for a server at the start for seconds, where MLflow would for four minutes: training waits, too."""
+    """Wait only seconds for a server at the start, where MLflow would wait four minutes and delay training."""
     mine = {key: value for key, value in _PATIENCE.items() if key not in os.environ}
     os.environ.update(mine)
     try:

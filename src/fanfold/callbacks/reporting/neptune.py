@@ -1,4 +1,4 @@
-"""Neptune's reporting callback: everything below one namespace of a run."""
+"""Neptune's reporting callback: everything under one namespace of a run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..report import Destination, Report
 from ..tracking import TrackingCallback
 
 CHECKPOINTS = (None, "same", "last", "best")
-# What Neptune notes by itself, as in Transformers. Not stdout and stderr, which it replaces: what another library does to them
-# in the meantime turns into an endless recursion when both take it back.
+# Neptune's automatic capture, as in Transformers. Not stdout and stderr, which it replaces: if another library also replaces them
+# in the meantime, restoring both ends in infinite recursion.
 _USUAL = {"capture_hardware_metrics": True, "capture_traceback": True, "source_files": None, "git_ref": None}
-FLAT = frozenset({"train/epoch"})  # one value, not a series
+FLAT = frozenset({"train/epoch"})  # a single value, not a series
 
 
 class NeptuneCallback(TrackingCallback):
-    """Log to a Neptune run below `base_namespace`; other arguments go to `neptune.init_run`.
+    """Log to a Neptune run under `base_namespace`; other arguments go to `neptune.init_run`.
 
-    `log_checkpoints` uploads each ("same"), the latest ("last") or the best ("best") checkpoint. `run` is one of your own.
+    `log_checkpoints` uploads each ("same"), the latest ("last") or the best ("best") checkpoint. `run` is your own run.
     """
 
     system: ClassVar[str] = "neptune"
@@ -81,7 +81,7 @@ class NeptuneCallback(TrackingCallback):
         return {"name": self._arguments["name"]} if self._arguments["name"] else super().names(args, state)
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
-        """Return nothing: parameters have namespaces of their own."""
+        """Return nothing: parameters have their own namespaces."""
         del args, model
         return {}
 
@@ -128,7 +128,7 @@ class NeptuneCallback(TrackingCallback):
             self._upload_later(self._upload, args, state)
 
     def _upload(self, folder: Path) -> None:
-        """Upload a checkpoint, and remove the one it stands for now. Neptune reads the files later, so they stay till then."""
+        """Upload a checkpoint, and remove the one it replaces. Offline, Neptune reads the files later, so they are kept."""
         single = self._log_checkpoints in ("last", "best")
         place = self.run[f"{self._base}/checkpoints" + (f"/{self._log_checkpoints}" if single else "")]
         here = Path.cwd()

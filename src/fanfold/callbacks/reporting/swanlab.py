@@ -1,4 +1,4 @@
-"""SwanLab's reporting callback. SwanLab takes one value of a key and step, so what is said twice is sent once."""
+"""SwanLab's reporting callback. SwanLab accepts one value per key and step, so repeated values are sent once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AXIS, EPOCH = "train/global_step", "train/epoch"
 class SwanLabCallback(TrackingCallback):
     """Log to the open SwanLab run, or to a new one, which stays open after training and ends with the process.
 
-    `SWANLAB_PROJECT`, `SWANLAB_RUN_ID`, `SWANLAB_RESUME`, `SWANLAB_MODE` and `SWANLAB_LOG_DIR` say which.
+    `SWANLAB_PROJECT`, `SWANLAB_RUN_ID`, `SWANLAB_RESUME`, `SWANLAB_MODE` and `SWANLAB_LOG_DIR` select it.
     """
 
     system: ClassVar[str] = "swanlab"

@@ -1,4 +1,4 @@
-"""Which reporting callbacks there are, and what `report_to` means: all, none, a name, or several."""
+"""The available reporting callbacks, and the meaning of `report_to`: all, none, a name, or several."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HOMES = {
     "wandb": ("wandb", "WandbCallback"),
 }
 HOME_OF = {name: module for module, name in _HOMES.values()}
-# The order in which "all" reports. A Deck belongs to a task, so Flyte is used only where it is named.
+# The order in which "all" reports. A Deck belongs to a task, so Flyte is used only if named.
 _ORDER = (
     "azure_ml", "comet_ml", "dagshub", "dvclive", "mlflow", "neptune", "tensorboard", "wandb", "codecarbon", "clearml",
     "swanlab", "trackio", "kubeflow", "aim",
@@ -38,7 +38,7 @@ _ORDER = (
 
 
 class _Integrations(dict[str, Any]):
-    """name → callback class, imported when it is asked for; anything may be put in or replaced."""
+    """name → callback class, imported on first use; entries may be added or replaced."""
 
     def __missing__(self, name: str) -> Any:
         if name not in _HOMES:
@@ -48,7 +48,7 @@ class _Integrations(dict[str, Any]):
         return found
 
     def names(self) -> list[str]:
-        """Return all names there are."""
+        """Return all known names."""
         return sorted({*_HOMES, *self})
 
 
@@ -56,25 +56,25 @@ INTEGRATION_TO_CALLBACK = _Integrations()
 
 
 def get_available_reporting_integrations() -> list[str]:
-    """Return the names whose library is installed, in the order "all" has."""
+    """Return the names whose library is installed, in the order of "all"."""
     return [name for name in _ORDER if _installed(name)]
 
 
 def _installed(name: str) -> bool:
     if name == "codecarbon":
         return importlib.util.find_spec("codecarbon") is not None
-    if name == "kubeflow":  # not a library, but where this process runs
+    if name == "kubeflow":  # not a library, but the environment of this process
         off = os.environ.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() in TRUE
         return bool(os.environ.get("KUBEFLOW_TRAINER_SERVER_URL")) and not off
     if name == "mlflow" and os.environ.get("DISABLE_MLFLOW_INTEGRATION", "").upper() in TRUE:
         return False
     if name == "azure_ml" and _installed("mlflow"):
-        return False  # MLflow is how Azure itself wants to be logged to
+        return False  # Azure itself recommends logging through MLflow
     return installed(name)
 
 
 def get_reporting_integration_callbacks(report_to: Any) -> list[Any]:
-    """Return the callback classes for "all", "none", None, a name or several; an unknown name raises and lists the known."""
+    """Return the callback classes for "all", "none", None, a name or several; raise for unknown names and list the known."""
     names: list[str] = []
     for item in _listed(report_to):
         found = [] if item in (None, "none") else _usable() if str(item) == "all" else [_known(str(item))]
@@ -94,12 +94,12 @@ def _known(name: str) -> str:
 
 
 def _usable() -> list[str]:
-    """Return what is installed and can work without asking anybody; say in one line what cannot."""
+    """Return the installed integrations that work without further setup; log one warning that names the others."""
     why = {name: _unusable(name) for name in get_available_reporting_integrations()}
     if left_out := [f"{name} ({reason})" for name, reason in why.items() if reason]:
         logger.warning("report_to='all' leaves out what cannot start without a word from you: %s.", ", ".join(left_out))
     found = [name for name, reason in why.items() if not reason]
-    return [name for name in found if not (name == "mlflow" and "dagshub" in found)]  # the same server, twice
+    return [name for name in found if not (name == "mlflow" and "dagshub" in found)]  # they use the same server
 
 
 def _unusable(name: str) -> str | None:

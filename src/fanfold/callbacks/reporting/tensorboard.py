@@ -17,7 +17,7 @@ from ..tracking import TrackingCallback
 
 
 class TensorBoardCallback(TrackingCallback):
-    """Write event files to `TENSORBOARD_LOGGING_DIR`, else to a folder below `output_dir/runs`; or to `tb_writer`."""
+    """Write event files to `TENSORBOARD_LOGGING_DIR`, else to a folder in `output_dir/runs`; or to `tb_writer`."""
 
     system: ClassVar[str] = "tensorboard"
 
@@ -52,12 +52,12 @@ class TensorBoardCallback(TrackingCallback):
         return Destination(TensorBoardTracker, arguments, joined=self._given is not None, given=self._given)
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
-        """Return nothing: arguments and model are texts, as in Transformers."""
+        """Return nothing: arguments and model are logged as texts, as in Transformers."""
         del args, model
         return {}
 
     def _folder(self, args: Any, state: Any) -> Path:
-        """Return where a run is written: each training and each trial has a folder of its own, or their curves would mix."""
+        """Return the folder of a run: each training and each trial has its own, or their curves would mix."""
         trial = (state.trial_name or f"trial-{self._trainings}") if state.is_hyper_param_search else None
         if self._asked is None:
             return _new_folder(Path(args.output_dir, "runs"), trial)
@@ -66,7 +66,7 @@ class TensorBoardCallback(TrackingCallback):
 
 
 def _new_folder(home: Path, trial: str | None) -> Path:
-    """Return a folder named after time and node that is not there yet: two runs of one second would mix."""
+    """Return a new folder named after time and node, with a suffix if it exists: two runs in one second would mix."""
     stamp = f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
     names = (f"{stamp}{mark}" for mark in itertools.chain([""], (f"_{i}" for i in itertools.count(2))))
     return next(folder for folder in (home / name / (trial or "") for name in names) if not folder.exists())

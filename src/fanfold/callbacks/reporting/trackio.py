@@ -1,4 +1,4 @@
-"""Trackio's reporting callback: rows by `global_step`, the summary of training with them, and Spaces for what is pushed."""
+"""Trackio's reporting callback: rows by `global_step`, including the training summary, and Spaces for pushed models."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..tracking import PROJECT, TrackingCallback
 from .model_card import add_to_model_card
 
 AXIS = "train/global_step"
-_USUAL = {"auto_log_gpu": None, "auto_log_cpu": None, "embed": True}  # what trackio.init() does by itself
+_USUAL = {"auto_log_gpu": None, "auto_log_cpu": None, "embed": True}  # the defaults of trackio.init()
 SPACE = "https://huggingface.co/spaces/{}"
 
 
 class TrackioCallback(TrackingCallback):
     """Log to the Trackio project `project` of the training arguments.
 
-    `trackio_space_id`, `trackio_bucket_id`, `trackio_static_space_id` and `hub_private_repo` say where it is shown.
+    `trackio_space_id`, `trackio_bucket_id`, `trackio_static_space_id` and `hub_private_repo` select where it is shown.
     """
 
     system: ClassVar[str] = "trackio"
@@ -101,7 +101,7 @@ class TrackioCallback(TrackingCallback):
         return self._static_space_id or getattr(args, "trackio_static_space_id", None) or space_name(args.project)
 
     def _show_on_model(self, model: Any) -> None:
-        """Tag the model and link its card to where the metrics are."""
+        """Tag the model and link its card to the metrics."""
         space = SPACE.format(self._static_space_id or self._space_id)
         kept = [tag for tag in getattr(model, "model_tags", None) or [] if not str(tag).startswith("trackio")]
         model.model_tags = [*kept, "trackio", f"trackio:{space}"]
@@ -109,6 +109,6 @@ class TrackioCallback(TrackingCallback):
 
 
 def space_name(project: str) -> str:
-    """Return a name for a Space of a project that the Hub takes and that is not in use."""
+    """Return a name for a project's Space that the Hub accepts and that is not in use."""
     plain = re.sub(r"[^a-z0-9._]+", "-", project.lower()).strip("-_.")[:80] or "trackio-project"
     return f"{plain}-static-{secrets.token_hex(3)}"

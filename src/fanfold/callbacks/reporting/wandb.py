@@ -1,4 +1,4 @@
-"""Weights & Biases' reporting callback: rows have `train/global_step` as their x axis, so that steps may come again."""
+"""Weights & Biases' reporting callback: rows use `train/global_step` as their x axis, so that steps may repeat."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LOG_MODEL = ("end", "checkpoint", "false")
 class WandbCallback(TrackingCallback):
     """Log to the open wandb run, or to a new one in `WANDB_PROJECT` ("huggingface").
 
-    `WANDB_LOG_MODEL` (end, checkpoint, false) uploads the model, `WANDB_WATCH` (gradients, parameters, all, false) its
-    gradients. A run of its own stays open after training, for evaluations, and ends with the process or the next training.
+    `WANDB_LOG_MODEL` (end, checkpoint, false) uploads the model, `WANDB_WATCH` (gradients, parameters, all, false) its gradients.
+    A new run stays open after training, for evaluations, and ends with the process or the next training.
     """
 
     system: ClassVar[str] = "wandb"
@@ -43,7 +43,7 @@ class WandbCallback(TrackingCallback):
             return joined
         folder = Path(os.environ.get("WANDB_DIR") or Path.cwd()).absolute()
         arguments = {"run_name": os.environ.get("WANDB_PROJECT", PROJECT), "dir": str(folder), "axis": AXIS}
-        settings = self._wandb.Settings(x_transaction_log_flush_interval=0.2)  # all else as the user has it
+        settings = self._wandb.Settings(x_transaction_log_flush_interval=0.2)  # everything else as the user configured it
         return Destination(WandBTracker, arguments, {"settings": settings})
 
     def current(self) -> Destination | None:
@@ -95,7 +95,7 @@ class WandbCallback(TrackingCallback):
         super().on_train_end(args, state, control, **kwargs)
 
     def _upload(self, folder: Path, aliases: list[str], args: Any, more: dict[str, Any] | None = None) -> None:
-        """Upload a folder, with the metrics of the run as they are when all that was logged before has arrived."""
+        """Upload a folder, with the run's metrics as of when everything logged before has arrived."""
         metadata = {**({} if len(more or ()) > 1 else self._metrics()), COUNT: self.tracker.run.config.get(COUNT), **(more or {})}
         found = self._wandb.Artifact(name=self._model_name(args), type="model", metadata=metadata)
         found.add_dir(str(folder))
