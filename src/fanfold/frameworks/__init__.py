@@ -1,4 +1,4 @@
-"""Frameworks: what we live inside. Each is a module of its own, imported when it is named."""
+"""Framework integrations, each in its own module, imported on first use."""
 
 from __future__ import annotations
 

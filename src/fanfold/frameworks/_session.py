@@ -1,4 +1,4 @@
-"""What the frameworks share: one run over training, evaluation and restarts, and the end of a training that raised."""
+"""Shared by the frameworks: one run across training, evaluation and restarts, and the end of a training that raised."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..recording import api
 from ..settings import resolve
 
 LIVE = ("running", "disabled")
-_opened: weakref.WeakSet[Any] = weakref.WeakSet()  # runs made here: only those are ours to end
-_training: weakref.WeakSet[Any] = weakref.WeakSet()  # and those of them whose training has not ended
+_opened: weakref.WeakSet[Any] = weakref.WeakSet()  # runs opened here: only those may be ended here
+_training: weakref.WeakSet[Any] = weakref.WeakSet()  # those of them whose training has not ended
 _calls = threading.local()
 
 
@@ -26,16 +26,16 @@ def _nothing() -> None:
 
 
 class Session:
-    """The run of one callback or logger. Opened when first needed, and left open for what comes after training.
+    """The run of one callback or logger. Opened on first use, and left open after training.
 
-    A run the user made (`run=`, or the current one) is written to and never ended here. `options` go to fanfold.init().
+    A run the user opened (`run=`, or the current one) is written to and never ended here. `options` go to fanfold.init().
     """
 
     def __init__(self, project: str | None = None, run: Any = None, **options: Any) -> None:
         self.options: dict[str, Any] = {"project": project, **options}
         self.run = run
-        self.owner: Any = None  # whose watched method the training runs in
-        self.settle: Callable[[], None] = _nothing  # waits for what the framework still logs from other threads
+        self.owner: Any = None  # the object whose watched method is training
+        self.settle: Callable[[], None] = _nothing  # waits for values the framework still logs from other threads
         self._given = run is not None
         self._trials = 0
 
@@ -46,10 +46,10 @@ class Session:
     def begin(
         self, note: Any = None, *, apart: bool = False, again: bool = False, describe_users_run: bool = True, **facts: Any
     ) -> Any:
-        """Open the run of a training that begins: the user's, or the one a checkpoint's note names, or a new one.
+        """Open the run of a training that begins: the user's, the one a checkpoint's note names, or a new one.
 
-        `apart` asks for a run of its own even where the user has one open, as each trial of a search does; `again` continues
-        the run of the last training. A run the user opened gets the `config` among the facts only if `describe_users_run`.
+        `apart` requests a separate run even if the user has one open, as for each trial of a search; `again` continues the run of
+        the last training. A run the user opened gets the `config` among the facts only if `describe_users_run`.
         """
         finish_ended(but=self.run if again else None)
         if again and self.run is not None:
@@ -69,7 +69,7 @@ class Session:
         return self.run
 
     def _warn_if_another(self, note: Any) -> None:
-        """Warn where training continues a checkpoint of one run while the user has opened another to log to."""
+        """Warn if training continues a checkpoint of one run while the user has opened another to log to."""
         known = note.get("run") if isinstance(note, Mapping) else None
         if not known or known == self.run.id or self.run.id == "disabled":
             return
@@ -81,7 +81,7 @@ class Session:
         )
 
     def end(self) -> None:
-        """Say that the training is over; the run stays open."""
+        """Mark the training as over; the run stays open."""
         if self.run is not None:
             _training.discard(self.run)
         self.owner = None
@@ -97,7 +97,7 @@ class Session:
         return self.run
 
     def fail(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the run of a training that an exception has left; a pruned trial is no failure."""
+        """End the run of a training that raised; a pruned trial is not a failure."""
         self.end()
         self.settle()
         if not self.ours:
@@ -109,7 +109,7 @@ class Session:
             self.run.__exit__(kind, error, trace)
 
     def note(self) -> dict[str, str]:
-        """Return what a checkpoint keeps, so that training that goes on from it goes on in the same run."""
+        """Return what a checkpoint stores, so that training resumed from it continues in the same run."""
         if self.run is None or self.run.id == "disabled":
             return {}
         return {"run": self.run.id, "project": self.run.project, "name": self.run.name, "path": str(self.run.path)}
@@ -122,26 +122,26 @@ class Session:
         return True
 
     def _open(self, again: Mapping[str, Any] | None = None, **facts: Any) -> None:
-        """Start a run with what the framework knows, then what the user said, then what must be for a run to go on."""
+        """Start a run; the user's options override the framework's facts, and `again`, which continues a run, overrides both."""
         given = {name: value for name, value in self.options.items() if value is not None}
         users = _users_run()
         self.run = api.init(**{**facts, **given, **(again or {})})
         _opened.add(self.run)
         if users is not None:
-            api._current = users  # noqa: SLF001 - fanfold.log() goes on meaning the user's run
+            api._current = users  # noqa: SLF001 - fanfold.log() still refers to the user's run
 
     def __getstate__(self) -> dict[str, Any]:
-        # A run is written from one process: a copy in another opens its own part of it.
+        # A run is written from one process: a copy in another process opens its own part of it.
         return {**self.__dict__, "run": None, "owner": None, "settle": _nothing, "_given": False}
 
     def _trial_id(self) -> dict[str, str]:
-        """Return an id of its own for a trial where the user has named one for all."""
+        """Return a separate id for a trial if the user has set one id for all."""
         self._trials += 1
         base = self.options.get("id") or resolve("run_id")
         return {"id": f"{base}-{self._trials}"} if base else {}
 
     def _from_note(self, note: Any) -> dict[str, Any]:
-        """Return the arguments that open the run a checkpoint names; what the user says counts more."""
+        """Return the arguments that open the run a checkpoint names; the user's options take precedence."""
         if not isinstance(note, Mapping) or not note.get("run") or self.options.get("id") or resolve("run_id"):
             return {}
         if self.options.get("resume") in ("never", False):
@@ -155,28 +155,28 @@ class Session:
             )
             return {}
         found: dict[str, Any] = {"id": str(note["run"]), "project": str(note.get("project"))}
-        # A run that was given no directory may have been started from another working directory. A checkpoint may come from
-        # anybody: what it names must be that very run.
+        # A run without an explicit directory may have been started from another working directory. A checkpoint may come from
+        # anyone: it must name exactly that run.
         if resolve("dir") is None and is_run(path) and path == run_path(path.parents[1], found["project"], found["id"]):
             found["dir"] = path.parents[1]
         return found
 
 
 def _users_run() -> Any:
-    """Return the current run if the user made it and it is open."""
+    """Return the current run if the user opened it and it is still open."""
     current = api.run
     return None if current is None or current in _opened or current.status not in LIVE else current
 
 
 def finish_ended(but: Any = None) -> None:
-    """Finish the runs whose training is over: another training begins, and nobody else will end them before the process does."""
+    """Finish the runs whose training is over: another training begins, and otherwise they would stay open until process exit."""
     for run in list(_opened):
         if run is not but and run not in _training and run.status == "running":
             run.finish()
 
 
 class _Call:
-    """One call of a watched method: which sessions began to train in it."""
+    """One call of a watched method: the sessions that began training in it."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -195,10 +195,10 @@ class _Call:
 
 
 def watch(owner: type, method: str) -> None:
-    """Wrap a framework's method that trains, once, so that an exception which leaves it ends the runs it was training.
+    """Wrap a framework's training method, once, so that an exception leaving it ends the runs it was training.
 
-    For frameworks that tell their callbacks nothing of exceptions. A script that catches the exception, or a notebook, lives
-    on, so the end of the process is too late to say so.
+    For frameworks that do not report exceptions to their callbacks. A script that catches the exception, or a notebook, keeps
+    running, so process exit is too late.
     """
     original = getattr(owner, method)
     if getattr(original, "_fanfold", False):
@@ -209,5 +209,5 @@ def watch(owner: type, method: str) -> None:
         with _Call(self):
             return original(self, *args, **kwargs)
 
-    watched._fanfold = True  # type: ignore[attr-defined]  # noqa: SLF001 - a mark on our own function
+    watched._fanfold = True  # type: ignore[attr-defined] # noqa: SLF001 - a marker on our own function
     setattr(owner, method, watched)

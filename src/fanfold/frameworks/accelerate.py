@@ -1,6 +1,6 @@
-"""Accelerate: its real Accelerator with our tracking behind the same words, and our run as one of its own trackers.
+"""Accelerate: its real Accelerator with our tracking behind the same methods, and our run as one of its trackers.
 
-`Accelerator` writes a fanfold run on every rank and serves the trackers from it. `FanfoldTracker` is for those who keep
+`Accelerator` writes a fanfold run on every rank and serves the trackers from it. `FanfoldTracker` is for users who keep
 Accelerate's own class: the run is then one tracker among others, on the main process.
 """
 
@@ -36,7 +36,7 @@ __all__ = ["Accelerator", "FanfoldTracker", "register"]
 class FanfoldTracker(tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types
     """Our run as a tracker of Accelerate's own Accelerator; arguments are those of fanfold.init().
 
-    `trackers=[...]` fans out from here, each tracker in a process of its own.
+    `trackers=[...]` fans out from here, each tracker in its own process.
     """
 
     name = "fanfold"
@@ -67,7 +67,7 @@ class FanfoldTracker(tracking.GeneralTracker):  # type: ignore[misc]  # Accelera
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log a list of pictures under each key."""
+        """Log a list of images under each key."""
         from ..media import Image
 
         self.run.log({key: [Image(picture) for picture in pictures] for key, pictures in values.items()}, step, **kwargs)
@@ -87,8 +87,8 @@ def register() -> None:
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate has no types
     """Accelerate's Accelerator; what it tracks goes to a fanfold run on every rank, and from there to the trackers.
 
-    All of its arguments, and `relay`: "thread" keeps the trackers in this process, so that get_tracker() hands out live
-    objects; "process" gives each tracker named by its name a process of its own.
+    Takes all of its arguments, and `relay`: "thread" keeps the trackers in this process, so that get_tracker() returns live
+    objects; "process" runs each tracker given by name in its own process.
     """
 
     run: Any
@@ -100,7 +100,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
         log_with = given.arguments.pop("log_with", None)
         self.run = None
         self._relay = relay
-        self._stepless: list[str] = []  # trackers for which a value without a step is something else
+        self._stepless: list[str] = []  # trackers that treat a value without a step differently
         super().__init__(*given.args[1:], **given.kwargs)
         self._own, wanted = _take_own(log_with)
         self.log_with = _filtered(wanted, self.logging_dir)
@@ -111,10 +111,10 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
     def init_trackers(
         self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
     ) -> None:
-        """Open a run and start the trackers; call it on every rank. A second call only adds to the configuration.
+        """Open a run and start the trackers; call it on every rank. A second call only adds to the config.
 
-        `init_kwargs` holds arguments by tracker name; those under "fanfold" go to fanfold.init(), and its `resume_from`
-        names a checkpoint folder of save_state() whose run goes on.
+        `init_kwargs` holds arguments by tracker name; those under "fanfold" go to fanfold.init(), and its `resume_from` names a
+        checkpoint folder of save_state() whose run is continued.
         """
         if self.run is not None and self.run.status in ("running", "disabled"):
             self._again(project_name, config)
@@ -132,7 +132,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
         self._stepless = [str(item) for item in self.log_with if str(item) == "clearml"]
         for relay in self._relays():
             if isinstance(relay, ThreadRelay) and relay.builtin:
-                relay.catch_up()  # the configuration is where the user's code looks for it: `wandb.config`
+                relay.catch_up()  # the config must be where user code looks for it: `wandb.config`
 
     def _again(self, project_name: str, config: dict[str, Any] | None) -> None:
         if config:
@@ -145,14 +145,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
             )
 
     def _runs_directory(self) -> Path | None:
-        """Return where the run goes: FANFOLD_DIR, or a folder in project_dir or logging_dir, or what fanfold finds by itself."""
+        """Return the run's directory: None for FANFOLD_DIR or fanfold's default, else a folder in project_dir or logging_dir."""
         if os.environ.get(TABLE["dir"].variable):
             return None
         home = self.project_dir if self.project_dir is not None else self.logging_dir
         return None if home is None else Path(home) / DIRECTORY_NAME
 
     def _tracker_kwargs(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the arguments of the trackers given by name; Accelerate, too, passes over names that are not used."""
+        """Return the arguments of the trackers given by name; like Accelerate, ignore names that are not used."""
         kwargs = {}
         for name in (str(item) for item in self.log_with if not is_tracker(item)):
             folder = {}
@@ -172,24 +172,24 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
         """Record values on this rank. The journal keeps every rank; trackers get the main process's. Never waits for them.
 
-        An object of a tracker's own library (`wandb.Image`) goes to that tracker as it is; the journal has a note of it.
+        An object of a tracker's own library (`wandb.Image`) is passed to that tracker unchanged; the journal has a note of it.
         """
         if self.run is None:
             return
         self.run.log(self._noted(values), step, log_kwargs=self._with_steps(step, log_kwargs))
         for relay in self._relays() if log_kwargs else ():
             if isinstance(relay, ThreadRelay) and not relay.builtin and relay.name in (log_kwargs or ()):
-                relay.catch_up()  # arguments of the user's own tracker may only mean something now
+                relay.catch_up()  # arguments of a user-written tracker may only be valid now
 
     def _with_steps(self, step: int | None, log_kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Note for trackers to which it makes a difference that the caller gave no step; the run has counted one."""
+        """Mark values for trackers that care whether the caller gave a step; the run has counted one."""
         if step is not None or not self._stepless:
             return log_kwargs
         given = log_kwargs or {}
         return {**given, **{name: {**given.get(name, {}), NO_STEP: True} for name in self._stepless}}
 
     def _noted(self, values: dict[str, Any]) -> Any:
-        """Wrap what only one library understands, where that library lives in this process."""
+        """Wrap objects that only one library understands, if that library runs in this process."""
         if not isinstance(values, Mapping) or self._relay == "process":
             return values
         trackers = [relay.tracker for relay in self._relays() if isinstance(relay, ThreadRelay)]
@@ -198,20 +198,20 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
 
     @property
     def on_main_process(self) -> _OnMainProcess:
-        """Accelerate's decorator; also `with accelerator.on_main_process:`, as its guide writes it."""
+        """Accelerate's decorator; also usable as `with accelerator.on_main_process:`, as in its guide."""
         return _OnMainProcess(self)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return a tracker by name, or with `unwrap` its library's object.
 
-        On other ranks, and before init_trackers(), it is an object of the same class whose every method does nothing.
+        On other ranks, and before init_trackers(), it is an object of the same class whose methods all do nothing.
         """
         if name == FanfoldTracker.name:
             return self._own_tracker(unwrap)
         wanted = {str(item.name if is_tracker(item) else item): item for item in self.log_with}
         if wanted and name not in wanted:
             raise ValueError(f"{name} is not an available tracker stored inside the `Accelerator`.")
-        if not wanted:  # tracking is off, and a script written with it on goes through all the same
+        if not wanted:  # tracking is off; a script written with tracking still works
             return Silent() if unwrap else silent_twin(name, LOGGER_TYPE_TO_CLASS.get(name, GeneralTracker))
         return handle(name, wanted, self._attached(), unwrap)
 
@@ -231,7 +231,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
     # Checkpoints
 
     def _note_run(self, _models: Any, _weights: Any, output_dir: str | os.PathLike[str]) -> None:
-        """Leave the run's id beside a checkpoint, so that training that goes on from it goes on in the same run."""
+        """Write the run's id next to a checkpoint, so that training resumed from it continues in the same run."""
         if self.run is None or self.run.id == "disabled" or not self.is_main_process:
             return
         known = {"run": self.run.id, "project": self.run.project, "name": self.run.name, "path": str(self.run.path)}
@@ -263,7 +263,7 @@ class _OnMainProcess:
             )
 
     def __exit__(self, *_error: object) -> None:
-        """Let errors through."""
+        """Propagate errors."""
 
 
 _SIGNATURE = inspect.signature(accelerate.Accelerator.__init__)
@@ -276,7 +276,7 @@ Accelerator.__signature__ = _SIGNATURE.replace(
 
 
 def _take_own(log_with: Any) -> tuple[FanfoldTracker | None, Any]:
-    """Take out what names fanfold itself: the run is always there, and is no tracker of its own."""
+    """Remove fanfold itself from the trackers: the run always exists, and is not a separate tracker."""
     wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
     own = [item for item in wanted if isinstance(item, FanfoldTracker) or (isinstance(item, str) and item == FanfoldTracker.name)]
     if not own:
@@ -286,7 +286,7 @@ def _take_own(log_with: Any) -> tuple[FanfoldTracker | None, Any]:
 
 
 def _filtered(log_with: Any, logging_dir: Any) -> list[Any]:
-    """Return what can be used, with what was registered through Accelerate, and without what would stop to ask the user."""
+    """Return the usable trackers, including those registered through Accelerate, without those that would prompt the user."""
     for name, cls in tracking.LOGGER_TYPE_TO_CLASS.items():
         if cls.__module__ not in (tracking.__name__, __name__) and not cls.__module__.startswith("fanfold.trackers."):
             LOGGER_TYPE_TO_CLASS[name] = cls
@@ -302,12 +302,12 @@ def _filtered(log_with: Any, logging_dir: Any) -> list[Any]:
 
 
 def _can_tell(item: Any) -> bool:
-    """Tell whether an entry is a name whose class can say that it is not usable here."""
+    """Return whether an entry is a name whose class can report that it is not usable here."""
     return not is_tracker(item) and hasattr(LOGGER_TYPE_TO_CLASS[str(item)], "unusable")
 
 
 def _run_of(checkpoint: str | os.PathLike[str], project: str) -> str:
-    """Read which run a checkpoint was saved in."""
+    """Return the id of the run a checkpoint was saved in."""
     path = Path(checkpoint) / CHECKPOINT_FILE
     try:
         known = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Keras 3: a callback for fit(), evaluate() and predict() that writes a run, whatever backend Keras computes with."""
+"""Keras 3: a callback for fit(), evaluate() and predict() that writes a run, with any Keras backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ try:
     keras: Any = importlib.import_module("keras")
 except ImportError as error:
     if error.name not in (None, "keras"):
-        raise  # Keras is here, and its backend is not: its own message says so
+        raise  # Keras is installed but its backend is not: its own message explains it
     raise missing_extra("keras", "keras", "fanfold.frameworks.keras") from error
 
 SETTLE_SECONDS = 2.0
@@ -24,15 +24,15 @@ __all__ = ["FanfoldCallback"]
 
 
 class FanfoldCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Record training in a run. Arguments are those of fanfold.init(), or `run`, a run of yours.
+    """Record training in a run. Arguments are those of fanfold.init(), or `run`, your own run.
 
-    Metrics of an epoch are under `train/` and `val/`, those of evaluate() under `test/`, and Keras' running means within an
-    epoch under `batch/`, each `every` batches (0: never). Steps are the optimizer's. fit() of the same model goes on in the
-    same run; it stays open until the process ends, another model is trained, or fanfold.finish() is called.
+    Metrics of an epoch are under `train/` and `val/`, those of evaluate() under `test/`, and Keras' running means within an epoch
+    under `batch/`, every `every` batches (0: never). Steps are the optimizer's. fit() of the same model continues in the same
+    run; it stays open until the process ends, another model is trained, or fanfold.finish() is called.
     """
 
-    # Keras may call us from threads of its own, where it turns metrics into numbers: without this, one
-    # callback that looks at batches makes it wait for the device on the training thread.
+    # Keras may call us from its own threads, where it converts metrics to numbers: without this, one callback that uses batch
+    # metrics makes it wait for the device on the training thread.
     async_safe = True
 
     def __init__(self, project: str | None = None, *, run: Any = None, every: int = 1, **options: Any) -> None:
@@ -87,7 +87,7 @@ class FanfoldCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._session.end()
 
     def _await_batches(self) -> None:
-        """Give Keras' threads a moment to hand over the batches that ended before an exception."""
+        """Give Keras' threads a moment to deliver the batches that ended before an exception."""
         self._fitting = False
         with self._changed:
             self._changed.wait_for(lambda: self._done >= self._begun - 1, SETTLE_SECONDS)
@@ -108,18 +108,18 @@ class FanfoldCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         seconds = time.perf_counter() - self._started
         self._log({"predict/batches": self._predicted, "predict/seconds": seconds}, self._at())
 
-    # What is known of the model
+    # Information about the model
 
     def _log(self, values: Mapping[str, Any], step: int) -> None:
         if values:
             self._session.live(lambda: {"config": self._config()}).log(values, step)
 
     def _at(self) -> int:
-        """Return the step of what is logged outside training."""
+        """Return the step for values logged outside training."""
         return self._iterations(self._base)
 
     def _iterations(self, otherwise: int | None = None) -> int:
-        """Return how many batches the optimizer has seen; asked once an epoch, because the number may be on a device."""
+        """Return how many batches the optimizer has seen; read once per epoch, because the number may be on a device."""
         steps = getattr(getattr(self.model, "optimizer", None), "iterations", None)
         if steps is not None:
             return int(steps)
@@ -140,13 +140,13 @@ class FanfoldCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         return facts
 
     def _describe(self) -> None:
-        """Record the model's layers, and its graph where Keras can write it down."""
+        """Record the model's layers, and its graph if Keras can serialise it."""
         lines: list[str] = []
         with guard("describe the model"):
             self.model.summary(print_fn=lambda text, **_style: lines.append(text))
             self._log({"model/summary": "\n".join(lines)}, self._base)
         graph, error = outcome(self.model.to_json)
-        if error is None:  # a model that is code has none
+        if error is None:  # a model defined in code has none
             self._log({"model/graph": graph}, self._base)
 
 

@@ -1,7 +1,7 @@
-"""Lightning: a logger for its real Trainer that writes a run on every rank and goes on in it after a restart.
+"""Lightning: a logger for its real Trainer that writes a run on every rank and continues it after a restart.
 
-Lightning calls its loggers on every rank and leaves it to them to speak on one alone. Ours speaks on all: each rank has its
-own series in the run, and trackers get rank 0's, or a fold.
+Lightning calls its loggers on every rank and expects them to log on only one. Ours logs on all: each rank has its own series in
+the run, and trackers get rank 0's, or a fold.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ._session import Session
 
 
 def _library() -> Any:
-    """Import Lightning under the name the user has; `lightning` and `pytorch_lightning` are the same code twice."""
+    """Import Lightning under the name the user has; `lightning` and `pytorch_lightning` are two copies of the same code."""
     names = ("lightning.pytorch", "pytorch_lightning")
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
@@ -40,13 +40,12 @@ __all__ = ["FanfoldLogger"]
 
 
 class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lightning's types depend on which of its names is used
-    """Record what a Trainer logs in a run, on every rank. Arguments are those of fanfold.init(), or `run`, a run of yours.
+    """Record what a Trainer logs in a run, on every rank. Arguments are those of fanfold.init(), or `run`, your own run.
 
-    A logger is one run: fit(), validate() and test() land in it, and it stays open until the process ends or
-    fanfold.finish() is called. `save_dir` (default: the Trainer's `default_root_dir`) is where checkpoints go, below it in
-    `<project>/<run id>/checkpoints`, and LightningCLI's `config.yaml` beside them, from the second
-    attempt on in `attempt-2` and so on; `log_checkpoints` keeps a copy of each
-    checkpoint with the run.
+    A logger is one run: fit(), validate() and test() log to it, and it stays open until the process ends or fanfold.finish() is
+    called. `save_dir` (default: the Trainer's `default_root_dir`) is where checkpoints are written, to `<project>/<run
+    id>/checkpoints`, with LightningCLI's `config.yaml` next to them, from the second attempt on in `attempt-2` and so on;
+    `log_checkpoints` stores a copy of each checkpoint with the run.
     """
 
     def __init__(
@@ -67,17 +66,17 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
 
     @property
     def experiment(self) -> Any:
-        """The run; opened by the Trainer when it sets up, once every process has its rank. See OtherRank for those above 0."""
+        """The run; opened by the Trainer during setup, once every process has its rank. See OtherRank for ranks above 0."""
         if self._session.run is None:
             trainer, checkpoint = _calling_trainer()
             self._session.begin(_note_in(checkpoint) if checkpoint is not None else None)
             if trainer is not None:
-                trainer.callbacks.insert(0, CheckpointNote(self._session))  # those that save stay last
+                trainer.callbacks.insert(0, CheckpointNote(self._session))  # callbacks that save stay last
         run = self._session.run
         return run if run.is_main_process else OtherRank(run)
 
     def _live(self) -> Any:
-        """Return the run to write to: open, as a new attempt where it had ended."""
+        """Return the open run to write to, as a new attempt if it had ended."""
         if self._session.run is None:
             _ = self.experiment
         return self._session.live()
@@ -92,14 +91,14 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
 
     @property
     def save_dir(self) -> str:
-        """Where checkpoints go. For the Trainer's `log_dir`, a folder of this attempt below it: Lightning never overwrites."""
+        """Where checkpoints go. For the Trainer's `log_dir`, this attempt's folder inside it: Lightning never overwrites."""
         home = self._save_dir or _home_of_trainer()
-        own = sys._getframe(1).f_code.co_name == "log_dir"  # noqa: SLF001 - Lightning asks both questions with one property
+        own = sys._getframe(1).f_code.co_name == "log_dir"  # noqa: SLF001 - Lightning reads this property for both
         if not own:
             return home
         attempt = getattr(self.experiment, "attempt", 1)
         again = (f"attempt-{attempt}",) if attempt > 1 else ()
-        return os.path.join(home, self.name, self.version, *again)  # noqa: PTH118 - a path or an address
+        return os.path.join(home, self.name, self.version, *again)  # noqa: PTH118 - a path or a URL
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         self._step = self._step if step is None else step
@@ -123,18 +122,18 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
             run.config.update({"model": facts})
             self.log_text("model/graph", str(model))
 
-    # Media, in the words of other loggers
+    # Media, with the method names of other loggers
 
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **each: Sequence[Any]) -> None:
-        """Log a list of pictures; further arguments (`caption`) are lists, too, with one item for each."""
+        """Log a list of images; further arguments (`caption`) are also lists, with one item per image."""
         self._log_media("Image", key, images, step, each)
 
     def log_audio(self, key: str, audios: Sequence[Any], step: int | None = None, **each: Sequence[Any]) -> None:
-        """Log a list of sounds; further arguments (`sample_rate`, `caption`) are lists, too, with one item for each."""
+        """Log a list of sounds; further arguments (`sample_rate`, `caption`) are also lists, with one item per sound."""
         self._log_media("Audio", key, audios, step, each)
 
     def log_video(self, key: str, videos: Sequence[Any], step: int | None = None, **each: Sequence[Any]) -> None:
-        """Log a list of films; further arguments (`fps`, `caption`) are lists, too, with one item for each."""
+        """Log a list of videos; further arguments (`fps`, `caption`) are also lists, with one item per video."""
         self._log_media("Video", key, videos, step, each)
 
     def log_table(
@@ -148,7 +147,7 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
     def log_text(
         self, key: str, text: Any = None, data: Any = None, dataframe: Any = None, step: int | None = None, columns: Any = None
     ) -> None:
-        """Log a text; with `columns` and `data`, or a DataFrame, a table of texts as other loggers do."""
+        """Log a text; with `columns` and `data`, or a DataFrame, a table of texts, as other loggers do."""
         from .. import media
 
         if isinstance(text, str):
@@ -175,10 +174,10 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
     # Checkpoints and the end
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Keep a copy of new checkpoints with the run, if asked to."""
+        """Store a copy of new checkpoints with the run, if requested."""
         found = {checkpoint_callback.last_model_path, checkpoint_callback.best_model_path, *checkpoint_callback.best_k_models}
         for path in sorted(filter(os.path.exists, found if self._log_checkpoints else ())):
-            changed = os.path.getmtime(path)  # noqa: PTH204 - Lightning's paths are texts
+            changed = os.path.getmtime(path)  # noqa: PTH204 - Lightning's paths are strings
             if self._stored.get(path) != changed:
                 self._stored[path] = changed
                 score = checkpoint_callback.best_k_models.get(path)
@@ -186,7 +185,7 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
                 self._live().artifact(path, kind="checkpoint", **facts)
 
     def finalize(self, status: str) -> None:
-        """Mark the run failed where an exception ends it; after a success it stays open for what comes next."""
+        """Mark the run failed if an exception ends it; after success it stays open."""
         if status == "failed" and self._session.run is not None:
             self._session.fail(*sys.exc_info())
         else:
@@ -197,7 +196,7 @@ class OtherRank(library.loggers.logger.DummyExperiment):  # type: ignore[misc]  
     """The run as ranks above 0 see it.
 
     Lightning's loggers give those ranks a dummy that accepts every call, so that a module can call
-    `self.logger.experiment.anything()` without checking its rank. So does this one; what a run has works as on rank 0.
+    `self.logger.experiment.anything()` without checking its rank. So does this one; the run's own methods work as on rank 0.
     """
 
     def __init__(self, run: Any) -> None:
@@ -211,7 +210,7 @@ class OtherRank(library.loggers.logger.DummyExperiment):  # type: ignore[misc]  
 
 
 def _spell_out() -> None:
-    """Give the logger's signature the options of fanfold.init(): LightningCLI takes what it finds there, by name and type."""
+    """Add the options of fanfold.init() to the logger's signature, from which LightningCLI takes names and types."""
     types = {"tags": list[str] | str | None, "dir": str | None, "fold": dict[str, str] | str | None,
              "tracker_kwargs": dict[str, dict[str, Any]] | None, "ops": bool | dict[str, Any] | None}  # fmt: skip
     types |= dict.fromkeys(("name", "id", "group", "notes", "durability"), str | None)
@@ -230,7 +229,7 @@ _spell_out()
 
 
 class CheckpointNote(library.Callback):  # type: ignore[misc]  # as above
-    """Write into every checkpoint which run it belongs to."""
+    """A callback that writes into every checkpoint which run it belongs to."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -242,9 +241,9 @@ class CheckpointNote(library.Callback):  # type: ignore[misc]  # as above
 def _calling_trainer() -> tuple[Any, Any]:
     """Return the Trainer that is setting up, and the checkpoint it will fit from, if any.
 
-    Lightning hands neither to a logger, yet opens its run before it reads the checkpoint: they stand in the calling frames.
+    Lightning passes neither to a logger, but opens its run before it reads the checkpoint: they are found in the calling frames.
     """
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - the calling frames are what is asked for
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the calling frames are needed
     while frame is not None:
         caller = frame.f_locals.get("self")
         if "ckpt_path" in frame.f_locals and hasattr(caller, "loggers") and hasattr(caller, "callbacks"):
@@ -254,7 +253,7 @@ def _calling_trainer() -> tuple[Any, Any]:
 
 
 def _home_of_trainer() -> str:
-    """Return the `default_root_dir` of the Trainer that asks, or where Lightning has it by default."""
+    """Return the `default_root_dir` of the calling Trainer, or Lightning's default."""
     frame: Any = sys._getframe(1)  # noqa: SLF001 - as above
     while frame is not None:
         for name in ("self", "trainer"):
@@ -262,11 +261,11 @@ def _home_of_trainer() -> str:
             if isinstance(home, (str, os.PathLike)):
                 return os.fspath(home)
         frame = frame.f_back
-    return os.getcwd()  # noqa: PTH109 - a text, as Lightning's own
+    return os.getcwd()  # noqa: PTH109 - a str, as Lightning's own
 
 
 def _note_in(checkpoint: Any) -> Any:
-    """Return which run a checkpoint belongs to; None where it does not say."""
+    """Return which run a checkpoint belongs to, or None if it does not say."""
     note, error = outcome(lambda: _read_note(os.fspath(checkpoint)))
     if error is not None:
         notices.once(
@@ -278,9 +277,9 @@ def _note_in(checkpoint: Any) -> Any:
 
 
 def _read_note(path: str) -> Any:
-    """Read the note without loading the checkpoint: it is a text in its pickle, which is looked through and never run."""
-    fsspec = importlib.import_module("fsspec")  # Lightning's own way to files, here or far away
-    if os.path.isdir(path):  # noqa: PTH112 - a path or an address; a sharded checkpoint has a file for all but the weights
+    """Read the note without loading the checkpoint: it is a string in its pickle, which is scanned and never executed."""
+    fsspec = importlib.import_module("fsspec")  # as Lightning accesses files, local or remote
+    if os.path.isdir(path):  # noqa: PTH112 - a path or a URL; sharded checkpoints keep all but the weights in a file
         path = os.path.join(path, "meta.pt")  # noqa: PTH118 - as above
     with fsspec.open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         entry = next(name for name in archive.namelist() if name.endswith("/data.pkl"))

@@ -1,4 +1,4 @@
-"""Transformers: a callback for its real Trainer that writes a run on every rank and goes on in it after a restart.
+"""Transformers: a callback for its real Trainer that writes a run on every rank and continues it after a restart.
 
 Importing this module makes `TrainingArguments(report_to="fanfold")` work.
 """
@@ -20,7 +20,7 @@ except ImportError as error:
     raise missing_extra("transformers", "transformers", "fanfold.frameworks.transformers") from error
 
 NAME = "fanfold"
-# What each rank measures of itself, and the one number trackers get of it.
+# Metrics each rank measures about itself, and how they are folded for trackers.
 FOLD = {
     "rank/loss": "mean",
     "rank/step_seconds": "max",
@@ -32,10 +32,10 @@ __all__ = ["FanfoldCallback", "register"]
 
 
 class FanfoldCallback(transformers.TrainerCallback):  # type: ignore[misc]  # Transformers is untyped here
-    """Record a Trainer's training in a run, on every rank. Arguments are those of fanfold.init(), or `run`, a run of yours.
+    """Record a Trainer's training in a run, on every rank. Arguments are those of fanfold.init(), or `run`, your own run.
 
-    The run stays open after train(), so that evaluate() and predict() land in it; it ends with the process, with
-    fanfold.finish(), or when another training begins. A run the user has open is used, and left open.
+    The run stays open after train(), so that evaluate() and predict() log to it; it ends with the process, with fanfold.finish(),
+    or when another training begins. A run the user has open is used, and left open.
     """
 
     def __init__(self, project: str | None = None, *, run: Any = None, fold: Any = None, **options: Any) -> None:
@@ -59,7 +59,7 @@ class FanfoldCallback(transformers.TrainerCallback):  # type: ignore[misc]  # Tr
             facts |= {"name": state.trial_name, "group": args.run_name or args.output_dir}
             facts["config"]["trial"] = state.trial_params
         self._session.begin(state.stateful_callbacks.get(NAME), apart=trial, **facts)
-        state.stateful_callbacks[NAME] = self._session.note()  # every checkpoint's trainer_state.json takes it along
+        state.stateful_callbacks[NAME] = self._session.note()  # saved in every checkpoint's trainer_state.json
         self._epoch_at = -1
         self._pace.start(state.global_step)
 
@@ -82,25 +82,25 @@ class FanfoldCallback(transformers.TrainerCallback):  # type: ignore[misc]  # Tr
         self._pace.rest()
 
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_more: Any) -> None:
-        self._log_own_loss(state)  # of the steps after the last full interval, which the Trainer itself never logs
+        self._log_own_loss(state)  # for the steps after the last full interval, which the Trainer itself never logs
         self._session.end()
 
     def _log_own_loss(self, state: Any) -> None:
-        """Log this rank's loss before the Trainer averages it over the ranks; it stays on the device until it lands."""
+        """Log this rank's loss before the Trainer averages it over the ranks; it stays on the device until it is copied."""
         trainer = self._session.owner
         total = getattr(trainer, "_tr_loss", None)
         steps = state.global_step - getattr(trainer, "_globalstep_last_logged", state.global_step)
         if steps > 0 and total is not None:
             self._session.live().log({"rank/loss": total / steps}, state.global_step)
 
-    # What is logged
+    # Logged values
 
     def on_log(
         self, args: Any, state: Any, _control: Any, logs: Mapping[str, Any] | None = None, model: Any = None, **_more: Any
     ) -> None:
         values = dict(logs or {})
         if state.global_step == self._epoch_at:
-            values.pop("epoch", None)  # an evaluation says it again
+            values.pop("epoch", None)  # an evaluation logs it again
         elif "epoch" in values:
             self._epoch_at = state.global_step
         named = integrations.rewrite_logs(values)
@@ -123,7 +123,7 @@ class FanfoldCallback(transformers.TrainerCallback):  # type: ignore[misc]  # Tr
 
 
 class Pace:
-    """How fast this rank goes, by the host's clock alone.
+    """The speed of this rank, measured only by the host's clock.
 
     Seconds are exact over an interval although steps run ahead on a device: the Trainer itself waits for it before it logs.
     """
@@ -138,7 +138,7 @@ class Pace:
         self.rest()
 
     def rest(self) -> None:
-        """Leave out the time since the last event: evaluation, saving, set-up."""
+        """Exclude the time since the last event: evaluation, saving, setup."""
         self._mark = self._clock()
 
     def batch_came(self) -> None:
@@ -154,7 +154,7 @@ class Pace:
         return passed
 
     def take(self, step: int, samples: int) -> dict[str, float]:
-        """Return the figures since the last time, `samples` to a step, and begin anew."""
+        """Return the metrics since the last call, with `samples` per step, and start over."""
         steps, seconds, data = step - self._step, self._total + self._data + self._passed(), self._data
         self.start(step)
         if steps <= 0:
@@ -168,7 +168,7 @@ class Pace:
 
 
 def _memory_bytes() -> int:
-    """Return the most this process has had allocated on its device, or where it has none, what it holds of the memory."""
+    """Return the peak memory this process allocated on its device, or without a device, its resident memory."""
     import torch
 
     for device in (torch.cuda, torch.xpu):
@@ -180,7 +180,7 @@ def _memory_bytes() -> int:
 
 
 def _facts(args: Any, model: Any) -> dict[str, Any]:
-    """Return what a Trainer's arguments and model say of a run."""
+    """Return a run's facts from a Trainer's arguments and model."""
     facts: dict[str, Any] = {"config": dict(args.to_dict())}
     default = next((field.default for field in args.__dataclass_fields__.values() if field.name == "project"), None)
     if getattr(args, "project", default) != default:

@@ -1,4 +1,4 @@
-"""Loop, Trainer and TrainingArguments: training with callbacks, by hand or ready made."""
+"""Loop, Trainer and TrainingArguments: training with callbacks, in your own loop or a ready-made one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a loop and a Trainer can be told, under Transformers' names and defaults, so that its scripts and callbacks fit.
+"""The arguments of a loop and a Trainer, with Transformers' names and defaults, so that its scripts and callbacks work.
 
-LoopArguments is what any loop needs; TrainingArguments adds what the Trainer does by itself. Neither imports torch.
+LoopArguments is for any loop; TrainingArguments adds what the Trainer does itself. Neither imports torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import SettingError, notices, suggestion
 from ..facts.mask import mask
 from ..process import detect
 
-# Arguments of Transformers that are not ours, with its defaults: callbacks may read them, and a script may pass a default.
+# Arguments of Transformers without effect here, with its defaults: callbacks may read them, and a script may pass a default.
 _INERT: dict[str, Any] = {
     "accelerator_config": None, "auto_find_batch_size": False, "average_tokens_across_devices": True, "batch_eval_metrics": False,
     "ddp_backend": None, "ddp_broadcast_buffers": None, "ddp_bucket_cap_mb": None, "ddp_static_graph": None, "ddp_timeout": 1800,
@@ -33,7 +33,7 @@ _INERT: dict[str, Any] = {
     "torch_empty_cache_steps": None, "trackio_bucket_id": None,
     "trackio_space_id": None, "trackio_static_space_id": None, "use_cache": False, "use_liger_kernel": False,
 }  # fmt: skip
-# Of these, the ones whose other values change nothing in the training: taken, said once, and kept for callbacks to read.
+# Those whose other values do not affect training: accepted with a warning, and kept for callbacks to read.
 _HARMLESS = frozenset(
     "average_tokens_across_devices ddp_timeout do_eval do_predict do_train eval_accumulation_steps eval_use_gather_object "
     "hub_token local_rank log_level log_level_replica log_on_each_node logging_dir logging_nan_inf_filter skip_memory_metrics "
@@ -44,7 +44,7 @@ _STRATEGIES = ("no", "steps", "epoch")
 
 @dataclass
 class LoopArguments:
-    """What a loop can be told: how long, and when to log, evaluate and save. Steps below 1 are a share of all steps."""
+    """Arguments of a loop: how long, and when to log, evaluate and save. Steps below 1 are a fraction of all steps."""
 
     output_dir: str = "trainer_output"
     num_train_epochs: float = 3.0
@@ -54,7 +54,7 @@ class LoopArguments:
     logging_steps: float = 500
     logging_first_step: bool = False
     logging_last_step: bool = True  # ours: the steps after the last full interval are logged, too
-    eval_strategy: str | None = None  # None: "steps" where eval_steps is given, else "no"
+    eval_strategy: str | None = None  # None: "steps" if eval_steps is given, else "no"
     eval_steps: float | None = None
     eval_delay: float = 0
     eval_on_start: bool = False
@@ -97,7 +97,7 @@ class LoopArguments:
             )
 
     def _choose_best(self) -> None:
-        """Fill in how the best model is told, and refuse what could never find it."""
+        """Fill in how the best model is determined, and refuse settings that could never find it."""
         if self.metric_for_best_model is None and (self.load_best_model_at_end or self.save_strategy == "best"):
             self.metric_for_best_model = "loss"
         if self.greater_is_better is None and self.metric_for_best_model is not None:
@@ -120,7 +120,7 @@ class LoopArguments:
             )
 
     def __getattr__(self, name: str) -> Any:
-        if name in _INERT:  # what Transformers' arguments have and ours do not do: its callbacks read the default
+        if name in _INERT:  # Transformers' arguments that have no effect here: its callbacks read the default
             return _INERT[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -150,7 +150,7 @@ class LoopArguments:
         return dict(masked)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Return the arguments with everything but numbers and texts made a text."""
+        """Return the arguments with everything but numbers and texts converted to text."""
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in self.to_dict().items()}
 
     def to_json_string(self) -> str:
@@ -159,14 +159,14 @@ class LoopArguments:
 
 @dataclass
 class TrainingArguments(LoopArguments):
-    """What the Trainer can be told: LoopArguments, and how to place the data, compute, step and keep."""
+    """Arguments of the Trainer: LoopArguments, and those for data, computation, optimisation and checkpoints."""
 
     per_device_train_batch_size: int = 8
     per_device_eval_batch_size: int = 8
     learning_rate: float = 5e-5
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
-    warmup_steps: float = 0  # below 1: a share of all steps
+    warmup_steps: float = 0  # below 1: a fraction of all steps
     warmup_ratio: float | None = None
     optim: str | None = None  # None: "adamw_torch_fused", or "adamw_torch" before torch 2.8
     optim_args: Mapping[str, Any] | None = None
@@ -213,7 +213,7 @@ class TrainingArguments(LoopArguments):
                 raise SettingError(f"{name}={getattr(self, name)!r} holds no sample. Nothing was started. Give 1 or more.")
 
     def _watch_a_metric(self) -> None:
-        """Name the metric that tells a schedule whether training has come to a plateau."""
+        """Set the metric by which the schedule detects a plateau."""
         if self.eval_strategy == "no":
             raise SettingError(
                 'lr_scheduler_type="reduce_lr_on_plateau" lowers the learning rate by what evaluations give, and there are none. '
@@ -233,7 +233,7 @@ class TrainingArguments(LoopArguments):
 
     @property
     def n_gpu(self) -> int:
-        """How many GPUs this process uses; one process never uses two."""
+        """How many GPUs this process uses; never more than one."""
         return int(self.device.type == "cuda")
 
     @property
@@ -251,14 +251,14 @@ class TrainingArguments(LoopArguments):
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
-    word = str(getattr(value, "value", value))  # Transformers' enums carry their word as value
+    word = str(getattr(value, "value", value))  # Transformers' enums hold the name as their value
     if word not in known:
         raise SettingError(f"{name}={word!r} is not known. Nothing was started. Known: {', '.join(known)}.")
     return word
 
 
 def _names_of(report_to: Any) -> list[Any]:
-    """Return what to report to as a list; "none" is an empty one."""
+    """Return `report_to` as a list; "none" is an empty one."""
     names = list(report_to) if isinstance(report_to, (list, tuple)) else [report_to]
     return [] if names in (["none"], [None]) else names
 
@@ -269,14 +269,14 @@ def _whole_multiple(number: float, of: float) -> bool:
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: set[str]) -> None:
-    """Raise for the first name that is neither known nor Transformers'."""
+    """Raise for the first name that is neither known nor one of Transformers'."""
     for name in given:
         if name not in known and name not in _INERT:
             raise SettingError(f"{what} does not know {name}. Nothing was started.{suggestion(name, sorted(known))}")
 
 
 def _known_only(cls: type[LoopArguments], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part what is ours from what is Transformers' and harmless; refuse the rest by name."""
+    """Separate our arguments from Transformers' harmless ones; refuse the rest by name."""
     ours = {item.name for item in dataclasses.fields(cls)}
     others = {name: value for name, value in given.items() if name not in ours}
     refuse_unknown(cls.__name__, others, ours)
@@ -292,7 +292,7 @@ def _known_only(cls: type[LoopArguments], given: Mapping[str, Any]) -> tuple[dic
 
 
 def _check_names(cls: type[LoopArguments]) -> None:
-    """Wrap the constructor so that a name it does not know is explained; its signature stays what it was."""
+    """Wrap the constructor so that unknown names are explained; its signature is unchanged."""
     made: Any = cls.__init__
 
     @functools.wraps(made)

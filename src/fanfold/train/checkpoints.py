@@ -1,7 +1,7 @@
-"""Checkpoint folders: how they are named, which are whole, which go; and the note that finds the run and the place again.
+"""Checkpoint folders: their names, which are complete, which are removed; and the note that names the run and the data position.
 
-A checkpoint is whole once its `trainer_state.json` is there: it is written last, so a kill while saving leaves a folder
-that nobody resumes from.
+A checkpoint is complete once its `trainer_state.json` exists: it is written last, so a kill while saving leaves a folder that is
+never resumed from.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def folder_for(output_dir: str | os.PathLike[str], step: int) -> Path:
-    """Name the folder of a step's checkpoint."""
+    """Return the folder of a step's checkpoint."""
     return Path(output_dir) / f"checkpoint-{step}"
 
 
 def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
-    """Return the whole checkpoints of a folder, oldest first."""
+    """Return the complete checkpoints in a folder, oldest first."""
     root = Path(output_dir)
     if not root.is_dir():
         return []
@@ -36,7 +36,7 @@ def checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
 
 
 def choose(output_dir: str | os.PathLike[str], asked: bool | str | os.PathLike[str] | None) -> Path | None:
-    """Return the checkpoint to go on from: None for none, the latest whole one for True, or the folder that is named."""
+    """Return the checkpoint to resume from: None for none, the latest complete one for True, or the named folder."""
     if asked is None or asked is False:
         return None
     if asked is not True:
@@ -57,25 +57,25 @@ def choose(output_dir: str | os.PathLike[str], asked: bool | str | os.PathLike[s
 
 
 def rotate(output_dir: str | os.PathLike[str], limit: int | None, best: str | None) -> None:
-    """Remove the oldest checkpoints beyond `limit`. The best and the latest stay, whatever the limit says."""
+    """Remove the oldest checkpoints beyond `limit`. The best and the latest are kept, whatever the limit."""
     if limit is None:
         return
     whole = checkpoints(output_dir)
     keep = {path.name for path in whole[-1:]} | ({Path(best).name} if best else set())
     old = [path for path in whole if path.name not in keep]
     for path in old[: max(0, len(whole) - max(limit, len(keep)))]:
-        (path / STATE_FILE).unlink(missing_ok=True)  # first: what is half removed is no checkpoint
+        (path / STATE_FILE).unlink(missing_ok=True)  # first: a partially removed checkpoint must not count as one
         shutil.rmtree(path, ignore_errors=True)
         logger.debug("removed %s: save_total_limit=%s", path, limit)
 
 
 def write_note(folder: Path, note: Mapping[str, Any]) -> None:
-    """Leave what finds the run and the place in the data again."""
+    """Write the note that names the run and the data position."""
     (folder / NOTE_FILE).write_text(json.dumps(dict(note)), encoding="utf-8")
 
 
 def read_note(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's note; empty for one that somebody else wrote."""
+    """Return a checkpoint's note; empty if the checkpoint was not written by fanfold."""
     try:
         note = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The Trainer's data: which samples each rank gets, in an order that a seed and an epoch fix, from any place on.
+"""The Trainer's data: the samples of each rank, in an order determined by seed and epoch, from any position.
 
 The order is that of Transformers' Trainer with the same seed. It is not drawn from the global random state, and no batch is
-fetched early, so a resumed training sees the very batches, and the very random numbers, that an uninterrupted one sees.
+fetched early, so a resumed training sees exactly the batches and random numbers that an uninterrupted one sees.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LABELS = ("label", "label_ids", "labels")
 
 
 class Batches:
-    """The batches of one rank, as lists of indices. Every rank cuts its part out of the same global batch."""
+    """The batches of one rank, as lists of indices. Every rank takes its part of the same global batch."""
 
     def __init__(self, count: int, size: int, *, rank: int = 0, world: int = 1, seed: int | None = None, drop_last: bool = False):
         self.count, self.size, self.rank, self.world, self.seed = count, size, rank, world, seed
@@ -33,7 +33,7 @@ class Batches:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._from(self.start, self._order())  # `start` is read now, not when the first batch is asked for
+        return self._from(self.start, self._order())  # `start` is read now, not when the first batch is requested
 
     def _from(self, start: int, order: Sequence[int]) -> Iterator[list[int]]:
         for at in range(start, len(self)):
@@ -45,12 +45,12 @@ class Batches:
             return range(self.count)
         import torch
 
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)  # as Accelerate's seedable sampler does
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)  # as in Accelerate's seedable sampler
         order: list[int] = torch.randperm(self.count, generator=generator).tolist()
         return order
 
     def _cut(self, at: int) -> tuple[int, int]:
-        """Return this rank's part of a global batch. A short one is shared evenly, and filled up to one sample a rank."""
+        """Return this rank's part of a global batch. A short one is split evenly, and padded to one sample per rank."""
         first = at * self.size * self.world
         total = max(self.world, min(self.size * self.world, self.count - first))
         each, more = divmod(total, self.world)
@@ -58,14 +58,14 @@ class Batches:
         return begin, begin + each + (self.rank < more)
 
     def weight(self, at: int) -> float:
-        """Return what this rank's mean loss counts in the mean over all ranks, where parts differ in size; else 1."""
+        """Return the weight of this rank's mean loss in the mean over all ranks; 1 unless parts differ in size."""
         first, end = self._cut(at)
         total = max(self.world, min(self.size * self.world, self.count - at * self.size * self.world))
         return (end - first) * self.world / total
 
 
 class Part:
-    """The stretch of a dataset that one rank evaluates; the ranks' parts, one after the other, are the whole."""
+    """The contiguous part of a dataset that one rank evaluates; all ranks' parts in order form the whole."""
 
     def __init__(self, dataset: Any, rank: int, world: int) -> None:
         count = len(dataset)
@@ -79,7 +79,7 @@ class Part:
 
 
 def train_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], *, rank: int, world: int) -> Any:
-    """Make the loader of a rank's training batches."""
+    """Return the loader of a rank's training batches."""
     from torch.utils.data import DataLoader, IterableDataset
 
     common = _common(args, collate)
@@ -97,7 +97,7 @@ def train_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[
             f"the training dataset of {len(dataset)} samples gives no batch. Nothing was trained. "
             "Give more samples, a smaller per_device_train_batch_size, or dataloader_drop_last=False."
         )
-    # Each pass draws one number, the workers' seed, from the global random state: so it does in Transformers, too.
+    # Each pass draws one number, the workers' seed, from the global random state, as in Transformers.
     if args.dataloader_num_workers:
         common["worker_init_fn"] = functools.partial(_seed_worker, rank * args.dataloader_num_workers)
     return DataLoader(dataset, batch_sampler=batches, **common)
@@ -113,13 +113,13 @@ def _seed_worker(offset: int, _worker: int) -> None:
 
 
 def eval_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], *, rank: int, world: int) -> Any:
-    """Make the loader of a rank's part of an evaluation."""
+    """Return the loader of a rank's part of an evaluation."""
     from torch.utils.data import DataLoader, IterableDataset
 
     common = _common(args, collate)
     if isinstance(dataset, IterableDataset):
 
-        class Every(IterableDataset):  # type: ignore[misc]  # its base is torch's, which is imported here only
+        class Every(IterableDataset):  # type: ignore[misc] # its base is torch's, imported only here
             def __iter__(self) -> Iterator[Any]:
                 return itertools.islice(iter(dataset), rank, None, world)
 
@@ -137,7 +137,7 @@ def _common(args: TrainingArguments, collate: Callable[[list[Any]], Any]) -> dic
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader, or whatever in it wants to know, which epoch begins."""
+    """Set the epoch of a loader, or of any part of it that supports it."""
     batches = getattr(loader, "batch_sampler", None)
     if isinstance(batches, Batches):
         batches.epoch = epoch
@@ -149,7 +149,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def from_place(loader: Any, done: int) -> Iterable[Any]:
-    """Iterate over a loader from its `done`-th batch on; ours goes there at once, another one batch by batch."""
+    """Iterate over a loader starting at batch `done`; ours jumps there directly, others advance batch by batch."""
     batches = getattr(loader, "batch_sampler", None)
     if not isinstance(batches, Batches):
         return itertools.islice(iter(loader), done, None)
@@ -160,7 +160,7 @@ def from_place(loader: Any, done: int) -> Iterable[Any]:
 
 
 def collator(given: Any, processing_class: Any, model: Any, args: TrainingArguments) -> Callable[[list[Any]], Any]:
-    """Return the function that makes a batch of samples; columns the model does not take are left out."""
+    """Return the function that builds a batch from samples; columns the model does not accept are left out."""
     if given is None and hasattr(processing_class, "pad"):
         given = lambda items: processing_class.pad(items, return_tensors="pt")  # noqa: E731 - one line, used below
     make = given or collate
@@ -175,7 +175,7 @@ def collator(given: Any, processing_class: Any, model: Any, args: TrainingArgume
 
 
 def _wanted(model: Any, args: TrainingArguments) -> set[str] | None:
-    """Name the columns the model's forward takes; None when it takes any."""
+    """Return the columns the model's forward accepts, or None if it accepts any."""
     parameters = inspect.signature(model.forward).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
@@ -193,7 +193,7 @@ def _only(item: Mapping[str, Any], wanted: set[str]) -> dict[str, Any]:
 
 
 def collate(items: list[Any]) -> Any:
-    """Make a batch: mappings become a dict of tensors, with `label` named `labels`; all else goes torch's way."""
+    """Build a batch: mappings become a dict of tensors, with `label` renamed to `labels`; all else uses torch's default."""
     from torch.utils.data import default_collate
 
     if not isinstance(items[0], Mapping):

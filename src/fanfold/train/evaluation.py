@@ -1,4 +1,4 @@
-"""Evaluating and predicting: a pass over data without gradients, its parts brought together from all ranks."""
+"""Evaluation and prediction: a pass over data without gradients, with the results gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class EvalPrediction:
-    """What compute_metrics gets: `predictions` and `label_ids`, as numpy arrays, or tuples of such."""
+    """The argument of compute_metrics: `predictions` and `label_ids`, as numpy arrays or tuples of them."""
 
     def __init__(self, predictions: Any, label_ids: Any) -> None:
         self.predictions, self.label_ids = predictions, label_ids
@@ -21,7 +21,7 @@ class EvalPrediction:
 
 
 class PredictionOutput(NamedTuple):
-    """What predict() returns."""
+    """The result of predict()."""
 
     predictions: Any
     label_ids: Any
@@ -29,7 +29,7 @@ class PredictionOutput(NamedTuple):
 
 
 class TrainOutput(NamedTuple):
-    """What train() returns."""
+    """The result of train()."""
 
     global_step: int
     training_loss: float
@@ -37,7 +37,7 @@ class TrainOutput(NamedTuple):
 
 
 class Gathered:
-    """The losses, predictions and labels of a pass, batch by batch, and in the end those of all ranks."""
+    """The losses, predictions and labels of a pass, collected batch by batch, and finally gathered from all ranks."""
 
     def __init__(self) -> None:
         self.loss: Any = None
@@ -47,7 +47,7 @@ class Gathered:
         self.began = time.perf_counter()
 
     def add(self, loss: Any, predictions: Any, labels: Any, count: int) -> None:
-        """Take one batch. The loss stays on its device."""
+        """Add one batch. The loss stays on its device."""
         if loss is not None:
             self.loss = loss.detach() * count if self.loss is None else self.loss + loss.detach() * count
             self.with_loss += count
@@ -59,7 +59,7 @@ class Gathered:
         self.batches += 1
 
     def over_ranks(self, accelerator: Any) -> None:
-        """Bring the ranks' parts together, in the order of the dataset."""
+        """Gather the ranks' parts, in the order of the dataset."""
         if accelerator.num_processes == 1:
             return
         from accelerate.utils import gather_object
@@ -124,7 +124,7 @@ def _to_host(value: Any) -> Any:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Join batches along their first axis; rows of unequal length are filled with -100, which losses pass over."""
+    """Join batches along their first axis; shorter rows are padded with -100, which losses ignore."""
     import numpy as np
 
     if not parts:

@@ -1,4 +1,4 @@
-"""How long a training is, and where its batches end: what Loop and Trainer work out from arguments and loader."""
+"""The length of a training and its steps, computed by Loop and Trainer from arguments and loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .arguments import LoopArguments
 
 
 def updates_of(args: LoopArguments, length: int | None) -> tuple[int | None, float]:
-    """Return the steps of an epoch of `length` batches, and of all training; None and infinite where nobody knows."""
+    """Return the steps of an epoch of `length` batches, and of the whole training; None and infinity if unknown."""
     updates = max(1, math.ceil(length / args.gradient_accumulation_steps)) if length is not None else None
     if args.max_steps > 0:
         return updates, args.max_steps
@@ -20,21 +20,21 @@ def updates_of(args: LoopArguments, length: int | None) -> tuple[int | None, flo
 
 
 def how_long(epochs: float | None, max_steps: int | None) -> dict[str, Any]:
-    """Return the arguments that say how long; one of the two must."""
+    """Return the arguments for the duration; one of the two must be given."""
     if epochs is None and max_steps is None:
         raise SettingError("Loop was not told how long to train. Nothing was started. Give epochs=… or max_steps=….")
     return {} if epochs is None else {"num_train_epochs": epochs}
 
 
 def when_to_save(save: Any, save_steps: float | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Save when asked to; a loop that has no save() and names no steps leaves saving to somebody else."""
+    """Return when to save; a loop without save() and save_steps does not save itself."""
     if save_steps is not None:
         return {"save_steps": save_steps}
     return {} if save is not None or "save_strategy" in arguments else {"save_strategy": "no"}
 
 
 def length_of(loader: Any) -> int | None:
-    """Return how many batches a loader gives; None when it cannot say, as a stream cannot."""
+    """Return how many batches a loader has, or None if unknown, as for a stream."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -42,9 +42,9 @@ def length_of(loader: Any) -> int | None:
 
 
 def in_steps(source: Iterator[Any], each: int) -> Iterator[tuple[Any, bool, int]]:
-    """Give each batch of a stream without a length, whether it is the last of its step, and how many batches the step has.
+    """Yield each batch of a stream without a length, whether it is the last of its step, and the step's number of batches.
 
-    The batches of a step are fetched together: only then it is known whether the stream ends in the midst of it.
+    The batches of a step are fetched together: only then is it known whether the stream ends within the step.
     """
     while batches := list(itertools.islice(source, each)):
         for at, batch in enumerate(batches):

@@ -1,7 +1,7 @@
-"""Loop: callbacks and control for a loop written by hand. Iterating is all it takes; no framework is imported.
+"""Loop: callbacks and control for your own training loop. Iterating is all it takes; no framework is imported.
 
-What Python lets a loop see of its body: that it asked for the next batch (the last one is done), that it stopped asking
-(`break`, or an exception: the two look alike), and inside `with loop:` which of the two it was.
+Python lets a loop observe of its body: that it asked for the next batch (the last one is done), that it stopped asking (`break`,
+or an exception, which look alike), and inside `with loop:` which of the two it was.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Skip = Callable[[Any, int], Iterable[Any]]
 
 @dataclasses.dataclass
 class Position:
-    """Where a loop is in its data: the epoch, and how many of its batches are done."""
+    """The loop's position in its data: the epoch, and how many of its batches are done."""
 
     epoch: int = 0
     batch: int = 0
@@ -44,7 +44,7 @@ class Position:
 
 
 class Loop:
-    """Bring callbacks, logging, evaluation and saving to a loop of your own.
+    """Add callbacks, logging, evaluation and saving to your own training loop.
 
     ::
 
@@ -53,13 +53,13 @@ class Loop:
                 for batch in loop.steps(loader):
                     loop.log({"loss": train(batch)})
 
-    `evaluate()` returns metrics; `save(folder)` writes into a folder that is made for it, and `load(folder)` reads it back,
-    for resume() and `load_best_model_at_end`. Without the first two, ask `loop.should_evaluate` and `loop.should_save` at the
-    end of the body. Other arguments are those of TrainingArguments that say when: `eval_strategy`, `save_total_limit`,
+    `evaluate()` returns metrics; `save(folder)` writes into a folder created for it, and `load(folder)` reads it back, for
+    resume() and `load_best_model_at_end`. Without the first two, check `loop.should_evaluate` and `loop.should_save` at the end
+    of the body. Other arguments are those of TrainingArguments about timing: `eval_strategy`, `save_total_limit`,
     `metric_for_best_model`, `report_to`, …
     """
 
-    _ends_run = True  # a run of the loop's own ends with its `with`
+    _ends_run = True  # a run opened by the loop ends with its `with`
     _describes_users_run = False  # a run the user opened keeps the config they gave it
 
     def __init__(
@@ -98,11 +98,11 @@ class Loop:
         self._evaluate, self._save, self._load = evaluate, save, load
         self._phase = "idle"  # idle, ready (epochs() was called), training
         self._inside = False
-        self._open = False  # a batch is with the body
+        self._open = False  # the body is working on a batch
         self._in_epoch = False
         self._hooks: list[Any] = []
-        self._agreement: Agreement | None = None  # where a process group is open: the ranks wait for each other in it
-        self._exhausted = False  # the loader had no batch: this rank cannot go on, whatever the others do
+        self._agreement: Agreement | None = None  # set if there is a process group, in which ranks wait for each other
+        self._exhausted = False  # the loader had no batch: this rank cannot continue, whatever the others do
         self._length: int | None = None
         self.sync_gradients = True
         self.accumulation_steps = 1
@@ -112,7 +112,7 @@ class Loop:
         given = [DefaultFlowCallback, *_reporting_callbacks(args), *callbacks]
         self.handler = CallbackHandler(given, model, processing_class, optimizer, lr_scheduler, on_error=on_error)
         self._reporter = self._make_reporter(run)
-        self._reported = 0  # evaluations
+        self._reported = 0  # number of evaluations
         self._position: Position | None = Position()
         self._note: dict[str, Any] = {}
         self._loaded = False
@@ -131,7 +131,7 @@ class Loop:
 
     @property
     def run(self) -> Any:
-        """The run values go to: the one given, else the current one, else one of the loop's own. None under run=False."""
+        """The run values go to: the one given, else the current one, else a new one. None with run=False."""
         return self._reporter.run
 
     # Which callbacks
@@ -141,11 +141,11 @@ class Loop:
         return self.handler.callbacks
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback at the end: an instance, or a class, which is then made without arguments."""
+        """Add a callback at the end: an instance, or a class, which is instantiated without arguments."""
         self.handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first one of a class; None when it is not there."""
+        """Remove and return a callback, or the first one of a class; return None if there is none."""
         return self.handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
@@ -155,7 +155,7 @@ class Loop:
     # Iterating
 
     def epochs(self) -> Iterator[int]:
-        """Iterate over the epochs, from where a checkpoint left off to where training ends; tell of its begin and end."""
+        """Iterate over the epochs, from the checkpoint's position to the end of training; fire its start and end events."""
         with _Watch(self):
             self._start()
             while self._more():
@@ -165,9 +165,9 @@ class Loop:
             self._finish()
 
     def steps(self, loader: Iterable[Any], *, skip: Skip | None = None) -> Iterator[Any]:
-        """Iterate over the batches of an epoch, and tell of each step as its last batch is done.
+        """Iterate over the batches of an epoch, and fire the events of each step when its last batch is done.
 
-        On a resume the batches that were done are dropped one by one, or by `skip(loader, count)`, which returns the rest.
+        On a resume, completed batches are skipped one by one, or by `skip(loader, count)`, which returns the rest.
         """
         with _Watch(self, left_by_break=True):
             resumed = self._begin_epoch(loader)
@@ -203,7 +203,7 @@ class Loop:
         return self._position is None or self._position.epoch < math.ceil(self.args.num_train_epochs)
 
     def _begin_epoch(self, loader: Any) -> bool:
-        """Tell that an epoch begins, and the first time that training does; return whether its place comes from a checkpoint."""
+        """Begin an epoch, and the first time the training; return whether its position comes from a checkpoint."""
         if self._phase == "idle" or self._in_epoch:
             raise RunError(
                 "steps() belongs once into each `for epoch in loop.epochs():`. No batch was given out. "
@@ -221,7 +221,7 @@ class Loop:
         return resumed
 
     def _begin(self, loader: Any) -> None:
-        """Tell that training begins, with all that is known of it."""
+        """Begin training, with everything known about it."""
         args, each = self.args, self.args.gradient_accumulation_steps
         updates, total = updates_of(args, self._length) if loader is not None else (None, self.state.max_steps)
         shares = [n for n in ("logging_steps", "eval_steps", "save_steps") if 0 < (getattr(args, n) or 1) < 1]
@@ -230,7 +230,7 @@ class Loop:
                 f"{', '.join(shares)} below 1 is a share of all steps, and a loader without a length does not say how many "
                 "there are. Training did not begin. Give whole numbers, or max_steps."
             )
-        self.state.max_steps = total  # type: ignore[assignment]  # infinite where nobody knows; tqdm takes that for unknown
+        self.state.max_steps = total  # type: ignore[assignment] # infinite if unknown; tqdm treats it so
         self.state.num_train_epochs = math.ceil(total / updates) if updates else math.ceil(args.num_train_epochs)
         self.state.compute_steps(args, total)  # type: ignore[arg-type]  # as above
         if self._position is None:
@@ -246,24 +246,24 @@ class Loop:
         self._watch_optimizer()
         self._fire("on_train_begin")
         if args.eval_on_start and self._evaluate is not None:
-            self._evaluate_now(judge=False)  # nothing was trained yet: it is neither the best nor a plateau
+            self._evaluate_now(judge=False)  # nothing is trained yet: it is neither the best nor a plateau
 
     def _rest(self, loader: Any, skip: Skip | None) -> Iterator[Any]:
-        """Return the batches of a resumed epoch that are still to do."""
+        """Return the remaining batches of a resumed epoch."""
         done = self._at.batch
         return iter(skip(loader, done)) if skip is not None else itertools.islice(iter(loader), done, None)
 
     # A batch, a step, an epoch
 
     def _in_steps(self, source: Iterator[Any]) -> Iterator[tuple[Any, bool, int]]:
-        """Give each batch, whether it is the last of its step, and how many batches the step has."""
+        """Yield each batch, whether it is the last of its step, and the step's number of batches."""
         each, length = self.args.gradient_accumulation_steps, self._length
         if length is None:
             yield from in_steps(source, each)
             return
         for batch in source:
             at = self._at.batch
-            left = length - at + at % each  # of the epoch, from the first batch of this step on
+            left = length - at + at % each  # left in the epoch, from the first batch of this step on
             yield batch, (at + 1) % each == 0 or at + 1 == length, min(each, left) if left > 0 else each
 
     def _open_batch(self, last: bool, count: int) -> None:
@@ -279,7 +279,7 @@ class Loop:
         return self._position
 
     def _close_batch(self) -> None:
-        """End the open batch: tell of a substep, or of a step and what is due after it."""
+        """End the open batch: fire the event of a substep, or of a step, and do what is due after it."""
         self._open = False
         self._at.batch += 1
         if not self.sync_gradients:
@@ -295,10 +295,10 @@ class Loop:
         self._log_interval()
 
     def _agree(self, event: str | None = None) -> None:
-        """Let all ranks do what a callback asked for on one of them, after the same step.
+        """Make all ranks do what a callback requested on one of them, after the same step.
 
-        The flags that the arguments ask for at an `event` are the same on every rank already. Between events only stopping
-        matters: evaluating and saving are under way.
+        Flags that the arguments set at an `event` are already the same on every rank. Between events only stopping matters:
+        evaluating and saving are in progress.
         """
         if self._agreement is None:
             return
@@ -323,11 +323,11 @@ class Loop:
         self._agree()
 
     def _end_epoch(self) -> None:
-        """Tell that the epoch is over, whether its batches ran out or training stops."""
+        """End the epoch, whether its batches ran out or training stops."""
         self._in_epoch = False
         if self._length is None and not self.control.should_training_stop and self.args.max_steps <= 0:
             self.state.epoch = self._at.epoch + 1.0
-        if not self.control.should_training_stop or self._at.done:  # else a longer training may go on in the midst of it
+        if not self.control.should_training_stop or self._at.done:  # otherwise a longer training may continue in the middle of it
             self._position = Position(self._at.epoch + 1)
         self._fire("on_epoch_end")
         self._agree("on_epoch_end")
@@ -336,7 +336,7 @@ class Loop:
         self._agree()
 
     def _leave_epoch(self) -> None:
-        """Come back from an epoch's body: settle what it left, as `break` does."""
+        """Return from an epoch's body: finish what it left open, as after `break`."""
         if self._phase == "ready":
             raise RunError(
                 "an epoch passed without steps(). Training did not begin. Write `for batch in loop.steps(loader):` inside "
@@ -348,7 +348,7 @@ class Loop:
         self._settle(answered=True)
 
     def _abandon(self) -> None:
-        """Count a batch whose body was left by `break` if it did something; else it is as if it had not been given out."""
+        """Count a batch whose body was left by `break` if it logged something; otherwise treat it as not handed out."""
         if self._open and self._reporter.meter.touched:
             self._close_batch()
             self._settle(answered=True)
@@ -367,13 +367,13 @@ class Loop:
 
     @contextlib.contextmanager
     def optimizer_step(self) -> Iterator[None]:
-        """Tell callbacks of an update made inside. Not needed for torch's optimizers, given as `optimizer`: they tell."""
+        """Notify callbacks of an update made inside. Not needed for torch optimizers passed as `optimizer`."""
         self._fire("on_pre_optimizer_step")
         yield
         self._fire("on_optimizer_step")
 
     def _watch_optimizer(self) -> None:
-        """Hear from torch's optimizers by their own hooks; a wrapper (Accelerate's) holds the real one."""
+        """Observe torch optimizers through their own hooks; a wrapper (Accelerate's) holds the real one."""
         optimizer = self.handler.optimizer
         optimizer = getattr(optimizer, "optimizer", optimizer)
         if not hasattr(optimizer, "register_step_pre_hook"):
@@ -393,12 +393,12 @@ class Loop:
 
         self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
-    # What is due after a step: done by the functions the loop was given, or by its body
+    # Actions due after a step: done by the functions passed to the loop, or by its body
 
     def log(self, values: Mapping[str, Any], *, mean: bool = True) -> None:
-        """Log values of the batch at hand. The run gets them each step; callbacks get their mean each `logging_steps`.
+        """Log values of the current batch. The run gets them every step; callbacks get their mean every `logging_steps`.
 
-        With `mean=False`, for such as a learning rate, the latest value counts. Between steps it goes out at once.
+        With `mean=False`, for example for a learning rate, the latest value counts. Between steps values are sent immediately.
         """
         if self._open:
             self._reporter.meter.add(values, mean=mean)
@@ -408,13 +408,13 @@ class Loop:
 
     @property
     def should_evaluate(self) -> bool:
-        """Whether to evaluate now. Asking ends the step, so ask at the end of the body; then call evaluated(metrics)."""
+        """Whether to evaluate now. Reading it ends the step, so do it at the end of the body; then call evaluated(metrics)."""
         self._ask()
         return self.control.should_evaluate
 
     @property
     def should_save(self) -> bool:
-        """Whether to save now. Asking ends the step, so ask at the end of the body; then call saved(folder)."""
+        """Whether to save now. Reading it ends the step, so do it at the end of the body; then call saved(folder)."""
         self._ask()
         return self.control.should_save
 
@@ -430,12 +430,12 @@ class Loop:
         self._judge(metrics)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
-        """Report an evaluation that has no say in which model is best, such as one after training."""
+        """Report an evaluation that does not affect which model is best, such as one after training."""
         self._reported += 1
         self._tell_evaluation(metrics)
 
     def _settle(self, *, answered: bool) -> None:
-        """Evaluate and save what is due. `answered` says that the body had its chance to do it itself."""
+        """Evaluate and save if due. `answered` means that the body had its chance to do it itself."""
         if self.control.should_evaluate and self._evaluate is not None:
             self._evaluate_now()
         if self.control.should_evaluate:
@@ -470,15 +470,15 @@ class Loop:
     # Values
 
     def _tell_log(self, values: Mapping[str, Any]) -> None:
-        """Tell the callbacks of values, and keep them in the history."""
+        """Send values to the callbacks, and add them to the history."""
         if self.state.log_history and isinstance(self.state.log_history[-1], Logs):
-            self.state.log_history[-1].land()  # long there by now
+            self.state.log_history[-1].land()  # available by now
         told = {**values, "epoch": self.state.epoch}
         self.state.log_history.append(Logs({**told, "step": self.state.global_step}))
         self._fire("on_log", logs=Logs(told))
 
     def _log_interval(self) -> None:
-        """Tell the callbacks the means of the steps since the last time, if a log is due and there are any."""
+        """Send the callbacks the means of the steps since the last log, if a log is due and there are any."""
         if not self.control.should_log or self.state.global_step <= self._reporter.last_logged:
             return
         values = self._reporter.end_interval(self.state.global_step)
@@ -491,7 +491,7 @@ class Loop:
         self._fire("on_evaluate", metrics={**Logs(metrics), "epoch": self.state.epoch})
 
     def _judge(self, metrics: Mapping[str, Any]) -> None:
-        """Keep in mind whether an evaluation is the best so far."""
+        """Remember whether an evaluation is the best so far."""
         name = self.args.metric_for_best_model
         if name is None:
             return
@@ -510,7 +510,7 @@ class Loop:
     # Checkpoints
 
     def _save_now(self) -> None:
-        """Make a checkpoint: what the user saves, then where we are. Its state comes last: before it, there is no checkpoint."""
+        """Save a checkpoint: the user's data, then our state, which comes last because it makes the checkpoint complete."""
         folder = checkpoints.folder_for(self.args.output_dir, self.state.global_step)
         folder.mkdir(parents=True, exist_ok=True)
         if self.state.is_world_process_zero:
@@ -521,10 +521,10 @@ class Loop:
         self.saved(folder)
 
     def _barrier(self) -> None:
-        """Wait until every rank is here, where somebody can make them wait."""
+        """Wait until every rank is here; overridden where ranks can be synchronised."""
 
     def saved(self, folder: str | os.PathLike[str]) -> None:
-        """Say that a checkpoint was saved in `folder`: the loop adds its own state to it and tells the callbacks."""
+        """Report that a checkpoint was saved in `folder`: the loop adds its own state to it and notifies the callbacks."""
         folder = Path(folder)
         if self.state.best_global_step == self.state.global_step:
             self.state.best_model_checkpoint = str(folder)
@@ -537,7 +537,7 @@ class Loop:
         self._fire("on_save")
 
     def resume(self, checkpoint: str | os.PathLike[str] | bool | None = None) -> Path | None:
-        """Go on from a checkpoint: the one named, or the latest whole one in `output_dir`. Return its folder, or None.
+        """Resume from a checkpoint: the one named, or the latest complete one in `output_dir`. Return its folder, or None.
 
         Call it before epochs(). What save() wrote is read by load(), or by you.
         """
@@ -552,13 +552,13 @@ class Loop:
         return folder
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, as plain data, for a checkpoint of your own making."""
+        """Return the loop's state as plain data, for your own checkpoints."""
         self.state.stateful_callbacks = self.handler.export_states()
         state = dataclasses.asdict(self.state)
         return {"state": state, "note": {**self._reporter.note(), **dataclasses.asdict(self._position or Position())}}
 
     def load_state_dict(self, kept: Mapping[str, Any]) -> None:
-        """Go on from where a loop was; call it before epochs()."""
+        """Continue from a loop's state; call it before epochs()."""
         known = {field.name for field in dataclasses.fields(TrainerState)}
         self._take_state(TrainerState(**{name: kept["state"][name] for name in known & set(kept["state"])}), kept["note"])
 
@@ -568,7 +568,7 @@ class Loop:
         best = state.best_model_checkpoint
         if best is not None and not Path(best).is_dir():
             state.best_model_checkpoint = None  # moved or removed since: it can no longer be loaded
-        # A checkpoint of Transformers' says only how many steps were done; the loader tells the place.
+        # A checkpoint of Transformers stores only the number of steps; the position follows from the loader.
         self._position = Position(note["epoch"], note["batch"], note.get("length")) if "batch" in note else None
         if self._position is not None and self._position.done:
             self._position = Position(self._position.epoch + 1)
@@ -578,9 +578,9 @@ class Loop:
     # The end
 
     def _finish(self) -> None:
-        """End training well."""
+        """End training normally."""
         if self._phase == "ready":
-            self._begin(None)  # a checkpoint of a training that was over: nothing is left to do, and that is told
+            self._begin(None)  # a checkpoint of a finished training: nothing is left to do, but events still fire
         if self.args.logging_last_step and self.args.logging_strategy != "no":
             self.control.should_log = True
             self._log_interval()
@@ -589,7 +589,7 @@ class Loop:
         self._stop()
 
     def _closing(self) -> None:
-        """Do what comes before on_train_end: take the best model back, where that is wanted."""
+        """Do what comes before on_train_end: load the best model if requested."""
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None and self._load is not None:
             self._load(Path(best))
@@ -605,7 +605,7 @@ class Loop:
             self._reporter.session.end()
 
     def _fail(self, error: BaseException) -> None:
-        """End training by an exception: every callback hears of it, and the run is marked failed."""
+        """End training because of an exception: every callback is notified, and the run is marked failed."""
         self._stop()
         self.handler.on_exception(self.args, self.state, self.control, exception=error)
         session = self._reporter.session
@@ -622,7 +622,7 @@ class Loop:
         if error is not None and not isinstance(error, GeneratorExit):
             self._fail(error)
             return
-        if self._phase == "training":  # both loops were left by `break`, and Python says it was no exception
+        if self._phase == "training":  # both loops were left by `break`, and Python reports no exception
             if self._in_epoch:
                 self._abandon()
                 self._end_epoch()
@@ -633,7 +633,7 @@ class Loop:
             session.run.finish()
 
     def _left(self, error: BaseException) -> None:
-        """Hear that a generator or the `with` was left by an exception, or that nobody asks a generator any more."""
+        """Handle a generator or the `with` being left by an exception, or a generator that is no longer iterated."""
         if self._phase == "idle":
             return
         if not isinstance(error, GeneratorExit):
@@ -645,7 +645,7 @@ class Loop:
 
 
 def prefixed(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Name metrics as those of an evaluation."""
+    """Return metrics with the prefix of an evaluation."""
     return {key if key.startswith(("eval_", "eval/")) else f"eval_{key}": value for key, value in metrics.items()}
 
 
@@ -665,15 +665,15 @@ _FLOW = DefaultFlowCallback()
 
 
 class _Watch:
-    """See how a generator of the loop is left."""
+    """A context manager that observes how a generator of the loop is left."""
 
     def __init__(self, loop: Loop, *, left_by_break: bool = False) -> None:
         self.loop = loop
-        self.left_by_break = left_by_break  # the epochs go on when the steps are left
+        self.left_by_break = left_by_break  # epochs continue when the steps are left
 
     def __enter__(self) -> None:
-        """Begin to watch."""
+        """Start observing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and not (self.left_by_break and isinstance(error, GeneratorExit)):
-            self.loop._left(error)  # noqa: SLF001 - the other half of Loop
+            self.loop._left(error)  # noqa: SLF001 - belongs to Loop

@@ -1,6 +1,6 @@
-"""The means of what a loop logs, over the batches of a step and the steps of an interval, without waiting for a device.
+"""Means of logged values, over the batches of a step and the steps of an interval, without waiting for a device.
 
-Numbers are added up where they are; nothing here asks a device for a value until somebody reads it.
+Numbers are summed on their device; no value is copied from it until it is read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Mean:
-    """The mean of one key, kept on the device the values are on."""
+    """The mean of one key, kept on the device of its values."""
 
     __slots__ = ("count", "total")
 
@@ -21,7 +21,7 @@ class Mean:
         self.count = 0
 
     def add(self, value: Any) -> None:
-        # A copy: the tensor may be a buffer that the next step writes into, as under a captured graph.
+        # A copy: the tensor may be a buffer that the next step overwrites, as with a captured graph.
         self.total = _copied(value) if self.count == 0 else self.total + value
         self.count += 1
 
@@ -30,7 +30,7 @@ class Mean:
 
 
 class Meter:
-    """What was logged since the last step, and since the last time a log went out."""
+    """Values logged since the last step, and since the last log."""
 
     def __init__(self) -> None:
         self._step: dict[str, Mean] = {}
@@ -39,7 +39,7 @@ class Meter:
         self._told: dict[str, Any] = {}
 
     def add(self, values: Mapping[str, Any], *, mean: bool = True) -> None:
-        """Take values of a batch. Numbers are averaged unless `mean` is False; of anything else the latest counts."""
+        """Add values of a batch. Numbers are averaged unless `mean` is False; of anything else the latest counts."""
         for key, value in values.items():
             number = scalar(value) if mean and not isinstance(value, bool) else None
             if number is None:
@@ -63,21 +63,21 @@ class Meter:
         return values
 
     def drop_step(self) -> None:
-        """Forget what was logged for a step that was not done."""
+        """Discard values logged for a step that was not completed."""
         self._step, self._latest = {}, {}
 
     def end_interval(self) -> dict[str, Any]:
-        """Close an interval: return the mean of each key over its steps, and the latest of what has no mean."""
+        """Close an interval: return the mean of each key over its steps, and the latest of values without a mean."""
         values = {**{key: mean.value() for key, mean in self._interval.items()}, **self._told}
         self._interval, self._told = {}, {}
         return values
 
 
 class Logs(dict[str, Any]):
-    """What callbacks get to see of a log: plain numbers. Those still on a device are fetched when somebody first reads one."""
+    """A log as callbacks see it: plain numbers. Those still on a device are copied when one is first read."""
 
     def land(self) -> None:
-        """Fetch what is still on a device."""
+        """Copy values that are still on a device."""
         for key, value in [(key, value) for key, value in super().items() if hasattr(value, "item")]:
             super().__setitem__(key, _fetched(value))
 
@@ -85,7 +85,7 @@ class Logs(dict[str, Any]):
         self.land()
         return super().__getitem__(key)
 
-    def __iter__(self) -> Iterator[str]:  # overridden, so that dict(logs) and {**logs} read through __getitem__
+    def __iter__(self) -> Iterator[str]:  # overridden so that dict(logs) and {**logs} read through __getitem__
         return super().__iter__()
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -123,7 +123,7 @@ class Logs(dict[str, Any]):
 
 
 def scalar(value: Any) -> Any:
-    """Return a value as something to add up and divide, or None when it is no single number."""
+    """Return a value that can be summed and divided, or None if it is not a single number."""
     if isinstance(value, numbers.Real):
         return value
     if not _number(value):
@@ -141,7 +141,7 @@ def _number(value: Any) -> bool:
 
 
 def _held(value: Any) -> Any:
-    """Keep the latest value without its graph."""
+    """Return the latest value without its graph."""
     number = scalar(value) if not isinstance(value, bool) else None
     return value if number is None else _copied(number)
 

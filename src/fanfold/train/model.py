@@ -1,4 +1,4 @@
-"""What a model takes and gives: batches of any shape in; a loss, predictions and labels out."""
+"""A model's inputs and outputs: batches of any shape in; loss, predictions and labels out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import SettingError
 
 
 def call(model: Any, inputs: Any, *, without_labels: Sequence[str] | None = None) -> Any:
-    """Call a model with a batch: by name for a dict, by place for a tuple; without its labels where somebody else uses them."""
+    """Call a model with a batch: by name for a dict, by position for a tuple; optionally without its labels."""
     if isinstance(inputs, Mapping):
         return model(**{key: value for key, value in inputs.items() if key not in (without_labels or ())})
     if isinstance(inputs, (list, tuple)):
@@ -18,7 +18,7 @@ def call(model: Any, inputs: Any, *, without_labels: Sequence[str] | None = None
 
 
 def labels_of(inputs: Any, names: Sequence[str]) -> Any:
-    """Return the labels of a batch: those named, or the last of a tuple; None when there are none."""
+    """Return the labels of a batch: those named, or the last item of a tuple; None if there are none."""
     if isinstance(inputs, Mapping):
         found = tuple(inputs[name] for name in names if inputs.get(name) is not None)
         return None if not found else found[0] if len(found) == 1 else found
@@ -28,7 +28,7 @@ def labels_of(inputs: Any, names: Sequence[str]) -> Any:
 
 
 def loss_of(outputs: Any, *, must: bool = False) -> Any:
-    """Return the loss among a model's outputs; None when there is none, or an error where it `must` be there."""
+    """Return the loss among a model's outputs; if there is none, return None, or raise with `must`."""
     loss = None
     if isinstance(outputs, Mapping):
         loss = outputs.get("loss")
@@ -48,7 +48,7 @@ def loss_of(outputs: Any, *, must: bool = False) -> Any:
 
 
 def predictions_of(outputs: Any, ignore: Sequence[str] | None, *, has_loss: bool) -> Any:
-    """Return what a model predicts: its outputs without the loss; one alone is not wrapped."""
+    """Return a model's predictions: its outputs without the loss; a single one is not wrapped."""
     if isinstance(outputs, Mapping):
         found = tuple(value for key, value in outputs.items() if key not in ("loss", *(ignore or ())))
     elif isinstance(outputs, (list, tuple)):

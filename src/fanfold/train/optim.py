@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules by Transformers' names; plain torch, nothing else."""
+"""Optimizers and learning-rate schedules by Transformers' names, in plain torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Schedule = Callable[..., float]  # (step, warm-up steps, all steps, **options) -> factor of the learning rate
 
-# name -> torch class, and the options that come with the name
+# name -> torch class, and the options implied by the name
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adafactor": ("Adafactor", {}),
     "adagrad": ("Adagrad", {}),
@@ -75,11 +75,11 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 
-PLATEAU = "reduce_lr_on_plateau"  # steps with an evaluation, not with the optimizer
+PLATEAU = "reduce_lr_on_plateau"  # steps with evaluations, not with the optimizer
 
 
 def default_optimizer() -> str:
-    """Name Transformers' default: the fused AdamW, from the version of torch on in which it can be relied on."""
+    """Return Transformers' default: the fused AdamW, from the torch version on in which it is reliable."""
     try:
         major, minor = importlib.metadata.version("torch").split(".")[:2]
     except importlib.metadata.PackageNotFoundError:
@@ -88,7 +88,7 @@ def default_optimizer() -> str:
 
 
 def make_scheduler(optimizer: Any, args: TrainingArguments, steps: int) -> Any:
-    """Make the schedule that `args` asks for, over `steps` updates."""
+    """Return the schedule that `args` specifies, over `steps` updates."""
     from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
     options = dict(args.lr_scheduler_kwargs or {})
@@ -105,14 +105,14 @@ def make_scheduler(optimizer: Any, args: TrainingArguments, steps: int) -> Any:
 
 
 def waits_for_evaluations(scheduler: Any) -> bool:
-    """Tell whether a schedule steps with each evaluation's metric."""
+    """Return whether a schedule steps with each evaluation's metric."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     return isinstance(scheduler, ReduceLROnPlateau)
 
 
 def make_optimizer(model: Any, args: TrainingArguments, given: tuple[Any, Mapping[str, Any]] | None = None) -> Any:
-    """Make the optimizer that `args` asks for, or the one of class `given`; biases and norms are not decayed."""
+    """Return the optimizer that `args` specifies, or one of the class `given`; biases and norms are not decayed."""
     groups = _groups(model, args.weight_decay)
     if given is not None:
         cls, options = given
@@ -136,7 +136,7 @@ def _groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def _without_decay(model: Any) -> set[str]:
-    """Name the parameters that weight decay would only harm: biases, and all of the normalisation layers."""
+    """Return the parameters that weight decay would only harm: biases, and those of normalisation layers."""
     names = {name for name, _ in model.named_parameters() if name.rpartition(".")[2] == "bias"}
     for path, module in model.named_modules():
         if "norm" in type(module).__name__.lower():

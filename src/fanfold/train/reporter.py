@@ -1,4 +1,4 @@
-"""What a loop reports to a run: which run, the values of each step, and their means over an interval. When is loop.py's."""
+"""A loop's reports to a run: which run, the values of each step, and their means over an interval. loop.py decides when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .meter import Meter
 
 
 class Reporter:
-    """The run of a loop, and what was logged since its last step and its last log."""
+    """The run of a loop, and the values logged since its last step and its last log."""
 
     def __init__(self, args: LoopArguments, run: Any) -> None:
         self.args = args
@@ -24,20 +24,20 @@ class Reporter:
         return {"name": self.args.run_name}
 
     def facts(self) -> dict[str, Any]:
-        """Return what a run that the loop opens is told about it."""
+        """Return the facts for a run that the loop opens."""
         return {"config": self.args.to_dict()}
 
     def renamed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return values under the keys they have in the run."""
+        """Return values under their keys in the run."""
         return values
 
-    def over_ranks(self, values: dict[str, Any], steps: int) -> dict[str, Any]:  # noqa: ARG002 - for those who sum over steps
-        """Return what callbacks see of an interval of some steps. The run keeps every rank's own; a loop calls no collective."""
+    def over_ranks(self, values: dict[str, Any], steps: int) -> dict[str, Any]:  # noqa: ARG002 - subclasses sum over steps
+        """Return an interval's values for callbacks. The run keeps every rank's own; a loop calls no collective."""
         return values
 
     @property
     def run(self) -> Any:
-        """The run that values go to, opened now if it is not yet; None under run=False."""
+        """The run that values go to, opened now if necessary; None with run=False."""
         if self.session is None:
             return None
         return self.session.run if self.session.run is not None else self.session.live(self.facts)
@@ -48,15 +48,15 @@ class Reporter:
             self.session.live(self.facts).log(self.renamed(values), step)
 
     def end_step(self, step: int) -> None:
-        """Log what was logged during a step."""
+        """Record the values logged during a step."""
         self.record(self.meter.end_step(), step)
 
     def end_interval(self, step: int) -> dict[str, Any]:
-        """Return the means since the last log, as callbacks see them."""
+        """Return the means since the last log, for callbacks."""
         values = self.over_ranks(self.meter.end_interval(), step - self.last_logged)
         self.last_logged = step
         return values
 
     def note(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, so that training which continues from it continues in the same run."""
+        """Return what a checkpoint stores, so that training resumed from it continues in the same run."""
         return self.session.note() if self.session is not None else {}

@@ -1,6 +1,6 @@
-"""Trainer: a small, real trainer for torch models, on Loop and Accelerate, with Transformers' names.
+"""Trainer: a small but complete trainer for torch models, on Loop and Accelerate, with Transformers' names.
 
-What it adds to a loop: placing model and data, the update itself, checkpoints that continue to the same weights.
+It adds to a loop: placing model and data, the update itself, and checkpoints that resume to the same weights.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .trainer_loop import TrainerLoop
 class Trainer:
     """Train a torch model with callbacks.
 
-    The model returns its loss: alone, first in a tuple, or as `loss` of a dict or object; or give `compute_loss_func(outputs,
-    labels)`, or override compute_loss(). Values go to `run`: one given, else the current one, else one of its own, which
-    stays open for what comes after training; `run=False` for none. Each step's values are recorded on every rank.
+    The model returns its loss: alone, first in a tuple, or as `loss` of a dict or object; or pass `compute_loss_func(outputs,
+    labels)`, or override compute_loss(). Values go to `run`: the one given, else the current one, else a new one, which stays
+    open after training; `run=False` for none. Each step's values are recorded on every rank.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Trainer:
             enable(gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs or {})
         self.model.to(self.accelerator.device)
 
-    # What a loop knows
+    # Delegated to the loop
 
     @property
     def state(self) -> TrainerState:
@@ -104,11 +104,11 @@ class Trainer:
         return self.loop.run
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback at the end: an instance, or a class, which is then made without arguments."""
+        """Add a callback at the end: an instance, or a class, which is instantiated without arguments."""
         self.loop.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first one of a class; None when it is not there."""
+        """Remove and return a callback, or the first one of a class; return None if there is none."""
         return self.loop.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
@@ -122,13 +122,13 @@ class Trainer:
         return bool(self.accelerator.is_local_main_process)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Log values: inside a step they are averaged like the loss, outside they go out at once."""
+        """Log values: inside a step they are averaged like the loss, outside they are sent immediately."""
         self.loop.log(values)
 
     # Data
 
     def get_train_dataloader(self) -> Any:
-        """Return this rank's training batches. Override it to bring a loader of your own."""
+        """Return this rank's training batches. Override it to use your own loader."""
         if self.train_dataset is None:
             raise SettingError("train() needs a train_dataset. Nothing was trained. Give one to Trainer(train_dataset=…).")
         return data.train_loader(self.train_dataset, self.args, self.data_collator, **self._rank())
@@ -150,7 +150,7 @@ class Trainer:
     # Training
 
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None) -> TrainOutput:
-        """Train, from the start or from a checkpoint: a folder, or True for the latest whole one in output_dir."""
+        """Train, from the start or from a checkpoint: a folder, or True for the latest complete one in output_dir."""
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         folder = checkpoints.choose(self.args.output_dir, asked)
         if self.model_init is not None:  # every training starts from the same model
@@ -172,12 +172,12 @@ class Trainer:
         return self.loop.output
 
     def _make_ready(self, steps: int) -> Any:
-        """Make optimizer and schedule, and let Accelerate wrap model and optimizer."""
+        """Create optimizer and schedule, and let Accelerate wrap model and optimizer."""
         self.accelerator.free_memory()
         trainer_state.reset_accumulation(self.accelerator)
         optimizer, scheduler = self._given_optimizers
         if optimizer is None:
-            optimizer = self._made_optimizer  # a second training continues with what the first one's optimizer has learned
+            optimizer = self._made_optimizer  # a second training continues with the first one's optimizer state
         self.create_optimizer_and_scheduler(steps, optimizer, scheduler)
         self._made_optimizer = self.optimizer
         self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
@@ -188,14 +188,14 @@ class Trainer:
         return self.model_wrapped
 
     def create_optimizer_and_scheduler(self, num_training_steps: int, optimizer: Any = None, scheduler: Any = None) -> None:
-        """Make what was not given: the optimizer and the schedule of its learning rate."""
+        """Create the optimizer and the learning-rate schedule unless given."""
         self.optimizer = optimizer if optimizer is not None else make_optimizer(self.model, self.args, self._optimizer_recipe)
         self.lr_scheduler = scheduler if scheduler is not None else make_scheduler(self.optimizer, self.args, num_training_steps)
 
     def _skip(self, loader: Any, done: int) -> Iterable[Any]:
-        """Go to the place in the data with the random states of the checkpoint; called once on a resume.
+        """Move to the data position with the checkpoint's random states; called once on a resume.
 
-        A pass over the data draws a random number as it begins: before the checkpoint, unless the epoch is still to begin.
+        A pass over the data draws a random number as it begins: before the checkpoint, unless the epoch has not begun yet.
         """
         rest = data.from_place(loader, done) if done else None
         if self._resumed_from is not None:
@@ -203,7 +203,7 @@ class Trainer:
         return rest if rest is not None else data.from_place(loader, 0)
 
     def _train_on(self, model: Any, batch: Any) -> None:
-        """Do forward and backward of a batch, and after the last of a step the update."""
+        """Run forward and backward of a batch, and the update after the last batch of a step."""
         quiet = contextlib.nullcontext() if self.loop.sync_gradients else self.accelerator.no_sync(model)
         with quiet:
             loss = self.training_step(model, batch)
@@ -212,18 +212,18 @@ class Trainer:
             self.loop.log(self._update(model), mean=False)
 
     def training_step(self, model: Any, inputs: Any) -> Any:
-        """Do forward and backward of one batch; return its loss, still on the device."""
+        """Run forward and backward of one batch; return its loss, still on the device."""
         inputs = self._to_device(inputs)
         with self.accelerator.autocast():
             loss = self.compute_loss(model, inputs)
         weight = self.loop.weight
-        weighted = loss if weight == 1.0 else loss * weight  # the last batch of an epoch may be shared unevenly among ranks
+        weighted = loss if weight == 1.0 else loss * weight  # the last batch of an epoch may be split unevenly among ranks
         self.accelerator.backward(weighted / self.loop.accumulation_steps)
         self.loop.count_flos(self.floating_point_ops(inputs))
         return loss.detach()
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Estimate the floating-point operations of a batch: six for each parameter and token, for Transformers' models."""
+        """Estimate the floating-point operations of a batch: six per parameter and token, for Transformers' models."""
         name = getattr(self.model, "main_input_name", "input_ids")
         if not isinstance(inputs, Mapping) or name not in inputs or not hasattr(self.model, "num_parameters"):
             return 0
@@ -242,7 +242,7 @@ class Trainer:
         return values
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:  # noqa: ARG002 - Transformers' signature
-        """Return the loss of a batch, or (loss, outputs). Override it for a loss of your own."""
+        """Return the loss of a batch, or (loss, outputs). Override it to use your own loss."""
         labels = labels_of(inputs, self.label_names)
         outputs = call(model, inputs, without_labels=self.label_names if self.compute_loss_func is not None else None)
         loss = self.compute_loss_func(outputs, labels) if self.compute_loss_func is not None else loss_of(outputs, must=True)
@@ -273,14 +273,14 @@ class Trainer:
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Return the predictions for a dataset, and its metrics where it has labels."""
+        """Return the predictions for a dataset, and its metrics if it has labels."""
         gathered = self._pass_over(self.get_test_dataloader(test_dataset), ignore_keys, need=True)
         metrics = gathered.metrics(metric_key_prefix, self.compute_metrics)
         self.loop.predicted(metrics)
         return PredictionOutput(gathered.all_predictions, gathered.all_labels, metrics)
 
     def _pass_over(self, loader: Any, ignore_keys: list[str] | None, *, need: bool) -> Gathered:
-        """Go over data without gradients. Ranks do not wait for each other until the end, so their parts may differ in size."""
+        """Run over data without gradients. Ranks synchronise only at the end, so their parts may differ in size."""
         import torch
 
         gathered, was_training = Gathered(), self.model.training
@@ -303,7 +303,7 @@ class Trainer:
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """Return loss, predictions and labels of a batch; None for what there is not."""
+        """Return loss, predictions and labels of a batch; None for those that do not exist."""
         inputs = self._to_device(inputs)
         labels = labels_of(inputs, self.label_names)
         with self.accelerator.autocast():
@@ -316,7 +316,7 @@ class Trainer:
             return loss, None, None
         return loss, predictions_of(outputs, ignore_keys, has_loss=self.compute_loss_func is None and loss is not None), labels
 
-    # Keeping
+    # Saving
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
         """Write the model's weights, from the main process."""
@@ -326,7 +326,7 @@ class Trainer:
             )
 
     def save_state(self) -> None:
-        """Write where training is into output_dir, from the main process."""
+        """Write the training state to output_dir, from the main process."""
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
             self.state.save_to_json(Path(self.args.output_dir) / checkpoints.STATE_FILE)

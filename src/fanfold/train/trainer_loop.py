@@ -1,4 +1,4 @@
-"""The Trainer's loop: it knows the ranks, names values as Transformers' integrations do, and sums up at the end."""
+"""The Trainer's loop: it knows the ranks, names values as Transformers' integrations do, and logs a summary at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TrainerReporter(Reporter):
-    """Names values as Transformers' integrations do, and averages the loss over the ranks."""
+    """A reporter that names values as Transformers' integrations do, and averages the loss over the ranks."""
 
     def __init__(self, trainer: Trainer, run: Any) -> None:
         self._trainer = trainer
@@ -38,7 +38,7 @@ class TrainerReporter(Reporter):
         return dict(rewrite_logs(dict(values)))
 
     def over_ranks(self, values: dict[str, Any], steps: int) -> dict[str, Any]:
-        """Average the loss over the ranks, on the device; every rank is here at the same step."""
+        """Average the loss over the ranks, on the device; every rank calls this at the same step."""
         if "loss" in values:
             values["loss"] = self._trainer.accelerator.reduce(values["loss"], "mean")
             self.sum = self.sum + values["loss"] * steps
@@ -46,9 +46,9 @@ class TrainerReporter(Reporter):
 
 
 class TrainerLoop(Loop):
-    """The Trainer's loop: it knows the ranks, names values as Transformers' integrations do, and sums up at the end."""
+    """The Trainer's loop: it knows the ranks, names values as Transformers' integrations do, and logs a summary at the end."""
 
-    _ends_run = False  # what comes after training lands in the same run
+    _ends_run = False  # values logged after training go to the same run
     _describes_users_run = True  # as Transformers' integrations do
     _reporter: TrainerReporter
 
@@ -65,7 +65,7 @@ class TrainerLoop(Loop):
 
     @property
     def weight(self) -> float:
-        """What this rank's batch counts, where the last one of an epoch is shared unevenly."""
+        """The weight of this rank's batch, if the last one of an epoch is split unevenly."""
         batches = getattr(self.handler.train_dataloader, "batch_sampler", None)
         return batches.weight(self._at.batch) if isinstance(batches, data.Batches) else 1.0
 
@@ -77,7 +77,7 @@ class TrainerLoop(Loop):
         self.state.is_local_process_zero = self._trainer.is_local_process_zero()
 
     def _barrier(self) -> None:
-        if self._agreement is None or self._agreement.complete:  # else a rank is gone, and the others save what they have
+        if self._agreement is None or self._agreement.complete:  # otherwise a rank is gone, and the others save their state
             self._trainer.accelerator.wait_for_everyone()
 
     def _start(self) -> None:
@@ -86,14 +86,14 @@ class TrainerLoop(Loop):
         self._began, self._first, self._reporter.sum, self._flos = time.perf_counter(), self.state.global_step, 0.0, 0.0
 
     def _judge(self, metrics: Mapping[str, Any]) -> None:
-        """Keep in mind whether an evaluation is the best so far, and let a schedule that waits for it step."""
+        """Remember whether an evaluation is the best so far, and step a schedule that waits for it."""
         super()._judge(metrics)
         name = str(self.args.metric_for_best_model)
         if waits_for_evaluations(self._trainer.lr_scheduler):
             self._trainer.lr_scheduler.step(metrics[name if name in metrics else f"eval_{name.removeprefix('eval_')}"])
 
     def count_flos(self, flos: float) -> None:
-        """Count floating-point operations of this rank. Ranks are summed where they meet anyway: at saves and at the end."""
+        """Count floating-point operations of this rank. Ranks are summed where they synchronise: at saves and at the end."""
         self._flos += flos
         if self._trainer.accelerator.num_processes == 1:
             self._store_flos()
@@ -109,11 +109,11 @@ class TrainerLoop(Loop):
         self._flos = 0.0
 
     def predicting(self) -> None:
-        """Tell that a batch of an evaluation or prediction is done."""
+        """Fire the event for a finished batch of an evaluation or prediction."""
         self._fire("on_prediction_step")
 
     def predicted(self, metrics: dict[str, Any]) -> None:
-        """Tell that a prediction is done."""
+        """Record a prediction's metrics and notify the callbacks."""
         self._reporter.record(metrics, self.state.global_step)
         self._fire("on_predict", metrics=dict(metrics))
 
@@ -125,8 +125,8 @@ class TrainerLoop(Loop):
         trainer_state.load_weights(self._trainer.model, folder)
 
     def _closing(self) -> None:
-        """Sum up, and take the best model back."""
-        self._reporter.end_interval(self.state.global_step)  # what no log took, as under logging_strategy="no"
+        """Log the summary, and load the best model."""
+        self._reporter.end_interval(self.state.global_step)  # values not logged yet, as with logging_strategy="no"
         seconds, steps = max(time.perf_counter() - self._began, 1e-9), self.state.global_step - self._first
         samples = steps * self._trainer.args.train_batch_size * self.args.gradient_accumulation_steps
         samples *= self._trainer.accelerator.num_processes

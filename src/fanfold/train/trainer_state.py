@@ -1,6 +1,6 @@
-"""What the Trainer keeps in a checkpoint and takes from it: weights, optimizer, schedule, scaler and random states.
+"""The Trainer's part of a checkpoint: weights, optimizer, schedule, scaler and random states.
 
-Everything is read without unpickling code. Random states are each rank's own; all else is the main process's.
+Everything is read without unpickling code. Random states are stored per rank; everything else by the main process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WEIGHTS, OPTIMIZER, SCHEDULER, SCALER = "model.safetensors", "optimizer.pt", "sc
 
 
 def make_accelerator(args: TrainingArguments) -> Any:
-    """Make the Accelerator for `args`. Its state is one per process; another precision than before makes it anew."""
+    """Return the Accelerator for `args`. Its state is shared by the process; a different precision resets it."""
     try:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
@@ -28,7 +28,7 @@ def make_accelerator(args: TrainingArguments) -> Any:
     except ImportError:
         raise missing_extra("accelerate", "accelerate", "Trainer") from None
     precision, cpu = "bf16" if args.bf16 else "fp16" if args.fp16 else "no", on_cpu(args.use_cpu)
-    known = AcceleratorState._shared_state  # noqa: SLF001 - there is no other way to ask without setting it
+    known = AcceleratorState._shared_state  # noqa: SLF001 - there is no other way to read it without setting it
     if known and (known.get("_mixed_precision") != precision or bool(known.get("_cpu")) != cpu):
         AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - as above
     handlers = []
@@ -40,27 +40,27 @@ def make_accelerator(args: TrainingArguments) -> Any:
 
 
 def reset_accumulation(accelerator: Any) -> None:
-    """Set back what all Accelerators of a process share about accumulating gradients.
+    """Reset the gradient accumulation state that all Accelerators of a process share.
 
     An interrupted `accelerator.accumulate`, or another Trainer that was stopped, leaves it in the middle of a step:
-    `optimizer.step()` would then do nothing, and losses would be divided by somebody else's number of batches.
+    `optimizer.step()` would then do nothing, and losses would be divided by another training's number of batches.
     """
     from accelerate.state import GradientState
 
-    state = GradientState()  # fills in the defaults where somebody has cleared them
+    state = GradientState()  # fills in the defaults if they were cleared
     state._set_sync_gradients(True)  # noqa: SLF001 - Transformers' Trainer sets it the same way
-    state.plugin_kwargs = {**state.plugin_kwargs, "num_steps": 1}  # the loop divides by the accumulated batches itself
+    state.plugin_kwargs = {**state.plugin_kwargs, "num_steps": 1}  # the loop itself divides by the accumulated batches
     state.dataloader_references = [None]
     accelerator.step = 0
 
 
 class FirstStepCheck:
-    """Check that the first `optimizer.step()` of a training reaches the torch optimizer; afterwards it costs nothing."""
+    """A check that the first `optimizer.step()` of a training reaches the torch optimizer; afterwards it costs nothing."""
 
     def __init__(self, optimizer: Any) -> None:
         inner = getattr(optimizer, "optimizer", optimizer)
         register = getattr(inner, "register_step_post_hook", None)
-        self.pending = register is not None  # an optimizer that is not torch's is called directly, so nothing can skip it
+        self.pending = register is not None  # a non-torch optimizer is called directly, so nothing can skip it
         self._stepped = False
         self._hook = register(self._on_step) if register is not None else None
 
@@ -68,7 +68,7 @@ class FirstStepCheck:
         self._stepped = True
 
     def confirm(self, *, overflow: bool) -> None:
-        """Raise if the optimizer was not called; an update skipped because of an overflow is checked again at the next one."""
+        """Raise if the optimizer was not called; after an update skipped because of an overflow, check again at the next one."""
         if self._stepped and self._hook is not None:
             self._hook.remove()
             self.pending = False
@@ -81,7 +81,7 @@ class FirstStepCheck:
 
 
 def on_cpu(asked: bool) -> bool:
-    """Tell whether to compute on the CPU. Ranks without a device must say so: Accelerate would leave each to itself."""
+    """Return whether to compute on the CPU. Ranks without a device must request it: Accelerate would not connect them."""
     import torch
 
     device = torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
@@ -100,17 +100,17 @@ def _check_ranks(accelerator: Any) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Set every random generator a training uses."""
+    """Seed every random generator a training uses."""
     import numpy as np
     import torch
 
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)  # and those of every GPU
+    torch.manual_seed(seed)  # including those of every GPU
 
 
 def model_facts(model: Any) -> dict[str, Any]:
-    """Return what a run is told of a model: its own configuration, and its size."""
+    """Return a run's facts about a model: its own config, and its size."""
     config: Any = getattr(model, "config", None)
     facts = {"model": config.to_dict()} if hasattr(config, "to_dict") else {}
     return {**facts, "parameters": sum(parameter.numel() for parameter in model.parameters())}
@@ -135,7 +135,7 @@ def save(trainer: Trainer, folder: Path) -> None:
 
 
 def save_weights(model: Any, folder: Path, processing_class: Any = None) -> None:
-    """Write a model's weights, the way it has of its own if it has one."""
+    """Write a model's weights, with its own method if it has one."""
     from safetensors.torch import save_model
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def save_weights(model: Any, folder: Path, processing_class: Any = None) -> None
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Read a model's weights back."""
+    """Load a model's weights."""
     from safetensors.torch import load_model
 
     if not (folder / WEIGHTS).is_file():
@@ -159,7 +159,7 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def load_optimizer(trainer: Trainer, folder: Path) -> None:
-    """Read optimizer, schedule and scaler back; a checkpoint of the model alone has none."""
+    """Load optimizer, schedule and scaler; a checkpoint with only the model has none."""
     import torch
 
     if not (folder / OPTIMIZER).is_file():
@@ -169,7 +169,7 @@ def load_optimizer(trainer: Trainer, folder: Path) -> None:
             "uninterrupted one would. Save with save_only_model=False to keep it.",
         )
         return
-    device = "cpu"  # the optimizer takes its states to where its parameters are
+    device = "cpu"  # the optimizer moves its states to the device of its parameters
     trainer.optimizer.load_state_dict(torch.load(folder / OPTIMIZER, map_location=device, weights_only=True))
     trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER, map_location=device, weights_only=True))
     if trainer.accelerator.scaler is not None and (folder / SCALER).is_file():
@@ -189,7 +189,7 @@ def _random_states() -> dict[str, Any]:
 
 
 def load_random_states(folder: Path, rank: int) -> None:
-    """Take up the random states of a rank; said once when another number of ranks wrote the checkpoint."""
+    """Restore a rank's random states; warn once if the checkpoint was saved by a different number of ranks."""
     import numpy as np
     import torch
 
