@@ -1,3 +1,3 @@
-"""Probes: what produces records by itself, next to what the user logs."""
+"""Probes: sources of records that fanfold collects by itself, in addition to what the user logs."""
 
 __all__ = ["energy", "system"]

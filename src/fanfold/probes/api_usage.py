@@ -1,7 +1,7 @@
-"""Which PyTorch APIs a process uses, once per key, and every model file it writes or reads. Collected natively, kept locally.
+"""The PyTorch APIs a process uses, once per key, and every model file it writes or reads. Collected natively, kept locally.
 
-torch calls its usage handler inside initialisation locks, where a Python function could deadlock: the native library
-collects, and Python comes to fetch. Nothing leaves the machine.
+torch calls its usage handler while holding initialization locks, where a Python function could deadlock: so the native
+library collects the records, and Python fetches them later. Nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .native import library as native
 
 MAX_PENDING, MAX_KEY = 4096, 512
 _lock = threading.Lock()
-_once: dict[str, str] = {}  # each key, and the run that has it
+_once: dict[str, str] = {}  # each key, and the last run that recorded it
 _pending: list[dict[str, Any]] = []
 _watching = False
 
 
 def watch() -> bool:
-    """Collect usage from now on; earliest of all before `import torch`. False where the native library cannot serve."""
+    """Start collecting usage, best before `import torch`; return False if the native library is not available."""
     global _watching  # noqa: PLW0603 - torch has one handler per process
     early = "torch" not in sys.modules
     if not _watching:
@@ -32,23 +32,23 @@ def watch() -> bool:
             _watching = bool(native.load().ff_usage_watch())
         except native.Unavailable:
             _watching = False
-    if not early:  # its own announcement has passed unheard, or an earlier run has it; that it was imported is known all the same
+    if not early:  # torch reported its import before we listened, or to an earlier run
         _note("torch.python.import")
     return _watching
 
 
 def log_once(key: str, run: str = "") -> bool:
-    """Say that an API was used; each key counts once per process and run. Returns whether it was the first time."""
-    if type(key) is not str or key not in _once:  # library code calls this: whatever it is given, it must not raise
+    """Record that an API was used, once per key, process and run; return whether this was the first time."""
+    if type(key) is not str or key not in _once:  # called by library code: must not raise, whatever the key is
         text, _ = outcome(lambda: str(key))
         key = (type(key).__name__ if text is None else text).encode("utf-8", "replace").decode().replace("\0", " ")[:MAX_KEY]
     with _lock:
         last = _once.get(key)
         if last == run:
             return False
-        natively = last is None and _watching and hasattr(sys.modules.get("torch"), "_C")  # torch passes each key on once
-        room = bool(run) or natively or len(_pending) < MAX_PENDING  # a run comes for its keys at once
-        if room:  # else the key is said anew the next time, when there may be a run
+        natively = last is None and _watching and hasattr(sys.modules.get("torch"), "_C")  # torch reports each key only once
+        room = bool(run) or natively or len(_pending) < MAX_PENDING  # a run fetches its keys at once
+        if room:  # otherwise the key is tried again at its next use, when there may be a run
             _once[key] = run
     if not room:
         notices.once(
@@ -58,7 +58,7 @@ def log_once(key: str, run: str = "") -> bool:
         )
         return False
     if natively:
-        sys.modules["torch"]._C._log_api_usage_once(key)  # noqa: SLF001 - torch offers it to libraries; others may listen as well
+        sys.modules["torch"]._C._log_api_usage_once(key)  # noqa: SLF001 - meant for libraries; others may listen as well
     else:
         _note(key)
     return True
@@ -70,7 +70,7 @@ def _note(key: str) -> None:
 
 
 def take() -> list[dict[str, Any]]:
-    """Hand over what was collected since the last time."""
+    """Return and clear the records collected since the last call."""
     with _lock:
         found, _pending[:] = list(_pending), []
     library = native.current()

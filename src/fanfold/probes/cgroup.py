@@ -1,4 +1,4 @@
-"""The limits of this process's own container or job: what it may use is less than what the node has."""
+"""The resource limits of this process's container or job, which are lower than what the node has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Cgroup:
-    """Find the limits of this process's own container or job, in cgroup v2 and v1 files."""
+    """Usage and limits of this process's container or job, read from cgroup v2 and v1 files."""
 
     def __init__(self, *, table: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> None:
         self._table = table
@@ -35,7 +35,7 @@ class Cgroup:
         return (float(nanoseconds) / 1e9, cores) if nanoseconds else (0.0, math.inf)
 
     def _tightest(self, controller: str, limit_of: Callable[[Path], float]) -> tuple[float, Path]:
-        """Return the lowest limit on the way up and the folder that sets it: an outer limit binds as well."""
+        """Return the lowest limit of this cgroup and its parents, and the folder that sets it: outer limits apply, too."""
         limit, where = math.inf, self._mount
         for folder in self.folders(controller):
             if (here := limit_of(folder)) < limit:
@@ -43,7 +43,7 @@ class Cgroup:
         return limit, where
 
     def folders(self, controller: str) -> list[Path]:
-        """List the folders this process is in for `controller`, innermost first; not each of them has to exist."""
+        """Return the cgroup folders of this process for `controller`, innermost first; some may not exist."""
         found: list[Path] = []
         for line in read(self._table).splitlines():
             _, names, path = line.split(":", 2)
@@ -62,20 +62,20 @@ class Cgroup:
 
 
 def memory_limit(folder: Path) -> float:
-    """Read a cgroup's memory limit in bytes; no limit is infinity."""
+    """Return a cgroup's memory limit in bytes; infinity if there is none."""
     text = read(folder / "memory.max") or read(folder / "memory.limit_in_bytes")
     return float(text) if text.isdigit() else math.inf
 
 
 def cpu_limit(folder: Path) -> float:
-    """Read a cgroup's CPU quota in cores; no quota ("max", or -1) is infinity."""
+    """Return a cgroup's CPU quota in cores; infinity if there is none ("max", or -1)."""
     words = read(folder / "cpu.max").split()
     quota, period = words or (read(folder / "cpu.cfs_quota_us"), read(folder / "cpu.cfs_period_us"))
     return float(quota) / float(period) if quota.isdigit() else math.inf
 
 
 def read(path: Path) -> str:
-    """Read a small file; one that is not there is empty."""
+    """Return the content of a small file; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""Measure what a run costs in energy and emissions, with CodeCarbon, from a process of its own.
+"""Measurement of a run's energy use and emissions with CodeCarbon, in a separate process.
 
-The library starts threads and child processes, writes files, takes a lock and looks up places on the network. Here it runs
-beside training, in a session without a terminal (nothing can ask for a password), and says its figures over a pipe.
+CodeCarbon starts threads and child processes, writes files, takes a lock and looks up its location on the network. So it runs
+outside the training process, in a session without a terminal (nothing can ask for a password), and sends metrics over a pipe.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from fanfold import errors
 
 NAME = "codecarbon"
 INTERVAL = 15.0
-JOULES = 3.6e6  # in a kWh
-SHORTEST_WINDOW = 0.5  # seconds; over less, the library's own rounding would decide the power
-PARENT_SECONDS = 5.0  # how often the process looks whether training still lives
-STOP_SECONDS = 5.0  # a run shorter than the library's start waits so long for its one figure
+JOULES = 3.6e6  # per kWh
+SHORTEST_WINDOW = 0.5  # seconds; over less, CodeCarbon's rounding would dominate the power
+PARENT_SECONDS = 5.0  # how often the process checks whether training is still running
+STOP_SECONDS = 5.0  # how long a run that ends while CodeCarbon is starting waits for its only measurement
 
 
 def named(trackers: Any) -> bool:
-    """Tell whether CodeCarbon is among what init(trackers=…) was given: it goes to every tracker, and is none itself."""
+    """Return whether init(trackers=…) names CodeCarbon, which is not a tracker: its metrics go to every tracker."""
     listed = trackers if isinstance(trackers, (list, tuple, set)) else [trackers]
     return any(str(item) == NAME for item in listed if isinstance(item, (str, enum.Enum)))
 
 
 def check(arguments: Mapping[str, Any]) -> None:
-    """Raise for what cannot work, before anything of the run is written: the library is missing, or arguments are no JSON."""
+    """Raise if CodeCarbon is missing or the arguments are not valid JSON, before anything of the run is written."""
     if not _installed():
         raise errors.missing_extra("codecarbon", NAME, "Measuring energy")
     try:
@@ -57,9 +57,9 @@ def _installed() -> bool:
 
 
 class EnergyProbe:
-    """Hand energy, emissions and power of this node to `write` each `interval` seconds, and once more at the end.
+    """A probe that passes energy, emissions and power of this node to `write` every `interval` seconds, and at the end.
 
-    `arguments` go to CodeCarbon's tracker; `online=True` lets it look up where the node is. Its words go to `log`.
+    `arguments` go to CodeCarbon's tracker; `online=True` lets it look up the node's location. Its output goes to `log`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EnergyProbe:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start the process, and a thread that takes its figures."""
+        """Start the process, and a thread that receives its metrics."""
         with errors.guard("start the energy probe"):
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("ab") as log:
@@ -90,7 +90,7 @@ class EnergyProbe:
             self._thread.start()
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """Take the last figures; a process that does not give them within `timeout` seconds is ended."""
+        """Receive the last metrics, and kill the process, at the latest after `timeout` seconds."""
         process, thread = self._process, self._thread
         if process is None or thread is None:
             return
@@ -108,7 +108,7 @@ class EnergyProbe:
 
     def _say(self, line: str) -> None:
         assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died: its log says why
+        with contextlib.suppress(BrokenPipeError):  # the process died: its log says why
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
 
@@ -122,10 +122,10 @@ class EnergyProbe:
             self._silent(f"it ended without a figure; {self._log} says more")
 
     def _take(self, said: dict[str, Any]) -> bool:
-        """Write figures; whatever the process says instead of them is why there are none."""
+        """Write metrics, or warn with the error that the process reports instead."""
         if "error" in said:
             self._silent(said["error"])
-        elif self._thread is threading.current_thread():  # else the run has ended while the library hung
+        elif self._thread is threading.current_thread():  # else the run ended while CodeCarbon hung
             self._write(said)
         return True
 
@@ -138,16 +138,16 @@ class EnergyProbe:
 
 
 def _environment() -> dict[str, str]:
-    """Return an environment in which the same modules are in reach and the working directory shadows none of them."""
-    path = os.pathsep.join(dict.fromkeys(part or os.getcwd() for part in sys.path))  # noqa: PTH109 - a text is wanted
+    """Return an environment in which the process finds the same modules, and the working directory shadows none of them."""
+    path = os.pathsep.join(dict.fromkeys(part or os.getcwd() for part in sys.path))  # noqa: PTH109 - a str is needed
     return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
-# The process
+# Code of the probe's process
 
 
 def figures(total: Any, delta: Any) -> dict[str, float]:
-    """Return what CodeCarbon measured under our keys: sums since the start, power since the figures before."""
+    """Return CodeCarbon's measurements under our keys: totals since the start, power since the previous measurement."""
     parts = ["cpu", "ram", *(["gpu"] if total.gpu_count else [])]
     found = {"energy/kwh": total.energy_consumed, "energy/emissions_kg": total.emissions}
     found |= {f"energy/{part}_kwh": getattr(total, f"{part}_energy") for part in parts}
@@ -157,7 +157,7 @@ def figures(total: Any, delta: Any) -> dict[str, float]:
 
 
 def make(arguments: Mapping[str, Any], out: IO[str], folder: str) -> Any:
-    """Make CodeCarbon's tracker so that it writes no file, takes no lock and asks no network unless told to."""
+    """Return a CodeCarbon tracker that writes no file, takes no lock and uses no network unless configured to."""
     from codecarbon import EmissionsTracker, OfflineEmissionsTracker
     from codecarbon.output_methods.base_output import BaseOutput
 
@@ -174,7 +174,7 @@ def make(arguments: Mapping[str, Any], out: IO[str], folder: str) -> Any:
 
 
 def _know(kind: Any, given: Mapping[str, Any]) -> None:
-    """Raise for unknown arguments: CodeCarbon swallows its own errors, and would measure nothing without a word."""
+    """Raise for unknown arguments: CodeCarbon swallows its own errors, and would silently measure nothing."""
     import inspect
 
     known = {name for cls in kind.__mro__[:2] for name in inspect.signature(cls.__init__).parameters} - {"self", "args", "kwargs"}
@@ -184,7 +184,7 @@ def _know(kind: Any, given: Mapping[str, Any]) -> None:
 
 
 def serve(setup: Mapping[str, Any], commands: int, out: IO[str]) -> None:
-    """Measure until told to stop, or until training is gone; then say the last figures."""
+    """Measure until told to stop or until training has exited; then send the last metrics."""
     interval = float(setup["arguments"]["measure_power_secs"])
     with tempfile.TemporaryDirectory(prefix="fanfold-energy-") as folder:
         tracker = make(setup["arguments"], out, folder)
@@ -195,7 +195,7 @@ def serve(setup: Mapping[str, Any], commands: int, out: IO[str]) -> None:
 
 
 def _told(commands: int, seconds: float, parent: int) -> bool:
-    """Wait for a word or the end of the pipe. A forked child of training may hold the pipe open: so look for training, too."""
+    """Return whether to stop: on a command, at the end of the pipe (a forked child may hold it open), or if training is gone."""
     while seconds > 0:
         if select.select([commands], [], [], min(seconds, PARENT_SECONDS))[0] or os.getppid() != parent:
             return True
@@ -204,7 +204,7 @@ def _told(commands: int, seconds: float, parent: int) -> bool:
 
 
 def main() -> None:
-    """Run as the probe's process: set-up on stdin, figures on stdout, whatever the library prints on stderr."""
+    """Run the probe's process: setup on stdin, metrics on stdout, CodeCarbon's own output on stderr."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     setup = json.loads(_line(0))
@@ -215,7 +215,7 @@ def main() -> None:
 
 
 def _line(fd: int) -> bytes:
-    """Read one line and not a byte more: what follows is waited for by descriptor."""
+    """Read one line, without buffering more: select() waits for the rest on the descriptor."""
     found = b""
     while not found.endswith(b"\n") and (byte := os.read(fd, 1)):
         found += byte

@@ -1,4 +1,4 @@
-"""GPU figures for the system probe: NVIDIA through NVML, AMD through amdsmi, each asked only where its driver is."""
+"""GPU metrics for the system probe: NVIDIA through NVML, AMD through amdsmi, each used only if its driver is present."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def percent(part: float, whole: float) -> float:
 
 
 class Gpus:
-    """Read each GPU this process sees; the vendor's library is opened at the first sample, in the probe's thread."""
+    """Reader of the GPUs this process sees; the vendor's library is opened at the first sample, in the probe's thread."""
 
     def __init__(self, wanted: Sequence[int] | None = None) -> None:
         self._wanted = wanted
@@ -27,7 +27,7 @@ class Gpus:
 
     def __call__(self) -> dict[str, float]:
         if self._gpus is None:
-            self._gpus = {}  # an opening that fails is said once and not tried each time
+            self._gpus = {}  # if opening fails, it is not tried again at each sample
             self._gpus = open_nvidia() or open_amd()
         values: dict[str, float] = {}
         for index, gpu in self._gpus.items():
@@ -37,7 +37,7 @@ class Gpus:
 
 
 def read_gpu(gpu: Gpu) -> dict[str, float]:
-    """Read what one GPU answers; a query that fails drops only its own metric."""
+    """Return the metrics of one GPU; a query that fails drops only its own metric."""
     values: dict[str, float] = {}
     for name, query in gpu.items():
         with errors.guard(f"read a GPU's {name}"):
@@ -46,12 +46,12 @@ def read_gpu(gpu: Gpu) -> dict[str, float]:
 
 
 def gpu_memory(used: float, total: float) -> dict[str, float]:
-    """Name a GPU's memory use."""
+    """Return a GPU's memory use under its keys."""
     return {"memory": percent(used, total), "memory_gb": used / GB}
 
 
 def visible(setting: str | None, ids: Sequence[str]) -> list[int | str]:
-    """Resolve CUDA_VISIBLE_DEVICES: positions in `ids`, and MIG ids as they are, in the process's own order."""
+    """Resolve CUDA_VISIBLE_DEVICES to positions in `ids`, and MIG ids unchanged, in the process's own order."""
     if setting is None:
         return list(range(len(ids)))
     chosen: list[int | str] = []
@@ -64,7 +64,7 @@ def visible(setting: str | None, ids: Sequence[str]) -> list[int | str]:
 
 
 def find_device(word: str, ids: Sequence[str]) -> int | str | None:
-    """Find one entry of CUDA_VISIBLE_DEVICES: an index, an id or its unique beginning, or a MIG id."""
+    """Resolve one entry of CUDA_VISIBLE_DEVICES: an index, an id or its unique prefix, or a MIG id."""
     if word.isdigit():
         return int(word) if int(word) < len(ids) else None
     if word.startswith("MIG-"):
@@ -74,7 +74,7 @@ def find_device(word: str, ids: Sequence[str]) -> int | str | None:
 
 
 def open_nvidia() -> dict[int, Gpu]:
-    """Open NVML and the GPUs this process sees; without a driver there are none, which is normal."""
+    """Open NVML and the GPUs this process sees; return none if there is no driver, which is normal."""
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting == "" or not nvidia_driver():
         return {}
@@ -83,7 +83,7 @@ def open_nvidia() -> dict[int, Gpu]:
     except ImportError:
         return {}
     try:
-        # Never closed: NVML counts its users, and closing may wait for the driver while the run wants to end.
+        # Never closed: NVML is reference-counted, and closing may block on the driver while the run wants to end.
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return {}
@@ -96,7 +96,7 @@ def open_nvidia() -> dict[int, Gpu]:
 
 
 def nvidia_driver() -> bool:
-    """Tell whether NVML can be loaded: a node without a GPU is spared the import of pynvml."""
+    """Return whether NVML can be loaded, to avoid importing pynvml on a node without a GPU."""
     if not sys.platform.startswith("linux"):
         return True
     import ctypes
@@ -109,7 +109,7 @@ def nvidia_driver() -> bool:
 
 
 def nvidia_id(nvml: Any, place: int) -> str:
-    """Read a GPU's id; one that has fallen off the bus has none, and keeps its place."""
+    """Return a GPU's id; empty for one that has fallen off the bus, which keeps its index."""
     try:
         return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(place)))
     except nvml.NVMLError:
@@ -117,14 +117,14 @@ def nvidia_id(nvml: Any, place: int) -> str:
 
 
 def nvidia_handle(nvml: Any, device: int | str) -> Any:
-    """Open a GPU by its place, or a MIG slice by its id."""
+    """Open a GPU by its index, or a MIG slice by its id."""
     if isinstance(device, int):
         return nvml.nvmlDeviceGetHandleByIndex(device)
     return nvml.nvmlDeviceGetHandleByUUID(device)
 
 
 def nvidia_queries(nvml: Any, gpu: Any) -> Gpu:
-    """List the questions NVML is asked about one GPU."""
+    """Return the NVML queries for one GPU."""
 
     def memory() -> dict[str, float]:
         info = nvml.nvmlDeviceGetMemoryInfo(gpu)
@@ -140,17 +140,17 @@ def nvidia_queries(nvml: Any, gpu: Any) -> Gpu:
 
 
 def open_amd() -> dict[int, Gpu]:
-    """Open AMD SMI and the GPUs this process sees; without the library or the driver there are none."""
+    """Open AMD SMI and the GPUs this process sees; return none without the library or the driver."""
     try:
         import amdsmi
-    except (ImportError, OSError, KeyError):  # the package is there but ROCm's library is not
+    except (ImportError, OSError, KeyError):  # the package is installed, but ROCm's library is not
         return {}
     try:
         amdsmi.amdsmi_init()
     except amdsmi.AmdSmiException:
         return {}
     handles = amdsmi.amdsmi_get_processor_handles()
-    # ROCr hides devices first; HIP then counts among those that are left.
+    # ROCr hides devices first; HIP's indices then refer to the remaining ones.
     for setting in (
         os.environ.get("ROCR_VISIBLE_DEVICES"),
         os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")),
@@ -161,12 +161,12 @@ def open_amd() -> dict[int, Gpu]:
 
 
 def amd_id(smi: Any, gpu: Any) -> str:
-    """Read a GPU's id in the form ROCm's variables use."""
+    """Return a GPU's id in the form ROCm's variables use."""
     return "GPU-" + str(smi.amdsmi_get_gpu_asic_info(gpu)["asic_serial"]).removeprefix("0x")
 
 
 def amd_queries(smi: Any, gpu: Any) -> Gpu:
-    """List the questions AMD SMI is asked about one GPU."""
+    """Return the AMD SMI queries for one GPU."""
 
     def memory() -> dict[str, float]:
         info = smi.amdsmi_get_gpu_vram_usage(gpu)

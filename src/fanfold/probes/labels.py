@@ -1,4 +1,4 @@
-"""label(): name what a stretch of code works on (a model, a request), and the operator profile counts it apart.
+"""label(): name what a block of code works on (a model, a request), so that the operator profile counts it separately.
 
 The name travels with torch's own thread-local state, into asynchronous forks and backward.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import guard, notices
 from .native import library as native
 
-MAX_LABELS = 254  # as many as the native table holds beside "no label" and "other"
+MAX_LABELS = 254  # what the native table holds besides "no label" and "other"
 NOT_YET = 2**32 - 1  # a number that no label has
 _here = threading.local()
 _ids: dict[str, int] = {}
@@ -21,9 +21,9 @@ _names: dict[int, dict[str, str]] = {}
 
 
 class Block:
-    """A `with` block that is open on a thread: whose it is, all names as of there, and their number in the native table.
+    """An open `with` block of a thread: its label, all names in effect there, and their number in the native table.
 
-    Each profile numbers labels anew, and the table refuses numbers of an earlier one.
+    Each profile has its own label numbers, and the table refuses those of an earlier one.
     """
 
     __slots__ = ("label", "names", "number")
@@ -33,13 +33,13 @@ class Block:
 
 
 class Label:
-    """The names of a `with` block, on top of those around it; may be entered again, also inside itself."""
+    """The names of a `with` block, added to those of enclosing blocks; reentrant, also inside itself."""
 
     __slots__ = ("_entered", "_names")
 
     def __init__(self, names: dict[str, str]) -> None:
         self._names = names
-        self._entered: list[list[Block]] = []  # on which threads, told by their lists
+        self._entered: list[list[Block]] = []  # for each entry, the list of its thread's blocks
 
     def __enter__(self) -> Label:
         open = _open()
@@ -60,12 +60,12 @@ class Label:
             _put(here[-1])
 
     def _leave(self, here: list[Block]) -> None:
-        """End a block that is not the innermost (generators and coroutines do not nest), or that began on another thread."""
+        """Exit a block that is not the innermost (generators and coroutines do not nest), or was entered on another thread."""
         at = next((at for at in reversed(range(len(self._entered))) if self._entered[at] is here), 0)
         open = self._entered.pop(at)
         del open[next(at for at in reversed(range(len(open))) if open[at].label is self)]
         if open is not here:
-            open[0].label = self  # that thread still has it in torch's state, until its next label
+            open[0].label = self  # torch's state on that thread keeps the label until its next one
             return
         for outer, inner in pairwise(open):
             inner.names = {**outer.names, **(inner.label._names if inner.label else {})}  # noqa: SLF001 - ours
@@ -77,25 +77,25 @@ def label(**names: Any) -> Label:
     if all(type(value) is str for value in names.values()):
         return Label(names)
     texts: dict[str, str] = {}
-    with guard("write a label"):  # a value that has no text must not stop training
+    with guard("write a label"):  # a value whose str() fails must not stop training
         texts = {name: str(value) for name, value in names.items()}
     return Label(texts)
 
 
 def renew() -> None:
-    """Tell a profile that starts inside labelled blocks of this thread; what an earlier one knew, it has forgotten."""
+    """Forget the numbers of an earlier profile, and set this thread's open label in the new one."""
     _ids.clear()
     _names.clear()
     if len(open := _open()) > 1:
-        _put(open[-1])  # those around it when they are the innermost again
+        _put(open[-1])  # enclosing blocks follow when they are the innermost again
 
 
 def _open() -> list[Block]:
-    """Return this thread's blocks, the innermost last; the first stands for what was there before any of them."""
+    """Return this thread's blocks, the innermost last; the first stands for the state before any of them."""
     found: list[Block] | None = getattr(_here, "open", None)
     if found is None:
         found = _here.open = [Block(None, {}, 0)]
-    if len(found) == 1:  # backward may have brought a label along from the thread that called it
+    if len(found) == 1:  # on a thread of backward, the label comes from the thread that called it
         library = native.current()
         number = 0 if library is None or found[0].label is not None else library.ff_label_now()
         found[0] = Block(None, _names.get(number, {}), number)
@@ -104,7 +104,7 @@ def _open() -> list[Block]:
 
 def _put(block: Block) -> None:
     library = native.current()
-    if library is None:  # nobody profiles
+    if library is None:  # no profile is running
         return
     text = ",".join([f"{name}={value}" for name, value in block.names.items()])
     block.number = _ids.get(text, NOT_YET)
@@ -115,7 +115,7 @@ def _put(block: Block) -> None:
 
 
 def _intern(library: Any, text: str) -> int:
-    whole = text.replace("\0", "\\0")  # the table's texts end at the first such byte
+    whole = text.replace("\0", "\\0")  # texts in the table end at the first null byte
     id: int = library.ff_label_id(whole.encode("utf-8", "replace")[:127])
     if text in _ids or len(_ids) < MAX_LABELS:
         _ids[text] = id

@@ -1,6 +1,6 @@
-"""Read the operator table of a process, byte by byte: from its memory, its file in the run, or a snapshot in a journal.
+"""Reader of a process's operator table: from its memory, its file in the run, or a snapshot in a journal.
 
-The layout is native/table.h's. A run directory is untrusted input: lengths are checked, nothing is believed.
+The layout is defined in native/table.h. A run directory is untrusted input, so all lengths are checked.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 MAGIC: Final = b"FANFOPS\0"
-VERSIONS: Final = (1, 2)  # the first observed ranges always, and did not say so
+VERSIONS: Final = (1, 2)  # version 1 always observed ranges, and had no flag for it
 HEAD: Final = struct.Struct("<8sIIIIiIIIQQQdIIIIQQQQQQQQQQ64sI4xQQQQ")
 ROW: Final = struct.Struct("<IHHHHBBHQQQQQQQQ96s80s")
 KINDS, LABELS, USAGE, ROWS = 512, 1536, 34304, 99840
 ROW_SIZE: Final = 768
 MAX_ROWS: Final = 4096
 BUCKETS: Final = 128
-USER, TOLD = 7, 12  # ranges of torch's callbacks; waits for data that hooks.py tells, all of them
+USER, TOLD = 7, 12  # ranges from torch's callbacks; waits for data reported by step_hooks.py, every one of them
 SCOPES: Final = {0: "forward", 1: "backward", 2: "torchscript", USER: "user", 10: "compile", 11: "sampled", TOLD: "user"}
 _HIST = struct.Struct(f"<{BUCKETS}I")
 _RECORD = struct.Struct("<IQ")
@@ -28,12 +28,12 @@ _NO_HIST = bytes(_HIST.size)
 
 
 class NotATable(ValueError):
-    """These bytes are no operator table this version can read."""
+    """Bytes that are not an operator table this version can read."""
 
 
 @dataclass
 class Table:
-    """What one process counted: facts about the counting, and the rows."""
+    """The profile of one process: facts about how it was counted, and the rows."""
 
     facts: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -70,12 +70,12 @@ def unpack(data: bytes) -> bytes:
 
 
 def from_file(data: bytes) -> bytes:
-    """Bring a table file into the form take() gives."""
+    """Convert the content of a table file to the form take() returns."""
     return data[:USAGE] + data[ROWS:]
 
 
 def parse(table: bytes) -> Table:
-    """Read a table as take(), from_file() or unpack() give it."""
+    """Parse a table as returned by take(), from_file() or unpack()."""
     if len(table) < USAGE:
         raise NotATable("too short")
     facts = dict(zip(_FACTS, HEAD.unpack_from(table), strict=True))
@@ -108,8 +108,8 @@ def _rows(table: bytes, facts: dict[str, Any], kinds: list[str], labels: list[st
             "all": scope == TOLD or (scope == USER and facts["ranges"]),
             "count": count,
             "total_ns": total,
-            # Own time is known of calls inside which everything was observed; of a range around windows, that is a part. Inside
-            # a wait for data nothing else is likely to run: where none was observed, all of it is its own.
+            # Self time is known only for calls inside which everything was observed, so it is scaled up. Inside a wait for
+            # data, nothing else is likely to run: if none was observed in full, all of its time is self time.
             "self_ns": round(total * own / whole) if whole else total if scope == TOLD else 0,
             "own_ns": own,
             "max_ns": longest,
@@ -126,8 +126,8 @@ def _histogram(table: bytes, at: int) -> dict[int, int]:
 
 
 def scale_of(facts: dict[str, Any], row: dict[str, Any]) -> float:
-    """Return how many calls each observed one of a row stands for."""
-    if row.get("all", row["scope"] == "user"):  # every call was observed; rows that do not say so are of the first version
+    """Return how many calls each observed call of a row stands for."""
+    if row.get("all", row["scope"] == "user"):  # every call was observed; rows without this flag are from version 1
         return 1.0
     if facts["sampling"]:
         return 1.0 / max(float(facts["sampling"]), 1e-9)
@@ -135,8 +135,8 @@ def scale_of(facts: dict[str, Any], row: dict[str, Any]) -> float:
         return 1.0
     if facts["observed"]:
         return max(1.0, float(facts["steps"] / facts["observed"]))
-    # Without steps, moments of time were observed. They are weighed by CPU time where it is known: a thread that opens and closes
-    # them gets a processor when others do not, so by the clock, moments in which the program stands still count too much.
+    # Without steps, short moments were observed. They are weighted by CPU time if it is known: the thread that opens and closes
+    # them is scheduled mostly when others are not, so by wall time, moments in which the program is idle would count too much.
     if (seen := facts.get("cpu_seen", 0)) and facts["cpu_now"] > facts["cpu_started"]:
         return max(1.0, float((facts["cpu_now"] - facts["cpu_started"]) / seen))
     elapsed = max(facts["now"] - facts["started"], 0)
@@ -144,12 +144,12 @@ def scale_of(facts: dict[str, Any], row: dict[str, Any]) -> float:
 
 
 def bucket_start(bucket: int) -> float:
-    """Return where a histogram bucket begins, in nanoseconds."""
+    """Return the lower bound of a histogram bucket, in nanoseconds."""
     return float(bucket) if bucket < 4 else float(1 << (bucket // 4 + 1)) * (1 + (bucket % 4) / 4)
 
 
 def quantile(hist: dict[int, int], share: float) -> float:
-    """Return the duration below which `share` of the calls stay, in nanoseconds, to within a bucket (a fifth)."""
+    """Return the duration that `share` of the calls do not exceed, in nanoseconds, to within a bucket (a fifth)."""
     left = share * sum(hist.values())
     for bucket in sorted(hist):
         if hist[bucket] >= left:
@@ -160,14 +160,14 @@ def quantile(hist: dict[int, int], share: float) -> float:
 
 
 def parse_file(data: bytes) -> Table:
-    """Read a table file, with the API usage its process could not hand over."""
+    """Parse a table file, with the API usage its process could not pass on."""
     table = parse(from_file(data))
     table.usage = file_usage(data)
     return table
 
 
 def usage_records(data: bytes) -> list[dict[str, Any]]:
-    """Read API-usage records: each a key, a time, and for metadata events names and values."""
+    """Parse API usage records: each has a key, a time and, for metadata events, names and values."""
     found, at = [], 0
     while at + _RECORD.size <= len(data):
         size, when = _RECORD.unpack_from(data, at)
@@ -181,7 +181,7 @@ def usage_records(data: bytes) -> list[dict[str, Any]]:
 
 
 def file_usage(data: bytes) -> list[dict[str, Any]]:
-    """Read the API-usage records a table file still holds: those its process could not hand over."""
+    """Parse the API usage records in a table file: those its process could not pass on."""
     size = min(struct.unpack_from("<I", data, 84)[0], ROWS - USAGE) if len(data) >= ROWS else 0
     return usage_records(data[USAGE : USAGE + size])
 

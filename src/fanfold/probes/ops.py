@@ -1,7 +1,7 @@
-"""Profile operators all the time, nearly for free: counted in C++ (native/), read here, kept in the run.
+"""Continuous, nearly free profiling of operators: counted in C++ (native/), read here, stored in the run.
 
-The table lies in a file of the run, so nothing is lost when the process is killed; now and then, and at the end, it is
-copied to the journal, which is what travels. Where the native part cannot serve, torch.profiler windows do.
+The table is a memory-mapped file in the run, so nothing is lost when the process is killed; from time to time, and at the
+end, it is copied to the journal, which is what gets forwarded. Without the native part, torch.profiler windows are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = "ops"
 FIRST_SECONDS, SNAPSHOT_SECONDS = 5.0, 60.0
 BYTES_PER_HOUR = 1_000_000
 MAX_EVERY = 1_000_000_000
-EARLY_STEP = 3  # observed in every run, so that a short one shows something; the two before it pay for warming up
+EARLY_STEP = 3  # observed in every run, so that a short one has a profile; the two steps before it are warm-up
 IDLE_SECONDS, MOMENT_MS = 5.0, 10  # a program without optimizer steps is observed for 10 ms of each second
 
 Write = Callable[[Mapping[str, Any]], bool]
@@ -31,9 +31,9 @@ Write = Callable[[Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class Options:
-    """What init(ops=…) may say: `window` steps of each `every` are observed whole, or calls are sampled.
+    """The options of init(ops=…): `window` steps out of every `every` are observed in full, or calls are sampled.
 
-    `ranges`: the user's own ranges at every step, not only in windows.
+    `ranges`: observe the user's own ranges at every step, not only in windows.
     """
 
     window: int = 1
@@ -47,7 +47,7 @@ class Options:
 
 
 def check(given: Any) -> Options | None:
-    """Turn init(ops=…) into options; None: no profile."""
+    """Return the options of init(ops=…); None for no profile."""
     if not given and not isinstance(given, Mapping):
         return None
     if given is True:
@@ -86,7 +86,7 @@ def _wrong(options: Options) -> str:
 
 
 class Counter(Protocol):
-    """What counts operators: the native table, or profiler windows."""
+    """A counter of operators: the native table, or profiler windows."""
 
     id: str
 
@@ -97,7 +97,7 @@ class Counter(Protocol):
 
 
 class NativeTable:
-    """The native library, counting into a file of the run."""
+    """The native library, counting into a file in the run."""
 
     def __init__(self, library: Any, options: Options, folder: Path | None, rank: int, node: str) -> None:
         self.library, self.options, self.folder, self.rank, self.node = library, options, folder, rank, node
@@ -143,7 +143,7 @@ class NativeTable:
         self.library.ff_stop()
 
     def done(self) -> None:
-        """Let go of the file, whose rows the journal has now."""
+        """Delete the file: the journal has its rows now."""
         if self.file is not None:
             with contextlib.suppress(OSError):
                 self.file.unlink()
@@ -151,7 +151,7 @@ class NativeTable:
 
 
 class OpsProbe:
-    """Look after a counter: copy it to the journal now and then, answer requests, fold in workers that ended."""
+    """The probe around a counter: copies it to the journal, serves trace requests, folds in workers that ended."""
 
     def __init__(
         self,
@@ -173,10 +173,10 @@ class OpsProbe:
         self._workers = worker_tables.Workers(folder, rank)
         self._trace = trace.Requests(folder, rank, write)
         self._compile_hooks: Callable[[], None] | None = None
-        self._tell_compiling()  # at once where the compiler is loaded: it may start before the first tick
+        self._tell_compiling()  # at once if the compiler is loaded: it may start before the first tick
 
     def tick(self) -> None:
-        """Do what is due; called each second, off the training thread."""
+        """Run everything that is due; called every second, off the training thread."""
         self._tell_compiling()
         idle = self._clock() - self._began > IDLE_SECONDS and not self._options.sampling
         if self._library is not None and idle and not self._library.ff_steps():
@@ -187,7 +187,7 @@ class OpsProbe:
             self.snapshot()
 
     def snapshot(self, *, last: bool = False) -> bool:
-        """Copy the table to the journal; the larger it is, the later the next copy, so that an hour stays below a megabyte."""
+        """Copy the table to the journal; the larger it is, the later the next copy, to stay below a megabyte per hour."""
         facts = self.counter.snapshot()
         kept = self._write({"event": "ops", **facts})
         size = len(facts["table"]) + self._fold_workers(living=last)
@@ -195,7 +195,7 @@ class OpsProbe:
         return kept
 
     def refresh(self) -> None:
-        """Copy what memory alone has to the journal, for somebody who reads the run now; a native table is a file."""
+        """Copy a table that is only in memory to the journal, so that the run can be read now; a native table is a file."""
         if self._library is None:
             facts = self.counter.snapshot()
             if facts["table"] != self._refreshed:
@@ -220,7 +220,7 @@ class OpsProbe:
             self._write({"event": "usage", **record})
 
     def _tell_compiling(self) -> None:
-        """Count what the compiler itself runs apart: a thousand calls that belong to no step."""
+        """Count calls made by the compiler itself separately: a thousand calls that belong to no step."""
         library, module = self._library, sys.modules.get("torch._dynamo.callback")
         handler = getattr(module, "callback_handler", None)  # None while the module is still being imported
         if library is None or handler is None or self._compile_hooks is not None:
@@ -229,14 +229,14 @@ class OpsProbe:
         ended = handler.register_end_callback(lambda _args: library.ff_compiling(-1))
 
         def remove() -> None:
-            with contextlib.suppress(ValueError):  # the user may have cleared the list
+            with contextlib.suppress(ValueError):  # the user may have cleared torch's list
                 handler.remove_start_callback(began)
                 handler.remove_end_callback(ended)
 
         self._compile_hooks = remove
 
     def stop(self, timeout: float = 0.0) -> None:
-        """Take the callbacks off and write the last word."""
+        """Remove the callbacks and write the last snapshot."""
         global _active  # noqa: PLW0603 - torch has one table of callbacks per process
         self.counter.stop()
         if self._compile_hooks is not None:
@@ -254,7 +254,7 @@ _forks_watched = False
 
 
 def start(options: Options, write: Write, *, path: Path, rank: int, node: str, local: bool = True) -> OpsProbe | None:
-    """Start the profile of a run in this process; None where there is nothing to profile, which is said."""
+    """Start the profile of a run in this process; return None, with a warning, if that is not possible."""
     global _active  # noqa: PLW0603 - torch has one table of callbacks per process
     if _active is not None:
         notices.once(
@@ -263,7 +263,7 @@ def start(options: Options, write: Write, *, path: Path, rank: int, node: str, l
         )
         return None
     if options.usage:
-        api_usage.watch()  # before torch is imported: that is the first thing to be seen
+        api_usage.watch()  # before torch is imported: the import is the first event
     if native.torch_folder() is None and "torch" not in sys.modules:
         notices.once(
             "ops torch",
@@ -273,7 +273,7 @@ def start(options: Options, write: Write, *, path: Path, rank: int, node: str, l
     folder = path / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     counter = _counter(options, folder if local else None, rank, node)
-    leave = profiler_session.watch()  # before anybody else hears of steps
+    leave = profiler_session.watch()  # its step listener must be the first
     counter.start()
     labels.renew()
     _active = OpsProbe(counter, write, options, folder=folder, rank=rank, leave=leave)
@@ -282,7 +282,7 @@ def start(options: Options, write: Write, *, path: Path, rank: int, node: str, l
 
 
 def refresh() -> None:
-    """Bring the run up to date with the profile of this process."""
+    """Write the current profile of this process to its run."""
     if _active is not None:
         _active.refresh()
 
@@ -317,7 +317,7 @@ def _watch_forks() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Let a forked child sample into a table of its own; its parent's probe looks after the file."""
+    """Make a forked child count into its own table; the parent's probe takes care of that file."""
     global _active  # noqa: PLW0603 - as above
     profiler_session.after_fork_in_child()
     if _active is None:

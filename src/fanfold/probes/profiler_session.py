@@ -1,7 +1,7 @@
-"""One session of torch.profiler of ours at a time, on all threads, which is over before one of the program's own begins.
+"""Our own torch.profiler sessions: one at a time, on all threads, ended before the program starts one of its own.
 
-Torch has one for the whole process: the next takes its place without a word, and to stop or export the first then empties the
-second or crashes. So the three functions that begin and end any session are wrapped, once for all runs of a process.
+torch has one session per process: a second one silently replaces it, and stopping or exporting the first then empties the
+second or crashes. So the three functions that start and stop any session are wrapped, once for all runs of a process.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ USER_SCOPE = 7
 
 
 class Turns:
-    """Whose turn it is. Whoever begins or ends a session holds the lock: one for all, so that none waits for the other's."""
+    """State of the process's sessions. Starting or ending one takes the lock: a single lock, so that there are no deadlocks."""
 
     lock: Any = threading.RLock()
     ours: Session | None = None
-    theirs = False  # one of the program's own is on, or prepared: its warm-up counts
-    calling = 0  # the thread on which we call torch ourselves
+    theirs = False  # the program's own session is running, or prepared: its warm-up counts
+    calling = 0  # the thread that is calling torch for a session of ours
     wrapped = False
-    unread = 0  # sessions that have ended, whose open ranges are not known yet
-    open: dict[int, int] = {}  # noqa: RUF012 - a thread's id → its steps to come until the ranges of a session there are over
-    names: list[str] = []  # noqa: RUF012 - ranges of the program's own among them, which may end at any time
+    unread = 0  # ended sessions whose open ranges are not known yet
+    open: dict[int, int] = {}  # noqa: RUF012 - thread id → steps until the ranges that a session left open there have ended
+    names: list[str] = []  # noqa: RUF012 - the program's own ranges among them, which may end at any time
 
 
 def watch() -> Callable[[], None]:
-    """See the program's own sessions from here on, and steps until the function returned is called."""
+    """Watch the program's own sessions from now on, and steps until the returned function is called."""
     from torch.autograd import profiler
 
     with Turns.lock:
@@ -82,10 +82,10 @@ def _stepped() -> None:
 
 
 def hindrance() -> str:
-    """Say why no session can begin now; nothing when one can."""
+    """Return why no session can start now; empty if one can."""
     from torch.autograd import profiler
 
-    if Turns.theirs or Turns.ours is not None or profiler._is_profiler_enabled:  # noqa: SLF001 - torch has no other word for it
+    if Turns.theirs or Turns.ours is not None or profiler._is_profiler_enabled:  # noqa: SLF001 - torch has no public flag
         return "another profiler is on"
     if Turns.names:
         return f"the range {Turns.names[0]!r} was open when the last profile ended, and torch crashes if it ends in another"
@@ -95,14 +95,14 @@ def hindrance() -> str:
 
 
 class Session:
-    """A session under way, until end() or until the program begins one of its own; then `over(session, early)` is called."""
+    """A running session, until end() or until the program starts its own; then `over(session, early)` is called."""
 
     def __init__(self, over: Over, **options: Any) -> None:
         import torch
         from torch._C._profiler import _ExperimentalConfig
 
         self._over, self._ender = over, 0
-        # On all threads: only such a session can be ended from the thread on which the program's own begins.
+        # On all threads: only such a session can be ended from the thread on which the program starts its own.
         self.profiler = torch.profiler.profile(experimental_config=_ExperimentalConfig(profile_all_threads=True), **options)
         with Turns.lock:
             self._call(self.profiler.start)
@@ -126,9 +126,9 @@ class Session:
             self._over(self, early)
 
     def read(self) -> bool:
-        """Look for ranges that had not ended; tell whether there is anything to export. Before this, no other session begins.
+        """Find ranges that were still open; return whether there is anything to export. No other session starts before this.
 
-        Such a range ends into the memory of its session, which is gone, if another one of all threads is on by then.
+        If another session on all threads is running when such a range ends, torch writes to the freed memory of the first one.
         """
         results = getattr(self.profiler.profiler, "kineto_results", None)
         events = results.events() if results is not None else []
@@ -142,7 +142,7 @@ class Session:
             if event.scope() == USER_SCOPE and not step:
                 names.append(event.name())
         with Turns.lock:
-            for thread, count in steps.items():  # the step that ends a session is in its range still; others may be before it
+            for thread, count in steps.items():  # the ending thread is inside its step's range; others may be before theirs
                 Turns.open[thread] = max(1, count + (thread != self._ender))
             Turns.names += names
             Turns.unread -= 1
@@ -150,9 +150,9 @@ class Session:
 
 
 def after_fork_in_child() -> None:
-    """Leave nothing on in a forked child, which has no other thread that could hold the lock."""
+    """Stop a session in a forked child. No other thread exists there, so the lock is replaced, not waited for."""
     Turns.lock, Turns.calling, Turns.unread = threading.RLock(), 0, 0
     ours, Turns.ours = Turns.ours, None
     if ours is not None:
         with guard("end a profile in a forked child"):
-            ours._call(ours.profiler.stop)  # noqa: SLF001 - this module's own
+            ours._call(ours.profiler.stop)  # noqa: SLF001 - same module

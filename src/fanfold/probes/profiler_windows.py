@@ -1,4 +1,4 @@
-"""The profile without the native part: torch.profiler switched on for one step of many. Dearer and coarser, but never nothing."""
+"""The profile without the native part: torch.profiler for one step out of many. More expensive and coarser, but a profile."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from . import op_table, profiler_session, step_hooks, worker_tables
 
 _SCOPE_NAMES = {0: "forward", 1: "backward", 2: "torchscript", 7: "user"}
 _ENGINE = "autograd::engine::evaluate_function"
-IDLE_NS = 60_000_000_000  # without a step for so long, it is time to say that there will be no profile
+IDLE_NS = 60_000_000_000  # without a step for this long, warn that the profile is empty
 
 
 def bucket_of(nanoseconds: int) -> int:
-    """Return the histogram bucket of a duration, as native/table.h has it."""
+    """Return the histogram bucket of a duration, as in native/table.h."""
     if nanoseconds < 4:
         return max(nanoseconds, 0)
     exponent = nanoseconds.bit_length() - 1
@@ -25,7 +25,7 @@ def bucket_of(nanoseconds: int) -> int:
 
 
 def _scope(event: Any) -> str:
-    """Return the scope of a call: what a node of backward calls is backward, which torch says of the node alone."""
+    """Return the scope of a call. Calls made by a node of backward are backward, though torch marks only the node."""
     above = event if event.scope == 0 else None
     while above is not None:
         if above.scope == 1 or above.name.startswith(_ENGINE):
@@ -35,7 +35,7 @@ def _scope(event: Any) -> str:
 
 
 class ProfilerWindows:
-    """Profile `window` optimizer steps of each `every`, and add up what was seen."""
+    """A counter that profiles `window` optimizer steps out of every `every`, and adds up the events."""
 
     def __init__(self, window: int, every: int, *, inputs: bool, rank: int, node: str, rows: int = op_table.MAX_ROWS) -> None:
         self.id = secrets.token_hex(8)
@@ -44,7 +44,7 @@ class ProfilerWindows:
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._session: profiler_session.Session | None = None
         self._whole = 0  # steps in this window
-        self._stepping: int | None = None  # torch's number of the thread that steps
+        self._stepping: int | None = None  # torch's id of the thread that calls the optimizer
         self._unhook: Callable[[], None] | None = None
         self._facts: dict[str, Any] = {
             "id": self.id, "rank": rank, "node": node, "pid": os.getpid(), "every": every, "window": window, "worker": 0,
@@ -60,9 +60,9 @@ class ProfilerWindows:
 
     def _due(self, step: int) -> bool:
         every = int(self._facts["every"])
-        if (step - 1) // every != self._round:  # one phase for all would see what comes every so many steps each time or never
+        if (step - 1) // every != self._round:  # a fixed phase would see periodic work always or never
             self._round, self._phase = (step - 1) // every, secrets.randbelow(every)
-        if step == 1:  # a program that never steps would be observed in full for good
+        if step == 1:  # a program that never steps would be profiled forever
             return bool(self._facts["window"] >= every)
         return step == 3 or (step + self._phase) % every < self._facts["window"]
 
@@ -75,8 +75,8 @@ class ProfilerWindows:
                     self._open()
                 return
             self._whole += 1
-            # Never close and open in one go: we are inside the optimizer's own range, whose end would be written into memory
-            # of the session that is gone. So where every step is due, every other one is seen.
+            # Never close and reopen here: we are inside the optimizer's own range, whose end would be written to the freed
+            # memory of the closed session. So if every step is due, every other one is profiled.
             if not due or self._facts["window"] >= self._facts["every"]:
                 self._session.end()
 
@@ -96,14 +96,14 @@ class ProfilerWindows:
         self._whole = 0
 
     def _closed(self, seen: profiler_session.Session, early: bool) -> None:
-        """Add up a window; one that the program's own profiler cut short holds part of a step, and is left out."""
+        """Add up a window; one cut short by the program's own profiler holds a partial step, and is left out."""
         self._session = None
         if not seen.read() or early:
             return
         self._facts["windows"] += 1
         self._facts["observed"] += self._whole
         events = list(seen.profiler.events())
-        # The range of the step that ends a window is not in it: then it is the thread of the window before.
+        # The step that ends a window is not among its events: then the thread is that of the previous window.
         self._stepping = next((event.thread for event in events if event.name.startswith("Optimizer.")), self._stepping)
         rows = [self._row(event, "main" if event.thread == self._stepping else "thread") for event in events]
         self._facts["overflow"] += worker_tables.merge(self._rows, rows, room=self._facts["capacity"])
@@ -142,4 +142,4 @@ class ProfilerWindows:
             )
 
     def done(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing: there is no file to delete."""

@@ -1,8 +1,8 @@
-"""See every optimizer step and every wait for data, from Python: a callback of torch's would cost each node of backward.
+"""Hooks on optimizer steps and waits for data, in Python: a torch callback would add cost to every node of backward.
 
-torch calls a hook after `Optimizer.step`, for all optimizers at once. Ours is registered once and stays, silent while nobody
-listens: compiled functions guard on the list of hooks, and torch walks it while others may want to leave. For data, the one
-method that all iterators of DataLoaders share is wrapped, and unwrapped again.
+torch calls a global hook after every `Optimizer.step`. Ours is registered once and stays, doing nothing without listeners:
+compiled functions guard on the list of hooks, and torch may be iterating over it when one wants to leave. For data, the one
+method that all DataLoader iterators share is wrapped, and unwrapped again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Listener = Callable[[], None]
 
 
 class _Heard:
-    """Who hears of steps: the native library, and others who want to know when one has ended."""
+    """The receivers of step events: the native library, and listeners."""
 
     registered = False
     library: Any = None
-    listeners: tuple[Listener, ...] = ()  # replaced as a whole: a step may be walking it
+    listeners: tuple[Listener, ...] = ()  # replaced as a whole: a step may be iterating over it
 
 
 def after_step(listener: Listener) -> Callable[[], None]:
-    """Call `listener` after every step of every optimizer that is not inside a compiled function; return how to stop."""
+    """Call `listener` after every optimizer step outside compiled functions; return a function that stops it."""
     _register()
     _Heard.listeners = (*_Heard.listeners, listener)
 
@@ -37,7 +37,7 @@ def after_step(listener: Listener) -> Callable[[], None]:
 
 
 def install(library: Any) -> Callable[[], None]:
-    """Tell the native library of steps and waits; return how to stop."""
+    """Report steps and waits for data to the native library; return a function that stops it."""
     _register()
     _Heard.library = library
     unwrap = _wrap_loaders(library)
@@ -56,7 +56,7 @@ def _register() -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     def after(*_: Any) -> None:
-        if is_compiling():  # then this is traced, and must leave nothing in the graph
+        if is_compiling():  # the hook is being traced, and must leave nothing in the graph
             return
         if (library := _Heard.library) is not None and library.ff_step():
             library.ff_step_turn()
@@ -68,7 +68,7 @@ def _register() -> None:
 
 
 class _Names(dict[tuple[type, type], bytes]):
-    """What torch calls the wait for an iterator of a class, and whose data it is, in the form the library takes."""
+    """The library's names for waits: torch's own name for the iterator class, plus the dataset class."""
 
     def __missing__(self, classes: tuple[type, type]) -> bytes:
         iterator, data = (one.__name__ for one in classes)
@@ -77,7 +77,7 @@ class _Names(dict[tuple[type, type], bytes]):
 
 
 def _say_unseen(iterator: Any) -> None:
-    """Say it once when workers were not forked: they are programs of their own, and nothing of ours is in them."""
+    """Warn once if workers were not forked: fanfold is not loaded in them."""
     worker = next(iter(getattr(iterator, "_workers", ())), None)
     how = worker and (getattr(worker, "_start_method", None) or multiprocessing.get_start_method())
     if how not in (None, "fork"):
@@ -92,12 +92,12 @@ _unwrap: Callable[[], None] | None = None
 
 
 def _wrap_loaders(library: Any) -> Callable[[], None]:
-    global _unwrap  # noqa: PLW0603 - a forked child that starts a run of its own has its parent's wrapper on
+    global _unwrap  # noqa: PLW0603 - a forked child that starts its own run inherits its parent's wrapper
     if _unwrap is not None:
         _unwrap()
     from torch.utils.data import dataloader
 
-    Iterator: Any = dataloader._BaseDataLoaderIter  # noqa: N806, SLF001 - a class; torch has no hook here
+    Iterator: Any = dataloader._BaseDataLoaderIter  # noqa: N806, SLF001 - a class; torch has no hook for this
     begin, end, names, on = library.ff_wait_begin, library.ff_wait_end, _Names(), [True]
     inner = Iterator.__next__
 
@@ -114,7 +114,7 @@ def _wrap_loaders(library: Any) -> Callable[[], None]:
             end(id(self))
 
     def unwrap() -> None:
-        on.clear()  # somebody may have wrapped the wrapper: then it stays, and does nothing
+        on.clear()  # the wrapper may itself have been wrapped: then it stays, and does nothing
         if Iterator.__next__ is following:
             Iterator.__next__ = inner
 

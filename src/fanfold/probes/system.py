@@ -1,6 +1,6 @@
-"""Watch the node a run trains on, so that a slow or dying run shows its cause beside its loss.
+"""System metrics of the node a run trains on, so that the cause of a slow or dying run shows next to its loss.
 
-One small reader per source, one daemon thread per node; a reader that fails takes nothing else with it.
+One small reader per source, one daemon thread per node; a reader that fails does not affect the others.
 `python -m fanfold.probes.system` prints one sample.
 """
 
@@ -22,15 +22,15 @@ from .cgroup import Cgroup
 from .gpus import GB, Gpus, Reader, percent
 
 MB = 1e6
-FIRST_SAMPLE = 1.0  # seconds; a run shorter than the interval has a sample too
-LONGEST_FORK_WAIT = 2.0  # seconds since a sample began; one that hangs holds up nobody after that
-SHORTEST_WINDOW = 0.1  # seconds; below it the kernel's 10 ms ticks would decide the rate
+FIRST_SAMPLE = 1.0  # seconds; so that a run shorter than the interval has a sample, too
+LONGEST_FORK_WAIT = 2.0  # seconds since a sample began; after that, a hanging sample delays no fork
+SHORTEST_WINDOW = 0.1  # seconds; below it, the kernel's 10 ms ticks would dominate the rate
 
 
 class SystemProbe:
-    """Sample the node each `interval` seconds and hand the values to `write`, from a thread of its own.
+    """A thread that samples the node every `interval` seconds and passes the values to `write`.
 
-    `gpus` keeps only these GPUs, by the index this process knows them under; `readers` replaces the sources.
+    `gpus` limits it to these GPUs, by their index in this process; `readers` replaces the sources.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SystemProbe:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, unless it runs already."""
+        """Start the thread, unless it is already running."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._stopping = threading.Event()
@@ -60,7 +60,7 @@ class SystemProbe:
             thread.start()
 
     def sample(self) -> dict[str, float]:
-        """Read every source once; rates cover the time since the sample before, so the first has none."""
+        """Read every source once; rates cover the time since the previous sample, so the first has none."""
         values: dict[str, float] = {}
         with _whole():
             for reader in self._readers:
@@ -69,7 +69,7 @@ class SystemProbe:
         return values
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Take a last sample and end the thread; when a query hangs, leave it behind after `timeout` seconds."""
+        """Take a last sample and end the thread; if a query hangs, abandon it after `timeout` seconds."""
         thread = self._thread
         # A forked child has no such thread and must not touch the event: its lock may have been held at the fork.
         if thread is None or not thread.is_alive():
@@ -88,7 +88,7 @@ class SystemProbe:
             )
 
     def _run(self, stopping: threading.Event) -> None:
-        self.sample()  # not written: it opens the libraries and gives the first rates something to count from
+        self.sample()  # not written: it opens the libraries and is the baseline for the first rates
         pause = min(FIRST_SAMPLE, self._interval)
         while not stopping.wait(pause):
             self._emit()
@@ -104,7 +104,7 @@ class SystemProbe:
 
 
 class Whole:
-    """Let a fork wait for a sample under way: a child that inherits NVML half opened hangs when it begins to use CUDA."""
+    """A guard that makes forks wait for a running sample: a child that inherits a half-opened NVML hangs when it uses CUDA."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class Whole:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        held = self._lock.acquire(timeout=LONGEST_FORK_WAIT)  # a sample of an ended run may still hang
+        held = self._lock.acquire(timeout=LONGEST_FORK_WAIT)  # a sample of an ended run may still be hanging
         self._begun = time.monotonic()
         try:
             yield
@@ -139,7 +139,7 @@ _whole = Whole()
 
 
 def default_readers(disk_path: str, gpus: Sequence[int] | None) -> list[Reader]:
-    """List the sources of a sample."""
+    """Return the sources of a sample."""
     rates, cgroup = Rates(), Cgroup()
     return [
         functools.partial(cpu, rates, cgroup),
@@ -154,20 +154,20 @@ def default_readers(disk_path: str, gpus: Sequence[int] | None) -> list[Reader]:
 
 
 def reader_name(reader: Reader) -> str:
-    """Name a reader in a warning."""
+    """Return a reader's name for warnings."""
     plain = reader.func if isinstance(reader, functools.partial) else reader
     return str(getattr(plain, "__name__", type(plain).__name__))
 
 
 class Rates:
-    """Turn counters that only grow into amounts per second since the sample before."""
+    """A converter of growing counters into rates per second since the previous sample."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: dict[str, tuple[float, float, float | None]] = {}
 
     def __call__(self, counters: Mapping[str, float]) -> dict[str, float]:
-        """Return the rate of each counter that has one."""
+        """Return the rates of the counters that have one."""
         now = self._clock()
         rates = {name: self._rate(name, count, now) for name, count in counters.items()}
         return {name: rate for name, rate in rates.items() if rate is not None}
@@ -176,13 +176,13 @@ class Rates:
         then, before, rate = self._last.get(name, (-math.inf, math.inf, None))
         if now - then < SHORTEST_WINDOW:
             return rate
-        rate = (count - before) / (now - then) if count >= before else None  # it wrapped, or restarted
+        rate = (count - before) / (now - then) if count >= before else None  # None: it wrapped, or restarted
         self._last[name] = (now, count, rate)
         return rate
 
 
 def cpu(rates: Rates, cgroup: Cgroup) -> dict[str, float]:
-    """Read CPU use: of the container's quota where it has one, else of the node."""
+    """Return CPU use, as a share of the container's quota if it has one, else of the node."""
     import psutil
 
     source, cores = "node cpu", float(psutil.cpu_count() or 1)
@@ -191,14 +191,14 @@ def cpu(rates: Rates, cgroup: Cgroup) -> dict[str, float]:
         source, cores = "cgroup cpu", quota
     else:
         times = psutil.cpu_times()._asdict()
-        idle = ("idle", "iowait", "guest", "guest_nice")  # guest time is inside user time already
+        idle = ("idle", "iowait", "guest", "guest_nice")  # guest time is already part of user time
         used = sum(seconds for kind, seconds in times.items() if kind not in idle)
     rate = rates({source: used}).get(source)
     return {} if rate is None else {"system/cpu": percent(rate, cores)}
 
 
 def process(rates: Rates) -> dict[str, float]:
-    """Read this process's own CPU, memory and threads; its children are not walked."""
+    """Return this process's own CPU, memory and threads, without its children."""
     import psutil
 
     me = psutil.Process()
@@ -209,7 +209,7 @@ def process(rates: Rates) -> dict[str, float]:
 
 
 def memory(cgroup: Cgroup) -> dict[str, float]:
-    """Read memory use: of the container's limit where it has one, else of the node."""
+    """Return memory use, as a share of the container's limit if it has one, else of the node."""
     import psutil
 
     node = psutil.virtual_memory()
@@ -220,7 +220,7 @@ def memory(cgroup: Cgroup) -> dict[str, float]:
 
 
 def swap() -> dict[str, float]:
-    """Read the node's swap, if it has any."""
+    """Return the node's swap use, if it has any."""
     import psutil
 
     node = psutil.swap_memory()
@@ -228,7 +228,7 @@ def swap() -> dict[str, float]:
 
 
 def disk_space(path: str) -> dict[str, float]:
-    """Read how full the disk of `path` is, as `df` counts it."""
+    """Return how full the disk of `path` is, as `df` reports it."""
     import psutil
 
     disk = psutil.disk_usage(path)
@@ -236,7 +236,7 @@ def disk_space(path: str) -> dict[str, float]:
 
 
 def disk_traffic(rates: Rates) -> dict[str, float]:
-    """Read what the node's disks move."""
+    """Return the throughput of the node's disks."""
     import psutil
 
     try:
@@ -244,7 +244,7 @@ def disk_traffic(rates: Rates) -> dict[str, float]:
         disks = {name: each[name] for name in hardware(tuple(each), "/sys/block")}
         if each and not disks:
             disks = {"all": psutil.disk_io_counters(nowrap=False)}
-    except NotImplementedError:  # a sandbox without disk counters: normal, not a warning
+    except NotImplementedError:  # a sandbox without disk counters, which deserves no warning
         return {}
     read_bytes = {name: disk.read_bytes for name, disk in disks.items() if disk}
     write_bytes = {name: disk.write_bytes for name, disk in disks.items() if disk}
@@ -255,7 +255,7 @@ def disk_traffic(rates: Rates) -> dict[str, float]:
 
 
 def network(rates: Rates) -> dict[str, float]:
-    """Read what the node's network cards move, without the loopback."""
+    """Return the throughput of the node's network cards, without the loopback."""
     import psutil
 
     cards = psutil.net_io_counters(pernic=True, nowrap=False) or {}
@@ -269,18 +269,18 @@ def network(rates: Rates) -> dict[str, float]:
 
 @functools.lru_cache(maxsize=16)
 def hardware(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
-    """Keep real devices: bridges, LVM and RAID count the same bytes a second time."""
+    """Return the physical devices: bridges, LVM and RAID count the same bytes a second time."""
     return tuple(name for name in names if Path(folder, name, "device").exists())
 
 
 def traffic(rates: Rates, key: str, counters: Mapping[str, float]) -> dict[str, float]:
-    """Add the rates of all devices; one that has just appeared counts from its second sample on."""
+    """Return the total rate of all devices; a new one counts from its second sample on."""
     found = rates({f"{key} {name}": count for name, count in counters.items()})
     return {key: sum(found.values()) / MB} if found else {}
 
 
 def main() -> None:
-    """Print one sample as JSON, its rates over one second."""
+    """Print one sample as JSON, with rates over one second."""
     import json
 
     probe = SystemProbe(lambda _: None)

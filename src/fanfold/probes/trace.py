@@ -1,7 +1,7 @@
-"""A trace of the next steps of a running job, asked for from outside: `fanfold ops trace RUN` leaves a request in the run.
+"""Traces of the next steps of a running job, requested from outside: `fanfold ops trace RUN` leaves a request in the run.
 
-A request puts a hook on the optimizers' step, which is taken off again at the end of the trace; without a request there is
-none. The program's own profiler ends a trace early (see session.py).
+A request adds a listener to optimizer steps, which is removed at the end of the trace; without a request there is none.
+The program's own profiler ends a trace early (see profiler_session.py).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_STEPS, MAX_WAITING = 1000, 8
 
 
 def request(folder: Path, steps: int, token: str) -> None:
-    """Ask every process of a run for a trace."""
+    """Request a trace from every process of a run."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     aside = folder / f".{REQUEST}.{token}"
-    for _ in range(5):  # somebody may ask at the same moment, and write over ours
+    for _ in range(5):  # a request at the same moment may overwrite ours
         aside.write_text(json.dumps([*asked(folder)[-MAX_WAITING + 1 :], {"token": token, "steps": steps}]), encoding="ascii")
         aside.replace(folder / REQUEST)
         time.sleep(0.1)
@@ -35,7 +35,7 @@ def request(folder: Path, steps: int, token: str) -> None:
 
 
 def asked(folder: Path) -> list[dict[str, Any]]:
-    """Return the latest requests in a run, the oldest first. One file, since a thousand processes look for it each second."""
+    """Return the latest requests in a run, oldest first. One file, since a thousand processes check it every second."""
     try:
         with open_regular(folder / REQUEST) as file:
             found = json.loads(file.read(4096))
@@ -54,19 +54,19 @@ def file_name(token: str, rank: int) -> str:
 
 
 class Requests:
-    """Watch for requests, and answer them one at a time."""
+    """A watcher that serves trace requests one at a time."""
 
     def __init__(self, folder: Path, rank: int, write: Callable[[Mapping[str, Any]], bool]) -> None:
         self._folder, self._rank, self._write = folder, rank, write
-        self._seen = {one["token"] for one in asked(folder)}  # an old request is not for us
+        self._seen = {one["token"] for one in asked(folder)}  # old requests are not for us
         self._trace: Trace | None = None
         self._exporting: threading.Thread | None = None
 
     def look(self) -> None:
-        """Begin a trace when one is asked for."""
+        """Start a trace if one is requested."""
         writing = self._exporting is not None and self._exporting.is_alive()
         if writing or (self._trace is not None and not self._trace.over):
-            return  # that one first
+            return  # finish the current one first
         new = next((one for one in asked(self._folder) if one["token"] not in self._seen), None)
         if new is None:
             return
@@ -75,7 +75,7 @@ class Requests:
             self._trace = Trace(max(1, min(new["steps"], MAX_STEPS)), functools.partial(self._finish, new["token"]))
 
     def _finish(self, token: str, traced: profiler_session.Session, steps: int) -> None:
-        """Write the trace from a thread of its own: it can be large, and training has gone on."""
+        """Write the trace from another thread: it can be large, and training continues."""
         self._exporting = threading.Thread(target=self._export, args=(token, traced, steps), name="fanfold-trace", daemon=True)
         self._exporting.start()
 
@@ -91,7 +91,7 @@ class Requests:
             self._write({"event": "trace", "path": f"ops/{path.name}", "steps": steps, "size": path.stat().st_size})
 
     def stop(self, timeout: float) -> None:
-        """Give up a trace that waits for steps or is under way; one that is being written is waited for."""
+        """Abandon a trace that is waiting or running; wait for one that is being written."""
         given_up, self._trace = self._trace, None
         if given_up is not None:
             given_up.stop()
@@ -100,7 +100,7 @@ class Requests:
 
 
 class Trace:
-    """Hook the optimizers: start at the end of a step, stop `steps` later, or when the program begins a profile of its own."""
+    """A trace from the end of one step to `steps` later, or until the program starts its own profiler."""
 
     def __init__(self, steps: int, done: Callable[[profiler_session.Session, int], None]) -> None:
         self._steps, self._taken, self._done = steps, 0, done
@@ -111,7 +111,7 @@ class Trace:
     def _stepped(self) -> None:
         with guard("trace the next steps"), profiler_session.Turns.lock:
             if self.over:
-                return  # another thread's step was the last
+                return  # a step on another thread was the last
             if self._session is None:
                 self._begin()
                 return
@@ -147,7 +147,7 @@ class Trace:
         self.over = True
 
     def stop(self) -> None:
-        """Leave nothing on."""
+        """Stop without writing anything, and remove the listener."""
         with guard("stop a trace"), profiler_session.Turns.lock:
             self._wanted = False
             if self._session is not None:

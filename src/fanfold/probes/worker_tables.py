@@ -1,4 +1,4 @@
-"""The tables that forked children (DataLoader workers) left in the run: folded into one when their process has ended."""
+"""Operator tables that forked children (DataLoader workers) left in the run: merged into one when their process has ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def merge(
     added: tuple[str, ...] = ADDED,
     room: int | None = None,
 ) -> int:
-    """Add rows to those of the same operator, scope, thread, label and inputs; return the calls beyond `room` rows."""
+    """Add rows to those with the same operator, scope, thread, label and inputs; return how many calls had no room."""
     beyond = 0
     for row in rows:
         key = tuple(row[name] for name in SAME)
@@ -47,7 +47,7 @@ def merge(
 
 
 def say_full(facts: Mapping[str, Any]) -> None:
-    """Say it once when calls found no row."""
+    """Warn once if the table was full for some calls."""
     if facts["overflow"]:
         notices.once(
             "ops table full",
@@ -57,7 +57,7 @@ def say_full(facts: Mapping[str, Any]) -> None:
 
 
 def read_file(path: Path) -> bytes | None:
-    """Read a table file; None when it is gone, no plain file, or larger than a table can be."""
+    """Read a table file, up to the largest possible table; return None if it is gone or not a regular file."""
     largest = op_table.ROWS + op_table.MAX_ROWS * op_table.ROW_SIZE
     try:
         with open_regular(path) as file:
@@ -67,12 +67,12 @@ def read_file(path: Path) -> bytes | None:
 
 
 def pack_rows(rows: list[dict[str, Any]]) -> bytes:
-    """Compress rows that come from no table of their own."""
+    """Compress rows that do not come from a native table."""
     return zlib.compress(msgspec.msgpack.encode(rows), 3)
 
 
 class Workers:
-    """One process's children, past and present."""
+    """The forked children of one process, past and present."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
@@ -82,10 +82,10 @@ class Workers:
         self._folded: list[str] = []
         self._processes = 0
         self._lost = dict.fromkeys(LOST, 0)
-        self.usage: list[dict[str, Any]] = []  # of those the journal does not have yet
+        self.usage: list[dict[str, Any]] = []  # of children that the journal does not have yet
 
     def sweep(self, parent: str, *, living: bool = False) -> bool:
-        """Fold in the children of `parent` that have ended, or all when the run does; tell whether there were any."""
+        """Merge the tables of children of `parent` that have ended, or with `living` of all; return whether there were any."""
         for path in self._folder.glob(f"{self._rank}-*.ops"):
             table = self._child(path, parent)
             if table is None or (alive(table.facts["pid"]) and not living):
@@ -109,12 +109,12 @@ class Workers:
         return table if table is not None and table.facts["parent"] == parent else None
 
     def event(self, parent: str) -> dict[str, Any]:
-        """Return what the journal keeps of them: all that have ended so far, as one."""
+        """Return the journal's record of all children that have ended so far, merged into one."""
         facts = {**self._facts, **self._lost, "id": f"{parent}-workers", "processes": self._processes}
         return {"id": facts["id"], "facts": facts, "folded": self._folded, "table": pack_rows(list(self._rows.values()))}
 
     def forget(self) -> None:
-        """Remove the files of those the journal has."""
+        """Delete the files of children that the journal has."""
         for path in self._ended:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -122,7 +122,7 @@ class Workers:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a child still runs; one that has ended and was not waited for does not."""
+    """Return whether a child is still running; a zombie is not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

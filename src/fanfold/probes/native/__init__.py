@@ -1,3 +1,3 @@
-"""The part of the operator probe that runs inside torch: C++ sources, how they are built, and their Python face."""
+"""The native part of the operator probe, which runs inside torch: C++ sources, their build, and their Python bindings."""
 
 __all__ = ["build", "library"]

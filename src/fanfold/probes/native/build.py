@@ -1,6 +1,6 @@
-"""Build the native library with whatever C++ compiler is there. Standard library only: the packaging hook loads this file too.
+"""Build of the native library with any available C++ compiler. Standard library only: the packaging hook loads this file, too.
 
-`python -m fanfold.probes.native.build` builds it beside its sources, as `make native` does.
+`python -m fanfold.probes.native.build` builds it next to its sources, as `make native` does.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SEAL = b"fanfold-sha256:"
 
 
 class BuildError(Exception):
-    """The library could not be built; the text says why."""
+    """The library could not be built; the message says why."""
 
 
 def digest(*names: str, extra: str = "") -> str:
-    """Name a build by what it is made from, so that a stale one is never loaded."""
+    """Return a digest of a build's inputs, which names it, so that a stale build is never loaded."""
     parts = [*(HERE.joinpath(name).read_bytes() for name in names), extra.encode(), platform.machine().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
@@ -37,19 +37,19 @@ def library_name() -> str:
 
 
 def beside() -> Path:
-    """Return where the library lies in a wheel, or after `make native`."""
+    """Return the path of the library in a wheel, or after `make native`."""
     return HERE / library_name()
 
 
 def seal(path: Path) -> None:
-    """Append the digest of a built file to it: the loader ignores what follows, and it travels wherever the file is copied."""
+    """Append a built file's digest to it: the loader ignores trailing bytes, and they stay with the file when it is copied."""
     content = path.read_bytes()
     with path.open("ab") as file:
         file.write(SEAL + hashlib.sha256(content).digest())
 
 
 def check(path: Path) -> None:
-    """Raise BuildError unless a file is as it was built: loading a damaged one can kill the process."""
+    """Raise BuildError unless a file is intact: loading a damaged library can kill the process."""
     content = path.read_bytes()
     end = len(content) - len(SEAL) - hashlib.sha256().digest_size
     if end <= 0 or content[end:] != SEAL + hashlib.sha256(content[:end]).digest():
@@ -57,7 +57,7 @@ def check(path: Path) -> None:
 
 
 def intact(path: Path) -> bool:
-    """Tell whether a library is there and as it was built."""
+    """Return whether a library exists and is intact."""
     try:
         check(path)
     except (OSError, BuildError):
@@ -73,11 +73,11 @@ def compiler() -> str | None:
 
 
 def compile_to(target: Path, sources: Iterable[str], flags: Sequence[str], *, limit: float = LIMIT_SECONDS) -> Path:
-    """Compile into `target`, whole or not at all: several processes may do so at once."""
+    """Compile into `target` atomically: several processes may do so at once."""
     command = compiler()
     if command is None:
         raise BuildError("no C++ compiler was found (g++, c++, clang++, or CXX)")
-    aside = target.with_name(f".{target.name}.{os.urandom(8).hex()}")  # processes of several containers may have one pid
+    aside = target.with_name(f".{target.name}.{os.urandom(8).hex()}")  # not the pid: two containers may share one
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([command, *flags, "-o", str(aside), *(str(HERE / name) for name in sources), "-ldl"],
@@ -98,21 +98,21 @@ def compile_to(target: Path, sources: Iterable[str], flags: Sequence[str], *, li
 
 
 def build(folder: Path = HERE) -> Path:
-    """Build the library in `folder`, unless it is there and intact."""
+    """Build the library in `folder`, unless it exists and is intact."""
     target = folder / library_name()
     if intact(target):
         return target
-    for old in folder.glob("libfanfold_ops-*.so") if folder == HERE else ():  # a cache may serve several versions
+    for old in folder.glob("libfanfold_ops-*.so") if folder == HERE else ():  # not in a cache, which may hold several versions
         with contextlib.suppress(OSError):
             old.unlink()
     try:
-        return compile_to(target, ["native.cpp"], (*FLAGS, "-mtls-dialect=gnu2"))  # thread-local state a fifth cheaper on x86
-    except BuildError:  # a compiler or processor that does not know it
+        return compile_to(target, ["native.cpp"], (*FLAGS, "-mtls-dialect=gnu2"))  # thread-local state is a fifth cheaper on x86
+    except BuildError:  # a compiler or processor without support for it
         return compile_to(target, ["native.cpp"], FLAGS)
 
 
 def main() -> int:
-    """Build beside the sources and say where."""
+    """Build the library next to its sources and print its path."""
     if not sys.platform.startswith("linux"):
         print("The native operator probe is for Linux; elsewhere torch.profiler windows serve. Nothing was built.")
         return 0

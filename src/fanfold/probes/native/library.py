@@ -1,4 +1,4 @@
-"""The Python face of the native library: find it, bind it to the torch that is here, and prove it before trusting it."""
+"""Python bindings of the native library: find it, bind it to the installed torch, and test it before relying on it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ff_usage_take": (_I64, (ctypes.c_char_p, _I64)),
     "ff_export_file": (_INT, (_TEXT, ctypes.c_char_p, _I64)),
 }
-# These touch the calling thread alone and return at once: taking the GIL off for them would cost more than they do.
+# These affect only the calling thread and return at once: releasing the GIL would cost more than the call.
 _QUICK: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ff_label_set": (_INT, (_U32,)),
     "ff_label_now": (_U32, ()),
@@ -54,7 +54,7 @@ _QUICK: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class Unavailable(Exception):
-    """The native library cannot serve here; the text says why."""
+    """The native library cannot be used here; the message says why."""
 
 
 _lock = threading.Lock()
@@ -64,7 +64,7 @@ _refused: Unavailable | None = None
 
 
 def supported(version: str) -> bool:
-    """Tell whether a torch version is on the allow-list."""
+    """Return whether a torch version is on the allow-list."""
     try:
         major, minor = (int(part) for part in version.split(".")[:2])
     except ValueError:
@@ -96,7 +96,7 @@ def current() -> Any:
 
 
 def load(*, force: bool = False) -> Any:
-    """Return the library, bound to libc10 alone; torch need not be imported yet. Raise Unavailable with the reason."""
+    """Return the library, bound only to libc10; torch need not be imported yet. Raise Unavailable with the reason."""
     global _loaded  # noqa: PLW0603 - one library per process
     with _lock:
         if _loaded is None:
@@ -132,7 +132,7 @@ def _open() -> Any:
             path = find()
             if path.is_file():
                 return _declared(path)
-        except (OSError, AttributeError, build.BuildError) as error:  # AttributeError: a function is missing in it
+        except (OSError, AttributeError, build.BuildError) as error:  # AttributeError: it lacks a function
             reasons.append(str(error))
     raise Unavailable(f"its library could not be loaded or built: {'; '.join(dict.fromkeys(reasons))}")
 
@@ -149,7 +149,7 @@ def _declared(path: Path) -> Any:
 
 
 def bind(*, force: bool = False) -> Any:
-    """Return the library bound to the imported torch and proved on it; raise Unavailable with the reason."""
+    """Return the library, bound to the imported torch and tested on it; raise Unavailable with the reason."""
     global _bound, _refused  # noqa: PLW0603 - once per process
     if _refused is not None:
         raise _refused
@@ -175,17 +175,17 @@ def _bind(library: Any) -> None:
     if wrong is not None or error is not None:
         reason = wrong if error is None else f"{type(error).__name__}: {error}"
         raise Unavailable(f"its self-test on torch {torch.__version__} failed: {reason}") from error
-    if torch.version.cuda:  # is_available() would initialise the driver, and forked children could not use it any more
+    if torch.version.cuda:  # is_available() would initialize the driver, and forked children could no longer use it
         library.ff_bind_cuda(os.fsencode(folder / "libtorch_cuda.so"))
 
 
 def self_test(library: Any) -> str | None:
-    """Observe a few known operators, a range and a label, in memory alone; return what is wrong, if anything."""
+    """Profile a few known operators, a range and a label, in memory only; return what is wrong, if anything."""
     import torch
 
     from .. import op_table
 
-    library.ff_start(b"", b"", 0, op_table.MAX_ROWS, 1, 1, 0, 0.0, 0)  # room for what other threads do meanwhile
+    library.ff_start(b"", b"", 0, op_table.MAX_ROWS, 1, 1, 0, 0.0, 0)  # enough rows for what other threads do meanwhile
     before = library.ff_label_now()
     library.ff_label_set(library.ff_label_id(b"self-test"))
     try:
@@ -207,7 +207,7 @@ def self_test(library: Any) -> str | None:
 
 
 def describe_inputs(library: Any, wanted: bool) -> None:
-    """Turn the recording of shapes and dtypes on or off; the part that does it is built against torch's headers, once."""
+    """Turn the recording of shapes and dtypes on or off; this part is built once, against torch's headers."""
     library.ff_describe(_describer() if wanted else None)
 
 
@@ -215,7 +215,7 @@ def _describer() -> int:
     import torch
     from torch.utils.cpp_extension import include_paths
 
-    # Without NDEBUG the headers' RecordFunction has one member more than the library's.
+    # Without NDEBUG, the headers' RecordFunction has one member more than the library's.
     flags = ("-std=c++20", "-O1", "-fPIC", "-shared", "-DNDEBUG", *(f"-I{path}" for path in include_paths()))
     name = f"libfanfold_inputs-{build.digest('inputs.cpp', extra=torch.__version__)}.so"
     target = cache_directory() / "native" / name
