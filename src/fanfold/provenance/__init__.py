@@ -1,4 +1,4 @@
-"""Provenance: a model file knows its run. `stamp` writes it into the file, `inspect` reads it without loading a weight."""
+"""Provenance: model files that name their run. `stamp` writes it into the file, `inspect` reads it without loading weights."""
 
 from .read import inspect
 from .write import stamp

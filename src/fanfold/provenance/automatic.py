@@ -1,6 +1,6 @@
-"""Stamp whatever is saved while a run is active: hooks in the savers go on with the first run and come off with the last.
+"""Automatic stamps on everything saved while a run is active: savers are hooked from the first active run to the last.
 
-Libraries that are not imported yet get theirs when they are.
+Libraries that are not imported yet are hooked when they are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .stamper import Stamper, active, export_natively
 
 
 def refresh() -> None:
-    """Bring the stamp that is exported natively up to the run's step."""
-    for newest in active[-1:]:  # one look: a run may end in another thread
+    """Update the natively exported stamp to the run's current step."""
+    for newest in active[-1:]:  # a slice, read once: a run may end in another thread
         export_natively(Stamper(newest))
 
 
@@ -35,7 +35,7 @@ _later = Later(frozenset(hook.module for hook in HOOKS), functools.partial(_put_
 
 
 def start(run: Any) -> Callable[[float], None]:
-    """Stamp everything saved from now on with `run`; return what ends that."""
+    """Stamp everything saved from now on with `run`; return a function that ends that."""
     active.append(run)
     export_natively(Stamper(run))
     for name in {hook.module for hook in HOOKS}:
@@ -43,7 +43,7 @@ def start(run: Any) -> Callable[[float], None]:
             _put_on(name)
     if _later not in sys.meta_path:
         sys.meta_path.insert(0, _later)
-    # git may take a second in a large repository: it is asked now, beside training, and not by the first checkpoint.
+    # git may take a second in a large repository: run it now, in the background, not at the first checkpoint.
     threading.Thread(target=of_process, name="fanfold-stamp", daemon=True).start()
     return lambda _timeout: _stop(run)
 

@@ -1,6 +1,6 @@
-"""GGUF, as llama.cpp loads it: a header of keys and values, the tensors' entries, the tensors. The stamp is one of the values.
+"""GGUF, the format of llama.cpp: key-value pairs, tensor entries, tensors. The stamp is one of the values.
 
-Walked in bounded memory: a model file is untrusted input.
+Parsed in bounded memory: a model file is untrusted input.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .zips import broken
 
 KEY = "fanfold.producer_info"
 FIXED = 24  # magic, version, number of tensors, number of values
-MAX_ITEMS = 4_000_000  # a large vocabulary has half a million, and as many merges
-MAX_TEXT = 4096  # bytes of a text that are shown
+MAX_ITEMS = 4_000_000  # a large vocabulary has half a million entries, and as many merges
+MAX_TEXT = 4096  # bytes shown of a string
 MAX_ALIGNMENT = 1 << 20
 BLOCK = 4096  # of a filesystem
 CHUNK = 1 << 20
 _STRING, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-# By the number of a tensor's kind: how many numbers a block holds, and its bytes. Of kinds that came later, no end is known.
+# By tensor type: how many numbers a block holds, and its size in bytes. The size of newer types is not known.
 _BLOCKS = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36),
     10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
@@ -36,7 +36,7 @@ _ALIGNMENT, _SHOWN = "general.alignment", ("general.architecture", "general.name
 
 
 class Header(NamedTuple):
-    """What the header says, and where the value of ours is in it (its first and last byte; 0 where there is none)."""
+    """The content of the header, and where our key-value pair begins and ends in it (0 if there is none)."""
 
     order: str
     tensors: int
@@ -55,9 +55,9 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
 
 
 def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
-    """Put the stamp before the other values of a copy that replaces the file.
+    """Write the stamp as the first value, in a copy that replaces the file.
 
-    It is padded so that the tensors move by whole blocks: they stay aligned, and where files can share blocks, none is copied.
+    It is padded so that tensors move by whole blocks: they stay aligned, and on filesystems with shared blocks none is copied.
     """
     with path.open("rb") as buffered:
         found = _header(buffered, path)
@@ -99,7 +99,7 @@ def _header(file: BinaryIO, path: Path) -> Header:
 
 
 class _Walk:
-    """One pass over a header, in which nothing is believed before it is checked against the file."""
+    """One pass over a header; everything it states is checked against the file before it is used."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file, self.path = file, path
@@ -123,7 +123,7 @@ class _Walk:
         return broken(self.path, "it was cut short within its header")
 
     def values(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each key, the kind of its value, and where the pair begins; the caller reads or skips the value."""
+        """Yield each key, the type of its value, and where the pair begins; the caller must read or skip the value."""
         for _ in range(self.value_count):
             self.count(1)
             at = self.tell()
@@ -131,7 +131,7 @@ class _Walk:
             yield key, self.unpack("I"), at
 
     def tensors(self, alignment: int) -> None:
-        """Read the tensors' entries; refuse a file that ends before the last of them does."""
+        """Read the tensor entries; raise if the file ends before the last tensor does."""
         last = 0
         for _ in range(self.tensor_count):
             self.count(1)
@@ -155,14 +155,14 @@ class _Walk:
         return data
 
     def shown(self) -> str:
-        """Return the beginning of a text."""
+        """Return the beginning of a string, and skip the rest."""
         length = self.unpack("Q")
         data = self.file.read(min(length, MAX_TEXT))
         self.jump(length - len(data))
         return data.decode("utf-8", "replace")
 
     def skip(self, kind: int, depth: int = 0) -> None:
-        """Pass over a value."""
+        """Skip a value."""
         if kind == _STRING:
             self.jump(self.unpack("Q"))
         elif kind == _ARRAY and depth < 4:
@@ -182,7 +182,7 @@ class _Walk:
             raise broken(self.path, "its header has a value of a kind that is not known here")
 
     def skip_texts(self, count: int) -> None:
-        """Pass over many texts, such as a vocabulary's, without a call to the file for each."""
+        """Skip many strings, such as a vocabulary's, without a file operation for each."""
         length = struct.Struct(self.order + "Q")
         data, at = b"", 0
         for _ in range(count):

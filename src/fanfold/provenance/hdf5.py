@@ -1,7 +1,7 @@
-"""HDF5, also as Keras saves models and weights in it. The stamp stands behind the end that the file itself states.
+"""HDF5, including models and weights saved by Keras. The stamp is appended after the end that the file itself states.
 
-No attribute holds it: to write one takes h5py and a copy of the whole file, and to read one would mean to open an untrusted file
-with it. Whoever changes the file with h5py cuts off what stands behind its end, so a stamp never tells of other content.
+It is not an attribute: writing one takes h5py and a copy of the whole file, and reading one would open an untrusted file
+with h5py. Changing the file with h5py cuts off everything after its end, so a stamp never describes other content.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from . import tail
 from .zips import broken
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_AT_OF_VERSION = {0: (24, 13), 1: (28, 13), 2: (12, 9), 3: (12, 9)}  # where addresses begin, and where their width is stated
+_AT_OF_VERSION = {0: (24, 13), 1: (28, 13), 2: (12, 9), 3: (12, 9)}  # offsets of the addresses, and of their width
 
 
 def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
@@ -24,21 +24,21 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
 
 
 def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
-    """Append the stamp, or replace the one that is there."""
+    """Append the stamp, or replace the present one."""
     end = _end(file, path)
     data = tail.block(stamp)
-    # Nothing that is cut short behind the stated end can hurt, so there is no limit to what is appended.
+    # A partial write after the stated end is harmless, so any size may be appended.
     tail.add(path, file, lambda _at: data, content=end, old=_present(file, end)[1], safe=len(data))
 
 
 def _present(file: BinaryIO, end: int) -> tuple[bytes | None, int]:
-    """Return the stamp behind the content and where it begins; what looks like one within the content is none."""
+    """Return the stamp after the content and where it begins; anything inside the content is not a stamp."""
     stamp, start = tail.before(file, os.fstat(file.fileno()).st_size)
     return (stamp, start) if start >= end else (None, 0)
 
 
 def _end(file: BinaryIO, path: Path) -> int:
-    """Return where the content ends, as the superblock states it."""
+    """Return where the content ends, according to the superblock."""
     file.seek(0)
     head = file.read(96)
     at, width_at = _AT_OF_VERSION.get(head[8] if len(head) > 8 else -1, (0, 0))

@@ -1,4 +1,4 @@
-"""Hooks inside other libraries: a name that they look up when they use it is replaced for a while, also when imported later."""
+"""Temporary replacements of names inside other libraries, also of libraries that are imported later."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Any
 
 
 class Hook:
-    """One name inside a saver, replaced while it is wanted."""
+    """One name inside a saver, replaced while the hook is on."""
 
     def __init__(self, module: str, path: str, make_wrapper: Callable[[Any], Callable[..., Any]]) -> None:
         self.module, self.path, self.make_wrapper = module, path, make_wrapper
         self.owner: Any = None
-        self.kept: Any = None  # what stood in the owner's table: torch's classes hold descriptors there, not functions
+        self.kept: Any = None  # from the owner's __dict__: in torch's classes that is a descriptor, not a function
         self.wrapper: Any = None
         self.needed: list[Future[Any]] = []
 
     def put_on(self, module: ModuleType, *, fresh: bool = False) -> None:
-        """Replace the name. In a `fresh` module, loaded just now, it stands as the library wrote it, whatever was done before."""
+        """Replace the name. In a `fresh`, just loaded module it is the library's own, even if we replaced it before."""
         *owners, name = self.path.split(".")
         owner: Any = module
         for part in owners:
             owner = getattr(owner, part, None)
         original = getattr(owner, name, None)
         if owner is None or original is None:
-            return  # another version of the library: nothing to hook here
+            return  # another version of the library, without this name
         if self.wrapper is not None and (original is self.wrapper or not fresh):
-            return  # ours is on, perhaps below somebody else's
+            return  # ours is on, perhaps below another wrapper
         self.owner, self.kept = owner, vars(owner).get(name, original)
         self.wrapper = functools.wraps(original)(self.make_wrapper(original))
         setattr(owner, name, self.wrapper)
 
     def keep_for(self, future: Future[Any]) -> None:
-        """Leave the hook on, whoever takes it off, while another thread needs it."""
+        """Keep the hook on until the future is done, even if take_off() is called."""
         self.needed.append(future)
         future.add_done_callback(self.needed.remove)
 
     def take_off(self) -> None:
-        """Put the original back, unless somebody has wrapped ours since, or needs it: then it stays, and only passes on."""
+        """Restore the original, unless ours was wrapped since or is still needed: then it stays, and only passes calls on."""
         if any(not future.done() for future in tuple(self.needed)):
             return
         name = self.path.rpartition(".")[2]
@@ -53,7 +53,7 @@ class Hook:
 
 
 class Later(importlib.abc.MetaPathFinder):
-    """Tell of certain libraries when they are imported: `loaded` gets the name."""
+    """An import finder that calls `loaded` with the name when one of certain libraries is imported."""
 
     def __init__(self, names: frozenset[str], loaded: Callable[[str], None]) -> None:
         self.names, self.loaded = names, loaded
@@ -62,7 +62,7 @@ class Later(importlib.abc.MetaPathFinder):
         if name not in self.names:
             return None
         finders = sys.meta_path
-        behind = finders[finders.index(self) + 1 :] if self in finders else []  # those in front were asked before us
+        behind = finders[finders.index(self) + 1 :] if self in finders else []  # the finders before us were already asked
         for finder in behind:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None and spec.loader is not None:
@@ -72,7 +72,7 @@ class Later(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Another loader, and a word when it is done."""
+    """A wrapper around a loader that calls `loaded` when it is done."""
 
     def __init__(self, inner: Any, loaded: Callable[[str], None]) -> None:
         self.inner, self.loaded = inner, loaded

@@ -1,4 +1,4 @@
-"""ONNX: one protobuf message. The stamp is an entry of `metadata_props`, added at the end: a message may be written in parts."""
+"""ONNX: one protobuf message. The stamp is an entry of `metadata_props`, appended: fields may be in any order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _GRAPH, _OPSET, _METADATA = 1, 2, 3, 
 _TEXTS = {_PRODUCER: "producer", _PRODUCER_VERSION: "producer_version"}
 _NUMBER, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _MAX_FIELDS, _MAX_OPSETS, _MAX_TEXT = 100_000, 100, 1000
-_MAX_VALUE, _MAX_METADATA = 64 << 10, 2 << 20  # bytes that are kept of one value of the metadata, and of all together
-_KEY = 64  # bytes that hold the stamp's key
+_MAX_VALUE, _MAX_METADATA = 64 << 10, 2 << 20  # bytes kept of one metadata value, and of all of them
+_KEY = 64  # bytes that are enough for the stamp's key
 
 
 class _Field(NamedTuple):
-    """One field of the model, from `start` to `end`. The value is a number, or how many bytes stand before the end."""
+    """One field of the model, from `start` to `end`. Its value is a number, or the length of its content."""
 
     number: int
     kind: int
@@ -30,7 +30,7 @@ class _Field(NamedTuple):
 
 
 def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]:
-    """Return the format's name, the bytes of the stamp, and a few facts; the graph is passed over."""
+    """Return the format's name, the bytes of the stamp, and a few facts; the graph is skipped."""
     kept = _Kept(file)
     for field in _fields(file, path):
         if field.kind == _BYTES:
@@ -43,7 +43,7 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
 
 
 class _Kept:
-    """What is kept of a model: little, however many and long its fields are."""
+    """The facts collected from a model: bounded, however many and long its fields are."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -67,7 +67,7 @@ class _Kept:
     def _metadata(self, field: _Field) -> None:
         room = self.room
         data = _read(self.file, field, max(_KEY, min(_MAX_VALUE, room)))
-        self.room -= len(data) + _KEY  # an empty one takes memory, too
+        self.room -= len(data) + _KEY  # an empty entry takes memory, too
         if _is_stamp(data):
             self.stamp = field  # the last one counts
         elif room > 0:
@@ -93,12 +93,12 @@ def _text(data: Any) -> str:
 
 
 def _is_stamp(entry: bytes) -> bool:
-    """Tell whether an entry of the metadata, or its beginning, is a stamp's."""
+    """Return whether a metadata entry, of which the beginning is enough, is a stamp."""
     return next((value for number, value in _pairs(entry) if number == 1), None) == NAME.encode()
 
 
 def _fields(file: BinaryIO, path: Path) -> Iterator[_Field]:
-    """Walk the fields of the model; what stands in them (the graph, with its weights) is stepped over."""
+    """Iterate over the fields of the model, skipping their content (the graph, with its weights)."""
     size, end = file.seek(0, os.SEEK_END), 0
     for _ in range(_MAX_FIELDS):
         if end >= size:
@@ -129,7 +129,7 @@ def _number(file: BinaryIO, path: Path) -> int:
 
 
 def _pairs(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Read a small message: numbers and strings by field number; what is not whole is left out."""
+    """Parse a small message into field numbers with ints or bytes; stop at other types. The last value may be cut short."""
     at = 0
     while at < len(data):
         number, kind = data[at] >> 3, data[at] & 7
@@ -155,7 +155,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def entry(stamp: bytes) -> bytes:
-    """Return the stamp as a field of the model, to be put behind its other bytes."""
+    """Return the stamp as a field to append to the model."""
     key = NAME.encode()
     body = b"\x0a" + _length(key) + key + b"\x12" + _length(stamp) + stamp
     return bytes([_METADATA << 3 | 2]) + _length(body) + body
@@ -171,9 +171,9 @@ def _length(data: bytes) -> bytes:
 
 
 def write(path: Path, stamp: bytes, file: BinaryIO) -> None:  # noqa: ARG001 - every format's interface
-    """Put the stamp behind the model in a copy without earlier stamps that takes the file's place: no key may be there twice."""
+    """Append the stamp in a copy that replaces the file, without earlier stamps: a key must not occur twice."""
     with path.open("rb") as source:
-        cuts = _places(source, path)  # a damaged file is not written on
+        cuts = _places(source, path)  # raises for a damaged file
         source.seek(0)
         with replacing(path) as target:
             for start, end in cuts:
@@ -185,7 +185,7 @@ def write(path: Path, stamp: bytes, file: BinaryIO) -> None:  # noqa: ARG001 - e
 
 
 def _places(file: BinaryIO, path: Path) -> list[tuple[int, int]]:
-    """Return where earlier stamps begin and end."""
+    """Return the start and end of each earlier stamp."""
     return [
         (field.start, field.end)
         for field in _fields(file, path)

@@ -1,4 +1,4 @@
-"""inspect(): what a model file says of itself, read without torch, without its weights and in bounded memory."""
+"""inspect(): the format, stamp and facts of a model file, read without torch, without its weights and in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .record import MAX_BYTES, NAME, parse
 
 MAX_FILES = 1000
 ENDS = 1 << 16
-MAX_ENTRIES = 20_000  # a checkpoint has hundreds; a folder that also holds a data set may have millions
+MAX_ENTRIES = 20_000  # a checkpoint has hundreds; a folder that also holds a dataset may have millions
 MODEL_SUFFIXES = (
     ".safetensors",
     ".pt",
@@ -29,14 +29,14 @@ MODEL_SUFFIXES = (
     ".skops",
     ".gguf",
 )
-TORCH_SUFFIXES = (".pt", ".pth", ".pt2", ".torchscript")  # of nobody else; under .bin and .ckpt lies many a program's format
+TORCH_SUFFIXES = (".pt", ".pth", ".pt2", ".torchscript")  # used only by torch; .bin and .ckpt are used by many programs
 
 BEGINS = {".keras": b"PK", ".skops": b"PK", ".npz": b"PK", ".gguf": b"GGUF"}
-_GGUF_VERSIONS = (b"\2\0\0\0", b"\3\0\0\0", b"\0\0\0\2", b"\0\0\0\3")  # nobody writes the first, which had shorter fields
+_GGUF_VERSIONS = (b"\2\0\0\0", b"\3\0\0\0", b"\0\0\0\2", b"\0\0\0\3")  # version 1 had shorter fields; nobody writes it
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a model file or a checkpoint directory says: its format, its size, its stamp if it has one, a few facts.
+    """Return the format, size, stamp and a few facts of a model file or checkpoint directory.
 
     Keys: `path`, `format`, `size`, `stamp` (None without one), `facts`; for a directory also `files`.
     """
@@ -48,15 +48,15 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def located(path: str | os.PathLike[str]) -> tuple[Path, bool]:
-    """Return the path of a file or a directory that is there, and whether it is a directory; refuse any other."""
-    if not os.fspath(path):  # pathlib makes it the working directory
+    """Return the path of an existing file or directory, and whether it is a directory; raise for anything else."""
+    if not os.fspath(path):  # pathlib would make it the working directory
         raise FanfoldError(
             "the path is empty. Nothing was read or written. Give the path of a model file or checkpoint directory."
         )
     file = Path(path)
     try:
         mode = file.stat().st_mode
-    except (OSError, ValueError) as error:  # a ValueError: of letters that no path has
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         raise _unreached(path, error) from error
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         raise FanfoldError(f"{file} is neither a file nor a directory. Nothing was done. Give the path of a model file.")
@@ -98,7 +98,7 @@ def _parsed(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def _ours(stamp: dict[str, Any] | None, facts: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a stamp of ours. The name is not ours alone: what another program says under it is a fact."""
+    """Return our own stamp. Other programs use the same name: what they wrote is added to the facts."""
     if stamp is None or isinstance(stamp.get("stamp"), int):
         return stamp
     facts["producer_info"] = stamp
@@ -106,8 +106,8 @@ def _ours(stamp: dict[str, Any] | None, facts: dict[str, Any]) -> dict[str, Any]
 
 
 def mark(path: Path) -> dict[str, Any]:
-    """Tell a file from the one that is saved in its place later, without reading all of it: size and both ends."""
-    from hashlib import sha256  # here, since few stamps lie beside their file
+    """Return a fingerprint that tells a file from a later one at the same path, without reading all of it: size and both ends."""
+    from hashlib import sha256  # imported here, since few stamps are sidecar files
 
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -117,12 +117,12 @@ def mark(path: Path) -> dict[str, Any]:
 
 
 def lies(path: Path) -> bool:
-    """Tell whether a file lies there; beside a file whose name is as long as names may be, none does."""
-    return os.path.isfile(path)  # noqa: PTH113 - pathlib raises where a name is too long
+    """Return whether a file exists; False for a name that is too long, as a sidecar's may be."""
+    return os.path.isfile(path)  # noqa: PTH113 - pathlib raises if a name is too long
 
 
 def module_of(head: bytes, path: Path, size: int) -> Any:
-    """Choose by content the module that reads and writes a file's format, and load no other; None where no stamp has room."""
+    """Return the module for a file's format, detected from its content; None if the format has no room for a stamp."""
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         name = "zips"
     elif head.startswith(b"\x89HDF\r\n\x1a\n"):
@@ -131,10 +131,10 @@ def module_of(head: bytes, path: Path, size: int) -> Any:
         name = "gguf"
     elif not head and path.suffix in MODEL_SUFFIXES:
         raise _broken(path, "it is empty")
-    elif path.suffix == ".safetensors" or _has_header(head, size):  # by its name also what is left of a damaged one
+    elif path.suffix == ".safetensors" or _has_header(head, size):  # by its name, also a damaged one
         name = "safetensors"
     elif path.suffix == ".onnx" or (len(head) > 2 and head[0] == 0x08 and head[1] < 64 and head[2] == 0x12):
-        name = "onnx"  # else by a first field that can only be the version of the format
+        name = "onnx"  # without the suffix: its first field can only be the format's version
     elif path.suffix in BEGINS and not head.startswith(BEGINS[path.suffix]):
         raise _broken(path, f"it does not begin as a {path.suffix} file does")
     elif path.suffix in TORCH_SUFFIXES and not _is_pickle(head):
@@ -149,7 +149,7 @@ def _has_header(head: bytes, size: int) -> bool:
 
 
 def _without_room(head: bytes) -> str:
-    """Name a format that holds no stamp. torch.save's before the zip is never loaded here, since a pickle runs code."""
+    """Return the name of a format without a stamp. A pickle (torch.save's old format) is never loaded: it can run code."""
     return "pickle" if _is_pickle(head) else "unknown"
 
 
@@ -158,13 +158,13 @@ def _is_pickle(head: bytes) -> bool:
 
 
 def _broken(path: Path, why: str) -> FanfoldError:
-    from .zips import broken  # here, since most files are whole
+    from .zips import broken  # imported here, since most files are intact
 
     return broken(path, why)
 
 
 def sidecar(path: Path) -> Path:
-    """Return where the stamp of a file lies whose format has no room for one, or of a directory."""
+    """Return the path of the stamp of a directory, or of a file whose format has no room for one."""
     return path / NAME if path.is_dir() else path.with_name(f"{path.name}.{NAME}")
 
 
@@ -176,7 +176,7 @@ def _read_sidecar(path: Path) -> dict[str, Any] | None:
 
 
 def model_files(folder: Path, *, links: bool = False) -> list[Path]:
-    """Return the model files of a directory, a level or two deep; also links to such files, which caches are made of."""
+    """Return the model files of a directory, one or two levels deep; with `links`, also symlinks, which caches consist of."""
     found = []
     for pattern in ("*", "*/*"):
         for item in folder.glob(pattern):
@@ -188,7 +188,7 @@ def model_files(folder: Path, *, links: bool = False) -> list[Path]:
 
 
 def size_of(path: Path, *, links: bool = False) -> int:
-    """Return the bytes of a file, or of the files in a directory (of the first twenty thousand)."""
+    """Return the size of a file, or of the files in a directory (the first 20,000)."""
     if not path.is_dir():
         return path.stat().st_size
     files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
@@ -197,7 +197,7 @@ def size_of(path: Path, *, links: bool = False) -> int:
 
 
 def directory_format(folder: Path) -> str:
-    """Name what wrote a checkpoint directory."""
+    """Return the format of a checkpoint directory."""
     if (folder / ".metadata").is_file() and any(folder.glob("*.distcp")):
         return "DCP checkpoint"
     if (folder / "trainer_state.json").is_file():
@@ -229,7 +229,7 @@ def _directory(folder: Path) -> dict[str, Any]:
         "path": str(folder),
         "format": directory_format(folder),
         "size": size_of(folder, links=True),
-        # The newest: what was saved into the folder since leaves the folder's own as it was.
+        # The newest: files saved into the folder later do not update the folder's own stamp.
         "stamp": max(stamps, key=lambda stamp: str(stamp.get("time", "")), default=None),
         "facts": facts,
         "files": files,

@@ -1,6 +1,6 @@
-"""What a stamp says: which run, code, command, data and environment a model file comes from. Never a secret.
+"""The content of a stamp: the run, code, command, data and environment a model file comes from. Never a secret.
 
-What only writing needs is imported where it is used: `fanfold inspect` reads, and answers at once.
+Modules needed only for writing are imported where they are used, to keep `fanfold inspect` fast.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from .._version import __version__
 from ..errors import FanfoldError
 
-NAME = "producer_info.json"  # the name PyTorch's own guide gives to such a file inside a model
+NAME = "producer_info.json"  # the name PyTorch's documentation uses for such a file inside a model
 FORMAT = 1
 MAX_BYTES = 1 << 20
-MAX_DATA = 1000  # letters of a name that the config gives the data, and names
+MAX_DATA = 1000  # characters of a dataset's name in the config, and number of names
 _DATA_KEYS = ("data", "dataset", "datasets", "dataset_name", "train_dataset", "train_data", "data_path", "dataset_path")
-MAX_DEPTH = 100  # tables within tables; ours have a few, and whoever prints deeper ones runs out of stack
+MAX_DEPTH = 100  # levels of nesting; ours has a few, and printing much deeper ones overflows the stack
 
 _PACKAGES = frozenset(
     "torch numpy safetensors transformers accelerate peft diffusers tokenizers datasets lightning pytorch-lightning keras jax "
@@ -30,9 +30,9 @@ _PACKAGES = frozenset(
 
 
 def make(run: Any, extra: Mapping[str, Any], *, parent: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Make the stamp of a file saved now; `run` is the current run, or None. `step` and `data` have places of their own.
+    """Return the stamp for a file saved now; `run` is the current run, or None. `step` and `data` in `extra` get their own keys.
 
-    `parent` is the stamp of the file that this one was made from, where it carries one.
+    `parent` is the stamp of the file this one was made from, if it has one.
     """
     from ..facts.mask import mask
     from ..plain import plain
@@ -53,10 +53,10 @@ def make(run: Any, extra: Mapping[str, Any], *, parent: Mapping[str, Any] | None
 
 
 def encode(stamp: Mapping[str, Any]) -> bytes:
-    """Return a stamp as the bytes that go into a file; refuse one that is longer than any reader takes."""
+    """Return a stamp as bytes to write into a file; raise if it is longer than readers accept."""
     try:
         text = json.dumps(stamp, ensure_ascii=True, sort_keys=True, default=str, allow_nan=False)
-    except ValueError:  # other languages' readers know no NaN, and would find no stamp at all
+    except ValueError:  # JSON parsers of other languages reject NaN, and with it the whole stamp
         text = json.dumps(_finite(stamp), ensure_ascii=True, sort_keys=True, default=str)
     if len(text) > MAX_BYTES:
         raise FanfoldError(
@@ -67,7 +67,7 @@ def encode(stamp: Mapping[str, Any]) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """Copy plain data, with NaN and infinities as texts."""
+    """Return a copy of plain data, with NaN and infinities as strings."""
     if isinstance(value, Mapping):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -76,7 +76,7 @@ def _finite(value: Any) -> Any:
 
 
 def decode(data: bytes) -> dict[str, Any] | None:
-    """Read a stamp back; None if these bytes are none (a file of that name may be anybody's)."""
+    """Parse a stamp; return None if the bytes are not one (other programs use the same name)."""
     try:
         return parse(data)
     except ValueError:
@@ -84,7 +84,7 @@ def decode(data: bytes) -> dict[str, Any] | None:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Read a stamp back; a ValueError says why one cannot be read."""
+    """Parse a stamp; raise ValueError with the reason if it cannot be read."""
     if (length := len(data.rstrip())) > MAX_BYTES:
         raise ValueError(f"it has {length:,} bytes, and {MAX_BYTES:,} are read")
     try:
@@ -94,7 +94,7 @@ def parse(data: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError("it is no JSON") from error
     if not isinstance(found, dict):
-        raise ValueError("it is no table of JSON")  # noqa: TRY004 - one kind of error for whatever is wrong with it
+        raise ValueError("it is no table of JSON")  # noqa: TRY004 - one error type for everything wrong with it
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
         inner = (item for one in level for item in (one.values() if isinstance(one, dict) else one))
@@ -121,7 +121,7 @@ def _of_run(run: Any, step: Any) -> dict[str, Any] | None:
 
 
 def _data_of(run: Any) -> Any:
-    """Return what a run knows of the data it trains on: artifacts of the kind "dataset", else what its config names."""
+    """Return the data a run trains on: its artifacts of type "dataset", else the datasets named in its config."""
     if run is None or run.status == "disabled":
         return None
     if datasets := getattr(run, "_datasets", None):
@@ -143,9 +143,9 @@ def step_of(run: Any) -> int | None:
     return int(high) if high >= 0 else None
 
 
-@functools.lru_cache(4)  # masking is the dear part of a stamp, and a config hardly changes between two checkpoints
+@functools.lru_cache(4)  # masking is the expensive part of a stamp, and configs rarely change between checkpoints
 def _digest(config: str) -> str:
-    """Return the digest of a config without its secrets: one of a short password could be found by trying."""
+    """Return the digest of a config without its secrets: a short password could be found by brute force."""
     import hashlib
 
     from ..facts.mask import mask
@@ -155,7 +155,7 @@ def _digest(config: str) -> str:
 
 
 def _origin(parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Keep of a parent's stamp what finds its run again."""
+    """Return the part of a parent's stamp that identifies its run."""
     run = (parent or {}).get("run")
     if not isinstance(run, Mapping):
         return None
@@ -164,7 +164,7 @@ def _origin(parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 @functools.cache
 def of_process() -> dict[str, Any]:
-    """Return what does not change while a process lives; read once, since every checkpoint asks for it."""
+    """Return the facts that do not change during a process; cached, since every checkpoint needs them."""
     from ..facts import collect
 
     found: dict[str, Any] = collect.environment()

@@ -1,6 +1,6 @@
-"""Replace a model file: written beside the old one and renamed over it, by one process at a time.
+"""Atomic replacement of a model file: written next to the old one and renamed over it, by one process at a time.
 
-A kill at any moment leaves the old file or the new one, both whole; a model that was loaded from the old one keeps it.
+A kill at any moment leaves either the old or the new file, complete; a process that has the old one mapped keeps it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ OLD_SECONDS = 86_400.0
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces `path` at the end; an error inside leaves `path` as it was, and nothing else."""
+    """Yield a new file that replaces `path` at the end; an error inside leaves `path` unchanged, and nothing behind."""
     import shutil
 
     aside = path.with_name(f".{path.name}.{_node()}-{os.getpid()}.stamping")
-    aside.unlink(missing_ok=True)  # of a process of the same number that was killed
+    aside.unlink(missing_ok=True)  # left by a killed process with the same pid
     try:
-        # Private until it has the rights of the one it replaces: a model is not to be read by others for a moment either.
+        # Private until it gets the old file's permissions: others must not be able to read a model even for a moment.
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
             yield target
             target.flush()
             os.fsync(target.fileno())
         shutil.copymode(path, aside)
         owner = path.stat()
-        with contextlib.suppress(OSError):  # another's file can be given back by root alone
+        with contextlib.suppress(OSError):  # only root can give a file to another user
             os.chown(aside, owner.st_uid, owner.st_gid)
         aside.replace(path)
     finally:
@@ -44,14 +44,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def copy_rest(source: BinaryIO, at: int, target: BinaryIO) -> None:
-    """Append everything from a byte of `source` on, in the kernel where it can.
+    """Append everything in `source` from offset `at` on, in the kernel if possible.
 
-    Filesystems that share blocks between files copy nothing, provided both places are equally far into a block.
+    Filesystems with shared blocks copy nothing, provided both offsets are at the same position within a block.
     """
     import shutil
 
     target.flush()
-    with contextlib.suppress(OSError, AttributeError):  # another system, or a filesystem that cannot
+    with contextlib.suppress(OSError, AttributeError):  # an operating system or filesystem without support
         while count := os.copy_file_range(source.fileno(), target.fileno(), 1 << 30, at):
             at += count
         target.seek(0, os.SEEK_END)
@@ -63,7 +63,7 @@ def copy_rest(source: BinaryIO, at: int, target: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[BinaryIO]:
-    """Yield the open file to one process at a time: every rank of a job may call stamp() on the one that rank 0 saved."""
+    """Yield the open file to one process at a time: every rank of a job may call stamp() on the file that rank 0 saved."""
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         with path.open("r+b", buffering=0) as file, _locked(file) as ours:
@@ -84,24 +84,24 @@ def _node() -> str:
 
 
 def _remove_leftovers(path: Path, *, locked: bool) -> None:
-    """Remove the copies that killed stamps of this file left beside it.
+    """Remove copies that processes killed while stamping this file left next to it.
 
-    Who has the lock is the only one who stamps the file, but some network filesystems keep locks on one node only, and others
-    have none. A copy that may be another node's, or that no lock protects, is removed when it has not changed for a day.
+    The holder of the lock is the only one stamping the file, but some network filesystems lock only within a node, and
+    others not at all. A copy from another node, or without a lock, is removed only if it has not changed for a day.
     """
     name = re.compile(rf"\.{re.escape(path.name)}\.(?P<node>[a-z0-9]+)-\d+\.stamping")
     for aside in path.parent.iterdir():
         made = name.fullmatch(aside.name)
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+        with contextlib.suppress(OSError):  # already gone, or another user's
             if made and ((locked and made["node"] == _node()) or time.time() - aside.lstat().st_mtime > OLD_SECONDS):
                 aside.unlink()
 
 
 @contextlib.contextmanager
 def _locked(file: BinaryIO) -> Iterator[bool | None]:
-    """Yield whether we have the lock, or None where there are no locks.
+    """Yield whether we have the lock, or None if locks are not supported.
 
-    It is released explicitly: a child forked meanwhile has the file open, too.
+    It is released explicitly: a child forked meanwhile inherits the open file.
     """
     try:
         import fcntl

@@ -1,4 +1,4 @@
-"""safetensors: eight bytes of length, a JSON header, the tensors. The stamp is an entry of the header's `__metadata__`."""
+"""safetensors: eight bytes of header length, a JSON header, the tensors. The stamp is an entry in its `__metadata__`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .zips import broken
 
 MAX_HEADER = 100_000_000  # the format's own limit
 MAX_PARAMETERS = 1 << 63
-MAX_QUOTES = 2_500_000  # a tensor has ten. Names take memory, some 200 bytes each, and none is without two quotes
-MAX_ENTRY = 64 << 10  # bytes of one tensor's: numbers of a shape take ten times their letters
-MAX_DTYPE, MAX_DTYPES = 64, 100  # letters of a name, and names; the format knows some twenty
+MAX_QUOTES = 2_500_000  # a tensor has ten. Limits memory: each name takes about 200 bytes, and has two quotes
+MAX_ENTRY = 64 << 10  # bytes of one tensor's entry: parsed, a shape's numbers take ten times their text
+MAX_DTYPE, MAX_DTYPES = 64, 100  # characters of a name, and number of names; the format has about twenty
 BLOCK = 4096  # of a filesystem
 
 
 class _Tensor(msgspec.Struct):
-    """What is read of a tensor's entry."""
+    """The fields read from a tensor's entry."""
 
     dtype: str
     shape: list[int]
@@ -33,7 +33,7 @@ class _Tensor(msgspec.Struct):
 
 
 _tensor = msgspec.json.Decoder(_Tensor)
-_header_of = msgspec.json.Decoder(dict[str, msgspec.Raw])  # entries stay bytes until they are asked for: little memory
+_header_of = msgspec.json.Decoder(dict[str, msgspec.Raw])  # entries stay raw bytes until needed, to save memory
 _metadata = msgspec.json.Decoder(dict[str, str])
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -54,7 +54,7 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
 
 
 def _tensors(file: BinaryIO, path: Path, entries: dict[str, msgspec.Raw]) -> Iterator[_Tensor]:
-    """Read tensor by tensor what a header says, with the file right behind it; refuse a file that does not end where they do."""
+    """Yield the header's tensors, with the file positioned after it; raise if the file does not end where the tensors do."""
     there, told = os.fstat(file.fileno()).st_size - file.tell(), 0
     for name, entry in entries.items():
         tensor = _read_tensor(entry, name, path)
@@ -83,7 +83,7 @@ def _read_tensor(entry: msgspec.Raw, name: str, path: Path) -> _Tensor:
 
 
 def _header(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[str, str]]:
-    """Return the tensors' entries as they are written, and the metadata."""
+    """Return the raw entries of the tensors, and the metadata."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER:
@@ -102,7 +102,7 @@ def _header(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[st
 
 
 def _checked(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[str, str]]:
-    """Return what the header says of a file that is whole."""
+    """Return the header of a file, after checking that the file is complete."""
     entries, metadata = _header(file, path)
     for _ in _tensors(file, path, entries):
         pass
@@ -110,12 +110,12 @@ def _checked(file: BinaryIO, path: Path) -> tuple[dict[str, msgspec.Raw], dict[s
 
 
 def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
-    """Put the stamp into the header of a copy that takes the file's place.
+    """Write the stamp into the header of a copy that replaces the file.
 
-    The header comes first and tensors may have no gaps, so nothing can be changed in place without a moment in which no loader
-    reads the file. The header grows by whole blocks: where files can share blocks, the tensors are not copied.
+    The header comes first and tensors must not have gaps, so changing it in place would leave the file unreadable for a
+    moment. The header grows by whole blocks: on filesystems with shared blocks, the tensors are not copied.
     """
-    entries, metadata = _checked(file, path)  # a damaged file is not written on
+    entries, metadata = _checked(file, path)  # raises for a damaged file
     start = file.tell()
     head = msgspec.json.encode({"__metadata__": {**metadata, NAME: stamp.decode()}, **entries})
     more = max(0, -(-(len(head) - (start - 8)) // BLOCK)) * BLOCK

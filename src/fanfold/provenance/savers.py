@@ -1,7 +1,7 @@
-"""The hooks inside each saver that write a stamp into what it saves.
+"""The hooks inside each saver that stamp the files it saves.
 
-Each replaces a name that the saver looks up at the moment it saves, so `from safetensors.torch import save_file` before init()
-makes no difference.
+Each replaces a name that the saver looks up when it saves, so that it also works after an early
+`from safetensors.torch import save_file`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .stamper import Stamper, current, export_natively, quietly
 from .write import write, write_beside
 from .zips import MEMBER, hide
 
-_announced = threading.local()  # the next buffer that torch.save fills becomes a file
+_announced = threading.local()  # buffer: the next buffer that torch.save fills becomes a file
 
 
 def _torch_save(original: Callable[..., Any]) -> Callable[..., Any]:
     def open_writer(target: Any) -> Any:
         stamper = current()
         wanted = getattr(_announced, "buffer", False) or _is_file(target)
-        writer = original(target)  # last: one that is dropped before its end aborts the process
-        _announced.buffer = False  # this one, and none that pickling its content fills
+        writer = original(target)  # last: a writer that is dropped before it is closed aborts the process
+        _announced.buffer = False  # only for this buffer, not for those filled while pickling its content
         return _ZipWriter(writer, stamper, target) if stamper is not None and wanted else writer
 
     return open_writer
 
 
 def _lightning(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Stamp a checkpoint that goes through memory, since it may be bound for a bucket."""
+    """Stamp a checkpoint that is written to memory first, since its destination may be a bucket."""
 
     def save(checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         stamper = current()
@@ -54,15 +54,15 @@ def _lightning(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_file(target: Any) -> bool:
-    """Tell a file from a buffer: what goes through memory is somebody's message, not a model on a disk."""
+    """Return whether the target is a file: a buffer in memory is a message to someone, not a saved model."""
     if isinstance(target, (str, os.PathLike)):
         return True
     try:
-        inner = getattr(target, "file", target)  # of a NamedTemporaryFile
+        inner = getattr(target, "file", target)  # for a NamedTemporaryFile
         opened = isinstance(inner, (io.BufferedWriter, io.BufferedRandom, io.FileIO)) and isinstance(target.name, str)
-        by_fsspec = hasattr(target, "fs") and isinstance(getattr(target, "path", None), str)  # here or in a bucket
+        by_fsspec = hasattr(target, "fs") and isinstance(getattr(target, "path", None), str)  # local or in a bucket
         return (opened or by_fsspec) and target.tell() == 0
-    except (AttributeError, OSError, ValueError):  # no name, a pipe, closed: torch says what it has to say of it
+    except (AttributeError, OSError, ValueError):  # no name, a pipe, closed: torch reports what is wrong
         return False
 
 
@@ -80,7 +80,7 @@ def _torch_save_old(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _ZipWriter:
-    """torch's own writer, with one record more before it closes."""
+    """torch's own writer, with one more record before it closes."""
 
     def __init__(self, writer: Any, stamper: Stamper, target: Any) -> None:
         self.writer, self.stamper, self.target = writer, stamper, target
@@ -139,7 +139,7 @@ def _jit_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _with_stamp(stamper: Stamper | None, given: Any) -> Iterator[Any]:
-    """Yield the extra files of a TorchScript archive with ours among them; the caller's own of that name wins."""
+    """Yield the extra files of a TorchScript archive, including the stamp; the caller's own file of that name wins."""
     extra = given or {}
     theirs = stamper is not None and NAME in extra
     if stamper is not None:
@@ -149,7 +149,7 @@ def _with_stamp(stamper: Stamper | None, given: Any) -> Iterator[Any]:
     try:
         yield extra
     finally:
-        if theirs:  # off for this file alone: the next may be one that C++ saves
+        if theirs:  # off for this file only: the next may be saved by C++
             with guard("stamp a TorchScript file"):
                 export_natively(current())
 
@@ -181,9 +181,9 @@ def _onnx_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_bytes(content: bytes, target: Any, *rest: Any) -> Any:
         stamper = current()
         result = original(content, target, *rest)
-        binary = content[:1] == b"\x08"  # it can also be saved as text, which has no place for a stamp
+        binary = content[:1] == b"\x08"  # it can also be saved as text, which has no room for a stamp
         if stamper is not None and binary and isinstance(target, (str, os.PathLike)) and Path(target).is_file():
-            with guard("stamp an ONNX file"):  # behind the model: its bytes, which may be gigabytes, are not copied
+            with guard("stamp an ONNX file"):  # in the file: the model's bytes, perhaps gigabytes, are not copied in memory
                 path = Path(target).resolve()
                 with path.open("rb") as file:
                     inherited = onnx.read(file, path)[1]
@@ -200,7 +200,7 @@ def _keras(original: Callable[..., Any]) -> Callable[..., Any]:
         stamper = current()
         result = original(model, filepath, *args, **kwargs)
         if stamper is not None and isinstance(filepath, (str, os.PathLike)) and Path(filepath).is_file():
-            if Path(filepath).suffix != ".json":  # the index of sharded weights, which is text
+            if Path(filepath).suffix != ".json":  # the index of sharded weights, which is a text file
                 with guard("stamp a file that Keras saves"):
                     write(Path(filepath), stamper.text())
             stamper.saved(filepath)
@@ -210,7 +210,7 @@ def _keras(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _skops_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Stamp the archive while it is in memory: it goes into a file, or to whoever asked for bytes."""
+    """Stamp the archive while it is in memory: it is then written to a file, or returned to the caller as bytes."""
 
     def save(*args: Any, **kwargs: Any) -> Any:
         stamper = current()
@@ -235,7 +235,7 @@ def _skops_file(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _gguf_values(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the stamp to the values of each part of the model, just before they are counted and written."""
+    """Add the stamp to the values of each shard, just before they are counted and written."""
 
     def add(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
@@ -268,13 +268,13 @@ def _gguf_close(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dcp_async(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand the stamp of this moment to the thread that saves: it ends at a later step, or after the run."""
+    """Pass the current stamp to the thread that saves: it may finish at a later step, or after the run."""
 
     def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
         stamper = current()
         if stamper is not None:
             with guard("stamp a sharded checkpoint"):
-                self._executor.submit(stamper.take_thread)  # the only thread it has, and it was made for this save
+                self._executor.submit(stamper.take_thread)  # it has a single thread, created for this save
         future = original(self, *args, **kwargs)
         if stamper is not None:
             for hook in _DCP_ENDS:
@@ -305,14 +305,14 @@ _DCP_ENDS = [
 HOOKS = [
     Hook("torch.serialization", "_open_zipfile_writer", _torch_save),
     Hook("torch.serialization", "_legacy_save", _torch_save_old),
-    # Where the two packages of Lightning save a checkpoint, whether a Trainer or Fabric asks for it.
+    # Where both Lightning packages save checkpoints, from Trainer and from Fabric.
     Hook("lightning.fabric.plugins.io.torch_io", "_atomic_save", _lightning),
     Hook("lightning_fabric.plugins.io.torch_io", "_atomic_save", _lightning),
     Hook("safetensors.torch", "serialize_file", _safetensors),
     Hook("safetensors.torch", "serialize", _safetensors),
     Hook("safetensors.numpy", "serialize_file", _safetensors),
     Hook("safetensors.numpy", "serialize", _safetensors),
-    # Where every TorchScript save ends: modules, traces and functions, through torch.jit.save or their own methods.
+    # Where every TorchScript save ends up: modules, traces and functions, through torch.jit.save or their own methods.
     Hook("torch._C", "ScriptModule.save", _jit_save),
     Hook("torch._C", "ScriptModule.save_to_buffer", _jit_buffer),
     Hook("torch._C", "ScriptModule._save_for_mobile", _jit_save),
@@ -323,7 +323,7 @@ HOOKS = [
     Hook("torch.export.pt2_archive._package", "PT2ArchiveWriter.__exit__", _archive_close),
     Hook("onnx", "_save_bytes", _onnx_bytes),
     Hook("torch.onnx._internal.torchscript_exporter.onnx_proto_utils", "_export_file", _onnx_bytes),
-    # Where keras.Model.save, save_weights, keras.saving.save_model and the callbacks end.
+    # Where keras.Model.save, save_weights, keras.saving.save_model and the callbacks end up.
     Hook("keras.src.saving.saving_lib", "save_model", _keras),
     Hook("keras.src.saving.saving_lib", "save_weights_only", _keras),
     Hook("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _keras),

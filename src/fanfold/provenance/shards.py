@@ -1,4 +1,4 @@
-"""What a checkpoint of several files lacks: shards that its index names, and the ends of a sharded checkpoint's parts (DCP)."""
+"""Missing or truncated files of a checkpoint: shards named by its index, and parts of a sharded (DCP) checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END_BYTES = 22
 
 
 def faults(folder: Path, *, bare: bool) -> Iterator[tuple[Path, int, str]]:
-    """Say which files are missing or cut short, and their size, as far as that shows; `bare`: the folder has no model file."""
+    """Yield files that are missing or visibly cut short, their size, and the error; `bare`: the folder has no model file."""
     indexes = (index for above in ("", "*/") for pattern in _INDEXES for index in folder.glob(above + pattern))
     for index in islice(indexes, MAX_INDEXES):
         yield from islice(_missing(index, bare=bare), MAX_FILES)
@@ -26,21 +26,21 @@ def faults(folder: Path, *, bare: bool) -> Iterator[tuple[Path, int, str]]:
 
 
 def _missing(index: Path, *, bare: bool) -> Iterator[tuple[Path, int, str]]:
-    """Name the shards that are not there. Where none is, but another model file, the model was fetched in its other format."""
+    """Yield missing shards. If all are, but there are other model files, the model was downloaded in another format."""
     named = _named(index)
     if named is None:
         yield index, index.stat().st_size, str(broken(index, "it is no table of which shard holds which tensor"))
         return
-    listed = named.intersection(os.listdir(index.parent))  # noqa: PTH208 - names: what a file says is never a path to follow
-    there = {name for name in listed if lies(index.with_name(name))}  # a link in a cache may lead nowhere
+    listed = named.intersection(os.listdir(index.parent))  # noqa: PTH208 - compares names: an index must not lead to other paths
+    there = {name for name in listed if lies(index.with_name(name))}  # a symlink in a cache may be broken
     for name in sorted(named - there) if there or bare else ():
         shard = index.parent / name[:255]
         yield shard, 0, str(broken(shard, f"it is missing, and {index.name} names it"))
 
 
 def _named(index: Path) -> set[str] | None:
-    """Return the names of the shards; None where the index cannot be read."""
-    import msgspec  # here, since most folders have no index
+    """Return the names of the shards; None if the index cannot be read."""
+    import msgspec  # imported here, since most folders have no index
 
     from .safetensors import MAX_QUOTES
 
@@ -56,7 +56,7 @@ def _named(index: Path) -> set[str] | None:
 
 
 def _is_cut(part: Path) -> bool:
-    """Tell whether an archive has lost its end: a part is a row of torch.save's archives, or it is packed in another way."""
+    """Return whether a part lost its end: it is a sequence of torch.save archives; other formats are not checked."""
     with part.open("rb") as file:
         if file.read(4) != b"PK\x03\x04":
             return False

@@ -1,4 +1,4 @@
-"""Who stamps what is saved now: the newest run that asked for it, unless a saver is at work on the parts of its own file."""
+"""The stamper of the current save: the newest active run, except for inner saves, which write parts of a saver's own file."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from ..probes.native import library as native
 from .record import NAME, decode, encode, make, step_of
 from .write import note
 
-_thread = threading.local()  # busy: with the parts of a saver's own file; stamper: of the asynchronous save it was made for
+_thread = threading.local()  # busy: in an inner save; stamper: of the asynchronous save the thread was created for
 active: list[Any] = []  # the runs that stamp
 
 
 class Stamper:
-    """What one save asks for: the stamp of a run as it was when the save began, however long that takes."""
+    """The stamp for one save: describes the run as it was when the save began, however long it takes."""
 
     def __init__(self, run: Any) -> None:
         self.run, self.step = run, step_of(run)
 
     def text(self, inherited: bytes | None = None) -> bytes:
-        """Return the stamp; one that the content carries already names what it was made from."""
+        """Return the stamp; `inherited`, a stamp already in the content, becomes its parent."""
         stamp = make(self.run, {}, parent=decode(inherited) if inherited else None)
         stamp["run"]["step"] = self.step
         return encode(stamp)
 
     def saved(self, path: Any) -> None:
-        """List a file on the run, when it is one on a disk."""
+        """List a saved file on the run, if it is on disk."""
         with guard("list a saved file on its run"):
             if isinstance(path, (str, os.PathLike)) and Path(path).exists():
                 note(self.run, Path(path), self.step)
 
     def take_thread(self) -> None:
-        """Stamp all that this thread saves from now on, also when the run has ended."""
+        """Stamp everything this thread saves from now on, even after the run has ended."""
         _thread.stamper = self
 
 
 def current() -> Stamper | None:
-    """Return the stamper for a save that begins now, if there is one."""
+    """Return the stamper for a save that starts now, if any."""
     if getattr(_thread, "busy", False):
         return None
-    newest = active[-1:]  # one look: a run may end in another thread
+    newest = active[-1:]  # a slice, read once: a run may end in another thread
     return getattr(_thread, "stamper", None) or (Stamper(newest[0]) if newest else None)
 
 
 def quietly(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a saver's inner saves pass unstamped: a sharded checkpoint calls torch.save for every tensor."""
+    """Wrap a saver so that its inner saves are not stamped: a sharded checkpoint calls torch.save for every tensor."""
 
     def inner(*args: Any, **kwargs: Any) -> Any:
         before = getattr(_thread, "busy", False)
@@ -63,13 +63,13 @@ def quietly(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def export_natively(by: Stamper | None) -> bool:
-    """Let torch's own export hook write the stamp (None: nothing): it also reaches what C++ saves. False: no native library."""
+    """Set the stamp that torch's export hook writes (None: none), also for files saved by C++; return whether that worked."""
     library = native.current()
     if library is None:
         return False
     text = b""
     try:
         text = by.text() if by is not None else b""
-    finally:  # a stamp that cannot be made leaves none: the one before tells of an earlier moment
+    finally:  # if making the stamp fails, export none: the previous one is outdated
         done = bool(library.ff_export_file(NAME.encode() if text else b"", text, len(text)))
     return done

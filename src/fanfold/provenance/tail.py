@@ -1,6 +1,6 @@
-"""A stamp behind the content of a file, where no loader looks: the stamp, its length, and a mark by which we know it.
+"""A stamp after the content of a file, where no loader looks: the stamp, its length, and a marker.
 
-It is appended in one write. A write that is cut short leaves a file that loads as before, with the stamp it had.
+It is appended in one write. A partial write leaves a file that loads as before, with its previous stamp.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ..errors import FanfoldError
 from .record import MAX_BYTES
 from .replace import copy_rest, replacing
 
-SLACK = 64 << 10  # bytes of earlier stamps that may stay in the file; in a large file, a hundredth of it
+SLACK = 64 << 10  # bytes of earlier stamps that may stay in the file; or a hundredth of a large file
 _MARK = b"\nfanfold stamp 1\n"
 _END = 8 + len(_MARK)
 
 
 def block(stamp: bytes) -> bytes:
-    """Return a stamp in the form that `before` finds."""
+    """Return a stamp in the form that `before` reads."""
     return stamp + len(stamp).to_bytes(8, "little") + _MARK
 
 
 def before(file: BinaryIO, end: int) -> tuple[bytes | None, int]:
-    """Return the stamp whose block ends at `end`, and where that block begins (0: there is none)."""
+    """Return the stamp whose block ends at `end`, and where that block begins (0 if there is none)."""
     if end < _END:
         return None, 0
     file.seek(end - _END)
@@ -39,10 +39,10 @@ def before(file: BinaryIO, end: int) -> tuple[bytes | None, int]:
 
 
 def add(path: Path, file: BinaryIO, make: Callable[[int], bytes], *, content: int, old: int, safe: int) -> None:
-    """Add the bytes that `make` returns for a place in the file: behind its end, or in the room of stamps no longer in use.
+    """Add the bytes that `make` returns for an offset in the file: at its end, or in the space of earlier stamps.
 
-    `content` is where the model's own bytes end, `old` where the present stamp begins (0: there is none). When more than `safe`
-    bytes are to be appended, the file is copied and replaced, because a reader might not find the old end behind a torn write.
+    `content` is where the model's own bytes end, `old` where the current stamp begins (0 if there is none). To append more
+    than `safe` bytes, the file is copied and replaced, because a partial write could hide the old end from readers.
     """
     end = file.seek(0, os.SEEK_END)
     if old - content > max(SLACK, end // 100) and _over_earlier(file, make(content), content, old):
@@ -54,20 +54,20 @@ def add(path: Path, file: BinaryIO, make: Callable[[int], bytes], *, content: in
             target.write(data)
         return
     file.seek(end)
-    if file.write(data) != len(data):  # a full disk: remove the part that was written, and the model is as it was
+    if file.write(data) != len(data):  # the disk is full: remove the part that was written, to restore the file
         file.truncate(end)
         raise FanfoldError(f"{path} could not be stamped: no space left. The file is as it was. Make room and stamp again.")
 
 
 def _over_earlier(file: BinaryIO, data: bytes, content: int, old: int) -> bool:
-    """Write over the stamps before the present one, and end the file there. False where there is not enough room.
+    """Overwrite the stamps before the current one, and end the file there. Return False if there is not enough room.
 
-    The present stamp stays whole until ours is on the disk.
+    The current stamp stays intact until the new one is on disk.
     """
     if content + len(data) > old:
         return False
     left, at = memoryview(data), content
-    while left:  # a full disk takes a part of it
+    while left:  # a write may be partial if the disk is full
         count = os.pwrite(file.fileno(), left, at)
         left, at = left[count:], at + count
     os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""stamp(): write where a model comes from into the model file itself."""
+"""stamp(): write the origin of a model into the model file itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a run's stamp into a model file, or into every model file of a checkpoint directory; return what was written."""
+    """Write a run's stamp into a model file, or into every model file of a checkpoint directory; return the stamp."""
     target, is_directory = located(path)
     if not _is_step(extra.get("step")):
         raise FanfoldError(f"step={extra['step']!r} is no number. Nothing was stamped. Give the step that the weights are of.")
@@ -36,14 +36,14 @@ def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> d
 def _is_step(step: Any) -> bool:
     try:
         return step is None or (not isinstance(step, (str, bytes)) and math.isfinite(step))
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last two: of tensors with several numbers
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last two: a huge int, a tensor with several numbers
         return False
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a stamp's bytes into a file, or beside it where its format has no room."""
+    """Write a stamp's bytes into a file, or into a sidecar file if its format has no room."""
     try:
-        target = path.resolve()  # a link stays a link: what it points to is stamped
+        target = path.resolve()  # stamp the target of a symlink, which stays a symlink
         if os.access(target, os.W_OK) or _module(target) is not None:
             with alone(target) as file:
                 if (module := _module(target)) is not None:
@@ -62,13 +62,13 @@ def write(path: Path, data: bytes) -> None:
 
 
 def _module(path: Path) -> Any:
-    """Choose the module that writes a stamp into a file; None where it has no room for one."""
+    """Return the module that writes a stamp into a file; None if its format has no room for one."""
     with path.open("rb") as file:
         return module_of(file.read(16), path, os.fstat(file.fileno()).st_size)
 
 
 def write_beside(path: Path, data: bytes) -> None:
-    """Write a stamp as a file of its own, whole or not at all."""
+    """Write a stamp as a sidecar file, atomically."""
     place = sidecar(path)
     aside = place.with_name(f".{place.name}.{os.getpid()}")
     aside.write_bytes(data)
@@ -79,7 +79,7 @@ def note(run: Any, path: Path, step: Any) -> None:
     """List a saved file on its run."""
     event = getattr(run, "_event", None)
     if event is not None:
-        name = os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")  # a name on a disk is bytes, and may be no text
+        name = os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")  # a file name is bytes, and may not be valid text
         listed = event("saved", {"path": name, "size": size_of(path), "s": int(step) if isinstance(step, (int, float)) else None})
         if not listed and run.status != "running":
             notices.once(

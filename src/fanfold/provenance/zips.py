@@ -1,11 +1,11 @@
-"""Zip archives. In those that torch wrote, the stamp is a member.
+"""Zip archives. In those written by torch, the stamp is a member.
 
-In others (.npz, .keras, .skops) a member would be one more part of the model, so the stamp stands between the members and the
-table of contents, where no reader looks.
+In others (.npz, .keras, .skops) a member would become part of the model, so the stamp is placed between the members and the
+central directory, where no reader looks.
 
-Read by walking the central directory in bounded memory: an archive is untrusted input. Written behind the old end of the
-archive in one write, with a directory of its own: a kill at any moment leaves an archive that loads. One with so many members
-that readers would miss the old end behind a torn write is written to a file that replaces it.
+The central directory is parsed in bounded memory: an archive is untrusted input. The stamp is appended in one write, with a
+new central directory: a kill at any moment leaves an archive that loads. If there are so many members that a partial write
+could hide the old end from readers, the archive is copied and replaced.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 MEMBER = f"extra/{NAME}"
 MAX_DIRECTORY, MAX_MEMBERS = 256 << 20, 1_000_000
-SAFE_TAIL = 60_000  # bytes of a torn write behind which every reader still finds the old end of an archive: they look 64 KiB back
+SAFE_TAIL = 60_000  # a partial write up to this size does not hide the old end of an archive: readers look 64 KiB back
 _END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _RECORD64 = struct.Struct("<4sQ2H2I4Q")
 _STORED, _DEFLATED = 0, 8
-_DESCRIPTOR = 24  # bytes that may stand behind a member, and say its size again
+_DESCRIPTOR = 24  # bytes of an optional descriptor after a member, which repeats its size
 _OF_TORCH = frozenset(("version", ".data/version", "archive_version", "archive_format", "data.pkl", "constants.pkl"))
-_UNFIT = (NotImplementedError, ValueError, IndexError, struct.error)  # what zipfile makes of members that no saver writes
-_TELLING = ("archive_format", "constants.pkl", "data.pkl", "data/aotinductor")  # the first 16 letters of names that tell a format
+_UNFIT = (NotImplementedError, ValueError, IndexError, struct.error)  # raised by zipfile for members that no saver writes
+_TELLING = ("archive_format", "constants.pkl", "data.pkl", "data/aotinductor")  # names that identify a format, 16 characters
 
 _OF_KERAS = frozenset(("config.json", "metadata.json"))
 _TELLING_ALONE = _OF_KERAS | {"schema.json"}
 
 
 class Entry(NamedTuple):
-    """One member, as the central directory has it."""
+    """One member, as listed in the central directory."""
 
     name: str
     method: int
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """The table of contents, as the end of the archive has it."""
+    """The central directory, as described at the end of the archive."""
 
     start: int
     size: int
@@ -108,13 +108,13 @@ def _format(seen: set[str]) -> str:
 
 
 def _entries(file: BinaryIO, path: Path) -> Iterator[Entry]:
-    """Walk the central directory; damage ends in a clear error."""
+    """Iterate over the central directory; raise if it is damaged."""
     at, size, count, *_ = _directory(file, path)
     file.seek(at)
     end = at + size
     for _ in range(count):
         fixed = file.read(_ENTRY.size)
-        at += _ENTRY.size  # counted here: to ask the file takes as long as all the rest
+        at += _ENTRY.size  # tracked here: file.tell() would double the time
         if len(fixed) < _ENTRY.size or fixed[:4] != b"PK\x01\x02" or at > end:
             raise broken(path, "its table of contents is damaged")
         _, _, _, _, method, _, _, crc, packed, unpacked, name_len, extra_len, comment_len, *_, offset = _ENTRY.unpack(fixed)
@@ -126,7 +126,7 @@ def _entries(file: BinaryIO, path: Path) -> Iterator[Entry]:
 
 
 def _wide(extra: bytes, *fields: int) -> tuple[int, ...]:
-    """Replace the 32-bit fields that say "too large" by their 64-bit ones."""
+    """Replace 32-bit fields marked as too large by their 64-bit values."""
     found = list(fields)
     while len(extra) >= 4:
         kind, size = struct.unpack_from("<HH", extra)
@@ -160,7 +160,7 @@ def _directory(file: BinaryIO, path: Path) -> Directory:
 
 
 def _member(file: BinaryIO, entry: Entry, limit: int) -> bytes:
-    """Read one member that has at most `limit` bytes; a ValueError says where it is not what its entry tells."""
+    """Read one member of at most `limit` bytes; raise ValueError if it does not match its entry."""
     if entry.size > limit or entry.packed > 2 * limit:
         raise ValueError(f"it has {max(entry.size, entry.packed):,} bytes, and {limit:,} are read")
     file.seek(entry.offset)
@@ -171,7 +171,7 @@ def _member(file: BinaryIO, entry: Entry, limit: int) -> bytes:
     data = _unpacked(file.read(entry.packed), entry.method, limit)
     if len(data) != entry.size:
         raise ValueError("it is not as long as the archive says")
-    if entry.crc not in (zlib.crc32(data), 0):  # 0: torch was told to compute none (set_crc32_options)
+    if entry.crc not in (zlib.crc32(data), 0):  # 0: torch was configured to compute none (set_crc32_options)
         raise ValueError("its checksum is wrong, so it was changed or damaged")
     return data
 
@@ -199,9 +199,9 @@ def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
 
 
 def _survey(file: BinaryIO, path: Path) -> tuple[str | None, int, int]:
-    """Return the folder that all names begin with, where the last member ends, and where a stamp begins (0: there is none).
+    """Return the folder that contains all members, where the last one ends, and where a stamp begins (0 if there is none).
 
-    The folder is None in an archive that torch did not write.
+    The folder is None for an archive that torch did not write.
     """
     root, last, old, of_torch = "", 0, 0, False
     for entry in _entries(file, path):
@@ -219,9 +219,9 @@ def _survey(file: BinaryIO, path: Path) -> tuple[str | None, int, int]:
 
 
 def hidden(file: BinaryIO, path: Path, stamp: bytes, at: int) -> bytes:
-    """Return the bytes that bring the stamp into an archive without a member, to be put at a place.
+    """Return the bytes to write at offset `at` that add the stamp to an archive without a new member.
 
-    They are the stamp and, right behind it, the table of contents as it is.
+    They are the stamp followed by the unchanged central directory.
     """
     found = _directory(file, path)
     file.seek(found.start)
@@ -240,7 +240,7 @@ def hidden(file: BinaryIO, path: Path, stamp: bytes, at: int) -> bytes:
 
 
 def hide(buffer: io.BytesIO, stamp: bytes) -> None:
-    """Bring the stamp into an archive in memory, in the place of its table of contents, which moves behind it."""
+    """Insert the stamp into an archive in memory, before its central directory."""
     name = Path("the archive")
     at = _directory(buffer, name).start
     data = hidden(buffer, name, stamp, at)
@@ -249,13 +249,13 @@ def hide(buffer: io.BytesIO, stamp: bytes) -> None:
 
 
 def _tail(path: Path, file: BinaryIO, name: str, stamp: bytes, at: int) -> bytes:
-    """Return the bytes that bring the stamp into an archive: a member and a table of contents, to be put at a place."""
-    import zipfile  # here, since reading does without
+    """Return the bytes to write at offset `at` that add the stamp to an archive: a member and a new central directory."""
+    import zipfile  # imported here, since reading does not need it
 
     tail = _Tail(file, at)
     try:
         with zipfile.ZipFile(tail, "a") as archive:
-            archive.start_dir = at  # the old end stays whole until ours is written
+            archive.start_dir = at  # the old end stays intact until ours is written
             _drop(archive, name)
             archive.writestr(name, stamp)
     except (zipfile.BadZipFile, *_UNFIT) as error:
@@ -264,13 +264,13 @@ def _tail(path: Path, file: BinaryIO, name: str, stamp: bytes, at: int) -> bytes
 
 
 def _drop(archive: zipfile.ZipFile, name: str) -> None:
-    """Forget an earlier stamp; its bytes stay in the file, unnamed, until there are many of them."""
+    """Remove an earlier stamp from the directory; its bytes stay in the file, unlisted, until there are too many."""
     if (old := archive.NameToInfo.pop(name, None)) is not None:
         archive.filelist.remove(old)
 
 
 class _Tail:
-    """A file whose old part is only read, and whose new part is collected, to be written by one call."""
+    """A file whose old part is read-only, and whose new part is collected in memory, to be written by one call."""
 
     def __init__(self, file: BinaryIO | io.FileIO, start: int) -> None:
         self.file, self.start = file, start
@@ -309,12 +309,12 @@ class _Tail:
 
 
 def broken(path: Path, why: str) -> FanfoldError:
-    """Return the error for a file that is not what it says it is."""
+    """Return the error for a damaged file."""
     return FanfoldError(f"{path} cannot be read: {why}. Nothing was changed. Restore the file from a copy, or save it again.")
 
 
 def unreadable(path: Path, why: str) -> FanfoldError:
-    """Return the error for a file whose stamp is not what a stamp is."""
+    """Return the error for a file with an invalid stamp."""
     return FanfoldError(
         f"{path} has a stamp that cannot be read: {why}. Nothing says which run made it, and the rest may be damaged. "
         "Restore the file from a copy, or stamp it again with fanfold.stamp(path)."
