@@ -10,7 +10,7 @@ from .state import TrainerState
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Log, evaluate and save every so many steps or every epoch, and stop at the last step.
+    """Log, evaluate and save at the intervals in the arguments (steps or epochs), and stop at the last step.
 
     If `args.logging_last_step` is set, the steps after the last full interval are logged, too.
     """

@@ -68,7 +68,7 @@ class CallbackHandler(TrainerCallback):
                 f"Add one: add_callback(DefaultFlowCallback). The callbacks are:\n{self.callback_list}"
             )
 
-    # Which callbacks
+    # Adding and removing
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback at the end: an instance, or a class, which is instantiated without arguments."""
@@ -105,7 +105,7 @@ class CallbackHandler(TrainerCallback):
         """The names of the callbacks, one per line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
-    # What a checkpoint keeps
+    # States in checkpoints
 
     def export_states(self) -> dict[str, Any]:
         """Return the states of the callbacks that have one, by class name; several of a class form a list."""
@@ -188,7 +188,7 @@ class CallbackHandler(TrainerCallback):
             ]
         return found
 
-    # Failing
+    # Failures
 
     def _failed(self, turn: _Turn, event: str, args: Any, state: Any, error: Exception) -> None:
         callback = turn.told[-1]

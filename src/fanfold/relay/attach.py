@@ -1,4 +1,4 @@
-"""Starts relays for what init() was given: names, "all" or tracker objects, each in its own process or in a thread."""
+"""Starting relays for the trackers given to init(): names, "all" or tracker objects, each in its own process or in a thread."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class Worker:
         )
         logger.debug("tracker %s failed", self.tracker.name, exc_info=error)
 
-    # One turn
+    # A single pass
 
     def turn(self) -> bool:
         """Read, start the tracker if there is anything to send, send, and settle now and then; return whether anything moved."""

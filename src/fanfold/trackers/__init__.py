@@ -1,4 +1,4 @@
-"""Trackers: adapters to the systems teams use. This module can stand in for `accelerate.tracking`."""
+"""Trackers: adapters to the systems teams use. Drop-in replacement for `accelerate.tracking`."""
 
 from __future__ import annotations
 

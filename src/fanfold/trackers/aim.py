@@ -89,7 +89,7 @@ class Aim(Destination):
     def finish(self) -> None:
         self.writer.close()
 
-    # Config, words and files
+    # Config, description and files
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config as `run["hparams"]`."""

@@ -70,7 +70,7 @@ class GeneralTracker:
         """Store the run's config."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record values under a step."""
+        """Record values at a step."""
 
     def finish(self) -> None:
         """Close the tracker."""

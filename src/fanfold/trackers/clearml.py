@@ -146,7 +146,7 @@ class ClearML(Destination):
         if self.task and not self._users:
             self.task.close()
 
-    # Config, words and files
+    # Config, description and files
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config: as Accelerate does if used directly, else as JSON and as flat hyperparameters."""
@@ -250,7 +250,7 @@ class ClearML(Destination):
     def take_plotly(self, item: Item) -> None:
         self.task.get_logger().report_plotly(figure=json.loads(item.value.json), **self._where(item))
 
-    # Being sure
+    # Settling and counting
 
     def settle(self) -> None:
         """Wait until everything is sent; offline, until the session's file holds as many events as were sent."""

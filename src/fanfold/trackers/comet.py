@@ -144,7 +144,7 @@ class Comet(Destination):
             os.close(self._lock)
             self._lock = -1
 
-    # Config, words and files
+    # Config, description and files
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config as parameters, and also as `config.json` if Comet would cut a value."""
@@ -236,7 +236,7 @@ class Comet(Destination):
     def _asset(self, item: Item, data: bytes, ext: str) -> None:
         self.writer.log_asset_data(data, name=f"{_name(item.key)}.{ext}", **_where(item))
 
-    # Being sure
+    # Settling and counting
 
     def settle(self) -> None:
         """Wait until the server has everything; offline, until a final message is in the file: messages are written in order."""

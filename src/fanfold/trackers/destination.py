@@ -229,14 +229,14 @@ class Destination:
         """Wait until everything sent so far is stored safely at the destination."""
 
     def counts(self) -> dict[str, int] | None:
-        """Return how many points of each key the destination has, or None if it cannot tell."""
+        """Return how many points of each key the destination has, or None if unknown."""
         return None
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
         """Record one call the user made on the tracker directly; return the refused values."""
         return self.write([Point(clean(values), step, None, kwargs)])
 
-    # What else a run has
+    # Config, description and files
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the run's config: all of it, whenever some of it has changed."""
@@ -275,7 +275,7 @@ class Destination:
             )
 
     def lacks(self, what: str, kept: str) -> None:
-        """Warn once that this system has no place for something."""
+        """Warn once that this system does not support something."""
         self.warn(
             f"lacks:{what}",
             f"{self.name} has no place for {what}; {kept} kept in the journal only. See `fanfold show` or `fanfold ui`.",

@@ -223,7 +223,7 @@ class DVCLive(Destination):
         found = [clean_config(dict(zip(columns, row, strict=True))) for row in item.value.rows]
         self.live.log_plot(self._name(item), found, x=columns[0], y=columns[1:] or columns[0], template="linear")
 
-    # Being sure
+    # Settling and counting
 
     def settle(self) -> None:
         """Write metrics.json. The tables need nothing: each row is written when logged."""

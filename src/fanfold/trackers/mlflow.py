@@ -61,7 +61,7 @@ class MLflow(Destination):
             return "MLflow refuses a file store unless MLFLOW_ALLOW_FILE_STORE=true"
         return None
 
-    # Which run
+    # Opening the run
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
         if identity is not None and "mlflow" not in sys.modules:  # if the process's own code uses MLflow, its timeouts are kept
@@ -317,7 +317,7 @@ class MLflow(Destination):
         )
 
     def _tag(self, key: str, text: str) -> None:
-        """Set a tag; one too long for MLflow becomes a file named by the tag."""
+        """Set a tag; one too long for MLflow becomes a file, and the tag holds its path."""
         from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
 
         key = legal(key)

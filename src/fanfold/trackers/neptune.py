@@ -99,7 +99,7 @@ class Neptune(Destination):
         if self._folder is not None and self._run_id is not None and "with_id" not in self.init_kwargs:
             gather(self._folder, self._run_id)
 
-    # Config, words and files
+    # Config, description and files
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store each value under `parameters`; types a field cannot have become text."""

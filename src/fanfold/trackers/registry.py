@@ -82,7 +82,7 @@ class LoggerType(enum.Enum, metaclass=_Contains):
         return str(self.value)
 
     def __eq__(self, other: object) -> bool:
-        """Equal Accelerate's member of the same name: scripts compare the two."""
+        """Compare equal to Accelerate's member of the same name: scripts compare the two."""
         return self is other or (_is_logger_type(other) and str(other) == self.value)
 
     def __hash__(self) -> int:

@@ -108,7 +108,7 @@ class Trackio(Destination):
         local = self.run.url is None and utils.get_storage_mode() == "sqlite"
         return Path(SQLiteStorage.get_project_db_path(self.run.project)) if local else None
 
-    # Config and words
+    # Config and description
 
     def set_config(self, values: dict[str, Any]) -> None:
         self._config = _writable(clean_config(values))

@@ -226,7 +226,7 @@ class Wandb(Destination):
             found.update(log.refresh().keys)
         return {key: count for key, count in found.items() if key not in OWN_KEYS and key != self.axis}
 
-    # What else a run has
+    # Config, description and files
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config; values may change later. NaN becomes text, since wandb would turn it into null."""

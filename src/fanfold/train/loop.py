@@ -1,6 +1,6 @@
 """Loop: callbacks and control for your own training loop. Iterating is all it takes; no framework is imported.
 
-Python lets a loop observe of its body: that it asked for the next batch (the last one is done), that it stopped asking (`break`,
+A loop can observe three things about its body: that it asked for the next batch (the last one is done), that it stopped asking (`break`,
 or an exception, which look alike), and inside `with loop:` which of the two it was.
 """
 
@@ -134,7 +134,7 @@ class Loop:
         """The run values go to: the one given, else the current one, else a new one. None with run=False."""
         return self._reporter.run
 
-    # Which callbacks
+    # Callbacks
 
     @property
     def callbacks(self) -> list[Any]:

@@ -230,7 +230,7 @@ class Trainer:
         return 6 * int(inputs[name].numel()) * int(self.model.num_parameters(exclude_embeddings=True))
 
     def _update(self, model: Any) -> dict[str, Any]:
-        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")  # infinity only measures
+        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")  # infinity: measure, do not clip
         values: dict[str, Any] = {"grad_norm": self.accelerator.clip_grad_norm_(model.parameters(), limit)}
         values["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         self.optimizer.step()
@@ -253,7 +253,7 @@ class Trainer:
 
         return send_to_device(inputs, self.accelerator.device, non_blocking=self.args.dataloader_pin_memory)
 
-    # Evaluating
+    # Evaluation
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
