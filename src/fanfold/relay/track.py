@@ -83,7 +83,7 @@ class Track:
                 offset += stride
 
     def start(self) -> list[Record] | None:
-        """Read shapes up to the mark; return facts, metric definitions and ends before it, or None if the journal has not begun."""
+        """Read shapes up to the mark; return facts, metric definitions and ends before it. None: the journal has not begun."""
         self.journal.seek(0)
         found = []
         for one in self.journal.stream():

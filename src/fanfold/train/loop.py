@@ -1,7 +1,7 @@
 """Loop: callbacks and control for your own training loop. Iterating is all it takes; no framework is imported.
 
-A loop can observe three things about its body: that it asked for the next batch (the last one is done), that it stopped asking (`break`,
-or an exception, which look alike), and inside `with loop:` which of the two it was.
+A loop can observe three things about its body: that it asked for the next batch (the last one is done), that it stopped asking
+(`break`, or an exception, which look alike), and inside `with loop:` which of the two it was.
 """
 
 from __future__ import annotations
