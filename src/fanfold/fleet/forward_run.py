@@ -137,7 +137,7 @@ class Following:
         )
         return True
 
-    # The end
+    # Completion
 
     @property
     def is_awaited(self) -> bool:

@@ -49,7 +49,7 @@ Result = int | FanfoldError | OSError
 class Intake(Protocol):
     """The storage a gateway needs. Every call may be repeated: offsets make that harmless.
 
-    All but `deleted`, `delete` and `check` raise Gone for a run that was deleted.
+    For a deleted run, all but the last three raise Gone; `append_all` returns it in its results.
     """
 
     def offset(self, project: str, run: str, journal: str) -> int:

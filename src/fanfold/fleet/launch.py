@@ -83,4 +83,4 @@ def _variables(gateway: Destination) -> dict[str, str]:
 
 def _same_modules() -> dict[str, str]:
     """Return the environment with which a child imports the same modules, but nothing from its working directory."""
-    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}  # noqa: PTH109 - a text
+    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}  # noqa: PTH109 - a str

@@ -74,10 +74,10 @@ class TokenBook(Protocol):
     """Storage for tokens. A revoked token stops working at once, at every gateway."""
 
     def find(self, word: str) -> Token | None:
-        """Return whose token this is, or None."""
+        """Return the valid token with this secret, or None."""
 
     def get(self, id: str) -> Token | None:
-        """Return a token that is still good, by its id."""
+        """Return a token by its id, if it exists and has not expired."""
 
     def all(self) -> list[Token]:
         """Return every token."""
@@ -88,10 +88,10 @@ class TokenBook(Protocol):
     def create(
         self, name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None
     ) -> tuple[Token, str]:
-        """Make and keep a token; return it, and the only copy of its secret."""
+        """Create and store a token; return it and the only copy of its secret."""
 
     def revoke(self, id: str) -> Token:
-        """Take a token back."""
+        """Revoke a token and return it."""
 
 
 class Tokens:
@@ -110,12 +110,12 @@ class Tokens:
         return self.path.exists() or self.path.is_symlink()
 
     def find(self, word: str) -> Token | None:
-        """Return whose token this is, or None."""
+        """Return the valid token with this secret, or None."""
         self._refresh()
         return match(self._known, word)
 
     def get(self, id: str) -> Token | None:
-        """Return a token that is still good, by its id."""
+        """Return a token by its id, if it exists and has not expired."""
         self._refresh()
         found = self._known.get(id)
         return found if found is not None and not found.expired else None
@@ -123,14 +123,14 @@ class Tokens:
     def create(
         self, name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None
     ) -> tuple[Token, str]:
-        """Make and keep a token; return it, and the only copy of its secret."""
+        """Create and store a token; return it and the only copy of its secret."""
         token, word = make(name, projects=projects, scopes=scopes, seconds=seconds)
         with self._changing():
             self._known[token.id] = token
         return token, word
 
     def revoke(self, id: str) -> Token:
-        """Take a token back."""
+        """Revoke a token and return it."""
         with self._changing():
             if id not in self._known:
                 raise SettingError(

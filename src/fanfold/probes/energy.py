@@ -195,7 +195,7 @@ def serve(setup: Mapping[str, Any], commands: int, out: IO[str]) -> None:
 
 
 def _told(commands: int, seconds: float, parent: int) -> bool:
-    """Return whether to stop: on a command, at the end of the pipe (a forked child may hold it open), or if training is gone."""
+    """Return whether to stop: on a command, at the end of the pipe, or if training is gone (its forks may hold the pipe open)."""
     while seconds > 0:
         if select.select([commands], [], [], min(seconds, PARENT_SECONDS))[0] or os.getppid() != parent:
             return True

@@ -74,7 +74,7 @@ def find_device(word: str, ids: Sequence[str]) -> int | str | None:
 
 
 def open_nvidia() -> dict[int, Gpu]:
-    """Open NVML and the GPUs this process sees; return none if there is no driver, which is normal."""
+    """Open NVML and the GPUs this process sees; return an empty dict without a driver, which is normal."""
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting == "" or not nvidia_driver():
         return {}
@@ -140,7 +140,7 @@ def nvidia_queries(nvml: Any, gpu: Any) -> Gpu:
 
 
 def open_amd() -> dict[int, Gpu]:
-    """Open AMD SMI and the GPUs this process sees; return none without the library or the driver."""
+    """Open AMD SMI and the GPUs this process sees; return an empty dict without the library or the driver."""
     try:
         import amdsmi
     except (ImportError, OSError, KeyError):  # the package is installed, but ROCm's library is not

@@ -95,7 +95,7 @@ def _open() -> list[Block]:
     found: list[Block] | None = getattr(_here, "open", None)
     if found is None:
         found = _here.open = [Block(None, {}, 0)]
-    if len(found) == 1:  # on a thread of backward, the label comes from the thread that called it
+    if len(found) == 1:  # backward may have set the label of the thread that called it
         library = native.current()
         number = 0 if library is None or found[0].label is not None else library.ff_label_now()
         found[0] = Block(None, _names.get(number, {}), number)

@@ -232,7 +232,7 @@ def alerts(store: Store, project: str) -> list[dict[str, Any]]:
 
 
 def _failed(row: Row) -> bool:
-    """Return whether a run failed. One that was stopped with Ctrl-C did not."""
+    """Return whether a run failed, was killed or got lost; stopping it with Ctrl-C does not count."""
     stopped = (row.error or "").rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")
     return row.status in ("failed", "killed", "lost") and not stopped
 

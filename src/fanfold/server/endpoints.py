@@ -132,7 +132,7 @@ def _operation(one: Endpoint, schemas: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _schema(form: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a type, and add the schemas it refers to to `schemas`."""
+    """Return the JSON schema of a type; the schemas it refers to are added to `schemas`."""
     (schema,), found = msgspec.json.schema_components([form], ref_template="#/components/schemas/{name}")
     schemas.update(found)
     return schema

@@ -72,7 +72,7 @@ def _safe(text: str) -> str:
 
 
 def parquet(store: Store, query: SeriesQuery) -> bytes:
-    """Return Parquet with run, name, key, x, value, lowest, highest, points; its metadata has axis and `thinned`."""
+    """Return Parquet with run, name, key, x, value, lowest, highest, points; its metadata holds `axis` and `thinned`."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -1,8 +1,8 @@
 """Checks on every request (host, origin, token), and the security headers of every response.
 
-Any web page can send requests to an address on this machine, and point a domain it owns at it. So a request must name a
-host we serve, a browser's request must come from our own page, and every request must carry the token: other users of this
-machine can reach its loopback addresses, too.
+Any web page can send requests to this machine, and make a domain it owns resolve to it. So a request must name a host we
+serve, a browser's request must come from our own page, and every request must carry the token: other users of this machine
+can reach its loopback addresses, too.
 """
 
 from __future__ import annotations

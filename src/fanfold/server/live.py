@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 INTERVAL = 0.5
-QUIET = 15.0  # a comment line at least this often: proxies drop silent connections, and it detects closed pages
+QUIET = 15.0  # a comment line at least this often: proxies drop silent connections, and sending detects closed pages
 MANY = 500  # more changed runs than this are not listed: the page reloads all
 
 

@@ -39,7 +39,7 @@ class OpenFile(FileResponse):
 
 
 async def blob(request: Request) -> Response:
-    """Serve a run's blob by name, with range requests, so that audio and video can be seeked."""
+    """Serve a run's blob by name, with range requests, so that players can seek in audio and video."""
     asked = request.query_params
     store, project, run, wanted = access_of(request).store, asked.get("project", ""), asked.get("run", ""), asked.get("blob", "")
     file = await ask(request, partial(_opened, store, project, run, wanted))
