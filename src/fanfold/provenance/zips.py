@@ -36,7 +36,7 @@ _STORED, _DEFLATED = 0, 8
 _DESCRIPTOR = 24  # bytes of an optional descriptor after a member, which repeats its size
 _OF_TORCH = frozenset(("version", ".data/version", "archive_version", "archive_format", "data.pkl", "constants.pkl"))
 _UNFIT = (NotImplementedError, ValueError, IndexError, struct.error)  # raised by zipfile for members that no saver writes
-_TELLING = ("archive_format", "constants.pkl", "data.pkl", "data/aotinductor")  # names of formats, to 16 characters
+_TELLING = ("archive_format", "constants.pkl", "data.pkl", "data/aotinductor")  # 16-character prefixes that tell the format
 
 _OF_KERAS = frozenset(("config.json", "metadata.json"))
 _TELLING_ALONE = _OF_KERAS | {"schema.json"}
