@@ -224,7 +224,7 @@ class CallbackHandler(TrainerCallback):
         if id(self) in by:
             return
         with contextlib.suppress(AttributeError):
-            error._fanfold_told = by | {id(self)}  # type: ignore[attr-defined] # noqa: SLF001 - our own marker
+            error._fanfold_told = by | {id(self)}  # type: ignore[attr-defined]  # noqa: SLF001 - our own marker
         going, self._training = self._training, False
         self._tell_guarded("on_exception", told, (args, state, control), {"exception": error, **kwargs})
         if going:

@@ -209,5 +209,5 @@ def watch(owner: type, method: str) -> None:
         with _Call(self):
             return original(self, *args, **kwargs)
 
-    watched._fanfold = True  # type: ignore[attr-defined] # noqa: SLF001 - a marker on our own function
+    watched._fanfold = True  # type: ignore[attr-defined]  # noqa: SLF001 - a marker on our own function
     setattr(owner, method, watched)

@@ -17,7 +17,7 @@ class Custom(Destination):
 
     def __init__(self, tracker: Any) -> None:
         super().__init__()
-        self.name = tracker.name  # type: ignore[misc] # a class attribute elsewhere, an instance attribute here
+        self.name = tracker.name  # type: ignore[misc]  # a class attribute elsewhere, an instance attribute here
         self.inner = tracker
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:

@@ -274,7 +274,7 @@ class Feed:
         frame = Frame(record.offset, record.end)
         track.frames.append(frame)
         if isinstance(data, Lost):
-            call.frames.append(frame)  # type: ignore[union-attr] # checked above
+            call.frames.append(frame)  # type: ignore[union-attr]  # checked above
             return
         last = self.queue[-1] if self.queue else None
         if call is None and last is not None and not data.q and last.time == data.t / 1e9 and last.step == data.s:

@@ -119,7 +119,7 @@ def eval_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[A
     common = _common(args, collate)
     if isinstance(dataset, IterableDataset):
 
-        class Every(IterableDataset):  # type: ignore[misc] # its base is torch's, imported only here
+        class Every(IterableDataset):  # type: ignore[misc]  # its base is torch's, imported only here
             def __iter__(self) -> Iterator[Any]:
                 return itertools.islice(iter(dataset), rank, None, world)
 

@@ -230,7 +230,7 @@ class Loop:
                 f"{', '.join(shares)} below 1 is a share of all steps, and a loader without a length does not say how many "
                 "there are. Training did not begin. Give whole numbers, or max_steps."
             )
-        self.state.max_steps = total  # type: ignore[assignment] # infinite if unknown; tqdm treats it so
+        self.state.max_steps = total  # type: ignore[assignment]  # infinite if unknown; tqdm treats it so
         self.state.num_train_epochs = math.ceil(total / updates) if updates else math.ceil(args.num_train_epochs)
         self.state.compute_steps(args, total)  # type: ignore[arg-type]  # as above
         if self._position is None:
