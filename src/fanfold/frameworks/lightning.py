@@ -43,9 +43,9 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
     """Record what a Trainer logs in a run, on every rank. Arguments are those of fanfold.init(), or `run`, your own run.
 
     A logger is one run: fit(), validate() and test() log to it, and it stays open until the process ends or fanfold.finish() is
-    called. `save_dir` (default: the Trainer's `default_root_dir`) is where checkpoints are written, to `<project>/<run
-    id>/checkpoints`, with LightningCLI's `config.yaml` next to them, from the second attempt on in `attempt-2` and so on;
-    `log_checkpoints` stores a copy of each checkpoint with the run.
+    called. Checkpoints go to `<project>/<run id>/checkpoints` in `save_dir` (default: the Trainer's `default_root_dir`), with
+    LightningCLI's `config.yaml` next to them, from the second attempt on in `attempt-2` and so on; `log_checkpoints` stores a
+    copy of each checkpoint with the run.
     """
 
     def __init__(
