@@ -116,7 +116,7 @@ def test_windows_observe_whole_steps_and_say_what_they_stand_for(runs_dir, tmp_p
 
 ALWAYS = """
 import ctypes, time, torch
-from fanfold.probes import hooks
+from fanfold.probes import step_hooks
 from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
 torchs = Iterator.__next__
 cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
@@ -151,7 +151,7 @@ kept = Iterator.__next__ is wrapped and len(list(torch.utils.data.DataLoader(ran
 Iterator.__next__ = torchs
 run = begin({options})
 run.finish()
-left = [hooks._Heard.library is not None, bool(hooks._Heard.listeners), Iterator.__next__ is not torchs, watched()]
+left = [step_hooks._Heard.library is not None, bool(step_hooks._Heard.listeners), Iterator.__next__ is not torchs, watched()]
 print(json.dumps({{"id": first, "watched": sum(seen), "kept": kept, "left": left}}))
 """
 
@@ -423,7 +423,7 @@ def test_a_torch_that_cannot_be_imported_is_said_once_and_the_run_goes_on(runs_d
 
 SAMPLED = """
 import torch
-from fanfold.probes import image, ops
+from fanfold.probes import op_table, ops
 from fanfold.probes.native import library
 run = begin({"sampling": 0.05})
 picks, L = [], library.current()
@@ -431,7 +431,7 @@ x = torch.ones(2)
 for i in range(4000):
     x.tan()
     if i < 400:
-        picks.append(sum(r["count"] for r in image.parse(image.take(L)).rows if r["op"] == "aten::tan"))
+        picks.append(sum(r["count"] for r in op_table.parse(op_table.take(L)).rows if r["op"] == "aten::tan"))
 run.finish()
 print(json.dumps(picks))
 """
@@ -864,7 +864,7 @@ def test_the_end_of_a_run_ends_a_trace_under_way(runs_dir, tmp_path):
 GIVES_WAY = """
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
-from fanfold.probes import session, trace
+from fanfold.probes import profiler_session, trace
 model = torch.nn.Linear(8, 8)
 def train(steps):
     mine = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(mine.parameters(), 1e-3)
@@ -872,7 +872,7 @@ def train(steps):
 def under_way(steps):  # a trace of so many steps
     trace.request(folder, steps, f"t{steps}")
     requests.look(); train(2)
-    return session.Turns.ours is not None
+    return profiler_session.Turns.ours is not None
 def own(steps=4):
     with profile(activities=[ProfilerActivity.CPU]) as seen: train(steps)
     return sum(event.name == "aten::addmm" for event in seen.events())
@@ -885,7 +885,7 @@ folder = run.path / "apart"  # the run itself would answer in its own
 requests = trace.Requests(folder, 7, lambda facts: steps.append(facts["steps"]) or True)
 steps, found = [], []
 for number, work in ((100, own), (200, lambda: in_thread(own))):
-    found += [under_way(number), work(), session.Turns.ours is None]
+    found += [under_way(number), work(), profiler_session.Turns.ours is None]
     requests._exporting.join()
 waiting = profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=1)); waiting.start()
 found += [under_way(3)]  # its warm-up counts

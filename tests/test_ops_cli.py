@@ -357,9 +357,9 @@ def test_numbers_are_whole_and_lines_short_enough_for_a_collector(two, capsys):
 
 TIMED = """
 import time, torch
-from fanfold.probes import image
+from fanfold.probes import op_table
 run = begin({"every": 1}, name="timed")
-def timed(): return sum(row["device_count"] for row in image.parse(image.take(library.current())).rows)
+def timed(): return sum(row["device_count"] for row in op_table.parse(op_table.take(library.current())).rows)
 x, end = torch.ones(2), time.monotonic() + 60
 while timed() <= 1024 and time.monotonic() < end:  # as many as can be under way at a time; and no optimizer
     for _ in range(2000): x.tan()
