@@ -172,7 +172,7 @@ def test_callbacks_are_added_popped_and_removed_as_class_or_instance(caplog):
 @pytest.mark.parametrize("wrong", ["wandb", print, dict, 3, None, SimpleNamespace()], ids=repr)
 def test_what_is_no_callback_is_refused_by_name(wrong):
     name = wrong.__name__ if isinstance(wrong, type) else type(wrong).__name__
-    with pytest.raises(TypeError, match=f"{name} is no callback"):
+    with pytest.raises(TypeError, match=f"{name} is not a callback"):
         handler_of(wrong)
 
 

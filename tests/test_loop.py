@@ -476,8 +476,8 @@ def test_what_was_saved_is_loaded_on_a_resume_and_the_best_at_the_end(runs_dir, 
 
 def test_what_is_due_and_not_done_is_said(runs_dir, caplog, tmp_path):
     iterate(looping(epochs=1, eval_steps=2, save_steps=4, output_dir=tmp_path))
-    assert "evaluation was due at step 2, and nobody did it" in caplog.text
-    assert "checkpoint was due at step 4, and nobody did it" in caplog.text
+    assert "evaluation was due at step 2, but nothing handled it" in caplog.text
+    assert "checkpoint was due at step 4, but nothing handled it" in caplog.text
 
 
 def test_a_generator_that_is_used_up_is_said(runs_dir, caplog):
@@ -498,7 +498,7 @@ def test_wrong_uses_are_refused(runs_dir):
         fanfold.Loop(epoch=3)
     with pytest.raises(SettingError, match=r"does not know evaluation_steps.*eval_steps"):
         looping(epochs=1, evaluation_steps=3)
-    with pytest.raises(TypeError, match=r"<object object at .* of type object is no callback"):
+    with pytest.raises(TypeError, match=r"<object object at .* of type object is not a callback"):
         looping(epochs=1, callbacks=[object()])
     with pytest.raises(RunError, match=r"steps.. belongs once into each"):
         next(looping(epochs=1).steps([1]))

@@ -344,7 +344,7 @@ def test_all_is_what_is_installed_and_usable(monkeypatch, caplog):
     names = [cls.__name__ for cls in get_reporting_integration_callbacks("all")]
     assert {"TensorBoardCallback", "WandbCallback", "MLflowCallback", "DVCLiveCallback", "CodeCarbonCallback"} <= set(names)
     assert not {"FlyteCallback", "DagsHubCallback", "AzureMLCallback", "CometCallback"} & set(names)
-    assert "leaves out what cannot start without a word from you: comet_ml (no API key" in caplog.text
+    assert "leaves out trackers that need setting up first: comet_ml (no API key" in caplog.text
     extended = get_reporting_integration_callbacks(["all", "flyte"])
     assert [cls.__name__ for cls in extended] == [*names, "FlyteCallback"]
 

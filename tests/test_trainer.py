@@ -443,7 +443,7 @@ def test_what_a_trainer_lacks_is_said(tmp_path, capsys):
         trainer_in(tmp_path, model=Plain(lambda guess, loss: {"guess": guess}), train=TUPLES).train()
     with pytest.raises(ValueError, match=r"(?s)nowhere.*tensorboard.*wandb"):
         trainer_in(tmp_path, report_to="nowhere")
-    with pytest.raises(TypeError, match="'early' of type str is no callback"):
+    with pytest.raises(TypeError, match="'early' of type str is not a callback"):
         trainer_in(tmp_path, callbacks=["early"])
     with pytest.raises(SettingError, match="none of the columns y"):
         trainer_in(tmp_path, train=[{"y": 1.0}] * 4).train()

@@ -69,7 +69,7 @@ class Server:
 
     def _failed(self) -> FanfoldError:
         _, said = self._process.communicate()
-        last = said.strip().removeprefix("fanfold: ").splitlines()[-1:] or ["it said nothing"]
+        last = said.strip().removeprefix("fanfold: ").splitlines()[-1:] or ["it exited without a message"]
         return FanfoldError(f"the dashboard did not start: {last[0]} Runs are not affected. Try `fanfold ui` in a terminal.")
 
     @property

@@ -131,8 +131,8 @@ class Setting:
 
 _ROWS = (
     Setting("cache_dir", _path, None, "Where derived data lives: catalogue and indexes. Safe to delete at any time."),
-    Setting("console", _boolean, False, "Keep what the process prints with the run."),
-    Setting("dir", _path, None, "Where runs live. Default: .fanfold, found upward like git, created when missing."),
+    Setting("console", _boolean, False, "Capture console output with the run."),
+    Setting("dir", _path, None, "Where runs live. Default: the nearest .fanfold in a parent directory, else a new one."),
     Setting("durability", _choice("process", "power"), "process", "What log() survives before it returns: "
             "the death of the process, or also a power cut (each write waits for the disk)."),
     Setting("energy", _boolean, False, "Record energy, emissions and power of each node, with CodeCarbon."),
@@ -149,7 +149,7 @@ _ROWS = (
     Setting("oidc_secret", _text, None, "The gateway's secret at the OpenID Connect provider."),
     Setting("project", _text, "default", "The project a run belongs to."),
     Setting("quiet", _boolean, False, "Print nothing at init and finish; warnings still go to the logger."),
-    Setting("rank", _whole, None, "This process's rank, where no launcher says it."),
+    Setting("rank", _whole, None, "This process's rank, if no launcher sets it."),
     Setting("resume", _resume, "allow",
             "What to do when the run exists: refuse, continue, require it, or look for the last unfinished one."),
     Setting("run_id", _text, None, "The run's id; every process that has it joins the same run."),
@@ -163,11 +163,11 @@ _ROWS = (
     Setting("spool_dir", _path, None, "The node-local spool. Default: a folder of yours in the system's temporary directory."),
     Setting("stamp", _boolean, False, "Write into every model file saved while the run is active which run it comes from."),
     Setting("strict", _boolean, False, "Raise instead of warning when a value cannot be logged."),
-    Setting("system", _boolean, True, "Record CPU, memory, disk, network and GPU figures every 10 s."),
+    Setting("system", _boolean, True, "Record CPU, memory, disk, network and GPU metrics every 10 s."),
     Setting("tags", _names, (), "Comma-separated tags."),
     Setting("token", _text, None, "The token of `fanfold ui`. "
             "Default: made up at each start."),
-    Setting("world_size", _whole, None, "How many processes the run has, where no launcher says it."),
+    Setting("world_size", _whole, None, "How many processes the run has, if no launcher sets it."),
 )  # fmt: skip
 TABLE: Mapping[str, Setting] = {row.name: row for row in _ROWS}
 # Variables that are not settings: for the command line, or in place of a launcher's.
@@ -216,7 +216,7 @@ def read_file(directory: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} is not valid TOML: {error}. The run was not started. Mend or remove the file.") from error
+        raise SettingError(f"{path} is not valid TOML: {error}. The run was not started. Correct or remove the file.") from error
     unknown = sorted(set(found) - set(TABLE))
     if unknown:
         raise SettingError(

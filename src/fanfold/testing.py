@@ -70,7 +70,7 @@ CAPABILITIES = {
     "metric": "`define_metric`",
     "alert": "alerts",
     "status": "final status",
-    "resume": "going on in the same remote run",
+    "resume": "continuing in the same remote run",
 }
 ALL = frozenset(CAPABILITIES)
 

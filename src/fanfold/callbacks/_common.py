@@ -31,7 +31,9 @@ def current_run(given: Any, who: object) -> Any:
 def check_every(every: int, who: object) -> int:
     """Return an interval in steps, or raise."""
     if not isinstance(every, int) or every < 1:
-        raise SettingError(f"{type(who).__name__}(every={every!r}) is no number of steps. It was not made. Pass 1 or more.")
+        raise SettingError(
+            f"{type(who).__name__}(every={every!r}) is not a number of steps. The callback was not created. Pass 1 or more."
+        )
     return every
 
 
@@ -40,7 +42,7 @@ def tensors_of(model: Any, *, gradients: bool) -> tuple[list[str], list[Any]]:
     if not hasattr(model, "named_parameters"):
         notices.once(
             "callback:no parameters",
-            f"a model of type {type(model).__name__} has no named_parameters(), so nothing can be said of them. "
+            f"a model of type {type(model).__name__} has no named_parameters(), so its parameters cannot be measured. "
             "Norms and non-finite values are looked for in PyTorch models.",
         )
         return [], []

@@ -311,7 +311,7 @@ def _check(callback: Any) -> None:
         return
     kind = f"class {callback.__name__}" if isinstance(callback, type) else f"{callback!r} of type {type(callback).__name__}"
     raise TypeError(
-        f"{kind} is no callback: it is neither a class nor an instance with methods such as on_step_end. "
+        f"{kind} is not a callback: it is neither a class nor an instance with methods such as on_step_end. "
         "It was not added. Inherit from fanfold.callbacks.TrainerCallback."
     )
 

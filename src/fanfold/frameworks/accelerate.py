@@ -141,7 +141,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
             notices.once(
                 f"init_trackers:{self.run.id}",
                 f"init_trackers({project_name!r}) was called while run {self.run.name} of {self.run.project} is open; it goes "
-                "on, and nothing was started anew. Call end_training() first to begin another run.",
+                "on, and no new run was started. Call end_training() first to begin another run.",
             )
 
     def _runs_directory(self) -> Path | None:
@@ -297,7 +297,7 @@ def _filtered(log_with: Any, logging_dir: Any) -> list[Any]:
     why = {str(item): LOGGER_TYPE_TO_CLASS[str(item)].unusable() for item in found if _can_tell(item)}
     not_so = [f"{name} ({reason})" for name, reason in why.items() if reason]
     if not_so:
-        logger.warning("log_with='all' leaves out what cannot start without a word from you: %s.", ", ".join(not_so))
+        logger.warning("log_with='all' leaves out trackers that need setting up first: %s.", ", ".join(not_so))
     return [item for item in found if is_tracker(item) or not why.get(str(item))]
 
 

@@ -35,7 +35,7 @@ def put_pieces(run: Path, chunks: Iterator[bytes], name: str) -> None:
     stored = _store(run, iter(chunks))
     if stored != name:
         path_of(run, stored).unlink(missing_ok=True)
-        raise JournalError(f"what came as the blob {name} is other content. It was not kept. Fetch it again.")
+        raise JournalError(f"the content received for blob {name} does not match its hash. It was not kept. Fetch it again.")
 
 
 def put_file(run: Path, source: Path) -> tuple[str, int]:

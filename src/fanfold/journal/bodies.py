@@ -328,7 +328,7 @@ def _check_entry(entry: Data) -> None:
     try:
         msgspec.convert(entry, _Entry)
     except msgspec.ValidationError as error:
-        raise JournalError(f"a frame holds a medium that is none: {error}") from error
+        raise JournalError(f"a frame holds media that cannot be read: {error}") from error
 
 
 def time_of(body: Body | None) -> int:

@@ -92,7 +92,7 @@ def _all() -> list[str]:
             f"Run: pip install 'fanfold[NAME]', where NAME is one of {', '.join(row.extra for row in TABLE)}.",
         )
     if not_so:
-        logger.warning("trackers='all' leaves out what cannot start without a word from you: %s.", ", ".join(not_so))
+        logger.warning("trackers='all' leaves out trackers that need setting up first: %s.", ", ".join(not_so))
     return usable
 
 

@@ -72,7 +72,7 @@ def views(store: Store, project: str) -> dict[str, str]:
 def save_view(store: Store, query: SaveView) -> dict[str, str]:
     """Save or delete a view, and return all of the project's views."""
     if not query.name.strip() or len(query.name) + len(query.fragment or "") > MAX_TEXT:
-        raise SettingError("a view needs a name, and name or view is too long. Nothing was saved.")
+        raise SettingError("a view needs a name, and neither the name nor the view may be too long. Nothing was saved.")
     views = store.changes.views
     views.save(query.project, query.name, query.fragment)
     return views.all(query.project)

@@ -306,7 +306,7 @@ class Chain:
         notices.once(
             f"segment:{path}",
             f"the segment {path} cannot be used: {error}. Nothing is lost: the journal is read instead, which is slower. "
-            "It is made anew by the next `fanfold merge`.",
+            "The next `fanfold merge` rebuilds it.",
         )
         with contextlib.suppress(OSError):
             path.unlink()

@@ -112,7 +112,7 @@ class LoopArguments:
         if self.eval_strategy != self.save_strategy or self.eval_strategy == "no":
             why = f"eval_strategy={self.eval_strategy!r} and save_strategy={self.save_strategy!r} differ or are off"
         elif self.eval_strategy == "steps" and not _whole_multiple(self.save_steps, self.eval_steps or 1):
-            why = f"save_steps={self.save_steps} is no multiple of eval_steps={self.eval_steps}"
+            why = f"save_steps={self.save_steps} is not a multiple of eval_steps={self.eval_steps}"
         if why:
             raise SettingError(
                 f"load_best_model_at_end needs every saved model evaluated, but {why}. Nothing was started. "

@@ -51,7 +51,7 @@ def choose(output_dir: str | os.PathLike[str], asked: bool | str | os.PathLike[s
     if not whole:
         raise SettingError(
             f"there is no whole checkpoint in {output_dir}. Nothing was trained. Name a checkpoint's folder, or leave it out to "
-            "start anew."
+            "start from the beginning."
         )
     return whole[-1]
 

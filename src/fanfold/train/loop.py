@@ -358,7 +358,7 @@ class Loop:
         notices.once(
             "loop:empty",
             f"the loader gave no batch at step {self.state.global_step}, so training ends here. A generator gives its items "
-            "only once: pass steps() something that can be iterated anew each epoch.",
+            "only once: pass steps() something that can be iterated again each epoch.",
         )
         self._exhausted = True
         self.control.should_training_stop = True
@@ -463,7 +463,7 @@ class Loop:
     def _say_undone(self, what: str, how: str) -> None:
         notices.once(
             f"loop:{what}",
-            f"{what} was due at step {self.state.global_step}, and nobody did it. Training goes on without. "
+            f"{what} was due at step {self.state.global_step}, but nothing handled it. Training continues without it. "
             f"Give {how} at the end of the loop's body.",
         )
 
@@ -499,7 +499,7 @@ class Loop:
         if found is None:
             raise SettingError(
                 f"metric_for_best_model={name!r} is not among what this evaluation gave: {', '.join(metrics) or 'nothing'}. "
-                "The best model cannot be told. Set metric_for_best_model to one of these."
+                "Which model is best is unknown. Set metric_for_best_model to one of these."
             )
         value, best = float(found), self.state.best_metric
         if best is None or math.isnan(best) or (value > best if self.args.greater_is_better else value < best):

@@ -336,7 +336,7 @@ def _all_steps(args: TrainingArguments, loader: Any) -> int:
     total = updates_of(args, length_of(loader))[1]
     if total == float("inf"):
         raise SettingError(
-            "the training data has no length, so nobody knows when training ends. Nothing was trained. Set max_steps in "
+            "the training data has no length, so the number of steps is unknown. Nothing was trained. Set max_steps in "
             "TrainingArguments."
         )
     return int(total)

@@ -197,7 +197,7 @@ def load_random_states(folder: Path, rank: int) -> None:
     if not path.is_file():
         notices.once(
             f"no random states:{folder}",
-            f"{path.name} is not in {folder}, so random numbers (dropout, augmentation) go on anew, and training will not end "
+            f"{path.name} is not in {folder}, so random numbers (dropout, augmentation) start over, and training will not end "
             "exactly where an uninterrupted one would. Resume with as many processes as saved it.",
         )
         return

@@ -97,7 +97,7 @@ def _usable() -> list[str]:
     """Return the installed integrations that work without further setup; log one warning that names the others."""
     why = {name: _unusable(name) for name in get_available_reporting_integrations()}
     if left_out := [f"{name} ({reason})" for name, reason in why.items() if reason]:
-        logger.warning("report_to='all' leaves out what cannot start without a word from you: %s.", ", ".join(left_out))
+        logger.warning("report_to='all' leaves out trackers that need setting up first: %s.", ", ".join(left_out))
     found = [name for name, reason in why.items() if not reason]
     return [name for name in found if not (name == "mlflow" and "dagshub" in found)]  # they use the same server
 
