@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import fanfold
 from fanfold import errors
 
+settings.register_profile("fanfold", deadline=None)  # a busy machine is not a failure
+settings.load_profile("fanfold")
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be in every process we start
 
 
