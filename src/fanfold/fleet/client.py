@@ -83,9 +83,6 @@ class Backoff:
         self.failures = 0
         self._pick = pick
 
-    def succeed(self) -> None:
-        self.failures = 0
-
     def fail(self, after: float = 0.0) -> float:
         """Return how many seconds to wait: half to all of the current pause, on top of what the gateway asked for."""
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures, 16))
