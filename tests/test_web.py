@@ -228,6 +228,7 @@ def test_charts_of_the_newest_project_are_drawn_at_once(context, address):
 def test_filter_by_keyboard_stands_in_the_address_and_survives_a_reload(context, page):
     painted(page)
     page.keyboard.press("/")
+    expect(page.get_by_label("Filter runs")).to_be_focused()
     page.keyboard.type("lr<0.05 and tag:even")
     expect(page.get_by_text("2 of 12 runs")).to_be_visible()
     expect(page).to_have_url(re.compile(re.escape("f=lr%3C0.05+and+tag:even")))

@@ -84,6 +84,7 @@ def test_escape_leaves_the_filter_as_it_is(context, address):
     page = open_page(context, address, "p=many")
     page.get_by_text("12 runs").wait_for()
     page.keyboard.press("/")
+    expect(page.get_by_label("Filter runs")).to_be_focused()
     page.keyboard.type("lr>1")
     expect(page.locator(".count")).to_have_text("4 of 12 runs")
     page.keyboard.press("Escape")
