@@ -34,6 +34,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 PAGES = ("charts", "table", "run", "compare", "media", "logs", "alerts", "provenance", "profile")
 HOSTILE = "<img src=x onerror=alert(1)>"
 SLOW = 30_000  # ms; the machine may be busy, and nothing here is about speed
+expect.set_options(timeout=SLOW)
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium on this machine")
 needs_node = pytest.mark.skipif(
