@@ -225,9 +225,9 @@ def start(folder, **options):
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
     """One run that takes it all. What has no end is cut short earlier than usual, for the sake of time."""
-    logging.getLogger("fanfold").setLevel(logging.CRITICAL)
     limits = pytest.MonkeyPatch()
     limits.setattr("fanfold.plain.MAX_ITEMS", 500)
+    logging.getLogger("fanfold").setLevel(logging.CRITICAL)
     limits.setattr("fanfold.values.MAX_VALUES", 500)
     limits.chdir(tmp_path_factory.mktemp("empty"))
     run = start(tmp_path_factory.mktemp("hostile"))
