@@ -171,6 +171,7 @@ def place(request, tmp_path) -> Iterator[Place]:
     fleet.close()
 
 
+@pytest.mark.timeout(900)  # each heavy filter may take the server's whole minute
 def test_filters_of_one_reader_end_in_time_while_others_are_answered(place, tmp_path, ends):
     words = {name: place.tokens.create(name, projects=["*"], scopes=["read"])[1] for name in ("greedy", "other")}
     gateway = ends(Gateway(place.name, log=tmp_path / "gateway.log"))
