@@ -411,7 +411,7 @@ def test_a_second_training_starts_anew_with_model_init(runs_dir, tmp_path, capsy
         ({"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "steps"}, "differ or are off"),
         (
             {"load_best_model_at_end": True, "eval_steps": 4, "save_steps": 6, "save_strategy": "steps"},
-            "no multiple of eval_steps=4",
+            "not a multiple of eval_steps=4",
         ),
         ({"logging_steps": 0}, "logging_steps=0 is not above 0"),
         ({"per_device_train_batch_size": 0}, "holds no sample"),
