@@ -75,11 +75,23 @@ def test_a_run_shows_its_documented_names_and_nothing_else(tmp_path):
 
 # The layers of the house, from the ground up. A room may use every room named before it, in its own layer too, and none after it.
 LAYERS = {
-    "ground": ["_version", "errors", "threads", "settings", "sources", "drawing", "fold", "approvals", "process"],
+    "ground": ["_version", "errors", "threads", "settings", "sources", "fold", "approvals", "process"],
     "values": ["media", "values", "plain"],
     "journal": ["journal"],
     "facts": ["facts", "probes"],
-    "readers": ["notebook", "store", "trackers", "provenance", "relay", "fleet", "clickhouse", "stores", "server", "report"],
+    "readers": [
+        "drawing",
+        "notebook",
+        "store",
+        "trackers",
+        "provenance",
+        "relay",
+        "fleet",
+        "clickhouse",
+        "stores",
+        "server",
+        "report",
+    ],
     "recording": ["recording"],
     "training": ["callbacks", "frameworks", "testing", "train"],
     "commands": ["cli", "__main__"],

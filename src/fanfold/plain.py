@@ -82,3 +82,14 @@ class Plain:
 def plain(value: Any) -> Any:
     """Return a copy made of dicts, lists, texts, numbers and None; never raise, whatever the value."""
     return Plain().of(value)
+
+
+def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return a nested config flattened to one level, with names joined by dots: model.dim."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{before}{name}."))
+        else:
+            found[f"{before}{name}"] = value
+    return found

@@ -29,7 +29,7 @@ END_SECONDS, FAILING_SECONDS = 30.0, 10.0  # for the end of a report, and if its
 _hosts: weakref.WeakSet[Any] = weakref.WeakSet()  # runs opened here, which are never the current run
 
 
-class Destination(NamedTuple):
+class Target(NamedTuple):
     """The target of a report: how its tracker is created, here and in another process.
 
     `arguments` are stored with the report and must be plain data; those in `here` are only valid in this process. A report that
@@ -47,7 +47,7 @@ class Destination(NamedTuple):
 class Report:
     """One tracker's part of a training. Opening it starts the tracker on this thread; after that, nothing waits for it."""
 
-    def __init__(self, host: Any, system: str, destination: Destination, number: int, **facts: Any) -> None:
+    def __init__(self, host: Any, system: str, destination: Target, number: int, **facts: Any) -> None:
         self.host = host
         self.destination = destination
         self._facts = facts

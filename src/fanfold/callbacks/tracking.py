@@ -17,7 +17,7 @@ from ..trackers.base import is_tracker
 from ..trackers.registry import find_class
 from .events import TrainerCallback
 from .model_info import configuration, rewrite_logs, staged_checkpoint
-from .report import Destination, Report, host_run, latest_number
+from .report import Report, Target, host_run, latest_number
 
 PROJECT = "huggingface"
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # callbacks whose report has begun
@@ -59,18 +59,18 @@ class TrackingCallback(TrainerCallback):
         if state.is_world_process_zero:
             self.begin(self.destination(args, state), args, state, model, self.config(args, model))
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         """Return the tracker and its arguments; for a run the user has open, one that joins it."""
         del state
         if self._object is not None:
-            return Destination(lambda: self._object)
+            return Target(lambda: self._object)
         first = next(iter(inspect.signature(self._class).parameters))
         known = {first: getattr(args, "project", None) or PROJECT}
         if self._class.requires_logging_directory:
             known["logging_dir"] = str(Path(args.output_dir, "runs").absolute())
-        return Destination(self._class, {**known, **self._kwargs})
+        return Target(self._class, {**known, **self._kwargs})
 
-    def current(self) -> Destination | None:
+    def current(self) -> Target | None:
         """Return how to join the run that the library has open in this process, after a user-written setup()."""
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class TrackingCallback(TrainerCallback):
     def _training(self) -> bool:
         return self._thread is not None
 
-    def begin(self, where: Destination, args: Any, state: Any, model: Any, config: Mapping[str, Any] | None = None) -> None:
+    def begin(self, where: Target, args: Any, state: Any, model: Any, config: Mapping[str, Any] | None = None) -> None:
         """Open the report: in the current run, or in one opened for it."""
         facts = self.names(args, state)
         host, opened = host_run(args, facts.get("name"), configuration(args, model), PROJECT)

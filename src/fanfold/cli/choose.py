@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import FanfoldError, SettingError, suggestion
+from ..plain import flat
 from ..settings import find_directory, is_address, store_address
 from ..store import StoredRun, catalogue
 from ..store.filter import FIELDS, Filter, same
 from ..store.query import Store
-from ..store.rows import flat
 from ..store.run import Runs
 from ..stores import open as open_stored
 from ..stores import open_store

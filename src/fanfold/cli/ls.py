@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import SettingError
+from ..plain import flat
 from ..store import StoredRun
-from ..store.rows import flat
 from . import choose, output
 from .text import age, duration, number, plural, short
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..drawing.order import curve_order
+from ..plain import flat
 from ..relay.cursor import cursors
 from ..store import Series, StoredRun
-from ..store.rows import flat
 from . import chart, output
 from .text import STATUS, age, clean, duration, number, plural, short, size
 

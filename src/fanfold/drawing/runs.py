@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..plain import flat
 from .chart import Line, chart, drawn, line_of
 from .markup import Markup, join, status, table, tag
 from .numbers import duration, moment, number
 from .order import curve_order
 
-CHARTS, SETTINGS, FIGURES = 4, 16, 16  # of one run
+CHARTS, SETTINGS, METRICS = 4, 16, 16  # of one run
 ROWS, SPARKS = 50, 20  # of a list of runs: a curve needs the run's journals, a row does not
 SPARK_BUCKETS = 60
 
@@ -19,17 +20,6 @@ def lines(runs: Iterable[Any], key: str, *, buckets: int = 330, x: str = "auto",
     """Return one line per run that has the key, coloured by the run's position."""
     found = [(place, run, run.curve(key, buckets=buckets, x=x)) for place, run in enumerate(runs)]
     return [line_of(run.name, place, one, smooth=smooth) for place, run, one in found if one is not None]
-
-
-def flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Return a nested config flattened to one level, with names joined by dots."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            found.update(flat(value, f"{before}{name}."))
-        else:
-            found[f"{before}{name}"] = value
-    return found
 
 
 def lasted(run: Any) -> str:
@@ -41,7 +31,7 @@ def run_html(run: Any) -> Markup:
     """Return one run: its status, config, summary, and its first charts."""
     keys = curve_order(run.keys())
     parts = [_head(run), _pairs("config", flat(run.config), SETTINGS)]
-    parts.append(_pairs("summary", run.summary, FIGURES))
+    parts.append(_pairs("summary", run.summary, METRICS))
     charts = [_figure(run, key) for key in keys[:CHARTS]]
     parts.append(tag("div", *charts, class_="charts", style="--ff-wide:300px;margin-top:8px"))
     if len(keys) > CHARTS:

@@ -18,7 +18,7 @@ from .address import parse
 KIND = "fanfold-gateway"
 
 
-class Destination(NamedTuple):
+class Upstream(NamedTuple):
     """A gateway, the token sent to it, and the CA certificates that verify it."""
 
     url: str
@@ -26,7 +26,7 @@ class Destination(NamedTuple):
     ca: str | None
 
 
-def destination(file: Mapping[str, Any], to: str | None = None) -> Destination | None:
+def destination(file: Mapping[str, Any], to: str | None = None) -> Upstream | None:
     """Return the gateway named by `to`, FANFOLD_SERVER or the settings file, if any; raise if it is not approved."""
     named = to or os.environ.get(TABLE["server"].variable)
     given = file.get("server") if named is None else named  # an empty variable disables the file's server
@@ -34,7 +34,7 @@ def destination(file: Mapping[str, Any], to: str | None = None) -> Destination |
         return None
     url = parse(str(given)).url
     own = file if _names(file, url) else {}  # the file's token and CA belong to the server that the file names
-    found = Destination(url, resolve("server_token", file=own), resolve("server_ca", file=own))
+    found = Upstream(url, resolve("server_token", file=own), resolve("server_ca", file=own))
     # A token in the same file as the address belongs to it; one from the environment belongs to the address it was used with.
     secret = os.environ.get(TABLE["server_token"].variable)
     if named:

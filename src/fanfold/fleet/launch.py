@@ -12,7 +12,7 @@ from pathlib import Path
 from ..journal import directory, origin
 from ..journal.packed import raw_size
 from ..process import digest
-from .destination import Destination
+from .destination import Upstream
 from .forward_note import HOME, Note
 
 IDLE_SECONDS = 10.0
@@ -24,12 +24,12 @@ MAX_LOG = 8 << 20
 class Forwarding:
     """Handle on a forwarder process: wakes it, and waits until this rank's journals are at the gateway."""
 
-    def __init__(self, root: Path, gateway: Destination) -> None:
+    def __init__(self, root: Path, gateway: Upstream) -> None:
         self.url = gateway.url
         self._root = root
         self._process = self._start(gateway)
 
-    def _start(self, gateway: Destination) -> subprocess.Popen[bytes]:
+    def _start(self, gateway: Upstream) -> subprocess.Popen[bytes]:
         folder = self._root / HOME
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = folder / f"{digest(self.url)}.log"
@@ -75,7 +75,7 @@ class Forwarding:
             return False
 
 
-def _variables(gateway: Destination) -> dict[str, str]:
+def _variables(gateway: Upstream) -> dict[str, str]:
     """Return the gateway's address, token and CA as environment variables for a child process."""
     given = {"FANFOLD_SERVER": gateway.url, "FANFOLD_SERVER_TOKEN": gateway.token, "FANFOLD_SERVER_CA": gateway.ca}
     return {name: str(value) for name, value in given.items() if value}

@@ -14,7 +14,8 @@ from ..drawing.chart import Line, legend
 from ..drawing.markup import join, lone, status, swatch
 from ..drawing.numbers import moment, number
 from ..drawing.order import curve_order
-from ..drawing.runs import flat, lasted, lines
+from ..drawing.runs import lasted, lines
+from ..plain import flat
 from ..store import StoredRun
 from . import markdown, values
 from .pictures import Budget, pictures

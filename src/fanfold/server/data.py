@@ -12,10 +12,11 @@ import msgspec
 from ..errors import FanfoldError, RunNotFound, SettingError
 from ..journal import Kind, directory
 from ..media import Table
+from ..plain import flat
 from ..store.buckets import Buckets
 from ..store.ops import steps_of
 from ..store.query import Store
-from ..store.rows import Row, flat
+from ..store.rows import Row
 from ..store.run import MediaPoint, StoredRun
 from . import wire
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -102,17 +102,6 @@ class Project(msgspec.Struct):
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
-
-
-def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return a nested config flattened to one level, with names joined by dots: model.dim."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found.update(flat(value, f"{before}{name}."))
-        else:
-            found[f"{before}{name}"] = value
-    return found
 
 
 def lasted(lives: Iterable[tuple[int, int]], *, running: bool) -> float:

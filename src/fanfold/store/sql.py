@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import FanfoldError, missing_extra
+from ..plain import flat
 from .filter import number
 from .points import holders, points
 from .query import LocalStore, Store
-from .rows import flat
 from .run import StoredRun
 
 BATCH = 1 << 16

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ...trackers.azureml import AzureMLTracker
-from ..report import Destination
+from ..report import Target
 from ..tracking import TrackingCallback
 
 
@@ -32,9 +32,9 @@ class AzureMLCallback(TrackingCallback):
 
             self._given = Run.get_context()
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         del args, state
-        return Destination(AzureMLTracker, {"run_name": "job"}, {"azureml_run": self._given}, joined=True)
+        return Target(AzureMLTracker, {"run_name": "job"}, {"azureml_run": self._given}, joined=True)
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
         """Return nothing: the platform records a job's arguments."""

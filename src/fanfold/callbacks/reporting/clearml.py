@@ -11,7 +11,7 @@ from ...errors import notices, outcome
 from ...trackers.base import NO_STEP, flat_config
 from ...trackers.clearml import ClearMLTracker
 from ..model_info import SUMMARY, TRUE, arguments_of, model_config, rewrite_logs, unstage
-from ..report import Destination, Report
+from ..report import Report, Target
 from ..tracking import TrackingCallback
 
 PROJECT, TASK = "HuggingFace Transformers", "Trainer"
@@ -46,19 +46,19 @@ class ClearMLCallback(TrackingCallback):
     def _clearml_task(self) -> Any:
         return getattr(self.tracker, "task", None)
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         del args, state
         task = self._clearml.Task
         joined = not task.running_locally() or task.current_task() is not None
         self._log_model = os.environ.get("CLEARML_LOG_MODEL", str(not joined)).upper() in TRUE
         return self._at(joined=joined)
 
-    def _at(self, *, joined: bool) -> Destination:
+    def _at(self, *, joined: bool) -> Target:
         project, name = os.environ.get("CLEARML_PROJECT", PROJECT), os.environ.get("CLEARML_TASK", TASK)
         arguments = {"run_name": project, "project_name": project, "task_name": name, "layout": "transformers"}
-        return Destination(ClearMLTracker, arguments, _USUAL, joined=joined)
+        return Target(ClearMLTracker, arguments, _USUAL, joined=joined)
 
-    def current(self) -> Destination | None:
+    def current(self) -> Target | None:
         return None if self._clearml.Task.current_task() is None else self._at(joined=True)
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...errors import notices
 from ...trackers.comet import CometMLTracker
 from ..model_info import STAGED, arguments_of, model_config
-from ..report import Destination, Report
+from ..report import Report, Target
 from ..tracking import TrackingCallback
 
 # Comet's automatic logging, as in Transformers.
@@ -50,7 +50,7 @@ class CometCallback(TrackingCallback):
             return
         super().setup(args, state, model, **kwargs)
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         mode = "create" if state.is_hyper_param_search else os.environ.get("COMET_MODE", "").lower() or None
         if mode != "create" and (joined := self.current()) is not None:
             return joined
@@ -59,16 +59,16 @@ class CometCallback(TrackingCallback):
         place, project = {"offline_directory": str(offline)}, os.environ.get("COMET_PROJECT_NAME", "")
         arguments = {"run_name": project, "experiment_config": place}
         config = {**_USUAL, **place}
-        return Destination(CometMLTracker, arguments, {"experiment_config": config, **({"mode": mode} if mode else {})})
+        return Target(CometMLTracker, arguments, {"experiment_config": config, **({"mode": mode} if mode else {})})
 
-    def current(self) -> Destination | None:
+    def current(self) -> Target | None:
         import comet_ml
 
         running = comet_ml.get_running_experiment()
         if running is None:
             return None
         arguments = {"run_name": running.project_name or ""}
-        return Destination(CometMLTracker, arguments, joined=True, name=running.name, given=running)
+        return Target(CometMLTracker, arguments, joined=True, name=running.name, given=running)
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
         found = {"args": arguments_of(args), "config": model_config(model), "peft_config": getattr(model, "peft_config", None)}

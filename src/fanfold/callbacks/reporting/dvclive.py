@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ...errors import SettingError
 from ...trackers.dvclive import DVCLiveTracker
 from ..model_info import arguments_of, save_model, truth
-from ..report import Destination
+from ..report import Target
 from ..tracking import TrackingCallback
 
 
@@ -40,12 +40,12 @@ class DVCLiveCallback(TrackingCallback):
         """The Live object, once there is one."""
         return getattr(self.tracker, "live", None) or self._given
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         del args, state
         if self._given is not None:
-            return Destination(DVCLiveTracker, {"dir": str(Path(self._given.dir).absolute())}, {"live": self._given})
+            return Target(DVCLiveTracker, {"dir": str(Path(self._given.dir).absolute())}, {"live": self._given})
         own = {"dir": "dvclive", "save_dvc_exp": True, "dvcyaml": "dvc.yaml", **self._kwargs}  # the defaults of Live()
-        return Destination(DVCLiveTracker, {**own, "dir": str(Path(own["dir"]).absolute())})
+        return Target(DVCLiveTracker, {**own, "dir": str(Path(own["dir"]).absolute())})
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
         del model

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ...trackers.flyte import FlyteTracker, in_task
 from ..model_info import checkpoint_of
-from ..report import Destination, Report
+from ..report import Report, Target
 from ..tracking import TrackingCallback
 
 
@@ -26,10 +26,10 @@ class FlyteCallback(TrackingCallback):
         self.save_log_history = save_log_history
         self.sync_checkpoints = sync_checkpoints
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         del state
         page = {} if in_task() else {"page": str(Path(args.output_dir, "deck.html").absolute())}
-        return Destination(FlyteTracker, {"run_name": self.name, **page})
+        return Target(FlyteTracker, {"run_name": self.name, **page})
 
     def names(self, args: Any, state: Any) -> dict[str, Any]:
         return {"name": Path(args.output_dir).name, **{key: value for key, value in super().names(args, state).items() if value}}

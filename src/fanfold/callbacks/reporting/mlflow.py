@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from ...errors import SettingError, logger, outcome
 from ...values import flatten
 from ..model_info import configuration, truth, unstage
-from ..report import Destination
+from ..report import Target
 from ..tracking import TrackingCallback
 
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
@@ -40,7 +40,7 @@ class MLflowCallback(TrackingCallback):
         self._ml_flow = mlflow
         self._log_artifacts = truth("HF_MLFLOW_LOG_ARTIFACTS")
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         del state
         self._log_artifacts = truth("HF_MLFLOW_LOG_ARTIFACTS")
         with _impatient():
@@ -54,7 +54,7 @@ class MLflowCallback(TrackingCallback):
         if error is None:
             return self._of(run)
         logger.debug("MLflow did not answer; the relay opens the run when it does", exc_info=error)
-        return Destination(self._class, self._place())
+        return Target(self._class, self._place())
 
     def _start_run(self, args: Any, nested: bool) -> Any:
         """Start a run on the Trainer's thread, which makes it the active run there."""
@@ -62,8 +62,8 @@ class MLflowCallback(TrackingCallback):
             self._ml_flow.set_experiment(name)
         return self._ml_flow.start_run(run_name=getattr(args, "run_name", None), nested=nested)
 
-    def _of(self, run: Any, *, joined: bool = False) -> Destination:
-        return Destination(self._class, {**self._place(), "run_id": run.info.run_id}, joined=joined, name=run.info.run_name)
+    def _of(self, run: Any, *, joined: bool = False) -> Target:
+        return Target(self._class, {**self._place(), "run_id": run.info.run_id}, joined=joined, name=run.info.run_name)
 
     def _place(self) -> dict[str, Any]:
         first = next(iter(inspect.signature(self._class).parameters))  # the experiment, for both classes
@@ -72,7 +72,7 @@ class MLflowCallback(TrackingCallback):
     def _uri(self) -> str:
         return str(self._ml_flow.get_tracking_uri())
 
-    def current(self) -> Destination | None:
+    def current(self) -> Target | None:
         run = self._ml_flow.active_run()
         return None if run is None else self._of(run, joined=True)
 
@@ -116,7 +116,7 @@ class DagsHubCallback(MLflowCallback):
 
     system: ClassVar[str] = "dagshub"
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         self.log_artifacts = truth("HF_DAGSHUB_LOG_ARTIFACTS")
         self.remote = os.environ.get("MLFLOW_TRACKING_URI")
         if not self.remote:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...errors import SettingError
 from ...trackers.neptune import ASSIGN, NeptuneTracker
 from ..model_info import arguments_of, model_config, rewrite_logs, unstage
-from ..report import Destination, Report
+from ..report import Report, Target
 from ..tracking import TrackingCallback
 
 CHECKPOINTS = (None, "same", "last", "best")
@@ -69,13 +69,13 @@ class NeptuneCallback(TrackingCallback):
         if self._log_checkpoints == "best" and not args.load_best_model_at_end:
             raise SettingError("To save the best model checkpoint, the load_best_model_at_end argument must be enabled.")
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         del args, state
         given = {key: value for key, value in self._arguments.items() if value is not None}
         arguments = {"run_name": self._arguments["project"] or self.name, **given}
         if self._given is not None:
-            return Destination(NeptuneTracker, arguments, joined=True, given=self._given)
-        return Destination(NeptuneTracker, arguments, _USUAL)
+            return Target(NeptuneTracker, arguments, joined=True, given=self._given)
+        return Target(NeptuneTracker, arguments, _USUAL)
 
     def names(self, args: Any, state: Any) -> dict[str, Any]:
         return {"name": self._arguments["name"]} if self._arguments["name"] else super().names(args, state)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ...errors import notices
 from ...trackers.swanlab import SwanLabTracker
 from ..model_info import SUMMARY, parameter_count, rewrite_logs
-from ..report import Destination
+from ..report import Target
 from ..tracking import TrackingCallback
 
 AXIS, EPOCH = "train/global_step", "train/epoch"
@@ -34,7 +34,7 @@ class SwanLabCallback(TrackingCallback):
         if os.environ.get("SWANLAB_LOG_MODEL") is not None:
             notices.once("swanlab:log model", "SwanLab cannot keep models, so SWANLAB_LOG_MODEL does nothing. Unset it.")
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         del state
         self._last_step = -1
         if (joined := self.current()) is not None:
@@ -43,17 +43,17 @@ class SwanLabCallback(TrackingCallback):
         own = {"id": os.environ.get("SWANLAB_RUN_ID"), "resume": resume}
         arguments = {"run_name": os.environ.get("SWANLAB_PROJECT") or Path.cwd().name, "log_dir": _log_dir()}
         known = {key: value for key, value in own.items() if value is not None}
-        return Destination(SwanLabTracker, {**arguments, **known}, {"settings": self._swanlab.Settings()})
+        return Target(SwanLabTracker, {**arguments, **known}, {"settings": self._swanlab.Settings()})
 
     def names(self, args: Any, state: Any) -> dict[str, Any]:
         found = [part for part in (getattr(args, "run_name", None), state.trial_name) if part is not None]
         return {"name": "-".join(found) or None}
 
-    def current(self) -> Destination | None:
+    def current(self) -> Target | None:
         if not self._swanlab.has_run():
             return None
         run = self._swanlab.get_run()
-        return Destination(SwanLabTracker, {"run_name": "", "id": run.id, "log_dir": _log_dir()}, joined=True, given=run)
+        return Target(SwanLabTracker, {"run_name": "", "id": run.id, "log_dir": _log_dir()}, joined=True, given=run)
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
         found = {**super().config(args, model), "model_num_parameters": parameter_count(model)}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ...trackers.tensorboard import TensorBoardTracker
 from ..model_info import arguments_of, model_config
-from ..report import Destination
+from ..report import Target
 from ..tracking import TrackingCallback
 
 
@@ -42,14 +42,14 @@ class TensorBoardCallback(TrackingCallback):
             texts = {key: json.dumps(value, indent=2, sort_keys=True, default=str) for key, value in found.items() if value}
             self.report.log(texts, 0)
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         self._trainings += 1
         if self._trainings == 1:
             self._asked = self.logging_dir
         folder = self._folder(args, state) if self._given is None else Path(self._given.log_dir)
         self.logging_dir = str(folder)
         arguments = {"run_name": folder.name, "logging_dir": str(folder.absolute().parent), "layout": "transformers"}
-        return Destination(TensorBoardTracker, arguments, joined=self._given is not None, given=self._given)
+        return Target(TensorBoardTracker, arguments, joined=self._given is not None, given=self._given)
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
         """Return nothing: arguments and model are logged as texts, as in Transformers."""

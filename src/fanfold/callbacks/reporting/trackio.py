@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...errors import guard
 from ...trackers.trackio import TrackioTracker
 from ..model_info import parameter_count, rewrite_logs
-from ..report import Destination
+from ..report import Target
 from ..tracking import PROJECT, TrackingCallback
 from .model_card import add_to_model_card
 
@@ -34,19 +34,19 @@ class TrackioCallback(TrackingCallback):
         self._space_id: str | None = None
         self._static_space_id: str | None = None
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         del state
         known = {"space_id": "trackio_space_id", "private": "hub_private_repo", "bucket_id": "trackio_bucket_id"}
         found = {key: value for key, name in known.items() if (value := getattr(args, name, None)) is not None}
         arguments = {"run_name": getattr(args, "project", None) or PROJECT, "resume": "allow", **found}
-        return Destination(TrackioTracker, arguments, _USUAL)
+        return Target(TrackioTracker, arguments, _USUAL)
 
-    def current(self) -> Destination | None:
+    def current(self) -> Target | None:
         run = self._trackio.context_vars.current_run.get()
         if run is None:
             return None
         arguments = {"run_name": run.project, "name": run.name}
-        return Destination(TrackioTracker, arguments, joined=True, name=run.name, given=run)
+        return Target(TrackioTracker, arguments, joined=True, name=run.name, given=run)
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
         count = parameter_count(model)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ...errors import notices
 from ...trackers.wandb import WandBTracker
 from ..model_info import SUMMARY, model_config, parameter_count, rewrite_logs, saved_model, staged, unstage
-from ..report import Destination, Report
+from ..report import Report, Target
 from ..tracking import PROJECT, TrackingCallback
 from .model_card import add_to_model_card
 
@@ -37,22 +37,22 @@ class WandbCallback(TrackingCallback):
         self._wandb = wandb
         self._log_model = _log_model()
 
-    def destination(self, args: Any, state: Any) -> Destination:
+    def destination(self, args: Any, state: Any) -> Target:
         del args, state
         if (joined := self.current()) is not None:
             return joined
         folder = Path(os.environ.get("WANDB_DIR") or Path.cwd()).absolute()
         arguments = {"run_name": os.environ.get("WANDB_PROJECT", PROJECT), "dir": str(folder), "axis": AXIS}
         settings = self._wandb.Settings(x_transaction_log_flush_interval=0.2)  # everything else as the user configured it
-        return Destination(WandBTracker, arguments, {"settings": settings})
+        return Target(WandBTracker, arguments, {"settings": settings})
 
-    def current(self) -> Destination | None:
+    def current(self) -> Target | None:
         run = self._wandb.run
         if run is None:
             return None
         folder = Path(run.settings.sync_dir).parent.parent
         arguments = {"run_name": run.project, "id": run.id, "dir": str(folder), "axis": AXIS, "reinit": "return_previous"}
-        return Destination(WandBTracker, arguments, {"settings": None}, joined=True, name=run.name)
+        return Target(WandBTracker, arguments, {"settings": None}, joined=True, name=run.name)
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
         count = parameter_count(model)
