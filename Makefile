@@ -3,24 +3,32 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help system setup web native native-check clickhouse check test unit upstream faults bench bench-dashboard bench-fleet demo clean
+.PHONY: help docs docs-serve docs-pictures docs-publish system setup web native native-check clickhouse check test quick unit upstream faults bench bench-dashboard bench-fleet screenshots demo clean
 
 PYTHON ?= python3
 ARGS ?=
 LOG := build/log
 BIN := .venv/bin
 comma := ,
-CODE := $(wildcard src tests benchmarks examples)
+PROSE := README.md CHANGELOG.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml docs src/fanfold --skip='*/server/static/*,*.svg,*.png,*.webp'
+CODE := $(wildcard src tests benchmarks examples docs/tools)
 
 EXTRAS := .[all,dev]
 export PATH := $(PATH):$(CURDIR)/$(BIN)
 NODE := node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)'
 TORCH := $(shell grep '^torch==' constraints.txt)
 # What the tests and benchmarks run beside fanfold but fanfold itself never asks for.
-FRAMEWORKS := accelerate transformers lightning keras jax optuna ray tensorboardx
+FRAMEWORKS := accelerate transformers lightning keras jax optuna ray hydra-core tensorboardx
 
+# Test processes on two cores: most tests wait half of their time, for a process, a server or a browser.
+WORKERS ?= 4
 # Tests that need nothing but the base package: they also run on every other Python found on this machine.
-UNIT := $(wildcard tests/test_facts.py tests/test_fold.py tests/test_journal_*.py tests/test_mask.py tests/test_probe_system.py tests/test_process.py tests/test_settings.py)
+UNIT := $(wildcard tests/facts/test_facts.py tests/facts/test_mask.py tests/journal/test_fold.py tests/journal/test_journal_*.py tests/probes/test_probe_system.py tests/recording/test_process.py tests/recording/test_settings.py)
+# What a person runs while editing: something of every room, no browser, no server, no tracker.
+QUICK := $(addprefix tests/,journal/test_fold.py journal/test_journal_format.py journal/test_journal_golden.py journal/test_journal_reader.py facts/test_facts.py facts/test_mask.py \
+  recording/test_run.py recording/test_values.py recording/test_settings.py recording/test_process.py recording/test_summary.py media \
+  relay/test_relay_facts.py callbacks/test_callbacks.py train/test_loop.py store/test_store.py store/test_store_filter.py \
+  store/test_store_query.py store/test_store_catalogue.py store/test_store_sql.py project/test_package.py)
 OTHER_PYTHONS := 3.10 3.12 3.13
 
 # An environment is current as long as what it was made from is: the stamp's name says so.
@@ -56,7 +64,7 @@ $(STAMP):
 	$(call step,packages,Installing everything else (a few minutes),$(BIN)/pip install -c constraints.txt -e '$(EXTRAS)' $(FRAMEWORKS))
 	@rm -f .venv/.stamp-*; touch $@
 
-# The page is committed as built, so that neither users nor their installs need Node; tests/test_web.py rebuilds and compares.
+# The page is committed as built, so that neither users nor their installs need Node; tests/web/test_web.py rebuilds and compares.
 web: web/node_modules/.stamp  ## build the dashboard's page (needs Node 20)
 	cd web && npm run -s check && npm run -s test && npm run -s build
 
@@ -81,18 +89,25 @@ native-check: system $(STAMP)  ## prove the native part: torch's layout, then th
 
 # From npm because no other registry has a server; the tests would fetch it themselves, but within the time a test may take.
 clickhouse: web/node_modules/.stamp  # the server that the fleet's tests and benchmarks run
-	$(call step,clickhouse,Looking for ClickHouse (170 MB once),$(BIN)/python tests/clickhouse_server.py fetch)
+	$(call step,clickhouse,Looking for ClickHouse (170 MB once),$(BIN)/python tests/helpers/clickhouse_server.py fetch)
 
-check: $(STAMP)  ## lint, formatting and types
+check: $(STAMP)  ## lint, formatting, types and spelling
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/python -m codespell_lib $(PROSE)
 
 test: system $(STAMP) native-check web/node_modules/.stamp clickhouse  ## the tests, on .venv and (the unit tests) on every other Python found
-	$(BIN)/pytest -n 2 --dist loadfile -m "not faults" $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not faults" $(ARGS)
 	@$(MAKE) -s unit
 
+quick: $(STAMP)  ## a minute of tests, for while you edit: no browser, no server
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults" $(QUICK) $(ARGS)
+
 unit: $(addprefix unit-,$(if $(UNIT),$(OTHER_PYTHONS)))  ## the unit tests on the other Pythons alone
+
+unit-here:  # the unit tests on the Python in use, as continuous integration runs them on every version
+	python -m pytest -q -m "not faults" $(UNIT)
 
 unit-%:
 	@p=$$($(call find_python,$*)); if [ -z "$$p" ]; then echo "Python $* is not here: its unit tests are skipped"; exit; fi; \
@@ -104,10 +119,11 @@ unit-%:
 	@rm -f .venvs/$*/.stamp-*; touch $@
 
 upstream: $(STAMP)  ## Accelerate's own tracking tests, with our Accelerator as the class
-	$(BIN)/python tests/upstream.py
+	$(BIN)/python tests/helpers/upstream.py
 
 faults: $(STAMP)  ## the long fault and soak runs
 	$(BIN)/pytest -m faults $(ARGS)
+	$(BIN)/python benchmarks/charts.py
 
 bench: $(STAMP)  ## measure fanfold beside its peers, then relay and callbacks (ARGS="--quick", "--only log,kill": peers alone)
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -115,12 +131,38 @@ bench: $(STAMP)  ## measure fanfold beside its peers, then relay and callbacks (
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/callbacks.py $(filter --quick,$(ARGS)))
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/provenance.py $(filter --quick,$(ARGS)))
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/ops.py $(filter --quick,$(ARGS)))
+	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/imports.py $(filter --quick,$(ARGS)))
+	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/growth.py $(filter --quick,$(ARGS)))
+	$(BIN)/python benchmarks/charts.py
 
 bench-dashboard: $(STAMP)  ## measure five dashboards over the same data, and the budgets of ours (ARGS="--quick", "--soak 30")
 	$(BIN)/python benchmarks/dashboard.py $(ARGS)
+	$(BIN)/python benchmarks/charts.py
 
 bench-fleet: $(STAMP) clickhouse  ## measure gateways and ClickHouse under a fleet of 10,000 simulated processes (ARGS="--quick")
 	$(BIN)/python benchmarks/fleet.py $(ARGS)
+	$(BIN)/python benchmarks/charts.py
+
+# mkdocs prints an advertisement of its successor at each start.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+
+docs: $(STAMP)  ## build the docs site into build/site (python -m http.server -d build/site shows it)
+	$(BIN)/python docs/tools/generate.py
+	$(call step,docs,Building the docs site,$(MKDOCS) build --strict)  # without -q, which would hide warnings from --strict, too
+
+docs-serve: $(STAMP)  ## show the docs site while you write: http://127.0.0.1:8000
+	$(MKDOCS) serve
+
+docs-pictures: $(STAMP)  ## take the pictures of the docs again, from real runs in a real browser
+	$(BIN)/python docs/tools/pictures.py $(ARGS)
+
+docs-publish: $(STAMP)  ## commit the site of this version to the branch gh-pages (VERSION=0.1; ARGS=--push publishes it)
+	$(BIN)/python docs/tools/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mike deploy --update-aliases $(ARGS) $(or $(VERSION),$(error VERSION=0.1 names the version)) latest
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mike set-default $(ARGS) latest
+
+screenshots: $(STAMP)  ## take pictures of every page of the dashboard, in both themes, into docs/img/pages (needs Chromium)
+	$(BIN)/python benchmarks/screenshots.py
 
 # The full environment serves when it is there; a newcomer gets a small one, without any tracker.
 demo: $(if $(wildcard .venv/.stamp-*),,.venvs/demo/$(SMALL))  ## a short tour in the terminal

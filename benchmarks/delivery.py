@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-TESTS = HERE.parent / "tests"
+TESTS = HERE.parent / "tests" / "helpers"
 KEYS = 10
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 Points = dict[str, list[tuple[int, float]]]

@@ -13,7 +13,7 @@ import numpy as np
 from fanfold.clickhouse import schema
 from fanfold.clickhouse.address import parse
 from fanfold.clickhouse.database import Database
-from fanfold.clickhouse.decode import Block, run_number, scan
+from fanfold.clickhouse.decode import PointBlock, run_number, scan
 from fanfold.journal.format import seed_of
 from fleet_load import Metrics, Tally, VirtualFleet, batches
 from fleet_stage import FULL, QUICK, Plan, Stage, Used, metered
@@ -35,7 +35,7 @@ STORE_NOTE = (
 
 def decoded(fleet: VirtualFleet, seconds: int) -> dict[str, Any]:
     """Return the columns of one batch of a fleet's journals, as a gateway decodes them."""
-    block = Block()
+    block = PointBlock()
     for process, piece in next(batches(fleet, seconds)):
         shapes = {0: process.metrics.shape}
         found = scan(piece.data, piece.offset, seed_of(process.id), shapes)

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from fanfold.fleet.client import Client, Stored, Unreachable
+from fanfold.fleet.client import Client, PieceResult, Unreachable
 from fanfold.fleet.wire import Piece
 from fanfold.journal.format import Kind, Shape, frame, pack, seed_of
 from fanfold.journal.writer import Packer
@@ -123,7 +123,7 @@ class VirtualNode:
         return True
 
 
-def _is_there(piece: Piece, result: Stored) -> bool:
+def _is_there(piece: Piece, result: PieceResult) -> bool:
     """Tell whether a gateway has a piece: it says so, or stands behind it already."""
     if result.status not in (200, 409, 503):
         raise RuntimeError(f"a gateway refuses a sound piece: {result}")

@@ -22,7 +22,7 @@ from fanfold.clickhouse.decode import run_number
 from fanfold.clickhouse.gateway_tables import TokenTable
 from fleet_load import VirtualFleet
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 GATEWAYS = 2
 
 

@@ -341,7 +341,7 @@ def check_tight_loop(folder: str) -> list[str]:
         run.log({"x": value}, step=i)
         value += 1
     took = time.perf_counter() - start
-    pinned = sum(slab.host.nbytes for ring in run._deferred._rings.values() for slab in ring._slabs)
+    pinned = sum(slab.host.nbytes for ring in run._recorder._deferred._rings.values() for slab in ring._slabs)
     run.finish(timeout=60)
     stored = fanfold.open(run.id, dir=folder)
     if list(stored.series("x").values) != [float(i) for i in range(count)] or stored.lost_values:

@@ -44,7 +44,7 @@ def through_fanfold(folder: Path, trackers: list[str]) -> tuple[Log, Callable[[]
     import fanfold
 
     if {"raising", "hanging"} & set(trackers):
-        sys.path.insert(0, str(HERE.parent / "tests"))
+        sys.path.insert(0, str(HERE.parent / "tests" / "helpers"))
         __import__("relay_trackers")
     run = fanfold.init("contract", id="contract-1", dir=folder / "runs", system=False, quiet=True, trackers=trackers)
     return run.log, lambda: run.finish(timeout=FINISH_SECONDS if "hanging" in trackers else 300)

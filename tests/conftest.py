@@ -19,6 +19,18 @@ settings.register_profile("fanfold", deadline=None)  # a busy machine is not a f
 settings.load_profile("fanfold")
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be in every process we start
 
+# Files that take long go first: with whole files handed to test processes, a long one at the end would be waited for alone.
+LONG = (
+    "test_reporting_loops", "test_reporting_kill", "test_framework_lightning", "test_launchers", "test_web_truth", "test_docs",
+    "test_accelerate", "test_tracker_clearml", "test_tracker_neptune", "test_relay", "test_examples", "test_trainer_order",
+    "test_ops", "test_follow", "test_trainer_equal", "test_tracker_comet", "test_reporting", "test_offline_sessions",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
+
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

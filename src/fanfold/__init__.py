@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .stores import open as open
     from .stores import runs
     from .train import Loop, Trainer, TrainingArguments
+    from .transfer.importing import import_runs
 
 _HOMES = {
     "recording.api": (
@@ -79,10 +80,17 @@ _HOMES = {
     "store": ("StoredRun",),
     "stores": ("open", "runs"),
     "train": ("Loop", "Trainer", "TrainingArguments"),
+    "transfer.importing": ("import_runs",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = frozenset({"callbacks"})  # modules available without importing them first
 _CURRENT = frozenset({"config", "run", "summary"})  # of the current run: looked up on every access
+# Verbs of wandb that plain scripts call: they work after `import fanfold as wandb`, and are not listed among ours.
+_WANDB = frozenset(
+    "login Settings watch unwatch save Artifact log_artifact log_model plot log_code mark_preempting restore setup teardown "
+    "use_artifact use_model link_model termlog termwarn termerror Api sweep agent controller Object3D Molecule Graph JoinedTable "
+    "PartitionedTable AlertLevel Plotly link_artifact require".split()
+)
 
 # `open` is left out: `from fanfold import *` must not replace the built-in function.
 __all__ = [
@@ -113,6 +121,7 @@ __all__ = [
     "define_metric",
     "finish",
     "flush",
+    "import_runs",
     "init",
     "inspect",
     "is_main_process",
@@ -132,6 +141,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f".{name}", __name__)
     home = _HOME_OF.get(name)
+    if name in _WANDB:
+        return getattr(importlib.import_module(".recording.wandb", __name__), name)
     if home is None:
         raise AttributeError(f"module 'fanfold' has no attribute {name!r}")
     found = getattr(importlib.import_module(f".{home}", __name__), name)

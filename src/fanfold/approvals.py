@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .atomic import replace_text
 from .errors import logger
 
 
@@ -28,14 +29,9 @@ def remember(kind: str, destination: Mapping[str, Any], *, secret: str | None = 
     if is_approved(kind, destination, secret=secret):
         return
     path = _path(kind, destination, secret)
-    aside = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside.unlink(missing_ok=True)
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(json.dumps({"kind": kind, "destination": destination}, default=str) + "\n")
-        aside.replace(path)
+        replace_text(path, json.dumps({"kind": kind, "destination": destination}, default=str) + "\n", mode=0o600)
     except OSError as error:  # a read-only home: commands ask again next time
         logger.debug("cannot remember the destination %s: %s", kind, error)
 

@@ -4,6 +4,7 @@ FanfoldError
 ├── SettingError      a setting or argument that cannot be understood      (also ValueError)
 ├── RunError          a run that cannot be opened, joined or resumed
 │   └── RunNotFound   no run with that id or path                          (also LookupError)
+├── MetricNotFound    no metric of that name in a run                      (also LookupError)
 ├── Forbidden         something a caller of a server may not see or do
 ├── JournalError      a journal this version cannot read
 ├── ValueRefused      a value that cannot be logged, under strict=True     (also TypeError)
@@ -44,35 +45,138 @@ logger.addFilter(named)
 
 
 class FanfoldError(Exception):
-    """Base class of every error fanfold raises on purpose."""
+    """Base class of every error fanfold raises on purpose.
+
+    Catch it to handle any of them.
+
+    Example:
+        ```python
+        import fanfold
+
+        try:
+            fanfold.open("no-such-run")
+        except fanfold.FanfoldError as error:
+            print(error)
+        ```
+    """
 
 
 class SettingError(FanfoldError, ValueError):
-    """A setting or argument that cannot be understood."""
+    """A setting or argument that cannot be understood.
+
+    The message says what was expected; nothing was started. Also a ValueError.
+
+    Example:
+        ```python
+        import fanfold
+
+        try:
+            fanfold.init("llm", durability="forever")
+        except fanfold.SettingError as error:
+            print(error)
+        ```
+    """
 
 
 class RunError(FanfoldError):
-    """A run that cannot be opened, joined or resumed."""
+    """A run that cannot be opened, joined or resumed.
+
+    Raised when there is no run yet, when a name fits several runs, or when `resume` forbids it.
+
+    Example:
+        ```python
+        import fanfold
+
+        try:
+            fanfold.init("llm", id="new", resume="must")
+        except fanfold.RunError as error:
+            print(error)
+        ```
+    """
 
 
 class RunNotFound(RunError, LookupError):
-    """No run with that id or path."""
+    """No run with that id or path.
+
+    `fanfold ls` lists the runs; FANFOLD_DIR names another place. Also a LookupError.
+
+    Example:
+        ```python
+        import fanfold
+
+        try:
+            fanfold.open("no-such-run")
+        except fanfold.RunNotFound as error:
+            print(error)
+        ```
+    """
+
+
+class MetricNotFound(FanfoldError, LookupError):
+    """No metric of that name in a run, or not on that rank.
+
+    The message lists the metrics or ranks there are. Also a LookupError.
+
+    Example:
+        ```python
+        import fanfold.errors
+
+        fanfold.init("llm").log({"loss": 0.5})
+        try:
+            fanfold.open("-").series("lost")
+        except fanfold.errors.MetricNotFound as error:
+            print(error)
+        ```
+    """
 
 
 class Forbidden(FanfoldError):
-    """Something a caller of a server may not see or do."""
+    """Something a caller of a server may not see or do.
+
+    Ask whoever runs the gateway for a token with that scope.
+    """
 
 
 class JournalError(FanfoldError):
-    """A journal this version cannot read."""
+    """A journal this version cannot read.
+
+    It was written by a newer version, or is damaged: upgrade fanfold, or restore the file from a copy.
+    """
 
 
 class ValueRefused(FanfoldError, TypeError):
-    """A value that cannot be logged, raised only under strict=True."""
+    """A value that cannot be logged, raised only under strict=True.
+
+    Convert it to a number, a text or a media object first. Also a TypeError.
+
+    Example:
+        ```python
+        import fanfold
+
+        run = fanfold.init("llm", strict=True)
+        try:
+            run.log({"oops": object()})
+        except fanfold.ValueRefused as error:
+            print(error)
+        ```
+    """
 
 
 class MissingExtra(FanfoldError, ImportError):
-    """An optional library that is not installed."""
+    """An optional library that is not installed.
+
+    The message ends with the `pip install` line. Also an ImportError.
+
+    Example:
+        ```python
+        import fanfold
+
+        try:
+            fanfold.init("llm", trackers=["mlflow"]).finish()
+        except fanfold.MissingExtra as error:
+            print(error)
+        ```
+    """
 
 
 class Notices:

@@ -44,12 +44,7 @@ def fold(how: str, ranks: NDArray[np.int64], steps: NDArray[np.int64], times: ND
     import numpy as np
 
     check(how)
-    # Stable sort: points of one (step, rank) stay in the order they were written, and the last one counts.
-    order = np.lexsort((ranks, steps))
-    ranks, steps, times, values = ranks[order], steps[order], times[order], values[order].astype(np.float64)
-    if len(steps):
-        last = np.append((steps[1:] != steps[:-1]) | (ranks[1:] != ranks[:-1]), True)
-        ranks, steps, times, values = ranks[last], steps[last], times[last], values[last]
+    ranks, steps, times, values = _by_step(ranks, steps, times, values.astype(np.float64, copy=False))
     starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1])) if len(steps) else np.empty(0, np.int64)
     if not len(starts):
         none, zero = np.empty(0, np.float64), np.empty(0, np.int64)
@@ -66,6 +61,35 @@ def fold(how: str, ranks: NDArray[np.int64], steps: NDArray[np.int64], times: ND
         max_rank=_holder(ranks, values, high, starts, count),
         count=count,
     )
+
+
+def _by_step(ranks: Any, steps: Any, times: Any, values: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the points by step, then rank, the last one of each."""
+    import numpy as np
+
+    if width := _width(ranks, steps):
+        return tuple(column.reshape(-1, width).T.ravel() for column in (ranks, steps, times, values))
+    # Stable sort: points of one (step, rank) stay in the order they were written, and the last one counts.
+    order = np.lexsort((ranks, steps))
+    ranks, steps, times, values = ranks[order], steps[order], times[order], values[order]
+    if len(steps):
+        last = np.append((steps[1:] != steps[:-1]) | (ranks[1:] != ranks[:-1]), True)
+        ranks, steps, times, values = ranks[last], steps[last], times[last], values[last]
+    return ranks, steps, times, values
+
+
+def _width(ranks: Any, steps: Any) -> int:
+    """Return the number of steps if the ranks, one after the other, logged the same steps in order; else 0."""
+    changes = (ranks[1:] != ranks[:-1]).nonzero()[0]
+    width = int(changes[0]) + 1 if len(changes) else len(steps)
+    if not width or len(steps) % width or len(changes) != len(steps) // width - 1:
+        return 0
+    table, first = steps.reshape(-1, width), ranks[::width]
+    same = (
+        bool((ranks.reshape(-1, width) == first[:, None]).all()) and bool((first[1:] > first[:-1]).all())
+        and bool((table[0, 1:] > table[0, :-1]).all()) and bool((table == table[0]).all())
+    )  # fmt: skip
+    return width if same else 0
 
 
 def _reduce(how: str, starts: Any, count: Any, times: Any, values: Any, low: Any, high: Any) -> Any:

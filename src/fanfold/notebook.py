@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .drawing import STYLE, Markup, tag
-from .drawing.markup import join
+from .drawing.markup import STYLE, Markup, join, tag
 from .drawing.numbers import moment
 from .errors import FanfoldError, missing_extra, notices, outcome
+from .process import module_command
 from .settings import find_directory, is_address, store_address
 
 HEIGHT = 640
@@ -52,7 +52,7 @@ class Server:
         path = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         # In its own session: Ctrl-C in a terminal is meant for the training.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fanfold.server.embedded"],
+            module_command("fanfold.server.embedded"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
                  "FANFOLD_DIR": store},  # an address may contain a password, which a command line would expose
@@ -116,12 +116,35 @@ def ui(run: Any = None, *, dir: str | os.PathLike[str] | None = None, height: in
     """Show the dashboard in this notebook, opened at `run` if given; in a terminal, print its address.
 
     It is read-only, and reachable from this machine only. A second call reuses the running server.
+
+    Args:
+        run: A run or a stored run.
+        dir: Where the runs are.
+        height: The height of the frame in pixels.
+
+    Returns:
+        An object that a notebook shows as a frame.
+
+    Raises:
+        MissingExtra: The server's libraries are not installed.
+
+    Example:
+        ```python
+        import fanfold
+
+        run = fanfold.init("llm")
+        page = fanfold.ui(run, height=400)
+        ```
     """
-    server = _server(_store(run, dir))
-    page = Page(server, fragment(run), height)
+    page = open_page(run, dir=dir, height=height)
     if not in_notebook():
         print(page.url)
     return page
+
+
+def open_page(run: Any = None, *, dir: str | os.PathLike[str] | None = None, height: int = HEIGHT) -> Page:
+    """Start the dashboard's process unless it runs, and return the dashboard, opened at a run."""
+    return Page(_server(_store(run, dir)), fragment(run), height)
 
 
 def _store(run: Any, dir: str | os.PathLike[str] | None) -> str:

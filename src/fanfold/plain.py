@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -82,6 +83,21 @@ class Plain:
 def plain(value: Any) -> Any:
     """Return a copy made of dicts, lists, texts, numbers and None; never raise, whatever the value."""
     return Plain().of(value)
+
+
+def json_safe(value: Any) -> Any:
+    """Return a value as JSON can hold it: NaN and infinities become their names, bytes their length, other objects text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): json_safe(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_safe(item) for item in value]
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    return json_safe(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
 def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:

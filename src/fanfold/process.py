@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from .atomic import replace_text
 from .errors import RunError
 from .settings import resolve
 
@@ -326,7 +327,7 @@ class Meeting:
                         question.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                         question.touch()
                     if answer in answer.parent.iterdir():  # a listing is up to date where a look-up may be cached (NFS)
-                        return answer.read_text(encoding="utf-8")
+                        return _read(answer)
                     if time.monotonic() - begun > LIVE_SECONDS and (key := self._left_behind()):
                         return key
                 time.sleep(0.02)
@@ -340,16 +341,14 @@ class Meeting:
         """Leave an answer for ranks on this node that ask after this process has ended."""
         for place in self._standing:
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            aside = place.with_suffix(f".{self.me.pid}")
-            aside.write_text(f"{_now()} {key}", encoding="utf-8")
-            aside.replace(place)
+            replace_text(place, f"{_now()} {key}")
 
     def _left_behind(self) -> str | None:
         """Return the answer rank 0 left, if it is newer than this process; an older one belongs to another job."""
         if not self._standing:
             return None
         try:
-            when, _, key = self._standing[0].read_text(encoding="utf-8").partition(" ")
+            when, _, key = _read(self._standing[0]).partition(" ")
         except FileNotFoundError:
             return None
         return key if float(when) >= _born(self.me.pid) else None
@@ -359,9 +358,7 @@ class Meeting:
         for question in [path for directory in self.directories for path in directory.glob("*.ask")]:
             answer = question.with_suffix(".answer")
             if answer not in self._answered:
-                aside = question.with_suffix(".tmp")
-                aside.write_text(key, encoding="utf-8")
-                aside.replace(answer)  # atomic: the asking rank may be reading
+                replace_text(answer, key)  # the asking rank may be reading
                 self._answered.add(answer)
         return sum(not answer.exists() for answer in self._answered)
 
@@ -400,6 +397,18 @@ def _born(pid: int) -> float:
     return float(psutil.Process(pid).create_time())
 
 
+def age() -> float:
+    """Return how many seconds ago this process began."""
+    now = _now()
+    return max(0.0, now - _born(os.getpid()))
+
+
+def _read(path: Path) -> str:
+    """Read an answer; in a directory that several users share, one of them may have put a link or a pipe in its place."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        return file.read(1 << 12)
+
+
 def _remove_if_empty(directory: Path) -> None:
     with contextlib.suppress(OSError):  # another rank is asking, or has removed it
         directory.rmdir()
@@ -422,13 +431,68 @@ def digest(*words: str) -> str:
     return text
 
 
+_RUN_MODULE = "import sys; sys.path.remove(''); import runpy; runpy.run_module(sys.argv.pop(1), None, '__main__', True)"
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module in a new Python, which imports nothing from the working directory.
+
+    `python -m` alone looks there first, and in a folder like /tmp anybody can leave a file with the name of a module.
+    """
+    if sys.version_info >= (3, 11):
+        return [sys.executable, "-P", "-m", module, *arguments]
+    return [sys.executable, "-c", _RUN_MODULE, module, *arguments]
+
+
+def same_modules() -> dict[str, str]:
+    """Return the variables with which a new Python finds the modules this one finds."""
+    try:
+        here = os.getcwd()  # noqa: PTH109 - a str is needed
+    except FileNotFoundError:  # deleted: nothing can be imported from it
+        here = ""
+    paths = dict.fromkeys(path or here for path in sys.path)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
+
+
 def is_main_process() -> bool:
-    """Return whether this is rank 0 of its job."""
+    """Return whether this is rank 0 of its job.
+
+    Returns:
+        True on rank 0, and in a program that is not distributed.
+
+    Example:
+        ```python
+        import fanfold
+
+        if fanfold.is_main_process():
+            print("only once")
+        ```
+    """
     return detect().main
 
 
 def on_main_process(function: Callable[P, R]) -> Callable[P, R | None]:
-    """Run the decorated function on rank 0 only; other ranks get None. The rank is checked on each call."""
+    """Run the decorated function on rank 0 only; other ranks get None. The rank is checked on each call.
+
+    Args:
+        function: The function to decorate.
+
+    Returns:
+        A function with the same arguments.
+
+    Example:
+        ```python
+        import fanfold
+
+
+        @fanfold.on_main_process
+        def save():
+            print("saved once")
+
+
+        save()
+        ```
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 from .errors import SettingError, clean_text, notices, outcome, shown
 
@@ -130,12 +131,16 @@ class Setting:
 
 
 _ROWS = (
+    Setting("blackbox", _boolean_or_json, None, "Keep evidence of hangs, crashes and memory errors. Default: on in jobs of "
+            "torchrun, accelerate launch and srun. A JSON object sets memory, and hang: seconds without a sign of life."),
     Setting("cache_dir", _path, None, "Where derived data lives: catalogue and indexes. Safe to delete at any time."),
     Setting("console", _boolean, False, "Capture console output with the run."),
     Setting("dir", _path, None, "Where runs live. Default: the nearest .fanfold in a parent directory, else a new one."),
     Setting("durability", _choice("process", "power"), "process", "What log() survives before it returns: "
             "the death of the process, or also a power cut (each write waits for the disk)."),
     Setting("energy", _boolean, False, "Record energy, emissions and power of each node, with CodeCarbon."),
+    Setting("gpus", _choice("visible", "all"), "visible", "Which GPUs of the node are watched: those the process sees, or all."),
+    Setting("goodput", _boolean, True, "Time what training does besides its steps: saving, evaluating, waiting for data."),
     Setting("group", _text, None, "A name that several runs share, such as a sweep."),
     Setting("hold", _number, None, "How many seconds a step waits for device values, media and slow ranks before it goes to "
             "trackers. Default: 10, or 90 on a network filesystem."),
@@ -171,7 +176,14 @@ _ROWS = (
 )  # fmt: skip
 TABLE: Mapping[str, Setting] = {row.name: row for row in _ROWS}
 # Variables that are not settings: for the command line, or in place of a launcher's.
-_OTHERS = ("FANFOLD_CLICKHOUSE_PASSWORD", "FANFOLD_DEBUG", "FANFOLD_LOCAL_RANK", "FANFOLD_LOCAL_WORLD_SIZE")
+_OTHERS = (
+    "FANFOLD_CLICKHOUSE_PASSWORD",
+    "FANFOLD_DEBUG",
+    "FANFOLD_EXEC",
+    "FANFOLD_LOCAL_RANK",
+    "FANFOLD_LOCAL_WORLD_SIZE",
+    "FANFOLD_NOTIFY",
+)
 
 
 def resolve(name: str, argument: Any = None, *, file: Mapping[str, Any] | None = None) -> Any:
@@ -228,6 +240,19 @@ def read_file(directory: Path) -> dict[str, Any]:
 def is_address(given: object) -> bool:
     """Return whether a text is the address of a store on a server rather than a directory."""
     return isinstance(given, str) and "://" in given
+
+
+def is_gateway(address: str | os.PathLike[str] | None) -> bool:
+    """Return whether the address of a store, or FANFOLD_DIR, is that of a gateway."""
+    return str(store_address(address) or "").startswith(("http://", "https://"))
+
+
+def split_address(text: str) -> SplitResult:
+    """Return the parts of a URL; all of them are empty if it is invalid, such as one with an unclosed bracket."""
+    try:
+        return urlsplit(text)
+    except ValueError:
+        return urlsplit("")
 
 
 def store_address(argument: str | os.PathLike[str] | None = None) -> str | os.PathLike[str] | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from .atomic import replacing
 from .errors import FanfoldError, notices
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same sources always give the same zip
@@ -40,16 +41,11 @@ def install(archive: str | os.PathLike[str]) -> None:
 
 def pack(root: Path, files: Iterable[Path], archive: Path) -> None:
     """Write the sources to a zip, with paths relative to `root`; the zip is written completely or not at all."""
-    aside = archive.with_name(f".{archive.name}.{os.getpid()}")
-    try:
-        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as target:
-            for file in sorted(files):
-                entry = zipfile.ZipInfo(file.relative_to(root).as_posix(), _EPOCH)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                target.writestr(entry, file.read_bytes())
-        aside.replace(archive)
-    finally:
-        aside.unlink(missing_ok=True)
+    with replacing(archive) as written, zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as target:
+        for file in sorted(files):
+            entry = zipfile.ZipInfo(file.relative_to(root).as_posix(), _EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            target.writestr(entry, file.read_bytes())
 
 
 class _Archive:

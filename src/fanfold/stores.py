@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .errors import SettingError
 from .journal.directory import is_run
-from .settings import find_directory, is_address, store_address
+from .settings import find_directory, is_address, is_gateway, store_address
 from .store import StoredRun, open_run
 from .store.catalogue import Progress
 from .store.query import LocalStore, Store, find, matching
@@ -38,7 +38,33 @@ def runs(
     dir: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Runs:
-    """Return stored runs, newest first, of one project or of all; `filter` selects among them (see docs/query.md)."""
+    """Return stored runs, newest first, of one project or of all; `filter` selects among them (see docs/query.md).
+
+    Args:
+        project: Only runs of this project.
+        filter: A condition, such as `"loss.min < 0.2 and tag:baseline"`.
+        dir: Where the runs are: a directory, or the address of a ClickHouse store or a gateway.
+        progress: Called with the folders to read and their number; returns them, for progress bars.
+
+    Returns:
+        A list of runs. Its `unreadable` lists runs that could not be read, with the reasons.
+
+    Raises:
+        SettingError: The filter cannot be understood, or there is no store of that kind.
+
+    Example:
+        ```python
+        import fanfold
+
+        fanfold.init("llm").finish()
+        for run in fanfold.runs("llm", filter="status:finished"):
+            print(run.name, run.duration)
+        ```
+    """
+    if is_gateway(dir):
+        from .fleet import gateway_run
+
+        return gateway_run.runs(dir, project, filter)
     return matching(open_store(dir), project, filter, progress=progress)
 
 
@@ -47,10 +73,39 @@ def open(
 ) -> StoredRun:
     """Open one stored run by its id, its name, its directory, or the beginning of its id. `-` is the newest run.
 
+    PROJECT/ID and PROJECT/NAME work too, where a copy in another project has the same id or name.
+
     A path object, or a text that can only be a path (`.`, `..`, `./x`, `../x`, `/x`), is a directory. Any other text is looked
     up among the runs first, so a folder that happens to have the same name does not hide a run.
+
+    `dir` may also be the address of a gateway: the run's facts can then be read and assigned, and its job be told what to do.
+
+    Args:
+        id_or_path: Which run, as above.
+        dir: Where the runs are: a directory, or the address of a ClickHouse store or a gateway.
+        project: Look only in this project.
+
+    Returns:
+        The run, also while it is being written.
+
+    Raises:
+        RunNotFound: There is no such run.
+        RunError: Several runs match.
+
+    Example:
+        ```python
+        import fanfold
+
+        with fanfold.init("llm") as run:
+            run.log({"loss": 0.5})
+        print(fanfold.open(run.id).series("loss").values)
+        ```
     """
     word = os.fspath(id_or_path)
+    if is_gateway(dir):
+        from .fleet import gateway_run
+
+        return gateway_run.open_run(dir, word, project)
     if isinstance(id_or_path, os.PathLike) or (_is_path(word) and _is_run(word)):
         return open_run(Path(word))
     store = open_store(dir)
@@ -61,7 +116,9 @@ def open(
 
 def _is_known(store: Store, word: str, project: str | None) -> bool:
     """Return whether a text is the complete id or name of a run in a store."""
-    return any(word == name[1] for name in store.names(project)) or any(word == run.name for run in matching(store, project, ""))
+    if any(word in (id, f"{name}/{id}") for name, id in store.names(project)):
+        return True
+    return any(word in (run.name, f"{run.project}/{run.name}") for run in matching(store, project, ""))
 
 
 def _is_path(word: str) -> bool:

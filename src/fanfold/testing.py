@@ -2,6 +2,8 @@
 
 Subclass `TrackerContract` in a test file, set `name` and `holds`, and write `environment`, `kwargs` and `read`; pytest does
 the rest. Everything runs in separate processes, because tracker libraries change the process they run in.
+
+`ImporterContract` does the same for importers.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+from .transfer.contract import ImporterContract as ImporterContract  # noqa: PLC0414 - part of this module
 
 TIMEOUT = 180
 
@@ -217,21 +221,23 @@ class TrackerContract:
             import os
             import fanfold.relay.worker as relay
 
-            settle = relay.Worker._settle
+            settle = relay.Worker.settle
 
             def die(self):
                 if self._sent:
+                    open(os.path.join(os.path.dirname(__file__), "died"), "w").close()
                     os._exit(9)
                 settle(self)
 
-            relay.Worker._settle = die
+            relay.Worker.settle = die
         """))  # fmt: skip
         return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), *sys.path, os.environ.get("PYTHONPATH")]))}
 
     def seen(self, folder: Path) -> Seen:
         """Read back in a fresh process."""
         place = (inspect.getfile(type(self)), type(self).__name__, str(folder))
-        done = self.script(folder, f"from fanfold.testing import _read_for; _read_for(*{place!r})")
+        path = f"import sys; sys.path += {[one for one in sys.path if one]!r}"  # a test may import helpers of its own
+        done = self.script(folder, f"{path}; from fanfold.testing import _read_for; _read_for(*{place!r})")
         assert done.returncode == 0, done.stderr
         return Seen(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -410,6 +416,7 @@ class TrackerContract:
         body = "for i in range(100): run.log({'x': float(i), 'y': -float(i)}, step=i)"
         done = self.play(tmp_path, body + "\nrun.finish(timeout=120)\n", **self.dying_relay(tmp_path))
         assert done.returncode == 0, done.stderr
+        assert (tmp_path / "dying" / "died").exists(), done.stderr
         done = self.sync(tmp_path)
         assert done.returncode == 0, done.stderr
         if not self.reads:

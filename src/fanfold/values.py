@@ -146,7 +146,7 @@ def flatten(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def check_mapping(values: Any) -> None:
-    """Raise TypeError if log() was not given a dict: the only error it raises under every setting."""
+    """Raise TypeError if log() was not given a dict."""
     if not outcome(lambda: isinstance(values, Mapping))[0]:
         raise TypeError(
             f"log() takes a dict of values, not {type_name(values).removeprefix('builtins.')}. Nothing was logged. "

@@ -5,8 +5,26 @@ import { diff, lines, words } from '../src/lib/diff';
 import { duration, number, tick } from '../src/lib/format';
 import { estimated, grow, hit, quantile, together } from '../src/lib/icicle';
 import { csv, type Shown } from '../src/lib/export';
-import { order, orderKeys, sections } from '../src/lib/model.svelte';
+import { listing, order, orderKeys, sections } from '../src/lib/model.svelte';
 import { DEFAULTS, copied, read, write } from '../src/lib/view.svelte';
+
+describe('the list of runs', () => {
+  const run = (id: string) => ({ id }) as never;
+  const ids = (text: string) => [...text].map(run);
+  const answer = (runs: string, total: number, fresh: number[]) =>
+    ({ runs: ids(runs), total, size: 3, blocks: Array.from({ length: Math.ceil(total / 3) }, String), fresh, keys: [], media: [], columns: [] });
+  it('keeps the runs of blocks that were not sent, counted from the end', () => {
+    expect(listing(ids('gfedcba'), answer('', 7, []), true)).toEqual(ids('gfedcba'));
+    expect(listing(ids('gfedcba'), answer('hg', 8, [2]), true)).toEqual(ids('hgfedcba'));
+    expect(listing(ids('gfedcba'), answer('kjihg', 11, [3, 2]), true)).toEqual(ids('kjihgfedcba').slice(0, 5).concat(ids('fedcba')));
+    expect(listing(ids('gfedcba'), answer('GFED', 7, [2, 1]), true)).toEqual(ids('GFEDcba'));
+    expect(listing(ids('gfedcba'), answer('cba', 3, [0]), true)).toEqual(ids('cba'));
+  });
+  it('is what the answer says where nothing was known', () => {
+    expect(listing([], answer('gfe', 7, []), false)).toEqual(ids('gfe'));
+    expect(listing(ids('ab'), { runs: ids('xy'), keys: [], media: [], columns: [] }, false)).toEqual(ids('xy'));
+  });
+});
 
 describe('the address', () => {
   it('is empty by default, and comes back as it was', () => {

@@ -14,35 +14,16 @@ from .handler import CallbackHandler
 from .progress import PrinterCallback, ProgressCallback
 from .state import TrainerState
 
-_HOMES: dict[str, tuple[str, ...]] = {
-    "nonfinite": ("NonFiniteCallback",),
-    "norms": ("NormsCallback",),
-    "preemption": ("PreemptionCallback",),
-    "reporting": (
-        "AimCallback",
-        "AzureMLCallback",
-        "ClearMLCallback",
-        "CodeCarbonCallback",
-        "CometCallback",
-        "DVCLiveCallback",
-        "DagsHubCallback",
-        "FlyteCallback",
-        "KubeflowCallback",
-        "MLflowCallback",
-        "NeptuneCallback",
-        "SwanLabCallback",
-        "TensorBoardCallback",
-        "TrackioCallback",
-        "WandbCallback",
-        "get_available_reporting_integrations",
-        "get_reporting_integration_callbacks",
-        "rewrite_logs",
-    ),
-    "stragglers": ("StragglerCallback",),
-    "throughput": ("ThroughputCallback",),
-    "tracking": ("TrackingCallback",),
+# Imported on first use; names of __all__ that are not listed here are in `reporting`.
+_HOME_OF = {
+    "ControlCallback": "tell",
+    "NonFiniteCallback": "nonfinite",
+    "NormsCallback": "norms",
+    "PreemptionCallback": "preemption",
+    "StragglerCallback": "stragglers",
+    "ThroughputCallback": "throughput",
+    "TrackingCallback": "tracking",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 # Names that scripts import from Transformers' module although they are defined elsewhere.
 _BORROWED = {
     "IntervalStrategy": "transformers.trainer_utils",
@@ -60,6 +41,7 @@ __all__ = [
     "ClearMLCallback",
     "CodeCarbonCallback",
     "CometCallback",
+    "ControlCallback",
     "DVCLiveCallback",
     "DagsHubCallback",
     "DefaultFlowCallback",
@@ -93,8 +75,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+    if name in __all__:
+        return getattr(importlib.import_module(f".{_HOME_OF.get(name, 'reporting')}", __name__), name)
     if name in _BORROWED:
         return getattr(importlib.import_module(_BORROWED[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -242,10 +242,7 @@ class CallbackHandler(TrainerCallback):
                     "The other callbacks are told all the same. Fix the callback."
                 )
 
-    # The events
-
-    def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        return self.call_event("on_init_end", args, state, control, **kwargs)
+    # Events with something of their own; the others are added below
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
         control.should_training_stop = False
@@ -263,24 +260,9 @@ class CallbackHandler(TrainerCallback):
         self._listeners.clear()  # as above
         return self.call_event("on_epoch_begin", args, state, control, **kwargs)
 
-    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        return self.call_event("on_epoch_end", args, state, control, **kwargs)
-
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
         control.should_log = control.should_evaluate = control.should_save = False
         return self.call_event("on_step_begin", args, state, control, **kwargs)
-
-    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        return self.call_event("on_pre_optimizer_step", args, state, control, **kwargs)
-
-    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        return self.call_event("on_optimizer_step", args, state, control, **kwargs)
-
-    def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        return self.call_event("on_substep_end", args, state, control, **kwargs)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        return self.call_event("on_step_end", args, state, control, **kwargs)
 
     def on_evaluate(  # type: ignore[override]  # Transformers' signature
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
@@ -299,11 +281,19 @@ class CallbackHandler(TrainerCallback):
         control.should_log = False
         return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
 
-    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        return self.call_event("on_prediction_step", args, state, control, **kwargs)
 
-    def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
-        return self.call_event("on_push_begin", args, state, control, **kwargs)
+def _calling(event: str) -> Any:
+    """Return the handler's method for an event that only calls the callbacks."""
+
+    def method(self: CallbackHandler, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Any:
+        return self.call_event(event, args, state, control, **kwargs)
+
+    return method
+
+
+for _event in _EVENTS:
+    if _event not in vars(CallbackHandler):
+        setattr(CallbackHandler, _event, _calling(_event))
 
 
 def _check(callback: Any) -> None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from ..errors import SettingError, notices
 from ..process import detect
 from ..recording import api
+from ..recording.agreement import Agreement, Request, agreement_of, end_agreement
 from ..recording.deferred import Deferred
 from ._common import check_every, current_run, norms_of, tensors_of, together
-from .agreement import Agreement, Request, agreement_of, end_agreement
 from .control import TrainerControl
 from .events import TrainerCallback, logger
 from .state import TrainerState
@@ -22,7 +22,7 @@ KEPT = 100
 LAST_SECONDS = 5.0
 
 
-class Finding(NamedTuple):
+class NonFinite(NamedTuple):
     """The place of a non-finite value: `names` are parameters, or keys of logged values."""
 
     step: int
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
         return f"{self.what} of {', '.join(self.names[:3])}{more} at step {self.step} on rank {self.rank}"
 
 
-class _Look(NamedTuple):
+class _TensorCheck(NamedTuple):
     """Flags being copied from the device."""
 
     step: int
@@ -58,11 +58,11 @@ class NonFiniteCallback(TrainerCallback):
         self.every = check_every(every, self)
         self.action = action
         self.run = run
-        self.found: list[Finding] = []
+        self.found: list[NonFinite] = []
         self.count = 0
         self._agreement: Agreement | None = None
         self._requests: list[Request] = []
-        self._looks: deque[_Look] = deque()
+        self._looks: deque[_TensorCheck] = deque()
         self._rings = Deferred(lambda _: None, lambda *_: None)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -85,7 +85,7 @@ class NonFiniteCallback(TrainerCallback):
                 "nonfinite:launch", f"fanfold: NonFiniteCallback could not check step {step}: {launched}. Training continues."
             )
         else:
-            self._looks.append(_Look(step, names, launched))
+            self._looks.append(_TensorCheck(step, names, launched))
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         while self._looks and self._looks[0].flight.landed():
@@ -99,7 +99,7 @@ class NonFiniteCallback(TrainerCallback):
     ) -> None:
         odd = tuple(key for key, value in (logs or {}).items() if isinstance(value, float) and not math.isfinite(value))
         if odd:
-            self._report(Finding(state.global_step, detect().rank, "value", odd), control)
+            self._report(NonFinite(state.global_step, detect().rank, "value", odd), control)
         if self._agreement is not None and self._requests:
             self._agreement.request(self._requests.pop())
 
@@ -122,9 +122,9 @@ class NonFiniteCallback(TrainerCallback):
         look = self._looks.popleft()
         odd = tuple(name for name, value in zip(look.names, look.flight.read().tolist(), strict=True) if not math.isfinite(value))
         if odd:
-            self._report(Finding(look.step, detect().rank, "gradient", odd), control)
+            self._report(NonFinite(look.step, detect().rank, "gradient", odd), control)
 
-    def _report(self, finding: Finding, control: TrainerControl) -> None:
+    def _report(self, finding: NonFinite, control: TrainerControl) -> None:
         self.count += 1
         if len(self.found) < KEPT:
             self.found.append(finding)
@@ -137,7 +137,7 @@ class NonFiniteCallback(TrainerCallback):
         if self.action == "raise":
             raise FloatingPointError(f"not finite: {finding}")
 
-    def _say(self, finding: Finding) -> None:
+    def _say(self, finding: NonFinite) -> None:
         after = {"warn": "continues", "stop": "stops on all ranks", "raise": "stops here"}[self.action]
         logger.warning(
             f"fanfold: not finite: {finding}. Training {after}; later ones are only counted. "

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..errors import SettingError, notices
 from ..recording import api
+from ..recording.agreement import Agreement, Request, agreement_of, end_agreement
 from ..recording.lifecycle import signal_handled
 from ._common import current_run
-from .agreement import Agreement, Request, agreement_of, end_agreement
 from .control import TrainerControl
 from .events import TrainerCallback, logger
 from .state import TrainerState

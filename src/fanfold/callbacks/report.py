@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from .. import approvals
 from ..errors import guard, notices
 from ..journal.directory import decode_name, run_directories
 from ..recording import api
 from ..recording.options import read_options
-from ..recording.run import start, start_alone
+from ..recording.start import start, start_alone
+from ..relay.cursor import cursors
 from ..relay.process import split_options
-from ..settings import find_directory, resolve
+from ..settings import find_directory, read_file, resolve
 
 FOLDER = "reports"  # inside the directory of the training's run
 END_SECONDS, FAILING_SECONDS = 30.0, 10.0  # for the end of a report, and if its tracker has just failed
@@ -44,7 +46,7 @@ class Target(NamedTuple):
     given: Any = None  # the library's own object, if the user passed one
 
 
-class Report:
+class TrackerReport:
     """One tracker's part of a training. Opening it starts the tracker on this thread; after that, nothing waits for it."""
 
     def __init__(self, host: Any, system: str, destination: Target, number: int, **facts: Any) -> None:
@@ -66,8 +68,7 @@ class Report:
             "project": self.host.project, "id": self._id, "resume": "allow", "quiet": True, "console": False,
             "trackers": [self.tracker], "tracker_kwargs": {self.tracker.name: kept}, "relay": "thread", **self._facts,
         }  # fmt: skip
-        self.run = start_alone(read_options(self.host.path / FOLDER, given, file={}))
-        self._relay = self.run._attached.relays[0]  # noqa: SLF001 - ours
+        self.run, self._relay = start_alone(read_options(self.host.path / FOLDER, given, file={}))
 
     @property
     def started(self) -> bool:
@@ -86,10 +87,10 @@ class Report:
         """Run something with the tracker on the relay's thread, after everything logged so far."""
         self._relay.later(partial(action, *args))
 
-    def catch_up(self) -> None:
+    def catch_up(self, *, settled: bool = False) -> None:
         """Wait until the tracker has everything logged so far, for a few seconds at most."""
         self.run.flush(FAILING_SECONDS)
-        self._relay.catch_up()
+        self._relay.catch_up(settled=settled)
 
     def finish(self, status: str) -> None:
         """End the report; anything undelivered by then is left for `fanfold sync`."""
@@ -103,15 +104,21 @@ def host_run(args: Any, name: str | None, config: Mapping[str, Any], project: st
     It is None if fanfold is disabled or no run can be written.
     """
     current = api.run
-    if resolve("mode") == "disabled" or (current is not None and current.status == "disabled"):
-        notices.once("report:disabled", "fanfold is disabled (FANFOLD_MODE), so nothing is reported to trackers either.")
-        return None, False
-    for run in (current, *_hosts):
+    disabled = current is not None and current.status == "disabled"
+    for run in () if disabled else (current, *_hosts):
         if run is not None and run.status == "running":
             return run, False
     opened = None
     with guard("open a run for the reports of this training, so they are not sent"):
         root = find_directory(None, writing=True)
+        # As with init(trackers=…): a delivery starts from a journal, and a disabled run has none.
+        if disabled or resolve("mode", file=read_file(root)) == "disabled":
+            notices.once(
+                "report:disabled",
+                "fanfold is disabled (mode=disabled), so nothing is reported to trackers either. Training continues. Unset "
+                "FANFOLD_MODE to report.",
+            )
+            return None, False
         given = {"project": getattr(args, "project", None) or project, "name": name, "config": config}
         options = read_options(root, {**given, "id": resolve("run_id") or secrets.token_hex(6)})
         opened = start(options, alone=True)
@@ -123,6 +130,15 @@ def latest_number(host: Any, system: str) -> int:
     """Return the number of a run's last report to one system, or 0 if there is none."""
     known = {decode_name(folder.name) for folder in run_directories(host.path / FOLDER)}
     return next(number for number in itertools.count() if _id(host, system, number + 1) not in known)
+
+
+def earlier_arguments(host: Any, system: str, number: int) -> Mapping[str, Any]:
+    """Return the arguments with which a report reached its tracker before, if this user chose them; else nothing."""
+    wanted = _id(host, system, number)
+    for folder in run_directories(host.path / FOLDER):
+        if decode_name(folder.name) == wanted:
+            return next((one.kwargs for one in cursors(folder) if approvals.is_approved(one.tracker, one.kwargs)), {})
+    return {}
 
 
 def _id(host: Any, system: str, number: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..atomic import replace_text
 from .control import ExportableState
 
 
@@ -95,9 +96,7 @@ class TrainerState:
         """Write the state to a file, atomically."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         text = json.dumps(_plain({**self._unknown, **fields}), indent=2, sort_keys=True) + "\n"
-        aside = Path(f"{os.fspath(json_path)}.{os.getpid()}.tmp")
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(json_path)
+        replace_text(Path(json_path), text)
 
     @classmethod
     def load_from_json(cls, json_path: str | os.PathLike[str]) -> TrainerState:

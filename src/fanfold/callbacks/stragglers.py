@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import FanfoldError, guard
+from ..probes import spans
 from ..store import StoredRun
 from ._common import check_every, current_run
 from .control import TrainerControl
@@ -109,6 +110,8 @@ class StragglerCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._arrival is not None and self._arrival.at is not None:
             self._wait = self._clock() - self._arrival.at
+            if self._distributed():
+                spans.add("ranks", self._wait)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._ended = None  # the time until the next step is not spent on data
@@ -141,8 +144,12 @@ class StragglerCallback(TrainerCallback):
         """Return whether waiting can be told from computing, or ranks do not wait at all because there is no process group."""
         if self._arrival is not None and self._arrival.known:
             return self._arrival.at is not None
+        return not self._distributed()
+
+    @staticmethod
+    def _distributed() -> bool:
         dist = sys.modules.get("torch.distributed")
-        return dist is None or not dist.is_available() or not dist.is_initialized()
+        return dist is not None and bool(dist.is_available()) and bool(dist.is_initialized())
 
     def _close(self) -> None:
         if self._arrival is not None:
@@ -212,7 +219,7 @@ class StragglerCallback(TrainerCallback):
         found: list[dict[int, float]] = []
         for rank in range(ranks):
             try:
-                series = self._stored.series(key, rank=rank)
+                series = self._stored.series(key, rank=rank, own=True)
             except FanfoldError:
                 found.append({})
             else:

@@ -6,7 +6,7 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from ..trackers.base import is_tracker
 from ..trackers.registry import find_class
 from .events import TrainerCallback
 from .model_info import configuration, rewrite_logs, staged_checkpoint
-from .report import Report, Target, host_run, latest_number
+from .report import Target, TrackerReport, earlier_arguments, host_run, latest_number
 
 PROJECT = "huggingface"
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # callbacks whose report has begun
@@ -32,6 +32,8 @@ class TrackingCallback(TrainerCallback):
     system: ClassVar[str] = ""  # the tracker's name
     ends_with_training: ClassVar[bool] = True  # otherwise the run stays open after training, until the process ends
     ends_evaluations: ClassVar[bool] = False  # whether it ends again after each evaluation that follows training
+    keeps_names: ClassVar[bool] = False  # whether values are reported under the Trainer's own names
+    keeps_config: ClassVar[bool] = True  # otherwise arguments and model are recorded in another way, or by the platform
 
     def __init__(self, tracker: Any = None, **kwargs: Any) -> None:
         tracker = tracker or self.system
@@ -44,7 +46,7 @@ class TrackingCallback(TrainerCallback):
         self._class = find_class(tracker) if isinstance(tracker, str) else type(tracker)
         self.name = str((self._class if self._object is None else tracker).name)
         self._kwargs = kwargs
-        self.report: Report | None = None
+        self.report: TrackerReport | None = None
         self._host: Any = None  # the run that holds the report, if it was opened here
         self._state: Any = None  # distinguishes one training from another
         self._thread: threading.Thread | None = None  # the training thread, during training
@@ -55,13 +57,12 @@ class TrackingCallback(TrainerCallback):
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Open the run. Called once before anything is logged, on every process."""
-        del kwargs
         if state.is_world_process_zero:
-            self.begin(self.destination(args, state), args, state, model, self.config(args, model))
+            config = self.config(args, model) if self.keeps_config else {}
+            self.begin(self.destination(args, state), args, state, model, config)
 
     def destination(self, args: Any, state: Any) -> Target:
         """Return the tracker and its arguments; for a run the user has open, one that joins it."""
-        del state
         if self._object is not None:
             return Target(lambda: self._object)
         first = next(iter(inspect.signature(self._class).parameters))
@@ -69,6 +70,10 @@ class TrackingCallback(TrainerCallback):
         if self._class.requires_logging_directory:
             known["logging_dir"] = str(Path(args.output_dir, "runs").absolute())
         return Target(self._class, {**known, **self._kwargs})
+
+    def resumed(self, where: Target, _earlier: Mapping[str, Any]) -> Target:
+        """Return the target of a report that continues; `_earlier` are the arguments it had."""
+        return where
 
     def current(self) -> Target | None:
         """Return how to join the run that the library has open in this process, after a user-written setup()."""
@@ -89,12 +94,17 @@ class TrackingCallback(TrainerCallback):
 
     def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
         """Return logged values under their final names."""
-        del state
-        return rewrite_logs(logs)
+        return dict(logs) if self.keeps_names else rewrite_logs(logs)
 
-    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+    def record(self, report: TrackerReport, values: dict[str, Any], state: Any) -> None:
         """Write values to the report."""
         report.log(values, state.global_step)
+
+    def checkpoint_saved(self, args: Any, state: Any) -> None:
+        """Upload the checkpoint just saved, on the process that reports."""
+
+    def training_ended(self, args: Any, state: Any, **kwargs: Any) -> None:
+        """Upload what belongs to the end of training, on the process that reports and before the report ends."""
 
     def leave(self) -> None:
         """Release what the library ties to the Trainer's thread, after the report has ended."""
@@ -102,7 +112,6 @@ class TrackingCallback(TrainerCallback):
     # Events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        del control
         begins_again = self._trained and state.global_step == 0
         if self._training or begins_again or state.is_hyper_param_search:
             self._forget()
@@ -110,25 +119,27 @@ class TrackingCallback(TrainerCallback):
         self._thread = threading.current_thread()
 
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
-        del control
         self._report(args, state, model, logs, kwargs)
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, model: Any = None, **kwargs: Any) -> None:
-        del control
         self._report(args, state, model, metrics, kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del args, state, control, kwargs
         if not self._training:
             return
+        if self.report is not None and state.is_world_process_zero:
+            self.training_ended(args, state, **kwargs)
         self._thread, self._trained = None, True
         if self.ends_with_training:
             self.finish("finished")
         elif self.report is not None:
             self.report.catch_up()
 
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.checkpoint_saved(args, state)
+
     def on_exception(self, args: Any, state: Any, control: Any, exception: BaseException, **kwargs: Any) -> None:
-        del args, state, control, exception, kwargs
         self._thread, self._trained = None, True
         self.finish("failed")
         self._finish_host("failed")
@@ -154,9 +165,11 @@ class TrackingCallback(TrainerCallback):
         last = latest_number(host, self.name)
         number = max(last, 1) if state.global_step else last + 1  # a resumed training continues in the same run
         with guard(f"open the report to {self.name}, so nothing is reported there"):
+            if number == last:
+                where = self.resumed(where, earlier_arguments(host, self.name, number))
             own = host.name if number == 1 else f"{host.name}-{number}"
             facts["name"] = where.name or facts.get("name") or own
-            self.report = Report(host, self.name, where, number, config=config, **facts)
+            self.report = TrackerReport(host, self.name, where, number, config=config, **facts)
             _open.add(self)
 
     def _ready(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
@@ -172,7 +185,8 @@ class TrackingCallback(TrainerCallback):
     def _set_up(self, args: Any, state: Any, model: Any, kwargs: Mapping[str, Any]) -> None:
         main = state.is_world_process_zero
         if main:
-            _end_earlier(self)
+            for other in list(_open):
+                other.make_way(self.name, state)
         accepted = inspect.signature(self.setup).parameters
         every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
         given = {key: value for key, value in kwargs.items() if every or key in accepted}
@@ -220,7 +234,12 @@ class TrackingCallback(TrainerCallback):
         if self._trained and self.ends_evaluations:
             self.finish("finished")
         else:
-            self.report.catch_up()  # no training to delay, and the caller wants to see the result
+            self.report.catch_up(settled=True)  # no training to delay, and the caller wants to see the result
+
+    def later(self, action: Callable[..., Any], *args: Any) -> None:
+        """Run something with the tracker on the relay's thread, after everything logged so far."""
+        if self.report is not None:
+            self.report.later(action, *args)
 
     def _upload_later(self, upload: Any, args: Any, state: Any, *more: Any) -> None:
         """Queue the upload of the checkpoint just saved: `upload(a copy of its folder, *more)`."""
@@ -241,6 +260,16 @@ class TrackingCallback(TrainerCallback):
             self._host.finish(status=status)
             self._host = None
 
+    def make_way(self, name: str, state: Any) -> None:
+        """End a report that an earlier Trainer left open: its library would treat its run as the user's own, and continue it."""
+        if state is self._state:
+            return
+        status = "failed" if self._training else "finished"
+        if self.name == name:
+            self.finish(status)
+        if not self._training:
+            self._finish_host(status)
+
     def _forget(self) -> None:
         """End what an earlier training left open, and reset for the next one."""
         status = "failed" if self._training else "finished"
@@ -250,18 +279,6 @@ class TrackingCallback(TrainerCallback):
         self._thread = self.report = None
 
 
-def _alive(report: Report) -> bool:
+def _alive(report: TrackerReport) -> bool:
     """Return whether a report was opened in this process; a forked child must not continue its parent's."""
     return report.pid == os.getpid()
-
-
-def _end_earlier(callback: TrackingCallback) -> None:
-    """End the report an earlier Trainer left open: its library would treat its run as the user's own, and continue it."""
-    for other in list(_open):
-        if other is callback or other._state is callback._state:  # noqa: SLF001 - of this class
-            continue
-        status = "failed" if other._training else "finished"  # noqa: SLF001 - as above
-        if other.name == callback.name:
-            other.finish(status)
-        if not other._training:  # noqa: SLF001 - as above
-            other._finish_host(status)  # noqa: SLF001 - as above

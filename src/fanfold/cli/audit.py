@@ -1,4 +1,4 @@
-"""Print a store's audit log: runs deleted, tokens made and revoked, logins, and logins refused; newest last."""
+"""Print a store's audit log: runs deleted, tokens created and revoked, logins, and logins refused; newest last."""
 
 from __future__ import annotations
 
@@ -23,17 +23,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _, audit = places.books(args)
     found = [entry for entry in audit.read(args.limit) if args.project in (None, entry.project)]
-    if args.json:
-        for entry in found:
-            output.print_json(msgspec.to_builtins(entry), line=True)
-    elif found:
-        output.table(("TIME", "WHAT", "BY", "FROM", "RUN", "DETAIL"), [_row(entry) for entry in found])
-    else:
-        output.remark(args, "no entries.")
+    if not args.json:
+        return output.listed(args, found, ("TIME", "WHAT", "BY", "FROM", "RUN", "DETAIL"), _cells, empty="no entries.")
+    for entry in found:
+        output.print_json(msgspec.to_builtins(entry), line=True)
     return 0 if found else 1
 
 
-def _row(entry: Any) -> tuple[str, ...]:
+def _cells(entry: Any) -> tuple[str, ...]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
     run = f"{entry.project}/{entry.run}" if entry.run else ""
     return when, entry.action, entry.by, entry.peer, run, ", ".join(f"{name} {value}" for name, value in entry.detail.items())

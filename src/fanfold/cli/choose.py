@@ -1,17 +1,17 @@
-"""Which runs a command is about: one by its word, or many by their facts."""
+"""Which runs a command works on: one by name, or all that match the filter options."""
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..errors import FanfoldError, SettingError, suggestion
-from ..plain import flat
+from ..errors import SettingError, suggestion
+from ..journal.directory import run_directories
+from ..journal.files import is_folder
 from ..settings import find_directory, is_address, store_address
 from ..store import StoredRun, catalogue
-from ..store.filter import FIELDS, Filter, same
 from ..store.query import Store
 from ..store.run import Runs
 from ..stores import open as open_stored
@@ -23,44 +23,47 @@ RUN_HELP = "an id, the beginning of one, a name, a run's directory, or - for the
 
 
 def store(args: argparse.Namespace) -> Store:
-    """Open the store that a command is about."""
+    """Open the store that --dir names."""
     return open_store(args.dir)
 
 
 def one(args: argparse.Namespace, word: str) -> StoredRun:
-    """Open the run a word names."""
+    """Open a run by id, name, directory or `-`."""
     return open_stored(word, dir=args.dir, project=args.project)
 
 
 def folder(args: argparse.Namespace, command: str) -> Path:
-    """Return the directory of runs, for a command that works on files and not on a server's store."""
+    """Return the directory of runs, for commands that work on files and not on a database."""
     if is_address(store_address(args.dir)):
         raise SettingError(
-            f"`fanfold {command}` works on a directory of runs, and this is the address of a server. Nothing was done. "
-            "Name a directory with --dir."
+            f"`fanfold {command}` works on a directory of runs, and this is the address of a server. "
+            "Nothing was done. Run it where the runs are recorded, with --dir."
         )
     return find_directory(args.dir)
 
 
 def several(args: argparse.Namespace, words: Iterable[str]) -> list[StoredRun]:
-    """Open the runs that words name, each once."""
+    """Open runs by id, name or directory, each once."""
     found = {run.path: run for run in (one(args, word) for word in words)}
     return list(found.values())
 
 
+def reports(run: Path) -> list[Path]:
+    """Return the runs inside a run in which reporting callbacks keep what they send to one tracker each."""
+    from ..callbacks.report import FOLDER  # here, because it imports everything that records
+
+    return list(run_directories(run / FOLDER)) if is_folder(run / FOLDER) else []
+
+
 def everything(args: argparse.Namespace) -> Runs:
-    """Return all runs, newest first, with a bar while the catalogue is being made; report those that cannot be read."""
-
-    def watch(folders: Iterable[Path], total: int) -> Iterable[Path]:
-        return progress(args, folders, total, "Reading runs")
-
-    found = store(args).listed(args.project, progress=watch)
+    """Return all runs, newest first, with a progress bar while they are read; report those that cannot be read."""
+    found = store(args).listed(args.project, progress=lambda runs, total: progress(args, runs, total, "Reading runs"))
     report_unreadable(args, found.unreadable)
     return found
 
 
 def report_unreadable(args: argparse.Namespace, unreadable: list[dict[str, str]]) -> None:
-    """Report the runs that could not be read, if any, and why."""
+    """Report runs that cannot be read, and why."""
     if unreadable:
         remark(args, catalogue.unreadable_text(unreadable, shown=10))
 
@@ -73,26 +76,22 @@ def count(word: str) -> int:
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--filter", default="", metavar="F",
-                        help="only runs that match: 'lr<1e-3 and tag:baseline and loss.min<0.2' (see docs/query.md)")  # fmt: skip
-    parser.add_argument(
-        "--status", action="append", metavar="S", help=f"only runs that are {', '.join(STATUS)} (a list, or repeatable)"
-    )
+    parser.add_argument("--filter", default="", metavar="F", help="only runs that match: 'lr<1e-3 and tag:base and loss.min<0.2'")
+    parser.add_argument("--status", action="append", metavar="S", help=f"only runs with these statuses: {', '.join(STATUS)}")
     parser.add_argument("--tag", action="append", metavar="T", help="only runs with this tag (repeatable: runs that have all)")
     parser.add_argument("--name", metavar="GLOB", help="only runs whose name matches, such as 'base-*'")
-    parser.add_argument("--config", nargs="+", action="extend", metavar="KEY=VALUE",
-                        help="only runs with these config values, such as lr=0.001 model.dim=64")  # fmt: skip
+    parser.add_argument("--config", nargs="+", action="extend", metavar="KEY=VALUE", help="only runs with these config values")
 
 
 def filtered(args: argparse.Namespace) -> bool:
-    """Tell whether any of the options of add_filters() was given."""
+    """Return whether any of the options of add_filters() was given."""
     return any((args.filter, args.status, args.tag, args.name, args.config))
 
 
-def say_none(args: argparse.Namespace) -> None:
-    """Say that there are no runs, and where they were looked for; matching() has spoken of --filter."""
+def report_none(args: argparse.Namespace) -> None:
+    """Report that there are no runs, or none that match; matching() has already reported this for --filter."""
     where = f"{f'project {args.project} in ' if args.project else ''}{store(args).place}"
-    given = [f"--{name}" for name in ("status", "tag", "name", "config") if getattr(args, name)]
+    given = [f"--{name}" for name in ("status", "tag", "name", "config", "since") if getattr(args, name, None)]
     if given and not args.filter:
         remark(args, f"no run in {where} matches {' and '.join(given)}. `fanfold ls` lists all runs.")
     elif not args.filter:
@@ -103,13 +102,14 @@ def matching(args: argparse.Namespace, found: list[StoredRun]) -> list[StoredRun
     """Keep the runs that pass every filter."""
     statuses = [status.strip() for some in args.status or () for status in some.split(",")]
     for status in statuses:
-        if status not in STATUS:
-            raise SettingError(f"--status {status} is not known.{suggestion(status, STATUS)}")
+        check_known("--status", status, STATUS)
     wanted = dict(_pair(word) for word in args.config or ())
-    fits = Filter(args.filter)
     kept = [run for run in found if _passes(run, args, statuses, wanted)]
     if not args.filter:
         return kept
+    from ..store.filter import FIELDS, Filter
+
+    fits = Filter(args.filter)
     rows, statistics = [run.row() for run in kept], store(args).statistics
     chosen = [run for run, row in zip(kept, rows, strict=True) if fits.matches(row, stats=statistics)]
     if not chosen:
@@ -127,7 +127,12 @@ def _passes(run: StoredRun, args: argparse.Namespace, statuses: list[str], wante
         return False
     if args.tag and not set(args.tag) <= set(run.tags):
         return False
-    config = flat(run.config) if wanted else {}
+    if not wanted:
+        return True
+    from ..plain import flat
+    from ..store.filter import same
+
+    config = flat(run.config)
     return all(name in config and same(config[name], text) for name, text in wanted.items())
 
 
@@ -138,17 +143,28 @@ def _pair(word: str) -> tuple[str, str]:
     return name, text
 
 
-def keys_of(run: StoredRun, patterns: Iterable[str], *, system: bool = True, undone: str = "shown") -> list[str]:
-    """Return the numeric keys that patterns name (`val/*`); a pattern that names none is an error that lists some."""
-    known = run.keys() + (run.keys("system") if system else [])
+def check_known(option: str, word: str | None, known: Iterable[str], undone: str = "shown") -> None:
+    """Raise if the value of an option is not one of the known ones."""
+    if word is not None and word not in (names := list(known)):
+        raise SettingError(f"{option} {word} is not known. Nothing was {undone}.{suggestion(word, names)}")
+
+
+def check_rank(run: StoredRun, rank: int, undone: str = "shown") -> None:
+    """Raise if a run has no such rank."""
+    if rank not in run.ranks:
+        ranks = ", ".join(map(str, run.ranks))
+        raise SettingError(f"run {run.id} has no rank {rank}. Nothing was {undone}. Its ranks: {ranks}.")
+
+
+def keys_of(runs: Sequence[StoredRun], patterns: Iterable[str], *, undone: str = "shown") -> list[str]:
+    """Return the numeric keys of any of the runs that match a pattern (`val/*`); raise for a pattern that matches none."""
+    known = list(dict.fromkeys(key for run in runs for key in (*run.keys("number"), *run.keys("system"))))
     found: list[str] = []
     for pattern in patterns:
         hits = [key for key in known if key == pattern] or [key for key in known if fnmatch.fnmatchcase(key, pattern)]
         if not hits:
-            close = [key for key in known if pattern.strip("*").lower() in key.lower()][:8] or known[:8]
-            raise FanfoldError(
-                f"run {run.id} has no numbers under {pattern!r}. Nothing was {undone}. "
-                f"It has {len(known)} keys, among them: {', '.join(close) or 'none'}."
-            )
+            from ..store.series import no_metric
+
+            raise no_metric(runs, pattern, known, undone)
         found += hits
     return list(dict.fromkeys(found))

@@ -1,6 +1,6 @@
 """Create and upgrade the tables of a ClickHouse store: `migrate` before the first gateway and at each upgrade, `status` to check.
 
-`rebuild` derives everything again from the stored journals, for one run or all: points, rollups, latest values.
+`rebuild` derives the tables of points, rollups and latest values again from the stored journals, for one run or all.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SettingError
 from ..settings import is_address
 from . import output, places
+from .text import plural, size
 
 if TYPE_CHECKING:
-    from ..clickhouse.address import Address
+    from ..clickhouse.address import ClickHouseAddress
 
-INCOMPLETE = 2  # some runs were left as they are
+INCOMPLETE = 2  # some runs were not rebuilt
 
 EXAMPLE = """examples:
   fanfold server db migrate --store clickhouse://fanfold@db.example.org:8123/fanfold
@@ -27,8 +28,7 @@ EXAMPLE = """examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("migrate", "status", "rebuild"), help="what to do")
     parser.add_argument("--store", metavar="ADDRESS", help="clickhouse://user@host:8123/database (default: as --dir)")
-    parser.add_argument("--node", action="append", default=[], metavar="HOST:PORT",
-                        help="another server of the cluster, whose tables are made as well (repeatable)")  # fmt: skip
+    parser.add_argument("--node", action="append", default=[], metavar="HOST:PORT", help="migrate this server too (repeatable)")
     parser.add_argument("--run", metavar="ID", help="rebuild: only this run")
 
 
@@ -37,9 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     text = places.address(args)
     if not is_address(text):
-        raise SettingError(
-            "`fanfold server db` needs the address of a ClickHouse store. Nothing was done. Name it with --store clickhouse://…"
-        )
+        raise SettingError("`fanfold server db` needs a ClickHouse store. Nothing was done. Pass --store clickhouse://…")
     address = parse(text)
     if args.action == "migrate":
         return _migrate(args, [address, *(_node(address, node) for node in args.node)])
@@ -48,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
     return _rebuild(args)
 
 
-def _node(address: Address, node: str) -> Address:
+def _node(address: ClickHouseAddress, node: str) -> ClickHouseAddress:
     host, _, port = node.rpartition(":")
     if not host or not port.isdecimal():
         raise SettingError(f"--node {node!r} is not HOST:PORT. Nothing was done.")
     return address._replace(host=host.strip("[]"), port=int(port))
 
 
-def _migrate(args: argparse.Namespace, addresses: list[Address]) -> int:
+def _migrate(args: argparse.Namespace, addresses: list[ClickHouseAddress]) -> int:
     from ..clickhouse.database import Database
     from ..clickhouse.schema import migrate
 
@@ -63,15 +61,10 @@ def _migrate(args: argparse.Namespace, addresses: list[Address]) -> int:
     for address in addresses:
         before, after = migrate(Database(address))
         done.append({"address": address.shown, "before": before, "after": after})
-    if args.json:
-        output.print_json(done)
-    for one in [] if args.json else done:
-        same = one["before"] == one["after"]
-        print(f"{one['address']}: version {one['after']}" + (", as before." if same else f", was {one['before'] or 'empty'}."))
-    return 0
+    return output.listed(args, done, list(done[0]), lambda one: [str(value or "empty") for value in one.values()])
 
 
-def _status(args: argparse.Namespace, address: Address) -> int:
+def _status(args: argparse.Namespace, address: ClickHouseAddress) -> int:
     from ..clickhouse.database import Database
     from ..clickhouse.schema import MIGRATIONS, sizes, version
 
@@ -83,7 +76,7 @@ def _status(args: argparse.Namespace, address: Address) -> int:
         return 0
     print(f"{found['address']}: version {found['version']} (this fanfold needs {found['needed']})")
     for table in tables:
-        print(f"  {table['table']:<10} {table['rows']:>15,} rows {table['bytes'] / 1e6:>12,.1f} MB in {table['parts']} parts")
+        print(f"  {table['table']:<10} {table['rows']:>15,} rows {size(table['bytes']):>10} in {plural(table['parts'], 'part')}")
     return 0
 
 
@@ -94,8 +87,8 @@ def _rebuild(args: argparse.Namespace) -> int:
     store = connect(places.address(args))
     names = [name for name in store.names(args.project) if args.run in (None, name[1])]
     if not names:
-        raise SettingError("there is no such run. Nothing was rebuilt. `fanfold ls` lists them.")
-    points, growing = 0, []
+        raise SettingError("there is no such run. Nothing was rebuilt. `fanfold ls` lists the runs.")
+    points, growing = 0, list[str]()
     for name in output.progress(args, names, len(names), "Rebuilding"):
         try:
             points += rebuild(store.database, *name)
@@ -107,7 +100,7 @@ def _rebuild(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json({"runs": done, "points": points, "growing": growing})
     else:
-        print(f"rebuilt {done} runs, {points:,} points.")
+        print(f"rebuilt {plural(done, 'run')}, {plural(points, 'point')}.")
         if growing:
-            print(f"Still growing, so left as they are: {', '.join(growing)}. Rebuild them when they have ended.")
+            print(f"Still growing, so not rebuilt: {', '.join(growing)}. Rebuild them when they have ended.")
     return INCOMPLETE if growing else 0

@@ -1,6 +1,6 @@
-"""`fanfold doctor --deploy PATH`: would this code run from its .pyc files alone? It is compiled, imported and read to see.
+"""`fanfold doctor --deploy PATH`: checks whether code runs from its .pyc files alone, by compiling, importing and scanning it.
 
-The tree itself is not touched: its modules are compiled into a temporary copy and imported there, by a process of their own.
+The tree itself is not touched: its modules are compiled into a temporary copy and imported there, in a separate process.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import contextlib
 import json
 import os
 import py_compile
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,14 +29,14 @@ from .text import clean, plural
 MAX_FILES = 20_000
 SECONDS = 120.0
 _SKIPPED = ("__pycache__", "node_modules")
-_NOT_IMPORTED = ("__main__.py", "setup.py", "conftest.py")  # these do something when they are imported
-_CHILD = "import sys; del sys.path[0]; from fanfold.cli.trial import main; main(sys.argv[1])"
+_NOT_IMPORTED = ("__main__.py", "setup.py", "conftest.py")  # importing these has side effects
+_CHILD = "import sys; del sys.path[0]; from fanfold.cli.trial import main; main()"
 
 
 class Tree(NamedTuple):
-    """What is to be deployed: the folder that will be on sys.path, the part of it that counts, and the files it needs to run.
+    """What is to be deployed: the folder that will be on sys.path, the part of it to check, and all files it needs.
 
-    A part of a package needs all of it: nothing in it is imported without the package's own `__init__`.
+    A part of a package needs the whole package, whose `__init__` is imported first.
     """
 
     root: Path
@@ -45,7 +45,7 @@ class Tree(NamedTuple):
 
     @property
     def code(self) -> list[Path]:
-        """The modules that are looked at."""
+        """The modules to check."""
         return [file for file in self.files if file.suffix == ".py" and file.is_relative_to(self.part)]
 
     def name(self, file: Path) -> str:
@@ -53,27 +53,20 @@ class Tree(NamedTuple):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--deploy", metavar="PATH", help="say what in this package or folder breaks when only .pyc files are shipped"
-    )
-    parser.add_argument(
-        "--sources", metavar="FILE", help="with --deploy: write the zip of sources that fanfold.sources.install() takes"
-    )
-    parser.add_argument(
-        "--timeout", type=float, metavar="S", help=f"with --deploy: seconds the import of one module may take ({SECONDS:g})"
-    )
+    parser.add_argument("--deploy", metavar="PATH", help="check what breaks in this folder if only .pyc files are shipped")
+    parser.add_argument("--sources", metavar="FILE", help="with --deploy: write the zip for fanfold.sources.install()")
+    parser.add_argument("--timeout", type=float, metavar="S", help=f"with --deploy: seconds to import one module ({SECONDS:g})")
 
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
     tree = _tree(args.deploy)
     if args.sources and (target := Path(args.sources).resolve()).is_relative_to(tree.root) and target not in tree.files:
-        tree.files.append(target)  # it will be there when the modules are imported: some install it themselves
+        tree.files.append(target)  # modules may install it themselves when they are imported
     with tempfile.TemporaryDirectory(prefix="fanfold-deploy-") as place:
         found = _examine(tree, Path(place), args)
     found["sources"] = args.sources
-    left = [one for one in found["findings"] if not (args.sources and one.repaired)]
-    found["healthy"] = not left and not _blind(found)
+    found["healthy"] = all(args.sources and one.repaired for one in found["findings"]) and not _nothing_imported(found)
     if args.json:
         output.print_json({**found, "findings": [one._asdict() for one in found["findings"]]})
     else:
@@ -83,33 +76,28 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.sources == "":
-        raise FanfoldError("--sources has no name. Nothing was checked. Give the zip to write.")
+        raise FanfoldError("--sources is empty. Nothing was checked. Name the zip to write.")
     if args.timeout is not None and not args.timeout > 0:
-        raise FanfoldError(
-            f"--timeout {args.timeout:g} leaves no time to import anything. Nothing was checked. Give more than 0 s."
-        )
+        raise FanfoldError(f"--timeout {args.timeout:g} is too short to import anything. Nothing was checked. Pass more than 0.")
 
 
-def _blind(found: dict[str, Any]) -> bool:
-    """Say whether there were modules to import and nothing became known of any."""
+def _nothing_imported(found: dict[str, Any]) -> bool:
+    """Return whether none of the modules could be imported, so that nothing is known about them."""
     return bool(found["modules"]) and len(found["not_importable"]) + len(found["too_slow"]) == found["modules"]
 
 
 def _tree(path: str) -> Tree:
-    """Find what belongs to a package, a folder of modules, or a single file."""
+    """Find the files of a package, a folder of modules, or a single file."""
     target = Path(path).resolve()
     single = target.is_file() and target.suffix == ".py"
     if not path or not (single or target.is_dir()):
-        raise FanfoldError(
-            f"{path or 'An empty name'} is no folder and no .py file. Nothing was checked. "
-            "Give a package, or a folder that holds some."
-        )
+        raise FanfoldError(f"{path!r} is not a folder or .py file. Nothing was checked. Name a package or a folder of modules.")
     root, package = target.parent if single else target, target
     while (root / "__init__.py").is_file() and root.parent != root:
         root, package = root.parent, root
     found = Tree(root, target, [target] if package.is_file() else list(_files(package)))
     if not found.code:
-        raise FanfoldError(f"{path} holds no .py file. Nothing was checked. Give a package, or a folder that holds some.")
+        raise FanfoldError(f"{path} contains no .py file. Nothing was checked. Name a package or a folder of modules.")
     return found
 
 
@@ -123,39 +111,37 @@ def _files(folder: Path) -> Iterator[Path]:
         )
         for name in names:
             if name.startswith(".") and name.endswith(".py"):
-                continue  # no module: an editor's lock or copy
+                continue  # not a module: an editor's lock or backup
             count += 1
             if count > MAX_FILES:
-                raise FanfoldError(f"{folder} holds more than {MAX_FILES:,} files. Nothing was checked. Give the package alone.")
+                raise FanfoldError(f"{folder} has more than {MAX_FILES:,} files. Nothing was checked. Name the package alone.")
             yield Path(place, name)
 
 
 def _examine(tree: Tree, place: Path, args: argparse.Namespace) -> dict[str, Any]:
-    copy, archive = place / "tree", place / "sources.zip"
+    copy, archive, limit = place / "tree", place / "sources.zip", args.timeout or SECONDS
     broken = list(_compile(tree, copy))
     bad = {one.file for one in broken}
+    good = [file for file in tree.code if tree.name(file) not in bad]
     sources.pack(tree.root, [file for file in tree.files if file.suffix == ".py" and tree.name(file) not in bad], archive)
     if args.sources:
         shutil.copyfile(archive, args.sources)
-    modules = sorted({name for file in tree.code if tree.name(file) not in bad and (name := _module(tree, file))})
-    limit = args.timeout or SECONDS
-    bare = _trial(tree, copy, modules, place, limit)
+    modules = sorted({name for file in good if (name := _module(tree, file))})
+    bare = _trial(tree, copy, modules, limit)
     failed = [name for name, result in bare.items() if "error" in result and not result.get("late")]
-    before = _trial(tree, tree.root, failed, place, limit)
+    before = _trial(tree, tree.root, failed, limit)  # those that fail from their sources too say nothing about .pyc files
     failed = [name for name in failed if "error" not in before[name]]
-    after = _trial(tree, copy, failed, place, limit, archive=archive)
-    looked_at = {tree.name(file) for file in tree.code}
-    findings = [one for one in broken if one.file in looked_at]
+    after = _trial(tree, copy, failed, limit, archive=archive)
+    checked = {tree.name(file) for file in tree.code}
+    findings = [one for one in broken if one.file in checked]
     findings += _broken(tree, copy, {name: bare[name] for name in failed}, after)
     names = frozenset(file.name for file in tree.code)
-    for file in tree.code:
-        if tree.name(file) not in bad:
-            findings += scan(file, tree.name(file), names)
+    findings += [one for file in good for one in scan(file, tree.name(file), names)]
     imported = [name for name in modules if "error" not in bare[name]]
     late = {name: result["error"] for results in (bare, before) for name, result in results.items() if result.get("late")}
     return {
         "path": str(tree.root),
-        "compiled": len(looked_at - bad),
+        "compiled": len(good),
         "modules": len(modules),
         "imported": len(imported),
         "findings": _once(findings),
@@ -166,24 +152,24 @@ def _examine(tree: Tree, place: Path, args: argparse.Namespace) -> dict[str, Any
 
 
 def _compile(tree: Tree, copy: Path) -> Iterator[Finding]:
-    """Make the copy: a .pyc for every .py, a link for everything else; yield what does not compile."""
+    """Create the copy: a .pyc for every .py, a link for everything else; yield what does not compile."""
     known = frozenset(tree.files)
     for file in tree.files:
         target = copy / tree.name(file)
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix == ".py":
-            line, said = _compile_one(file, target)
-            if said:
-                yield Finding(tree.name(file), line, "compile", said, repaired=False, breaks_import=True)
+            line, error = _compile_one(file, target)
+            if error:
+                yield Finding(tree.name(file), line, "compile", error, repaired=False, breaks_import=True)
         elif file.suffix != ".pyc" or file.with_suffix(".py") not in known:
             target.symlink_to(file)
 
 
 def _compile_one(file: Path, target: Path) -> tuple[int, str]:
-    """Compile a file to `target` with a c behind it; return the line and what is wrong, where something is."""
+    """Compile a .py file to a .pyc; return the line and text of an error, if any."""
     try:
         file.open("rb").close()
-        # The name inside is one that does not exist, else Python would find the source by it and nothing would fail.
+        # The .pyc names a source file that does not exist; otherwise Python would find the source and nothing would fail.
         mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
         py_compile.compile(str(file), f"{target}c", str(target), doraise=True, invalidation_mode=mode)
     except (py_compile.PyCompileError, ValueError) as error:
@@ -192,12 +178,12 @@ def _compile_one(file: Path, target: Path) -> tuple[int, str]:
     except OSError as error:
         if error.filename != str(file):
             raise  # the copy cannot be written
-        return 0, "is a link to a file that is not there" if file.is_symlink() else f"cannot be read: {error.strerror}"
+        return 0, "is a broken link" if file.is_symlink() else f"cannot be read: {error.strerror}"
     return 0, ""
 
 
 def _module(tree: Tree, file: Path) -> str:
-    """Return the name a file is imported by; none where it has no such name, or does something when it is imported."""
+    """Return the name a file is imported by, or "" if it has none or must not be imported."""
     parts = list(file.relative_to(tree.root).with_suffix("").parts)
     if file.name in _NOT_IMPORTED or not all(part.isidentifier() for part in parts):
         return ""
@@ -205,64 +191,54 @@ def _module(tree: Tree, file: Path) -> str:
 
 
 def _trial(
-    tree: Tree, root: Path, modules: Sequence[str], place: Path, limit: float, *, archive: Path | None = None
+    tree: Tree, root: Path, modules: Sequence[str], limit: float, *, archive: Path | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Import modules in a child; one that ends the child, or takes too long, is named, and another child goes on behind it."""
-    report, order = place / "report", place / "order"
+    """Import modules in a child process. If one ends the child or takes too long, another child continues after it."""
+    beside = [] if tree.root == tree.part else [str(tree.root)]
+    order = {"root": str(root), "away": str(tree.root), "beside": beside, "sources": str(archive) if archive else None}
     found: dict[str, dict[str, Any]] = {}
-    told = {
-        "root": str(root),
-        "away": str(tree.root),
-        "beside": [] if tree.root == tree.part else [str(tree.root)],
-        "sources": str(archive) if archive else None,
-        "report": str(report),
-    }
     waiting = list(modules)
     while waiting:
-        report.write_text("")
-        order.write_text(json.dumps({**told, "modules": waiting}))
-        end, seen = _child(order, report, tree.root, len(waiting), limit)
-        lines = report.read_text().splitlines()
-        for line in lines:
-            result = json.loads(line)
-            found[result.pop("module")] = result
+        end = _child({**order, "modules": waiting}, tree.root, limit, found)
         waiting = [name for name in waiting if name not in found]
         if waiting and end:
             found[waiting.pop(0)] = {"error": f"it ended the process ({end})", "at": None, "line": 0}
-        elif waiting and len(lines) == seen:  # else one was done at the last moment, and the next had no time at all
-            late = [name for name in waiting if f"{name}.".startswith(f"{waiting[0]}.")]  # a package, and all that is in it
+        elif waiting:
+            late = [name for name in waiting if f"{name}.".startswith(f"{waiting[0]}.")]  # a package, with all its modules
             found |= {name: {"error": f"it took more than {limit:g} s; --timeout allows more", "late": True} for name in late}
             waiting = [name for name in waiting if name not in late]
     return {name: found[name] for name in modules}
 
 
-def _child(order: Path, report: Path, folder: Path, count: int, limit: float) -> tuple[str, int]:
-    """Run one child until it has reported `count` modules, or one took too long, or it ended; return how, and how many it did."""
-    work = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(order)],
-        cwd=folder,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    done, since = 0, time.monotonic()
+def _child(order: dict[str, Any], folder: Path, limit: float, found: dict[str, dict[str, Any]]) -> str:
+    """Add results of a child until all modules are imported, one takes too long, or it exits; return how it exited, if it did."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    work = subprocess.Popen([sys.executable, "-c", _CHILD], cwd=folder, env=environment, start_new_session=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # fmt: skip
+    assert work.stdin is not None
+    assert work.stdout is not None
     try:
-        while done < count and time.monotonic() - since < limit:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return f"exit code {work.wait(0.02)}", done
-            if (lines := report.read_bytes().count(b"\n")) > done:
-                done, since = lines, time.monotonic()
-        return "", done
+        with work.stdin as file:
+            file.write(json.dumps(order).encode())
+        left, rest = len(order["modules"]), b""
+        while left and select.select([work.stdout], [], [], limit)[0]:
+            piece = os.read(work.stdout.fileno(), 1 << 16)
+            if not piece:
+                return f"exit code {work.wait()}"
+            *lines, rest = (rest + piece).split(b"\n")
+            for result in map(json.loads, lines):
+                found[result.pop("module")] = result
+            left -= len(lines)
+        return "" if work.poll() is None else f"exit code {work.poll()}"
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(work.pid, signal.SIGKILL)  # what the modules started, too
+            os.killpg(work.pid, signal.SIGKILL)  # including processes that the modules started
         work.wait()
+        work.stdout.close()
 
 
 def _broken(tree: Tree, copy: Path, failed: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[Finding]:
-    """Turn failed imports into places of the tree; modules that fail for the same cause share one."""
+    """Turn failed imports into findings; modules that fail for the same reason share a place."""
     for name, result in failed.items():
         if result["at"]:
             file = Path(result["at"]).relative_to(copy).as_posix()
@@ -273,7 +249,7 @@ def _broken(tree: Tree, copy: Path, failed: dict[str, dict[str, Any]], after: di
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
-    """Keep one finding per place, by file and line; what the import showed and what the scan read become one."""
+    """Keep one finding per file and line, combining those of the import and of the scan."""
     kept: dict[tuple[str, int], Finding] = {}
     for one in findings:
         place = (one.file, one.line)
@@ -291,15 +267,15 @@ def _print(found: dict[str, Any], tree: Tree, *, quiet: bool) -> None:
     from rich.text import Text
 
     console = output.console(soft_wrap=True)
-    said = f"{found['compiled']} of {plural(len(tree.code), 'module')} compiled, {found['imported']} imported from .pyc alone"
-    console.print(Text(clean(f"{found['path']}: {said}"), style="bold"))
+    counts = f"{found['compiled']} of {plural(len(tree.code), 'module')} compiled, {found['imported']} imported from .pyc alone"
+    console.print(Text(clean(f"{found['path']}: {counts}"), style="bold"))
     for one in found["findings"]:
         sign, colour = ("✗", "red") if one.breaks_import else ("!", "yellow")
         remedy = "the source loader repairs it" if one.repaired else "the source loader does not help"
         console.print(Text.assemble((f"  {sign} ", colour), (clean(f"{one.file}:{one.line}"), "bold"), clean(f"  {one.use}")))
         console.print(Text(clean(f"      {one.what}; {remedy}"), style="dim"))
-    if _blind(found):
-        console.print(Text.assemble(("  ✗ ", "red"), "no module could be imported, so nothing is known of this code"))
+    if _nothing_imported(found):
+        console.print(Text.assemble(("  ✗ ", "red"), "no module could be imported, so nothing is known about this code"))
     if not quiet:
         for line in _remarks(found):
             console.print(Text(clean(line), style="dim"))
@@ -307,14 +283,14 @@ def _print(found: dict[str, Any], tree: Tree, *, quiet: bool) -> None:
 
 def _remarks(found: dict[str, Any]) -> Iterator[str]:
     for name, error in found["not_importable"].items():
-        yield f"  · {name} cannot be imported from its source either, so nothing is known of it: {error}"
+        yield f"  · {name} cannot be imported from its source either, so it was not checked: {error}"
     for name, error in found["too_slow"].items():
-        yield f"  · {name} was given up, so nothing is known of it: {error}"
+        yield f"  · {name} was skipped, so it was not checked: {error}"
     if found["elsewhere"]:
-        yield f"  · found elsewhere on the path, and not in this tree: {', '.join(found['elsewhere'][:10])}"
+        yield f"  · imported from elsewhere on the path, not from this tree: {', '.join(found['elsewhere'][:10])}"
     if found["sources"]:
         yield f"  → ship {found['sources']} too, and call fanfold.sources.install({found['sources']!r}) before the first import"
     elif any(one.repaired for one in found["findings"]):
         yield "  → `--sources FILE` writes the zip of sources that the source loader reads"
-    elif not found["findings"] and not _blind(found):
+    elif not found["findings"] and not _nothing_imported(found):
         yield "  ✓ nothing here needs its sources"

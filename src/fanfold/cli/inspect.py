@@ -1,4 +1,4 @@
-"""Show where a model file comes from: its stamp, format and run. No weights are loaded."""
+"""Show where a model file comes from: its format, its stamp and its run. No weights are loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLE = """examples:
   fanfold inspect model.safetensors
   fanfold inspect checkpoint-500/ --json"""
 
-MAX_LINE = 2000  # letters of one field; --json has all of them
+MAX_LINE = 2000  # characters of one field; --json has all of them
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from . import output
 
-        output.print_json({**found, "run": None if folder is None else _run(folder, found["stamp"]["run"])})
+        # Without the run's status, which takes longer to read than everything else; `fanfold show` has it.
+        names = {name: found["stamp"]["run"].get(name) for name in ("id", "name", "project")} if folder else {}
+        output.print_json({**found, "run": {**names, "path": str(folder)} if folder else None})
     else:
         print("\n".join(_lines(found, folder)))
     if any("error" in entry for entry in found.get("files", [])):
@@ -37,16 +39,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _folder(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> Path | None:
-    """Find the run a stamp names, where it is on this machine: by its id alone, since a file is anybody's.
+    """Find the run that a stamp names, if it is on this machine. Only its id counts, since the file may come from anybody.
 
-    Folders' names are enough. Loading what reads runs would take longer than all the rest.
+    The names of folders are enough: opening runs would take longer than everything else here.
     """
-    named = _table(stamp or {}, "run").get("id")
-    if not isinstance(named, str):
-        return None
     from ..settings import find_directory, is_address, store_address
 
-    if is_address(store_address(args.dir)):
+    named = _table(stamp or {}, "run").get("id")
+    if not isinstance(named, str) or is_address(store_address(args.dir)):
         return None
     for folder in find_directory(args.dir).glob("*/*"):
         wanted = _is(folder.name, named) and (args.project is None or _is(folder.parent.name, args.project))
@@ -57,7 +57,7 @@ def _folder(args: argparse.Namespace, stamp: Mapping[str, Any] | None) -> Path |
 
 
 def _is(component: str, name: str) -> bool:
-    """Tell whether a folder has a name; names are percent-encoded on a disk where they need it."""
+    """Return whether a folder has a name; special characters are percent-encoded on disk."""
     if "%" not in component:
         return component == name
     from ..journal.directory import decode_name
@@ -65,70 +65,61 @@ def _is(component: str, name: str) -> bool:
     return decode_name(component) == name
 
 
-def _run(folder: Path, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Say where the run is; its status takes longer to read than all the rest, and `fanfold show` has it."""
-    return {**{name: named.get(name) for name in ("id", "name", "project")}, "path": str(folder)}
-
-
 def _lines(found: Mapping[str, Any], folder: Path | None) -> Iterator[str]:
+    facts, stamp, files = found["facts"], found["stamp"], found.get("files", [])
     yield f"{clean(found['path'])}  {found['format']}, {size(found['size'])}"
-    yield from _facts(found["facts"])
-    yield from (f"  damaged   {clean(entry['error'])}" for entry in found.get("files", []) if "error" in entry)
-    stamp = found["stamp"]
-    if "beside" in found["facts"]:
-        yield f"  beside    {found['facts']['beside']}"
-    if (foreign := found["facts"].get("producer_info")) is not None:
-        fields = ", ".join(f"{name}={value}" for name, value in foreign.items())
-        yield _short("foreign", f"another program's producer_info.json: {fields or 'it says nothing'}")
+    yield from (_line(name, value) for name, value in _facts(facts) if value)
+    yield from (_line("damaged", entry["error"]) for entry in files if "error" in entry)
     if not stamp:
         yield "  no stamp, so its run is unknown. Save with fanfold.init(stamp=True), or call fanfold.stamp(path)."
         return
-    yield from (_short(name, value) for name, value in _told(stamp) if value)
+    yield from (_line(name, value) for name, value in _stamp(stamp) if value)
     if folder is not None:
-        yield f"  here      {clean(str(folder))} · fanfold show {clean(_table(stamp, 'run')['id'])}"
-    for entry in found.get("files", [])[:20]:
-        yield f"    {clean(entry['path'])}  {entry['format']}, {size(entry['size'])}"
+        yield _line("here", f"{folder} · fanfold show {_table(stamp, 'run')['id']}")
+    yield from (f"    {clean(entry['path'])}  {entry['format']}, {size(entry['size'])}" for entry in files[:20])
 
 
-def _short(name: str, value: str) -> str:
+def _line(name: str, value: str) -> str:
     return f"  {name:<9} {clean(value[:MAX_LINE])}{'…' * (len(value) > MAX_LINE)}"
 
 
-def _facts(facts: Mapping[str, Any]) -> Iterator[str]:
+def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "parameters" in facts:
-        kinds = ", ".join(f"{clean(name)} x {count}" for name, count in facts["dtypes"].items())
-        yield f"  holds     {facts['parameters']:,} parameters in {facts['tensors']} tensors ({kinds})"
+        kinds = _pairs(facts["dtypes"], " x ")
+        yield "holds", f"{facts['parameters']:,} parameters in {facts['tensors']} tensors ({kinds})"
     if facts.get("serialization_id"):
-        yield _short("id", f"{facts['serialization_id']} (as in `fanfold usage --files`)")
+        yield "id", f"{facts['serialization_id']} (as in `fanfold usage --files`)"
     if facts.get("producer"):
-        yield f"  exporter  {clean(facts['producer'])} {clean(facts.get('producer_version', ''))}"
+        yield "exporter", f"{facts['producer']} {facts.get('producer_version', '')}"
+    yield "beside", facts.get("beside", "")
+    if (foreign := facts.get("producer_info")) is not None:
+        yield "foreign", f"another program's producer_info.json: {_pairs(foreign, '=') or 'it is empty'}"
 
 
-def _told(stamp: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Say a stamp's fields in words; any of them may be missing or odd, since a file is anybody's."""
-    run, code = _table(stamp, "run"), _table(stamp, "git")
+def _stamp(stamp: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a stamp's fields as text; any of them may be missing or odd, since the file may come from anybody."""
+    run, code, parent, node = (_table(stamp, name) for name in ("run", "git", "parent", "node"))
     step = f", step {run['step']}" if run.get("step") is not None else ""
-    yield "run", f"{run.get('name') or run.get('id')} ({run.get('id')}) of {run.get('project')}{step}" if run.get("id") else ""
+    yield "run", f"{_named(run)}{step}" if run.get("id") else ""
     yield "saved", f"{stamp.get('time', '')} by {stamp.get('producer', '')}"
     changed = " with uncommitted changes" if code.get("dirty") else ""
     yield "code", f"{str(code.get('commit'))[:12]}{changed}, {code.get('remote') or 'no remote'}" if code.get("commit") else ""
-    command = stamp.get("command")
+    command, gpus = stamp.get("command"), node.get("gpus")
     yield "command", " ".join(map(str, command)) if isinstance(command, list) else ""
     yield "config", str(run.get("config") or "")
     yield "data", str(stamp.get("data") or "")
-    parent = _table(stamp, "parent")
-    yield (
-        "made from",
-        f"{parent.get('name') or parent.get('id')} ({parent.get('id')}) of {parent.get('project')}" if parent else "",
-    )
-    yield "packages", ", ".join(f"{name} {version}" for name, version in _table(stamp, "packages").items())
-    node = _table(stamp, "node")
-    gpus = node.get("gpus")
-    yield (
-        "node",
-        ", ".join(str(part) for part in [node.get("cpu"), node.get("os"), *(gpus if isinstance(gpus, list) else [])] if part),
-    )
-    yield "extra", ", ".join(f"{name}={value}" for name, value in _table(stamp, "extra").items())
+    yield "made from", _named(parent) if parent else ""
+    yield "packages", _pairs(_table(stamp, "packages"), " ")
+    yield "node", ", ".join(map(str, filter(None, [node.get("cpu"), node.get("os"), *(gpus if isinstance(gpus, list) else [])])))
+    yield "extra", _pairs(_table(stamp, "extra"), "=")
+
+
+def _named(run: Mapping[str, Any]) -> str:
+    return f"{run.get('name') or run.get('id')} ({run.get('id')}) of {run.get('project')}"
+
+
+def _pairs(values: Mapping[str, Any], sign: str) -> str:
+    return ", ".join(f"{name}{sign}{value}" for name, value in values.items())
 
 
 def _table(stamp: Mapping[str, Any], name: str) -> Mapping[str, Any]:

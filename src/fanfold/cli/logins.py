@@ -1,19 +1,16 @@
-"""How people get to a gateway's page, from the options of `fanfold server start`."""
+"""Logins to a gateway's dashboard, from the options of `fanfold server start`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from ..errors import SettingError
-from ..settings import resolve
+from ..settings import resolve, split_address
 from . import output
 
 if TYPE_CHECKING:
-    from ..fleet.oidc import Oidc
-    from ..fleet.sessions import Sessions
     from ..fleet.tokens import TokenBook
     from ..server.login import Logins
 
@@ -25,8 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--grant", action="append", default=[], metavar="WHO=PROJECT:SCOPE",
                        help="grant access: WHO is user:NAME, group:NAME or *; SCOPE read or write (repeatable)")  # fmt: skip
     group.add_argument("--grants", metavar="FILE", help="the same as TOML; read again whenever it changes")
-    group.add_argument("--trusted-proxy", action="append", default=[], metavar="NETWORK",
-                       help="trust the X-Forwarded-… headers of this proxy (repeatable)")  # fmt: skip
+    group.add_argument("--trusted-proxy", action="append", default=[], metavar="NETWORK", help="trust X-Forwarded-… from here")
     group.add_argument("--trust-header", metavar="NAME", help="the header with the user name, such as X-Forwarded-User")
     group.add_argument("--trust-groups", metavar="NAME", help="the header with the user's groups, comma-separated")
     group.add_argument("--oidc-issuer", metavar="URL", help="log in with this OpenID Connect provider")
@@ -37,12 +33,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def people_log_in(args: argparse.Namespace) -> bool:
-    """Tell whether anybody can log in otherwise than with a token."""
+    """Return whether anybody can log in without a token."""
     return bool(args.oidc_issuer or args.trust_header)
 
 
 def logins(args: argparse.Namespace, tokens: TokenBook | None) -> Logins:
-    """Return how people get to the page."""
+    """Return the ways to log in to the dashboard."""
     from ..fleet.grants import Grants
     from ..fleet.proxy import Proxies
     from ..fleet.sessions import Sessions
@@ -50,31 +46,21 @@ def logins(args: argparse.Namespace, tokens: TokenBook | None) -> Logins:
 
     sessions = Sessions(resolve("session_secret"), hours=args.session_hours)
     if tokens is not None and not sessions.shared:
-        output.remark(args, "FANFOLD_SESSION_SECRET is not set: logins end with this process, and no other gateway knows them.")
+        output.remark(args, "FANFOLD_SESSION_SECRET is not set: logins end with this process and are valid here only.")
+    oidc = None
+    if args.oidc_issuer:
+        from ..fleet.oidc import Oidc
+
+        names = {"scopes": args.oidc_scopes, "user_claim": args.oidc_user, "groups_claim": args.oidc_groups}
+        oidc = Oidc(args.oidc_issuer, args.oidc_client, sessions, secret=resolve("oidc_secret"), **names)
     proxies = Proxies(args.trusted_proxy, user=args.trust_header, groups=args.trust_groups)
     grants = Grants(args.grant, Path(args.grants).expanduser() if args.grants else None)
-    return Logins(tokens, sessions, grants, proxies, _oidc(args, sessions), args.public_url)
-
-
-def _oidc(args: argparse.Namespace, sessions: Sessions) -> Oidc | None:
-    if not args.oidc_issuer:
-        return None
-    from ..fleet.oidc import Oidc
-
-    return Oidc(
-        args.oidc_issuer,
-        args.oidc_client,
-        sessions,
-        secret=resolve("oidc_secret"),
-        scopes=args.oidc_scopes,
-        user_claim=args.oidc_user,
-        groups_claim=args.oidc_groups,
-    )
+    return Logins(tokens, sessions, grants, proxies, oidc, args.public_url)
 
 
 def check(args: argparse.Namespace) -> None:
     """Raise for options that cannot work together."""
-    place = urlsplit(args.public_url or "")
+    place = split_address(args.public_url or "")
     if args.public_url and (place.scheme not in ("http", "https") or not place.hostname or place.query or place.username):
         raise SettingError(f"--public-url {args.public_url!r} is not a URL. The gateway was not started. Write https://name.")
     if bool(args.oidc_issuer) != bool(args.oidc_client) or (args.oidc_issuer and not args.public_url):
@@ -83,4 +69,4 @@ def check(args: argparse.Namespace) -> None:
             "all three; the provider sends people back to PUBLIC-URL/ui/oidc/callback."
         )
     if args.session_hours <= 0:
-        raise SettingError("--session-hours has to be more than 0. The gateway was not started: every login would be over.")
+        raise SettingError("--session-hours must be above 0. The gateway was not started: every login would expire at once.")

@@ -1,4 +1,4 @@
-"""What got slower: two sides, each a run, a part of one, or all runs of a version, compared operator by operator."""
+"""`fanfold ops diff`: compares two sides operator by operator. Each is a run, a part of one, or all runs with a version."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RunNotFound, SettingError
-from ..probes.op_table import Table
 from ..store import StoredRun
 from ..store import ops as store
+from ..store.ops_formats import Found
 from . import choose, output
-from .ops_formats import Found
 from .text import clean, plural, took
 
 ROWS = 20  # of a table
 BLANK = (
-    "self is blank where it is not known: of calls sampled at random (DataLoader workers' are, unless every step is observed) "
-    "and of ranges longer than a window. Such rows are ranked by their total."
+    "self is blank where it is not known: for calls sampled at random (as in DataLoader workers, unless every step is observed) "
+    "and for ranges longer than a window. Such rows are sorted by their total."
 )
+HOW = "Start runs with fanfold.init(ops=True) or FANFOLD_OPS=1."
 PARTS = ("rank", "node", "label", "role", "thread")
 KNOWN = f"Known: {', '.join(PARTS)}; project, tag, commit, python, or the name of a package, such as torch."
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: its word, its runs, the rows that belong to it, and how much work they stand for."""
+    """One side of a comparison: its name, runs, rows, and how much work they represent."""
 
     word: str
     runs: list[StoredRun]
     rows: list[dict[str, Any]]
-    steps: int  # of all its processes, added up
+    steps: int  # the sum over its processes
     seconds: float
 
 
 def side(args: argparse.Namespace, word: str, kinds: Sequence[str]) -> Side:
-    """Read `RUN`, `RUN@rank=1`, or `@torch=2.13`: every run (of --project) with that version."""
+    """Parse `RUN`, `RUN@rank=1`, or `@torch=2.13`, which is every run (of --project) with that version."""
     name, *parts = re.split(r"@(?=[\w.-]+=)", word)
     wanted = [(field, value) for field, _, value in (part.partition("=") for part in parts)]
     if "@" in name or not word:
@@ -47,25 +47,21 @@ def side(args: argparse.Namespace, word: str, kinds: Sequence[str]) -> Side:
         runs = runs if field in PARTS else _having(runs, field, value, word)
     found = [(run, [row for row in run.ops() if not kinds or row["kind"] in kinds]) for run in runs]
     if not any(rows for _, rows in found):
-        raise RunNotFound(
-            f"{word} has no operator profile{' of that kind' if kinds else ''}. Nothing was compared. "
-            "Start runs with fanfold.init(ops=True) or FANFOLD_OPS=1."
-        )
+        raise RunNotFound(f"{word} has no operator profile{' of that kind' if kinds else ''}. Nothing was compared. {HOW}")
     for field, value in wanted:
         found = _only(found, field, value, word) if field in PARTS else found
     found = [(run, rows) for run, rows in found if rows]
-    tables = [table for run, _ in found for table in store.tables(run) if _counts(table, wanted)]
-    return Side(
-        word,
-        [run for run, _ in found],
-        described(found),
-        sum(int(table.facts.get("steps") or 0) for table in tables),
-        sum(map(_seconds, tables)),
-    )
+    # Labels, threads and roles are parts of processes, whose steps count as a whole.
+    whose = [(field, value) for field, value in wanted if field in ("rank", "node")]
+    processes = [table.facts for run, _ in found for table in store.tables(run)]
+    processes = [facts for facts in processes if all(str(facts.get(field)) == value for field, value in whose)]
+    spans = (int(facts.get("now") or 0) - int(facts.get("started") or 0) for facts in processes if not facts.get("worker"))
+    steps, seconds = sum(int(facts.get("steps") or 0) for facts in processes), sum(max(span, 0) for span in spans) / 1e9
+    return Side(word, [run for run, _ in found], described(found), steps, seconds)
 
 
 def described(found: Found) -> list[dict[str, Any]]:
-    """Return the rows of some runs, each with what its run is."""
+    """Return the rows of some runs, each with its run, project and torch version."""
     done: list[dict[str, Any]] = []
     for run, rows in found:
         about = {"run": run.id, "project": run.project, "torch": ", ".join(traits(run, "torch"))}
@@ -74,15 +70,9 @@ def described(found: Found) -> list[dict[str, Any]]:
 
 
 def first(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows to show: as many as --top says, or a table of them, or all for another program."""
+    """Return the rows to show: as many as --top says, by default 20, or all with --json."""
     top = args.top if args.top is not None else 0 if args.json else ROWS
     return rows[:top] if top > 0 else rows
-
-
-def _counts(table: Table, wanted: Iterable[tuple[str, str]]) -> bool:
-    """Tell whether a process's steps are a side's."""
-    # Labels, threads and workers are parts of processes, whose steps are all theirs.
-    return all(field not in ("rank", "node") or str(table.facts.get(field)) == value for field, value in wanted)
 
 
 def _having(runs: list[StoredRun], field: str, value: str, word: str) -> list[StoredRun]:
@@ -97,7 +87,7 @@ def _having(runs: list[StoredRun], field: str, value: str, word: str) -> list[St
 
 
 def traits(run: StoredRun, field: str) -> list[str]:
-    """Return what a run has under a name: its tags, its commit, the version of a package."""
+    """Return a run's values of a field: its tags, its commit, the version of a package."""
     if field in ("project", "tag"):
         return [run.project] if field == "project" else list(run.tags)
     facts = run.facts
@@ -107,7 +97,7 @@ def traits(run: StoredRun, field: str) -> list[str]:
 
 
 def _fits(trait: str, field: str, value: str) -> bool:
-    """Tell whether a trait is meant: a version by its first numbers, a commit by its beginning, all else in full."""
+    """Return whether a value matches: a version or a commit by its beginning, anything else in full."""
     if trait == value or field in ("project", "tag"):
         return trait == value
     return bool(value) and trait.startswith(value) and (field == "commit" or trait[len(value)] in ".+")
@@ -121,13 +111,8 @@ def _only(found: Found, field: str, value: str, word: str) -> Found:
     return kept
 
 
-def _seconds(table: Table) -> float:
-    facts = table.facts
-    return 0.0 if facts.get("worker") else max(int(facts.get("now") or 0) - int(facts.get("started") or 0), 0) / 1e9
-
-
 def run(args: argparse.Namespace, words: list[str], by: Sequence[str], kinds: Sequence[str]) -> int:
-    """Compare two sides and print what changed, first what costs the most time more."""
+    """Compare two sides and print what changed, the largest slowdown first."""
     if len(words) != 2:
         raise SettingError("diff compares two runs. Nothing was compared. Write: fanfold ops diff A B.")
     a, b = (side(args, word, kinds) for word in words)
@@ -140,11 +125,11 @@ def run(args: argparse.Namespace, words: list[str], by: Sequence[str], kinds: Se
     _print(shown, by, unit)
     more = len(changed) - len(shown)
     compared = f"A {a.word}: {_about(a)}; B {b.word}: {_about(b)}"
-    output.remark(args, compared + f". First what B takes more of{f', {more} rows more (--top 0)' if more else ''}.")
+    output.remark(args, compared + f". Sorted by how much slower B is{f', {more} more rows (--top 0)' if more else ''}.")
     if words[0] == words[1]:
         output.remark(args, "A and B are the same, so nothing differs.")
     if unit == "second":
-        output.remark(args, "one side or both counted no optimizer steps, so calls and times are per second of each process.")
+        output.remark(args, "at least one side has no optimizer steps, so calls and times are per second of each process.")
     if any(row["self_change_ns"] is None for row in shown):
         output.remark(args, BLANK)
     return 0
@@ -162,16 +147,16 @@ def _about(one: Side) -> str:
 
 
 def changes(a: Side, b: Side, by: tuple[str, ...], unit: str) -> list[dict[str, Any]]:
-    """Compare two sides row by row; first what costs the most time more per step (or second)."""
+    """Compare two sides row by row, sorted by the slowdown per step (or second)."""
     left, right = ({tuple(row[name] for name in by): row for row in store.together(one.rows, by)} for one in (a, b))
     parts = [(one.steps if unit == "step" else one.seconds) or 1 for one in (a, b)]
     found = [_change(dict(zip(by, key, strict=True)), [left.get(key), right.get(key)], parts) for key in {**left, **right}]
-    return sorted(found, key=lambda row: (-_cost(row), -row["total_change_ns"]))
 
+    def slowdown(row: Mapping[str, Any]) -> float:
+        own = row["self_change_ns"]
+        return float(row["total_change_ns"] if own is None else own)
 
-def _cost(row: Mapping[str, Any]) -> float:
-    own: float | None = row["self_change_ns"]
-    return float(row["total_change_ns"]) if own is None else own
+    return sorted(found, key=lambda row: (-slowdown(row), -row["total_change_ns"]))
 
 
 _NOTHING: dict[str, Any] = {"mean_ns": 0.0, "calls": 0.0, "self_ns": 0.0, "total_ns": 0.0, "device_count": 0, "device_ns": 0}
@@ -180,7 +165,7 @@ _NOTHING: dict[str, Any] = {"mean_ns": 0.0, "calls": 0.0, "self_ns": 0.0, "total
 def _change(names: dict[str, Any], rows: Iterable[dict[str, Any] | None], parts: list[float]) -> dict[str, Any]:
     a, b = (row or _NOTHING for row in rows)
     device = [row["device_ns"] / row["device_count"] if row["device_count"] else None for row in (a, b)]
-    own = all(row["self_ns"] or not row["calls"] for row in (a, b))  # known of both sides
+    own = all(row["self_ns"] or not row["calls"] for row in (a, b))  # known on both sides
     return {
         **names,
         "mean_a_ns": a["mean_ns"],
@@ -196,24 +181,23 @@ def _change(names: dict[str, Any], rows: Iterable[dict[str, Any] | None], parts:
 
 
 def _print(rows: list[dict[str, Any]], by: Sequence[str], unit: str) -> None:
-    """Print the change first, by which rows are sorted: a narrow terminal leaves the last columns out."""
+    """Print the table; the change is first, because a narrow terminal drops the last columns."""
     short = "step" if unit == "step" else "s"
     known = {row["self_change_ns"] is not None for row in rows}
     sorts = ["self"] * (True in known) + ["total"] * (False in known)
+    timed = ["device_mean_a_ns", "device_mean_b_ns"]
+    timed *= any(row[name] is not None for row in rows for name in timed)
     numbers = [*(f"{what}/{short}" for what in sorts), "B/A", "mean A", "mean B", f"calls/{short}"]
-    device = any(row[f"device_mean_{letter}_ns"] is not None for row in rows for letter in "ab")
-    numbers += ["device A", "device B"] * device
-    cells = [[row["op"], row["scope"], *(str(row[name]) for name in by), *_cells(row, sorts, device)] for row in rows]
-    output.table(["op", "scope", *by, *numbers], cells, right=numbers, whole=numbers)
+    numbers += ["device A", "device B"] * bool(timed)
 
+    def cells(row: dict[str, Any]) -> list[str]:
+        ratio = "new" if row["ratio"] is None else f"{row['ratio']:.2f}" if row["mean_b_ns"] else "gone"
+        times = [took(row[name]) if row[name] else "" for name in ("mean_a_ns", "mean_b_ns", *timed)]
+        calls = " → ".join(dict.fromkeys(_calls(row[f"calls_{letter}"]) for letter in "ab"))
+        groups = (str(row[name]) for name in ("op", "scope", *by))
+        return [*groups, *(_signed(row[f"{what}_change_ns"]) for what in sorts), ratio, *times[:2], calls, *times[2:]]
 
-def _cells(row: dict[str, Any], sorts: Iterable[str], device: bool) -> list[str]:
-    changes = [_signed(row[f"{what}_change_ns"]) for what in sorts]
-    ratio = "new" if row["ratio"] is None else f"{row['ratio']:.2f}" if row["mean_b_ns"] else "gone"
-    means = [took(row[name]) if row[name] else "" for name in ("mean_a_ns", "mean_b_ns")]
-    calls = " → ".join(dict.fromkeys(_calls(row[f"calls_{letter}"]) for letter in "ab"))
-    timed = [took(row[name]) if row[name] is not None else "" for name in ("device_mean_a_ns", "device_mean_b_ns")]
-    return [*changes, ratio, *means, calls, *timed * device]
+    output.table(["op", "scope", *by, *numbers], map(cells, rows), right=numbers, whole=numbers)
 
 
 def _signed(change: float | None) -> str:

@@ -1,42 +1,27 @@
-"""What commands print with: JSON, tables (rich on a terminal, plain in a pipe), and a progress bar for slow things."""
+"""Output of commands: JSON, tables (rich on a terminal, plain in a pipe), and a progress bar for slow operations."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from .text import STATUS, clean
 
 T = TypeVar("T")
-LEAST = 14  # below this a cut name says too little: the last column goes instead
-SLOW_SECONDS = 0.4  # what is done sooner needs no progress bar
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it. NaN and the infinities become strings, so that nothing is lost or invalid."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy
-        return plain(value.tolist())
-    return str(value)
+LEAST = 14  # a column cut shorter than this is useless: the last column is dropped instead
+SLOW_SECONDS = 0.4  # anything faster needs no progress bar
 
 
 def as_json(value: Any, *, indent: int | None = 2) -> str:
     """Return JSON in ASCII, so that no control character of a name reaches a terminal."""
     import json
 
-    return json.dumps(plain(value), allow_nan=False, indent=indent)
+    from ..plain import json_safe
+
+    return json.dumps(json_safe(value), allow_nan=False, indent=indent)
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
@@ -45,13 +30,13 @@ def print_json(value: Any, *, line: bool = False) -> None:
 
 
 def remark(args: Any, text: str) -> None:
-    """Say something beside the result, on stderr, unless -q."""
+    """Print a notice on stderr, beside the result, unless -q."""
     if not args.quiet:
         print(clean(text, lines=True), file=sys.stderr)
 
 
 def console(**options: Any) -> Any:
-    """Return a rich console that takes no markup from anybody: names of runs are text, whatever is in them."""
+    """Return a rich console without markup: names of runs are text, whatever is in them."""
     from rich.console import Console
 
     return Console(markup=False, emoji=False, highlight=False, **options)
@@ -61,26 +46,35 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def status_text(status: str, *, long: str | None = None) -> Any:
-    """Return a status as rich text: symbol, word, colour."""
-    from rich.text import Text
-
-    symbol, colour = STATUS.get(status, ("?", "white"))
-    return Text(f"{symbol} {long or status}", style=colour)
-
-
-def table(
+def listed(
+    args: Any,
+    rows: Sequence[T],
     titles: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    cells: Callable[[T], Sequence[str]],
     *,
+    facts: Callable[[T], Any] = lambda row: row,
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
-    status: int | None = None,
-) -> None:
-    """Print a table. On a terminal it fits the width (`whole` columns are not cut, the last may go); in a pipe all is there."""
+    empty: str = "",
+) -> int:
+    """Print rows as JSON (`facts` of each), or as a table of their `cells`, or a notice that there are none.
+
+    Return the exit code: 1 if there are no rows.
+    """
+    if args.json:
+        print_json([facts(row) for row in rows])
+    elif rows:
+        table(titles, map(cells, rows), right=right, whole=whole)
+    elif empty:
+        remark(args, empty)
+    return 0 if rows else 1
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), whole: Sequence[str] = ()) -> None:
+    """Print a table: complete in a pipe; on a terminal cut to its width, except the `whole` columns."""
     cells = [[clean(cell) for cell in row] for row in rows]
     if is_terminal():
-        _rich_table(titles, cells, right, whole, status)
+        _rich_table(titles, cells, right, whole)
     else:
         _plain_table(titles, cells)
 
@@ -91,20 +85,18 @@ def _plain_table(titles: Sequence[str], cells: list[list[str]]) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def fit(widths: Sequence[int], fixed: Sequence[bool], room: int) -> list[int]:
-    """Return the widths of as many columns as have room, two blanks between them: the widest give way, fixed ones do not."""
+def fit(widths: Sequence[int], fixed: Sequence[bool], room: int, *, least: int = LEAST, gap: int = 2) -> list[int]:
+    """Return the widths of as many columns as fit, with `gap` blanks between them; the widest shrink first, fixed ones never."""
     found = list(widths)
-    while sum(found) + 2 * len(found) - 2 > room:
-        free = [place for place in range(len(found)) if not fixed[place] and found[place] > LEAST]
+    while sum(found) + gap * (len(found) - 1) > room:
+        free = [place for place in range(len(found)) if not fixed[place] and found[place] > least]
         if not free:
-            return fit(widths[:-1], fixed, room) if len(found) > 1 else found
+            return fit(widths[:-1], fixed, room, least=least, gap=gap) if len(found) > 1 else found
         found[max(free, key=found.__getitem__)] -= 1
     return found
 
 
-def _rich_table(
-    titles: Sequence[str], cells: list[list[str]], right: Sequence[str], whole: Sequence[str], status: int | None
-) -> None:
+def _rich_table(titles: Sequence[str], cells: list[list[str]], right: Sequence[str], whole: Sequence[str]) -> None:
     from rich import box
     from rich.cells import cell_len
     from rich.table import Table
@@ -117,11 +109,10 @@ def _rich_table(
         side: Any = "right" if title in right else "left"
         view.add_column(Text(title), justify=side, no_wrap=True, overflow="ellipsis", width=wide)
     for row in cells:
-        shown: list[Any] = [Text(cell) for cell in row[: len(widths)]]
-        if status is not None and status < len(shown):
-            shown[status] = status_text(row[status].partition(" ")[2])
-        view.add_row(*shown)
-    # Both sizes, or rich takes 80 columns of its own on a terminal that is dumb or does not know its size.
+        looks = (STATUS.get(cell.rpartition(" ")[2], ("", ""))[1] if title == "status" else ""
+                 for title, cell in zip(titles, row, strict=True))  # fmt: skip
+        view.add_row(*(Text(cell, style=look) for cell, look, _ in zip(row, looks, widths, strict=False)))
+    # Both sizes, or rich assumes 80 columns on a terminal that is dumb or does not know its size.
     console(width=width(), height=24).print(view)
 
 
@@ -130,32 +121,25 @@ def mark(status: str) -> str:
     return f"{STATUS.get(status, ('?', ''))[0]} {status}"
 
 
-def progress(args: Any, items: Iterable[T], total: int, label: str) -> Iterator[T]:
-    """Yield the items; a bar appears on stderr once it takes long enough to wonder."""
-    waiting: deque[T] = deque(maxlen=1)
-
-    def positions() -> Iterator[int]:
-        for count, item in enumerate(items):
-            waiting.append(item)
-            yield count
-
-    for _ in moving(args, positions(), total, label):
-        yield waiting[0]
+def confirmed(question: str) -> bool:
+    """Ask a question on the terminal; anything but yes means no."""
+    print(f"{question} [y/N] ", file=sys.stderr, end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def moving(args: Any, positions: Iterator[int], total: int, label: str) -> Iterator[int]:
-    """Yield the positions; a bar that stands at each appears on stderr once it takes long enough to wonder."""
+def progress(args: Any, items: Iterable[T], total: int, label: str, *, at: Callable[[T], int] | None = None) -> Iterator[T]:
+    """Yield the items; a progress bar appears on stderr if it takes long. `at` returns the position, if it is not the count."""
     if args.quiet or args.json or not sys.stderr.isatty():
-        yield from positions
+        yield from items
         return
     began, bar, task = time.monotonic(), None, None
     try:
-        for position in positions:
+        for count, item in enumerate(items):
             if bar is None and time.monotonic() - began > SLOW_SECONDS:
                 bar, task = _bar(label, total)
             if bar is not None:
-                bar.update(task, completed=position)
-            yield position
+                bar.update(task, completed=count if at is None else at(item))
+            yield item
     finally:
         if bar is not None:
             bar.stop()
@@ -171,7 +155,7 @@ def _bar(label: str, total: int) -> tuple[Any, Any]:
 
 
 def width() -> int:
-    """Return how wide the output may be: the terminal's, COLUMNS, or 100 in a pipe."""
+    """Return the width of the output: the terminal's, COLUMNS, or 100 in a pipe."""
     import shutil
 
     return shutil.get_terminal_size((100, 24)).columns if is_terminal() or "COLUMNS" in os.environ else 100

@@ -1,4 +1,4 @@
-"""What a gateway's commands work on, from `--store`: the runs, the tokens, the audit log and the saved views of one store."""
+"""The store of a gateway, from `--store`: its runs, tokens and audit log."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ if TYPE_CHECKING:
     from ..fleet.audit import Audit
     from ..fleet.intake import Intake
     from ..fleet.tokens import TokenBook
-    from ..store.changes import Views
     from ..store.query import Store
 
 
 class Place(NamedTuple):
-    """One store, whatever keeps it."""
+    """The parts of one store, in a directory or a database."""
 
     intake: Intake
     store: Store
     tokens: TokenBook
     audit: Audit
-    views: Views | None
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def books(args: argparse.Namespace) -> tuple[TokenBook, Audit]:
-    """Return the tokens and the audit log: all that `fanfold server token` and `audit` need."""
+    """Open the tokens and the audit log, which is all that `fanfold server token` and `audit` need."""
     from ..fleet.audit import FILE_NAME, AuditFile
     from ..fleet.tokens import FILE_NAME as TOKENS
     from ..fleet.tokens import Tokens
@@ -52,22 +50,20 @@ def books(args: argparse.Namespace) -> tuple[TokenBook, Audit]:
 def place(args: argparse.Namespace, *, power: bool = True) -> Place:
     """Open a store for a gateway."""
     from ..fleet.intake import DirectoryIntake
-    from ..store.changes import DirectoryViews
     from ..store.query import LocalStore
 
     if is_address(address(args)):
-        from ..clickhouse.gateway_tables import ViewTable
         from ..clickhouse.intake import ClickHouseIntake
         from ..clickhouse.store import connect
 
         fleet = connect(address(args))
-        return Place(ClickHouseIntake(fleet.database), fleet, *books(args), ViewTable(fleet.database))
+        return Place(ClickHouseIntake(fleet.database), fleet, *books(args))
     root = _root(args)
-    return Place(DirectoryIntake(root, power=power), LocalStore(root), *books(args), DirectoryViews(root))
+    return Place(DirectoryIntake(root, power=power), LocalStore(root), *books(args))
 
 
 def address(args: argparse.Namespace) -> str:
-    """Return what names the store, before it is looked at."""
+    """Return the address of the store as given."""
     return str(args.store or args.dir or os.environ.get("FANFOLD_DIR") or "")
 
 

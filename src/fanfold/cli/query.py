@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import SettingError
 from ..store import sql
 from . import choose, output
-from .text import clean, number, plural, short
+from .text import clean, plural, short
 
 EXAMPLE = """examples:
   fanfold query "SELECT id, status, duration FROM runs ORDER BY created DESC LIMIT 5"
@@ -29,7 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.tables:
-        return _tables(args)
+        if args.json:
+            output.print_json(sql.TABLES)
+        else:
+            output.table(["table", "columns"], [[name, ", ".join(columns)] for name, columns in sql.TABLES.items()])
+        return 0
     if not args.sql:
         raise SettingError('no query was given. Nothing was run. Write for example: fanfold query "SELECT * FROM runs".')
     text = sys.stdin.read() if args.sql == "-" else args.sql
@@ -43,21 +47,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.rows and not found.unreadable else 1
 
 
-def _tables(args: argparse.Namespace) -> int:
-    if args.json:
-        output.print_json(sql.TABLES)
-    else:
-        output.table(["table", "columns"], [[name, ", ".join(columns)] for name, columns in sql.TABLES.items()])
-    return 0
-
-
 def _plain(value: Any) -> Any:
     return value.replace(tzinfo=timezone.utc).isoformat() if isinstance(value, datetime) else value
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return ""
     if isinstance(value, datetime):
         return value.isoformat(" ", "seconds")
-    return number(value) if isinstance(value, float) else short(value, 200)
+    return "" if value is None else short(value, 200)

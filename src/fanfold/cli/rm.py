@@ -10,7 +10,7 @@ import sys
 
 from ..errors import RunError
 from ..store import StoredRun
-from ..store.delete import weight
+from ..store.changes import weight
 from . import choose, output
 from .text import clean, plural, size
 
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     stored, changes = choose.several(args, args.runs), choose.store(args).changes
     for one in stored:
-        changes.check_deletable(one, force=True)  # whether it is still written is checked here, in more words
+        changes.check_deletable(one, force=True)  # whether it is still being written is checked next, with a clearer message
         _check_idle(one, args.force)
     if not args.yes and not _confirmed(stored):
         output.remark(args, "nothing was deleted.")
@@ -54,5 +54,4 @@ def _confirmed(stored: list[StoredRun]) -> bool:
         raise RunError("rm asks before it deletes, and there is no terminal to ask on. Nothing was deleted. Pass --yes.")
     for one in stored:
         print(f"  {output.mark(one.status)}  {clean(one.name)}  {clean(one.id)}  {clean(one.project)}  {size(weight(one.path))}")
-    answer = input(f"Delete {plural(len(stored), 'run')} for good? [y/N] ")
-    return answer.strip().lower() in ("y", "yes")
+    return output.confirmed(f"Delete {plural(len(stored), 'run')} for good?")

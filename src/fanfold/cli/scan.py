@@ -1,4 +1,4 @@
-"""Read which calls of a source tree need its sources: what `fanfold doctor --deploy` finds without running anything."""
+"""Find calls that need source files, without running anything: the scan of `fanfold doctor --deploy`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _TEXT = "reads the source of the code it is given, and raises OSError without it"
-_OWN = "reads a source file that will not be there"
+_LINES = "reads lines of a source file, and finds none without it"
+_OWN = "reads a source file that will be missing"
 # name: what it does, and whether the source loader repairs it.
 NEEDS: dict[str, tuple[str, bool]] = {
     "torch.jit.script": (_TEXT, True),
@@ -21,13 +22,13 @@ NEEDS: dict[str, tuple[str, bool]] = {
     "inspect.getsourcelines": (_TEXT, True),
     "inspect.findsource": (_TEXT, True),
     "inspect.getcomments": ("reads the source of the code it is given, and finds no comment without it", True),
-    "linecache.getline": ("reads lines of a source file, and finds none without it", False),
-    "linecache.getlines": ("reads lines of a source file, and finds none without it", False),
+    "linecache.getline": (_LINES, False),
+    "linecache.getlines": (_LINES, False),
 }
 
 
 class Finding(NamedTuple):
-    """One place that breaks without sources. `repaired`: the source loader gives it what it needs."""
+    """One place that breaks without sources. `repaired`: whether the source loader repairs it."""
 
     file: str
     line: int
@@ -38,7 +39,7 @@ class Finding(NamedTuple):
 
 
 def scan(file: Path, name: str, tree_files: frozenset[str]) -> Iterator[Finding]:
-    """Yield what in a source file needs sources; `name` is how it is called, `tree_files` the names of all source files."""
+    """Yield the calls in a file that need sources; `name` is shown for the file, `tree_files` are the names of all sources."""
     tree = ast.parse(file.read_bytes(), filename=name)
     known = _imported(tree)
     for node in ast.walk(tree):
@@ -51,7 +52,7 @@ def scan(file: Path, name: str, tree_files: frozenset[str]) -> Iterator[Finding]
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """Return what the file's own names stand for."""
+    """Return the imported names of a file, and what they refer to."""
     known: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -74,7 +75,7 @@ def _dotted(node: ast.AST, known: dict[str, str]) -> str:
 
 
 def _reads_itself(call: ast.Call) -> str:
-    """Name a call that opens the file it stands in: open(__file__), Path(__file__).read_text()."""
+    """Return the text of a call that opens its own file: open(__file__), Path(__file__).read_text()."""
     function: Any = call.func
     if isinstance(function, ast.Name) and function.id == "open" and _is_file(call):
         return "open(__file__)"
@@ -89,7 +90,7 @@ def _is_file(call: ast.Call) -> bool:
 
 
 def _named_sources(call: ast.Call, tree_files: frozenset[str]) -> Iterator[str]:
-    """Yield source files of this tree that a call is given by name: run_path("worker.py"), Popen([python, "worker.py"])."""
+    """Yield the source files that a call gets by name: run_path("worker.py"), Popen([python, "worker.py"])."""
     values = [value for argument in call.args for value in (argument.elts if isinstance(argument, ast.List) else [argument])]
     for value in values:
         if isinstance(value, ast.Constant) and isinstance(value.value, str) and Path(value.value).name in tree_files:

@@ -1,24 +1,29 @@
 """Run a gateway: collect the runs of many nodes in one store that every fanfold command reads, and show them at /ui/.
 
-It listens on this machine only, unless told otherwise; on any other address tokens are needed (`fanfold server token create`).
+By default it listens on this machine only; any other address needs tokens (`fanfold server token create`).
 Any number of gateways may serve one directory.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import socket
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..errors import FanfoldError, SettingError
+from ..errors import SettingError
 from ..settings import is_address
-from . import logins, output, places
+from ..store.merge import beside
+from ..store.query import LocalStore
+from . import logins, output, places, pushing
+from .listen import LOOPBACK, listen, url
 
 if TYPE_CHECKING:
     from ..fleet.tokens import TokenBook
+    from ..notify.options import NotifyOptions
+    from ..notify.watch import StoreWatch
+    from .places import Place
 
 EXAMPLE = """examples:
   fanfold server start --store /data/runs
@@ -26,7 +31,6 @@ EXAMPLE = """examples:
   fanfold server start --store /data/runs --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem"""
 
 PORT = 8643
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,14 +39,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"the port (default: {PORT}; 0: any that is free)")
     parser.add_argument("--tls-cert", metavar="FILE", help="a certificate, to speak TLS")
     parser.add_argument("--tls-key", metavar="FILE", help="its key")
-    parser.add_argument(
-        "--allow-delete", action="store_true", help="allow callers with write access to delete runs of their projects"
-    )
+    parser.add_argument("--allow-delete", action="store_true", help="allow callers with write access to delete runs")
     parser.add_argument("--durability", choices=("power", "process"), default="power",
                         help="acknowledge when data is on disk (power) or in the kernel (process); default: power")  # fmt: skip
     parser.add_argument("--memory", type=int, default=256, metavar="MB", help="memory for request bodies (default: 256)")
     parser.add_argument("--rate", type=float, default=64.0, metavar="MB", help="accepted per project and second (default: 64)")
+    parser.add_argument("--notify", nargs="?", const="", metavar="FILE",
+                        help="send messages about all runs, to the addresses in FILE (TOML), else in FANFOLD_NOTIFY or your own "
+                        "settings file")  # fmt: skip
     parser.add_argument("--log-level", choices=("debug", "info", "warning"), default="info", help="default: info")
+    pushing.arguments(parser)
     logins.arguments(parser)
 
 
@@ -50,28 +56,31 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     from ..fleet import logs
+    from ..notify.watch import watching
     from ..server.connections import Connections
     from ..server.gateway import Limits, app
 
     logins.check(args)
+    watched = _notified(args)
     place = places.place(args, power=args.durability == "power")
     tokens = _tokens(args, place.tokens)
     entry = logins.logins(args, tokens)
     served = app(
         place.intake,
         store=place.store,
-        views=place.views,
+        views=place.store.changes.views,
         audit=place.audit,
         logins=entry,
         limits=Limits(args.memory << 20, args.rate * (1 << 20), 4 * args.rate * (1 << 20)),
         allow_delete=args.allow_delete,
     )
-    listener = _listen(args.host, args.port)
+    push = pushing.pusher(args, place.store)
+    listeners = listen(args.host, [args.port], "The gateway")
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the interface
-            served.state.gateway.close()  # a load balancer that asks now sends no more
-            self.force_exit = self.should_exit  # the second time; the library's own way ends with the signal's exit code
+            served.state.gateway.close()  # a load balancer that checks now sends no more requests
+            self.force_exit = self.should_exit  # at the second signal; uvicorn's own handler exits with the signal's code
             self.should_exit = True
 
     config = uvicorn.Config(
@@ -81,68 +90,73 @@ def run(args: argparse.Namespace) -> int:
         access_log=False,
         lifespan="off",
         server_header=False,
-        proxy_headers=False,  # the library believes whoever is on this machine; --trusted-proxy says whom we believe
+        proxy_headers=False,  # uvicorn trusts every local process; --trusted-proxy says whom to trust
         timeout_graceful_shutdown=10,
         timeout_keep_alive=75,
         limit_concurrency=10_000,
         ssl_certfile=args.tls_cert,
         ssl_keyfile=args.tls_key,
     )
-    config.load()  # a certificate that cannot be read stops here, before an address is announced
-    _say(args, listener, tokens is not None)
-    with logs.to_stream(args.log_level):
-        Server(config).run(sockets=[listener])
+    config.load()  # raises for an unreadable certificate before an address is printed
+    address = url("https" if args.tls_cert else "http", args.host, listeners)
+    if args.json:
+        output.print_json({"address": address}, line=True)
+    else:
+        print(address)
+        anybody = "" if tokens is not None else " Any user of this machine may write: there are no tokens."
+        output.remark(args, f"The dashboard is at {address}/ui/. Ctrl-C stops the gateway.{anybody}")
+    sys.stdout.flush()
+    with logs.to_stream(args.log_level), beside(place.store), push, watching(_watch(place, watched)):
+        Server(config).run(sockets=listeners)
     return 0
 
 
+def _notified(args: argparse.Namespace) -> NotifyOptions | None:
+    """Return who is told about all runs; raise for a mistake before anything is started."""
+    from ..notify.options import read_options
+
+    if args.notify is None:
+        return None
+    found = read_options(file=Path(args.notify).expanduser() if args.notify else None)
+    if not found.to and not found.rules:
+        raise SettingError(
+            "--notify was given, and there is no address. The gateway was not started. Set FANFOLD_NOTIFY, or name a file with "
+            '[notify] and to = ["…"].'
+        )
+    return found
+
+
+def _watch(place: Place, options: NotifyOptions | None) -> StoreWatch | None:
+    """Return the notifier of the gateway. Without --notify, it still applies the rules of the dashboard."""
+    from ..notify.options import NotifyOptions
+    from ..notify.watch import DirectoryState, StoreWatch
+
+    options = options or NotifyOptions()
+    if isinstance(place.store, LocalStore):
+        return StoreWatch(place.store, options, DirectoryState(place.store.root))
+    from ..clickhouse.gateway_tables import NoticeState
+    from ..clickhouse.store import ClickHouseStore
+
+    assert isinstance(place.store, ClickHouseStore)
+    return StoreWatch(place.store, options, NoticeState(place.store.database))
+
+
 def _tokens(args: argparse.Namespace, tokens: TokenBook) -> TokenBook | None:
-    """Return the tokens callers must bring; None where none was ever made and only this machine can ask."""
+    """Return the tokens that callers need; None if none was ever created and only this machine can connect."""
+    create = "fanfold server token create NAME --for PROJECT --scope write"
+    others_log_in = bool(args.tokens) or logins.people_log_in(args)
     if tokens.used():
         if not tokens.all() and not logins.people_log_in(args):
-            output.remark(
-                args,
-                "No tokens are left, so nobody gets in. Make one: fanfold server token create NAME --for PROJECT --scope write",
-            )
+            output.remark(args, f"No tokens are left, so nobody can connect. Create one: {create}")
         return tokens
-    if args.tokens or logins.people_log_in(args):
+    if others_log_in:
         return tokens
     if args.host in LOOPBACK and not args.public_url:
         return None
-    if is_address(places.address(args)):  # in a cluster the first token is made by a command inside a running gateway
-        output.remark(
-            args,
-            "There are no tokens yet, so nobody gets in. Make one: fanfold server token create NAME --for PROJECT --scope write",
-        )
+    if is_address(places.address(args)):  # in a cluster, the first token is created by a command inside a running gateway
+        output.remark(args, f"There are no tokens yet, so nobody can connect. Create one: {create}")
         return tokens
     raise SettingError(
         f"{args.public_url or args.host} can be reached from elsewhere, and there are no tokens. The gateway was not started: "
-        "anybody could write. "
-        "Make one first: fanfold server token create NAME --for PROJECT --scope write"
+        f"anybody could write. Create one first: {create}"
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise FanfoldError(
-            f"cannot listen on {host}, port {port}: {error}. The gateway was not started. Try another --port."
-        ) from error
-    return listener
-
-
-def _say(args: argparse.Namespace, listener: socket.socket, guarded: bool) -> None:
-    host = f"[{args.host}]" if ":" in args.host else args.host
-    address = f"{'https' if args.tls_cert else 'http'}://{host}:{listener.getsockname()[1]}"
-    print(json.dumps({"address": address}) if args.json else address)
-    if not args.json:
-        output.remark(
-            args,
-            f"The page is at {address}/ui/. Ctrl-C stops it."
-            + ("" if guarded else " Whoever is on this machine may write: there are no tokens."),
-        )
-    sys.stdout.flush()

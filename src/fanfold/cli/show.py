@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from ..store import StoredRun
+from ..store.rows import cause
 from . import choose, output, show_sections
 
 EXAMPLE = """examples:
@@ -25,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     stored = choose.one(args, args.run)
-    keys = choose.keys_of(stored, args.key) if args.key else None
+    keys = choose.keys_of([stored], args.key) if args.key else None
     if args.json:
         output.print_json(facts(stored, keys, args.rank))
     else:
@@ -34,41 +35,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts(run: StoredRun, keys: list[str] | None = None, rank: int | None = None) -> dict[str, Any]:
-    """Return everything about a run but its points."""
+    """Return everything about a run except its points."""
     chosen = run.keys() + run.keys("system") if keys is None else keys
+    names = ("id", "name", "project", "status", "started", "seen", "duration", "ranks", "group", "tags", "notes", "config",
+             "summary", "facts", "metrics", "alerts", "requests", "artifacts", "files", "dropped", "damaged")  # fmt: skip
     return {
-        "id": run.id,
-        "name": run.name,
-        "project": run.project,
-        "status": run.status,
+        **{name: getattr(run, name) for name in names},
         "cause": cause(run.verdict),
         "path": str(run.path),
-        "started": run.started,
-        "seen": run.seen,
-        "duration": run.duration,
         "now": time.time(),
-        "ranks": run.ranks,
-        "attempts": [attempt_facts(number, attempt) for number, attempt in enumerate(run.attempts, 1)],
-        "group": run.group,
-        "tags": run.tags,
-        "notes": run.notes,
-        "config": run.config,
-        "summary": run.summary,
-        "facts": run.facts,
-        "keys": {key: show_sections.figures(run, key, rank) for key in chosen},
+        "fork": None if run.fork is None else {"project": run.fork.project, "run": run.fork.run, "step": run.fork.step},
+        "attempts": [_attempt(number, attempt) for number, attempt in enumerate(run.attempts, 1)],
+        "keys": {key: show_sections.statistics(show_sections.series_of(run, key, rank)) for key in chosen},
         "texts": run.keys("text"),
         "media": {key: len(run.media(key)) for key in run.keys("media")},
-        "metrics": run.metrics,
-        "alerts": run.alerts,
-        "artifacts": run.artifacts,
-        "files": run.files,
-        "dropped": run.dropped,
-        "damaged": run.damaged,
         "lost": run.lost_values,
+        "delivery": list(show_sections.deliveries(run)),
     }
 
 
-def attempt_facts(number: int, attempt: Any) -> dict[str, Any]:
+def _attempt(number: int, attempt: Any) -> dict[str, Any]:
     verdict = attempt.verdict()
     return {
         "attempt": number,
@@ -76,15 +62,7 @@ def attempt_facts(number: int, attempt: Any) -> dict[str, Any]:
         "status": verdict["status"],
         "cause": cause(verdict),
         "started": attempt.started / 1e9,
-        "seen": show_sections.seen(attempt),
+        "seen": attempt.seen / 1e9,
         "ranks": sorted(journal.header.rank for journal in attempt.mains),
         "nodes": sorted({str(journal.header.node) for journal in attempt.mains}),
-    }
-
-
-def cause(verdict: dict[str, Any]) -> dict[str, Any]:
-    """Return which rank's end explains a status, and how it ended; times in seconds, as everywhere in JSON."""
-    ended = verdict.get("time")
-    return {name: verdict.get(name) for name in ("rank", "signal", "exit_code", "error", "reason")} | {
-        "time": ended / 1e9 if ended else None
     }

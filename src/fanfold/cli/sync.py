@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,9 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import approvals
-from ..callbacks.report import FOLDER
-from ..errors import FanfoldError, SettingError
-from ..journal.directory import run_directories
+from ..errors import FanfoldError, RunNotFound, SettingError
+from ..journal.directory import decode_name, run_directories
 from ..journal.files import is_folder
 from ..relay.cursor import Cursor, cursors, public
 from ..relay.process import OWNED, Relay, cursor_of, learn, remaining
@@ -40,37 +40,34 @@ EXAMPLE = """examples:
   fanfold sync - --to tensorboard --follow  a live run, until it ends"""
 
 POLL_SECONDS = 0.1
-# What each outcome makes of the exit code; the first that occurred decides.
+# The exit code of each outcome; the first that occurred decides.
 CODES = {"failed": 1, "behind": 1, "refused": 2, "owned": 3}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{choose.RUN_HELP} (default: all runs with undelivered points)")
     parser.add_argument("--to", action="append", metavar="NAME", help="to this tracker, or module:Class (repeatable)")
-    parser.add_argument(
-        "--kwargs", metavar="JSON", help="the tracker's arguments; @FILE or - (stdin) keeps secrets out of the process list"
-    )
+    parser.add_argument("--kwargs", metavar="JSON", help="the tracker's arguments; secrets are better in @FILE or - (stdin)")
     parser.add_argument("-f", "--follow", action="store_true", help="keep delivering until the run ends, and retry without end")
     parser.add_argument("--timeout", type=float, metavar="S", help="give up on a tracker after this many seconds")
 
 
 class Job(NamedTuple):
-    """One run to one tracker: its arguments, and whether it can be served at all."""
+    """The delivery of one run to one tracker; without a relay, the outcome is known already."""
 
-    run: Path
-    id: str
+    stored: StoredRun
     cursor: Cursor
-    kwargs: dict[str, Any]
     relay: Relay | None
-    error: str | None = None
-    refused: bool = False
+    outcome: str = ""
+    why: str | None = None
 
 
 class Done(NamedTuple):
-    """What became of a job."""
+    """The result of a job: its cursor afterwards, and one of delivered, nothing new, behind, owned, refused, failed."""
 
     job: Job
-    outcome: str  # delivered | nothing new | behind | owned | refused | failed
+    cursor: Cursor
+    outcome: str
     values: int
     left: int
     why: str | None
@@ -101,44 +98,56 @@ def read_kwargs(text: str | None) -> dict[str, Any]:
 
 
 def _runs(args: argparse.Namespace, names: list[str]) -> Iterator[StoredRun]:
-    """Yield the runs to look at: those named, else all that went to a tracker before."""
+    """Yield the named runs, else every run that was ever sent to a tracker; reports of callbacks are runs too."""
     if args.runs:
-        for run in choose.several(args, args.runs):
+        for run in {run.path: run for run in (_named(args, word) for word in args.runs)}.values():
             run.pulled()
             yield run
-            yield from map(open_run, () if names else _reports(run.path))
+            yield from map(open_run, () if names else choose.reports(run.path))
         return
     if names:
         raise SettingError("--to without RUN would send every run there is. Nothing was sent. Name the runs.")
     for run_folder in run_directories(choose.store(args).root, args.project):
-        for folder in (run_folder, *_reports(run_folder)):
+        for folder in (run_folder, *choose.reports(run_folder)):
             if is_folder(folder / "relay") and any((folder / "relay").glob("*.cursor")):
                 yield open_run(folder)
 
 
-def _reports(folder: Path) -> list[Path]:
-    """Return the reports that callbacks keep inside a run; each has its tracker, and goes to no other."""
-    return list(run_directories(folder / FOLDER)) if is_folder(folder / FOLDER) else []
+def _named(args: argparse.Namespace, word: str) -> StoredRun:
+    """Open a run, or a report inside one, which is listed here by its own id."""
+    try:
+        return choose.one(args, word)
+    except RunNotFound:
+        for run_folder in run_directories(choose.store(args).root, args.project):
+            for folder in choose.reports(run_folder):
+                if decode_name(folder.name) == word:
+                    return open_run(folder)
+        raise
 
 
 def _jobs(stored: StoredRun, names: list[str], kwargs: Mapping[str, Any], args: argparse.Namespace) -> list[Job]:
-    folder = stored.path
-    known = cursors(folder)
+    known = cursors(stored.path)
     if not names:
-        due = [cursor for cursor in known if not _is_done(stored, cursor)]
-        return [
-            _job(stored, cursor, cursor.kwargs, args.follow) if _is_trusted(cursor) or _confirmed(stored, cursor, args)
-            else _refused(stored, cursor)
-            for cursor in due
-        ]  # fmt: skip
+        return [_again(stored, cursor, args) for cursor in known if not _is_done(stored, cursor)]
     jobs = []
     for name in names:
         wanted = public(kwargs)
         approvals.remember(name, wanted)
         same = [cursor for cursor in known if cursor.tracker == name and _is_meant(cursor, wanted)]
-        for cursor in same or [cursor_of(folder, name, kwargs)]:
-            jobs.append(_job(stored, cursor, {**cursor.kwargs, **kwargs}, args.follow))  # noqa: PERF401 - reads better so
+        for cursor in same or [cursor_of(stored.path, name, kwargs)]:
+            jobs.append(_job(stored, cursor, {**cursor.kwargs, **kwargs}, args))  # noqa: PERF401 - reads better so
     return jobs
+
+
+def _again(stored: StoredRun, cursor: Cursor, args: argparse.Namespace) -> Job:
+    """Continue a delivery, if the user chose its destination."""
+    if _is_trusted(cursor) or _confirmed(stored, cursor, args):
+        return _job(stored, cursor, cursor.kwargs, args)
+    why = (
+        f"the run's folder names {_destination(cursor)}, which you have not used before; nothing was sent. If you trust it: "
+        f"fanfold sync {clean(stored.id)} --to {clean(cursor.tracker)} --kwargs {shlex.quote(clean(json.dumps(cursor.kwargs)))}"
+    )
+    return Job(stored, cursor, None, "refused", why)
 
 
 def _is_meant(cursor: Cursor, wanted: Mapping[str, Any]) -> bool:
@@ -152,15 +161,13 @@ def _is_trusted(cursor: Cursor) -> bool:
 
 
 def _confirmed(stored: StoredRun, cursor: Cursor, args: argparse.Namespace) -> bool:
-    """Ask whether a destination that stands in a run's folder may be used, where there is somebody to ask."""
+    """Ask whether a destination that a run's folder names may be used, if there is a terminal to ask on."""
     if args.json or args.quiet or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    question = (
+    agreed = output.confirmed(
         f"The folder of run {clean(stored.id)} names {_destination(cursor)}, which you have not used before.\n"
-        "It would get the run, and your credentials for it. Send it there? [y/N] "
+        "It would get the run, and your credentials for it. Send it there?"
     )
-    print(question, file=sys.stderr, end="", flush=True)
-    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
     if agreed:
         approvals.remember(cursor.tracker, cursor.kwargs)
     return agreed
@@ -170,105 +177,77 @@ def _destination(cursor: Cursor) -> str:
     return clean(f"{cursor.tracker} with {json.dumps(cursor.kwargs, default=str)}")
 
 
-def _refused(stored: StoredRun, cursor: Cursor) -> Job:
-    why = (
-        f"the run's folder names {_destination(cursor)}, which you have not used before; nothing was sent. If you trust it: "
-        f"fanfold sync {stored.id} --to {cursor.tracker} --kwargs '…'"
-    )
-    return Job(stored.path, stored.id, cursor, {}, None, why, refused=True)
-
-
 def _is_done(stored: StoredRun, cursor: Cursor) -> bool:
-    """Tell whether a destination has all and was told how the run ended."""
+    """Return whether a destination has everything, including how the run ended."""
     return cursor.closed == stored.status and cursor.error is None and remaining(stored.path, cursor) == 0
 
 
-def _job(stored: StoredRun, cursor: Cursor, kwargs: dict[str, Any], follow: bool) -> Job:
+def _job(stored: StoredRun, cursor: Cursor, kwargs: dict[str, Any], args: argparse.Namespace) -> Job:
     fold = dict(stored.info.get("fold") or {})
     try:
-        relay = Relay(stored.path, cursor.tracker, kwargs, fold, follow=follow)
+        return Job(stored, cursor, Relay(stored.path, cursor.tracker, kwargs, fold, follow=args.follow))
     except (FanfoldError, ValueError) as error:
         hint = f" Name its class: fanfold sync {stored.id} --to module:Class." if not isinstance(error, FanfoldError) else ""
-        return Job(stored.path, stored.id, cursor, kwargs, None, f"{error}.{hint}".replace("..", "."))
-    return Job(stored.path, stored.id, cursor, kwargs, relay)
+        return Job(stored, cursor, None, "failed", f"{error}.{hint}".replace("..", "."))
 
 
 def _deliver(job: Job, args: argparse.Namespace) -> Done:
-    """Serve one job from a process of its own, with a bar while it takes."""
+    """Serve one job from a separate process, with a progress bar."""
     before = Cursor.load(job.cursor.path)
     if job.relay is None:
-        return Done(job, "refused" if job.refused else "failed", 0, remaining(job.run, before), job.error)
+        return Done(job, before, job.outcome, 0, remaining(job.stored.path, before), job.why)
     try:
         job.relay.start()
         code = _watch(job, job.relay, before, args)
     finally:
-        job.relay.kill()  # after Ctrl-C or when time is up; what it had settled stays settled
+        job.relay.kill()  # after Ctrl-C or --timeout; what the tracker confirmed stays confirmed
     after = Cursor.load(job.cursor.path)
-    values, left = after.delivered - before.delivered, remaining(job.run, after)
+    values, left = after.delivered - before.delivered, remaining(job.stored.path, after)
     if code == OWNED:
-        return Done(job, "owned", 0, left, "another process is delivering it; nothing was sent from here")
+        return Done(job, after, "owned", 0, left, "another process is delivering it; nothing was sent from here")
     if code != 0:
-        said = "it took longer than --timeout" if code is None else f"see {job.run / 'relay' / job.cursor.tracker}.log"
-        return Done(job, "failed", values, left, after.error or said)
-    return Done(job, "behind" if left else "delivered" if values else "nothing new", values, left, None)
+        why = "it took longer than --timeout" if code is None else f"see {job.stored.path / 'relay' / job.cursor.tracker}.log"
+        return Done(job, after, "failed", values, left, after.error or why)
+    return Done(job, after, "behind" if left else "delivered" if values else "nothing new", values, left, None)
 
 
 def _watch(job: Job, relay: Relay, before: Cursor, args: argparse.Namespace) -> int | None:
-    """Wait for a relay, moving the bar along; None when time is up."""
-    total = remaining(job.run, before)
+    """Wait for a relay, with a progress bar; return its exit code, or None after --timeout."""
+    total = remaining(job.stored.path, before)
     deadline = time.monotonic() + args.timeout if args.timeout else float("inf")
 
     def positions() -> Iterator[int]:
         while relay.wait_code(POLL_SECONDS) is None and time.monotonic() < deadline:
             yield min(Cursor.load(job.cursor.path).delivered - before.delivered, total)
 
-    for _ in output.moving(args, positions(), total, f"{job.cursor.tracker} ← {job.id}"):
+    for _ in output.progress(args, positions(), total, f"{job.cursor.tracker} ← {job.stored.id}", at=int):
         pass
     return relay.wait_code(0)
 
 
 def _report(args: argparse.Namespace, done: list[Done]) -> None:
-    if args.json:
-        output.print_json([_as_dict(one) for one in done])
-        return
-    if not done:
-        output.remark(args, "everything is delivered.")
-        return
-    output.table(
-        ["RUN", "TRACKER", "OUTCOME", "VALUES", "LEFT", "WHERE", "WHY"],
-        [
-            [one.job.id, one.job.cursor.tracker, one.outcome, f"{one.values:,}", f"{one.left:,}", _where(one), one.why or ""]
-            for one in done
-        ],
+    output.listed(
+        args,
+        done,
+        ("RUN", "TRACKER", "OUTCOME", "VALUES", "LEFT", "WHERE", "WHY"),
+        lambda one: [one.job.stored.id, one.job.cursor.tracker, one.outcome, f"{one.values:,}", f"{one.left:,}",
+                     one.cursor.remote or "", one.why or ""],
+        facts=_facts,
         right=["VALUES", "LEFT"],
         whole=["RUN", "TRACKER", "OUTCOME"],
-    )
+        empty="everything is delivered.",
+    )  # fmt: skip
     failed = sum(one.outcome == "failed" for one in done)
-    if failed:
-        output.remark(
-            args, f"{plural(failed, 'tracker')} could not be delivered; no data is lost. Fix the cause and run this again."
-        )
+    if failed and not args.json:
+        output.remark(args, f"delivery failed for {plural(failed, 'tracker')}; no data is lost. Fix the cause and try again.")
     for one in done:
-        if one.outcome == "refused":
-            output.remark(args, f"fanfold: {one.job.id}: {one.why}")
+        if one.outcome == "refused" and not args.json:
+            output.remark(args, f"fanfold: {one.job.stored.id}: {one.why}")
 
 
-def _where(one: Done) -> str:
-    return Cursor.load(one.job.cursor.path).remote or ""
-
-
-def _as_dict(one: Done) -> dict[str, Any]:
-    cursor = Cursor.load(one.job.cursor.path)
-    return {
-        "run": one.job.id,
-        "tracker": cursor.tracker or one.job.cursor.tracker,
-        "outcome": one.outcome,
-        "values": one.values,
-        "left": one.left,
-        "delivered": cursor.delivered,
-        "refused": cursor.refused,
-        "partial": cursor.partial,
-        "status": cursor.closed,
-        "remote": cursor.remote,
-        "error": one.why,
-    }
+def _facts(one: Done) -> dict[str, Any]:
+    cursor = one.cursor
+    counts = {name: getattr(cursor, name) for name in ("delivered", "refused", "partial", "remote")}
+    tracker = cursor.tracker or one.job.cursor.tracker
+    return {"run": one.job.stored.id, "tracker": tracker, "outcome": one.outcome, "values": one.values, "left": one.left,
+            **counts, "status": cursor.closed, "error": one.why}  # fmt: skip

@@ -6,17 +6,17 @@ Values are those of one rank (default: 0). With --json each line is one JSON obj
 from __future__ import annotations
 
 import argparse
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..drawing.order import curve_order
-from ..errors import SettingError
 from ..journal import Journal
 from ..store import StoredRun
 from . import choose, output
-from .text import clean, number, short
+from .text import clean, number
 
 EXAMPLE = """examples:
   fanfold tail -f -                       follow the newest run
@@ -38,35 +38,38 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     stored = choose.one(args, args.run)
-    if stored.ranks and args.rank not in stored.ranks and not args.follow:
-        ranks = ", ".join(map(str, stored.ranks))
-        raise SettingError(f"run {stored.id} has no rank {args.rank}. Nothing was shown. Its ranks: {ranks}.")
-    printer = Printer(args)
+    if stored.ranks and not args.follow:
+        choose.check_rank(stored, args.rank)
     reader = Reader(stored, args.rank, args.key)
-    printer.rows(reader.begin(max(args.n, 0)), reader.keys)
+    _print(args, reader, reader.begin(max(args.n, 0)))
     if args.follow:
-        follow(args, stored, reader, printer)
+        _follow(args, stored, reader)
     return 0
 
 
-def follow(args: argparse.Namespace, stored: StoredRun, reader: Reader, printer: Printer) -> None:
-    """Print what comes until the run ends; what was written before its end is printed too."""
-    said = ""
+def _follow(args: argparse.Namespace, stored: StoredRun, reader: Reader) -> None:
+    """Print new rows until the run ends, including those written just before its end."""
+    before, told = "", {one["id"] for one in stored.requests if one["answered"]}
     while True:
-        status = stored.status  # asked before reading on, so that nothing written before the end is missed
-        printer.rows(reader.more(), reader.keys)
+        status = stored.status  # checked before reading, so that nothing written before the end is missed
+        _print(args, reader, reader.more())
+        for one in stored.requests:
+            if one["answered"] and one["id"] not in told:
+                told.add(one["id"])
+                after = f" after step {one['step']}" if one["state"] == "done" else f": {one['why']}"
+                output.remark(args, f"{one['by']} asked to {one['action']}: {one['state']}{after}")
         if status in ENDED:
             output.remark(args, f"run {stored.name} {status}.")
             return
-        if status != said == "lost" or status == "lost" != said:
+        if status != before and "lost" in (status, before):
             output.remark(args, f"run {stored.name} is {status}; waiting for more. Ctrl-C stops.")
-        said = status
+        before = status
         time.sleep(POLL_SECONDS)
         stored.refresh()
 
 
 class Row(NamedTuple):
-    """What one rank logged at one step, as far as it is known now."""
+    """The values that one rank logged at one step so far."""
 
     step: int | None
     time: float
@@ -75,13 +78,14 @@ class Row(NamedTuple):
 
 @dataclass
 class Reader:
-    """Reads on in the journals of one rank, from the byte where it stopped."""
+    """Reads the journals of one rank, each time from the byte where it stopped."""
 
     stored: StoredRun
     rank: int
     patterns: list[str] | None
     keys: list[str] = field(default_factory=list)
-    _read: dict[str, int] = field(default_factory=dict)  # journal id: the byte to go on from
+    heading: list[str] = field(default_factory=list)  # the keys printed last
+    _read: dict[str, int] = field(default_factory=dict)  # journal id: the byte to continue from
 
     def begin(self, count: int) -> list[Row]:
         """Return the last `count` steps, reading only the ends of the journals."""
@@ -92,7 +96,7 @@ class Reader:
         return rows[-count:] if count else []
 
     def more(self) -> Iterator[Row]:
-        """Yield what was written since the last time."""
+        """Yield the rows written since the last call."""
         self._choose()
         for journal in self._journals():
             since = self._read.get(journal.id, 0)
@@ -104,9 +108,9 @@ class Reader:
         return [journal for journal in self.stored.journals if journal.header.rank == self.rank]
 
     def _choose(self) -> None:
-        """Settle which keys are shown: those asked for, else the first few that appear."""
+        """Choose the keys to show: those asked for, else the first few that appear."""
         if self.patterns:
-            self.keys = self.keys or choose.keys_of(self.stored, self.patterns)
+            self.keys = self.keys or choose.keys_of([self.stored], self.patterns)
         else:
             room = max(1, min(FIRST_KEYS, (output.width() - MARGIN) // (CELL + 2))) - len(self.keys)
             known = curve_order(self.stored.keys()) if room > 0 else []
@@ -114,7 +118,7 @@ class Reader:
 
 
 def _rows(journal: Journal, keys: list[str], since: int) -> list[Row]:
-    """Gather the keys' points after a byte, and join those of one step that follow each other."""
+    """Return the keys' rows after a byte; consecutive rows of the same step are joined."""
     rows: list[Row] = []
     for found in journal.walk_rows(since):
         values = {key: found.values[key] for key in keys if key in found.values}
@@ -127,37 +131,19 @@ def _rows(journal: Journal, keys: list[str], since: int) -> list[Row]:
     return rows
 
 
-class Printer:
-    """Prints rows under a heading that is repeated when the keys change."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self._heading: list[str] = []
-
-    def rows(self, rows: Any, keys: list[str]) -> None:
-        for row in rows:
-            if self.args.json:
-                output.print_json({"step": row.step, "time": row.time, "rank": self.args.rank, "values": row.values}, line=True)
-            else:
-                self._line(row, keys)
-        _flush()
-
-    def _line(self, row: Row, keys: list[str]) -> None:
-        if keys != self._heading:
-            self._heading = list(keys)
-            print("  ".join([f"{'step':>{MARGIN}}", *(f"{_short_key(key):>{CELL}}" for key in keys)]))
-        cells = [number(row.values[key]) if key in row.values else "" for key in keys]
+def _print(args: argparse.Namespace, reader: Reader, rows: Iterable[Row]) -> None:
+    """Print rows under a heading that is repeated when the keys change."""
+    for row in rows:
+        if args.json:
+            output.print_json({"step": row.step, "time": row.time, "rank": args.rank, "values": row.values}, line=True)
+            continue
+        if reader.keys != reader.heading:
+            reader.heading = list(reader.keys)
+            _print_line("step", [key if len(key) <= CELL else "…" + key[1 - CELL :] for key in map(clean, reader.keys)])
         step = time.strftime("%H:%M:%S", time.localtime(row.time)) if row.step is None else str(row.step)
-        print("  ".join([f"{step:>{MARGIN}}", *(f"{cell:>{CELL}}" for cell in cells)]).rstrip())
-
-
-def _short_key(key: str) -> str:
-    """Return a key cut at its front: the end tells more."""
-    text = clean(key)
-    return text if len(text) <= CELL else "…" + short(text[-CELL + 1 :], CELL)
-
-
-def _flush() -> None:
-    import sys
-
+        _print_line(step, [number(row.values[key]) if key in row.values else "" for key in reader.keys])
     sys.stdout.flush()
+
+
+def _print_line(step: str, cells: list[str]) -> None:
+    print("  ".join([f"{step:>{MARGIN}}", *(f"{cell:>{CELL}}" for cell in cells)]).rstrip())

@@ -1,4 +1,4 @@
-"""Words for people: names made safe for a terminal, ages, durations, sizes and numbers."""
+"""Text for people: names made safe for a terminal, ages, durations, sizes and numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import unicodedata
 from typing import Any
 
-# status: symbol and colour. The symbol says it too, so that nothing hangs on colour alone.
+# status: symbol and colour. The symbol differs too, so that nothing depends on colour alone.
 STATUS = {
     "running": ("●", "green"),
     "finished": ("✓", "blue"),
@@ -17,12 +17,12 @@ STATUS = {
     "lost": ("?", "magenta"),
 }
 _UNITS = ((86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "h"), (60, "min"), (1, "s"))
-# What can move the cursor, recolour the screen or turn the reading order round; text from a run must not.
+# Categories of characters that can move the cursor, change colours or reverse the reading order; text from a run must not.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def clean(text: str, *, lines: bool = False) -> str:
-    """Return text that a terminal shows and never obeys: control characters become visible escapes."""
+    """Return text that is safe to print: control characters become visible escapes."""
     if text.isascii() and text.isprintable():
         return text
     kept = "\n\t" if lines else ""
@@ -55,10 +55,8 @@ def short(value: Any, width: int = 60) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a number as people read it; anything else as it is."""
-    if isinstance(value, bool) or not isinstance(value, float):
-        return str(value)
-    if not math.isfinite(value):
+    """Return a number with about four digits, and anything else as text."""
+    if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
     if value and not 1e-4 <= abs(value) < 1e7:
         return f"{value:.3e}"
@@ -66,7 +64,7 @@ def number(value: Any) -> str:
 
 
 def age(when: float, now: float | None = None) -> str:
-    """Return how long ago a moment was."""
+    """Return how long ago a time was."""
     if when <= 0:
         return "unknown"
     seconds = (time.time() if now is None else now) - when
@@ -76,19 +74,12 @@ def age(when: float, now: float | None = None) -> str:
         return "just now"
     size, unit = next(row for row in _UNITS if seconds >= row[0])
     count = int(seconds // size)
-    plural = "s" if len(unit) > 3 and count != 1 else ""
+    plural = "s" if unit in ("day", "month", "year") and count != 1 else ""
     return f"{count} {unit}{plural} ago"
 
 
-def duration(seconds: float) -> str:
-    """Return a length of time."""
-    from ..drawing import numbers  # all of drawing comes with it, and most commands do without
-
-    return numbers.duration(seconds)
-
-
 def took(nanoseconds: float) -> str:
-    """Return a duration in the unit it is read best in."""
+    """Return a duration in its most readable unit."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if nanoseconds >= size:
             return f"{nanoseconds / size:.3g} {unit}" if nanoseconds < 1000 * size else f"{nanoseconds / size:,.0f} {unit}"

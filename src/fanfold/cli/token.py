@@ -19,8 +19,7 @@ EXAMPLE = """examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("create", "list", "revoke"))
     parser.add_argument("name", nargs="?", help="create: what it is for; revoke: its id")
-    parser.add_argument("--for", dest="projects", action="append", default=[], metavar="PROJECT",
-                        help="a project it gives access to (repeatable; '*': all)")  # fmt: skip
+    parser.add_argument("--for", dest="projects", action="append", default=[], metavar="PROJECT", help="repeatable; '*': all")
     parser.add_argument("--scope", action="append", choices=("read", "write"), default=[], help="what it allows (repeatable)")
     parser.add_argument("--days", type=float, metavar="N", help="expires after this many days (default: never)")
     places.arguments(parser)
@@ -31,11 +30,11 @@ def run(args: argparse.Namespace) -> int:
 
     tokens, audit = places.books(args)
     if args.action == "list":
-        return _list(args, tokens)
+        titles, empty = ("id", "name", "access"), "there are no tokens."
+        code = output.listed(args, tokens.all(), titles, lambda one: [one.id, one.name, _access(one)], facts=_facts, empty=empty)
+        return 0 if args.json else code
     if not args.name:
-        raise SettingError(
-            f"`fanfold server token {args.action}` needs a name. Nothing was changed. See fanfold server token --help."
-        )
+        raise SettingError(f"`fanfold server token {args.action}` needs a name. Nothing was changed. Try --help.")
     if args.action == "revoke":
         gone = tokens.revoke(args.name)
         audit.write(local(REVOKED, id=gone.id, name=gone.name))
@@ -45,37 +44,22 @@ def run(args: argparse.Namespace) -> int:
     seconds = None if args.days is None else args.days * 86400
     token, word = tokens.create(args.name, projects=projects, scopes=args.scope, seconds=seconds)
     try:
-        audit.write(local(CREATED, **{name: value for name, value in _row(token).items() if name != "created"}))
+        audit.write(local(CREATED, **{name: value for name, value in _facts(token).items() if name != "created"}))
     except OSError as error:
         tokens.revoke(token.id)
         raise unsafe(error) from error
     if args.json:
-        output.print_json({**_row(token), "token": word})
+        output.print_json({**_facts(token), "token": word})
     else:
         print(word)
-        output.remark(
-            args, f"This is the only time it is shown. {token.id}: {_what(token)}. Nodes find it in FANFOLD_SERVER_TOKEN."
-        )
+        output.remark(args, f"It is shown only this once. {token.id}: {_access(token)}. Nodes read it from FANFOLD_SERVER_TOKEN.")
     return 0
 
 
-def _list(args: argparse.Namespace, tokens: Any) -> int:
-    found = tokens.all()
-    if args.json:
-        output.print_json([_row(token) for token in found])
-        return 0
-    for token in found:
-        print(f"{token.id}  {token.name}  {_what(token)}")
-    if not found:
-        output.remark(args, "there are no tokens.")
-    return 0 if found else 1
-
-
-def _what(token: Any) -> str:
+def _access(token: Any) -> str:
     until = "" if token.expires is None else f", until {time.strftime('%Y-%m-%d', time.localtime(token.expires))}"
-    return f"{' and '.join(token.scopes)} {', '.join(token.projects)}{until}{' (over)' if token.expired else ''}"
+    return f"{' and '.join(token.scopes)} {', '.join(token.projects)}{until}{' (expired)' if token.expired else ''}"
 
 
-def _row(token: Any) -> dict[str, Any]:
-    names = ("id", "name", "projects", "scopes", "created", "expires")
-    return {name: getattr(token, name) for name in names}
+def _facts(token: Any) -> dict[str, Any]:
+    return {name: getattr(token, name) for name in ("id", "name", "projects", "scopes", "created", "expires")}

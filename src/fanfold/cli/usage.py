@@ -19,12 +19,13 @@ EXAMPLE = """examples:
   fanfold usage --api torch.jit.save          who still calls it, with which versions
   fanfold usage --api 'torchvision.*' --json
   fanfold usage - --files                     the model files the newest run wrote and read"""
-FILES = ("file_name", "file_size", "serialization_id")
+
+Records = list[tuple[StoredRun, dict[str, Any]]]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help="runs (default: all, or those of --project)")
-    parser.add_argument("--api", metavar="X", help="who uses this API; may hold *, such as 'torch.jit.*'")
+    parser.add_argument("--api", metavar="X", help="who uses this API; may contain *, such as 'torch.jit.*'")
     parser.add_argument("--files", action="store_true", help="model files written and read, as torch names them")
     choose.add_filters(parser)
 
@@ -32,114 +33,99 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     runs = choose.matching(args, choose.several(args, args.runs) if args.runs else choose.everything(args))
     records = [(stored, record) for stored in runs for record in stored.usage()]
-    show = _files if args.files else _who if args.api else _overview
-    found = show(args, records)
+    code = (_files if args.files else _users if args.api else _overview)(args, records)
     if not runs:
-        choose.say_none(args)
-    elif not found:
-        _say_nothing(args, records, len(runs))
-    return 0 if found else 1
+        choose.report_none(args)
+    elif code:
+        _report_nothing(args, records, len(runs))
+    return code
 
 
-def _say_nothing(args: argparse.Namespace, records: list[tuple[StoredRun, dict[str, Any]]], runs: int) -> None:
+def _report_nothing(args: argparse.Namespace, records: Records, runs: int) -> None:
     what = "model files were" if args.files else f"use of {args.api} was" if args.api else "use of an API was"
-    text = f"no {what} recorded in {plural(runs, 'run')}. Nothing is shown. "
-    if args.files and records:
-        output.remark(
-            args,
-            text + "Files that torch itself writes and reads are; `fanfold show RUN` lists what a run with stamp=True saved.",
-        )
-    elif not records:
-        output.remark(args, text + "Start runs with fanfold.init(ops=True) or FANFOLD_OPS=1 to record it.")
+    if not records:
+        hint = "Start runs with fanfold.init(ops=True) or FANFOLD_OPS=1 to record it."
+    elif args.files:
+        hint = "Only files that torch itself writes and reads are; `fanfold show RUN` lists what a run with stamp=True saved."
     else:
         keys = sorted({record["key"] for _, record in records})
-        near = (
-            difflib.get_close_matches(args.api, keys, 3)
-            or [key for key in keys if args.api.strip("*").lower() in key.lower()][:3]
-        )
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
-        output.remark(args, text + hint + "`fanfold usage` lists what is; 'torch.jit.*' is a pattern.")
-
-
-def versions(stored: StoredRun, key: str) -> dict[str, str]:
-    """Return the versions that matter when an API is to be retired: of the library whose it is, and of torch and Python."""
-    facts = stored.facts
-    packages = facts.get("packages") or {}
-    owner = key.partition(".")[0]
-    names = dict.fromkeys((owner, owner.replace("_", "-"), "torch"))
-    known = {name: str(packages[name]) for name in names if name in packages}
-    python = facts.get("python")
-    return {**known, **({"python": str(python.get("version") if isinstance(python, dict) else python)} if python else {})}
+        near = difflib.get_close_matches(args.api, keys, 3) or [key for key in keys if args.api.strip("*").lower() in key.lower()]
+        meant = f"Did you mean {' or '.join(near[:3])}? " if near else ""
+        hint = meant + "`fanfold usage` lists all that were; 'torch.jit.*' is a pattern."
+    output.remark(args, f"no {what} recorded in {plural(runs, 'run')}. Nothing is shown. {hint}")
 
 
 def _process(stored: StoredRun, record: dict[str, Any]) -> tuple[Any, ...]:
     return (stored.path, *(record[name] for name in ("rank", "node", "pid")))
 
 
-def _overview(args: argparse.Namespace, records: list[tuple[StoredRun, dict[str, Any]]]) -> int:
+def _overview(args: argparse.Namespace, records: Records) -> int:
     keys: dict[str, dict[str, Any]] = {}
     for stored, record in records:
         row = keys.setdefault(record["key"], {"key": record["key"], "runs": set(), "processes": set(), "records": 0})
         row["runs"].add(stored.id)
         row["processes"].add(_process(stored, record))
         row["records"] += 1
-    rows = sorted(keys.values(), key=lambda row: (-len(row["runs"]), row["key"]))
-    if args.json:
-        output.print_json([{**row, "runs": sorted(row["runs"]), "processes": len(row["processes"])} for row in rows])
-    elif rows:
-        titles = ["api", "runs", "processes"]
-        output.table(titles, [[row["key"], *(f"{len(row[name]):,}" for name in titles[1:])] for row in rows], right=titles[1:])
-    return len(rows)
+    return output.listed(
+        args,
+        sorted(keys.values(), key=lambda row: (-len(row["runs"]), row["key"])),
+        ("api", "runs", "processes"),
+        lambda row: [row["key"], f"{len(row['runs']):,}", f"{len(row['processes']):,}"],
+        facts=lambda row: {**row, "runs": sorted(row["runs"]), "processes": len(row["processes"])},
+        right=("runs", "processes"),
+    )
 
 
-def _who(args: argparse.Namespace, records: list[tuple[StoredRun, dict[str, Any]]]) -> int:
+def _users(args: argparse.Namespace, records: Records) -> int:
     found: dict[tuple[Any, str], dict[str, Any]] = {}
     for stored, record in records:
         if fnmatch.fnmatchcase(record["key"], args.api):
             row = found.setdefault((stored.path, record["key"]), {
                 "run": stored.id, "name": stored.name, "project": stored.project, "user": str(stored.facts.get("user") or ""),
                 "script": str(stored.facts.get("script") or ""), "key": record["key"], "processes": set(), "time": record["time"],
-                "versions": versions(stored, record["key"])})  # fmt: skip
+                "versions": _versions(stored, record["key"])})  # fmt: skip
             row["processes"].add(_process(stored, record))
             row["time"] = max(row["time"], record["time"])
-    rows = [{**row, "processes": len(row["processes"])} for row in sorted(found.values(), key=lambda row: -row["time"])]
-    if args.json:
-        output.print_json(rows)
-    elif rows:
-        _print_who(args, rows)
-    return len(rows)
+    # The last columns are those that a narrow terminal can do without.
+    code = output.listed(
+        args,
+        sorted(found.values(), key=lambda row: -row["time"]),
+        ("api", "run", "user", "versions", "project", "last", "processes"),
+        lambda row: [row["key"], row["name"], row["user"], ", ".join(map(" ".join, row["versions"].items())), row["project"],
+                     age(row["time"]), str(len(row["processes"]))],
+        facts=lambda row: {**row, "processes": len(row["processes"])},
+        right=["processes"],
+        whole=["versions", "last"],
+    )  # fmt: skip
+    if found and not args.json:
+        runs = len({(row["project"], row["run"]) for row in found.values()})
+        output.remark(args, f"{plural(runs, 'run')} {'uses' if runs == 1 else 'use'} {args.api}")
+    return code
 
 
-def _print_who(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Print who it is and with which versions, before what a narrow terminal leaves out."""
-    titles = ["api", "run", "user", "versions", "project", "last", "processes"]
-    cells = [[row["key"], row["name"], row["user"], ", ".join(f"{name} {version}" for name, version in row["versions"].items()),
-              row["project"], age(row["time"]), str(row["processes"])] for row in rows]  # fmt: skip
-    output.table(titles, cells, right=["processes"], whole=["versions", "last"])
-    runs = len({(row["project"], row["run"]) for row in rows})
-    output.remark(args, f"{plural(runs, 'run')} {'uses' if runs == 1 else 'use'} {args.api}")
+def _versions(stored: StoredRun, key: str) -> dict[str, str]:
+    """Return the versions of the library that an API belongs to, of torch and of Python."""
+    packages, python = stored.facts.get("packages") or {}, stored.facts.get("python")
+    owner = key.partition(".")[0]
+    found = {name: str(packages[name]) for name in (owner, owner.replace("_", "-"), "torch") if name in packages}
+    return {**found, **({"python": str(python.get("version") if isinstance(python, dict) else python)} if python else {})}
 
 
-def _files(args: argparse.Namespace, records: list[tuple[StoredRun, dict[str, Any]]]) -> int:
+def _files(args: argparse.Namespace, records: Records) -> int:
     rows = [
-        {"run": stored.id, "rank": record["rank"], "time": record["time"], "how": _how(record["key"]),
-         **{name: record["data"].get(name, "") for name in FILES}}
+        {"run": stored.id, "rank": record["rank"], "time": record["time"],
+         "how": "read" if "reader" in record["key"] or "load" in record["key"] else "written",
+         **{name: record["data"].get(name, "") for name in ("file_name", "file_size", "serialization_id")}}
         for stored, record in records if "file_size" in record["data"]
     ]  # fmt: skip
-    if args.json:
-        output.print_json(rows)
-    elif rows:
-        cells = [
-            [row["file_name"], row["how"], _size(row["file_size"]), row["serialization_id"], row["run"], str(row["rank"])]
-            for row in rows
-        ]
-        output.table(["file", "how", "size", "serialization id", "run", "rank"], cells)
-    return len(rows)
+    names = ("file_name", "how", "file_size", "serialization_id", "run", "rank")
+    return output.listed(
+        args,
+        rows,
+        ("file", "how", "size", "serialization id", "run", "rank"),
+        lambda row: [_size(row[name]) if name == "file_size" else str(row[name]) for name in names],
+    )
 
 
 def _size(text: str) -> str:
     return size(int(text)) if text.isdigit() else text
-
-
-def _how(key: str) -> str:
-    return "read" if "reader" in key or "load" in key else "written"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from typing import NamedTuple
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from ..errors import SettingError
+from ..settings import split_address
 
 SCHEMES = {"clickhouse": False, "clickhouses": True}
 PASSWORD = "FANFOLD_CLICKHOUSE_PASSWORD"  # noqa: S105 - the name of a variable
@@ -15,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
 _OPTIONS = ("cluster", "replicated", "ttl_days", "ca")
 
 
-class Address(NamedTuple):
+class ClickHouseAddress(NamedTuple):
     """Where the database is, and how its tables are created. `cluster` shards them, `replicated` replicates them."""
 
     secure: bool
@@ -46,9 +47,9 @@ class Address(NamedTuple):
         return f"clickhouse{'s' if self.secure else ''}://{user}@{host}:{self.port}/{self.database}"
 
 
-def parse(text: str) -> Address:
+def parse(text: str) -> ClickHouseAddress:
     """Parse an address. The password may be in FANFOLD_CLICKHOUSE_PASSWORD instead, hidden from process listings."""
-    parts = urlsplit(text)
+    parts = split_address(text)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     try:
         port = parts.port
@@ -66,7 +67,7 @@ def parse(text: str) -> Address:
     secure = SCHEMES[parts.scheme]
     password = unquote(parts.password) if parts.password is not None else os.environ.get(PASSWORD, "")
     replicated = options.get("replicated", "") not in ("", "0", "false", "no")
-    return Address(
+    return ClickHouseAddress(
         secure, parts.hostname, port or (8443 if secure else 8123), unquote(parts.username or "default"), password, database,
         cluster, replicated, ttl, options.get("ca", ""),
     )  # fmt: skip

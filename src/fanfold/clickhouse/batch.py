@@ -10,13 +10,13 @@ from typing import Any
 from ..errors import FanfoldError
 from ..fleet.wire import Piece
 from ..journal.format import Kind, Shape
-from .database import Unavailable
-from .decode import Block, Scanned, learn, series_number
+from .database import DatabaseUnavailable
+from .decode import PointBlock, Scanned, learn, series_number
 from .profile import Profile, add_profile
 
 
 @dataclass
-class Job:
+class InsertJob:
     """One piece to be inserted into the tables."""
 
     project: str
@@ -41,11 +41,11 @@ class Job:
 class Batch:
     """The jobs of one request, and the callback that reports their outcome."""
 
-    jobs: list[Job]
+    jobs: list[InsertJob]
     tell: Callable[[Mapping[int, FanfoldError | OSError]], None]
 
     def fail(self, why: str) -> None:
-        self.tell({job.journal: Unavailable(why) for job in self.jobs})
+        self.tell({job.journal: DatabaseUnavailable(why) for job in self.jobs})
 
     @property
     def size(self) -> int:
@@ -62,7 +62,7 @@ def u64(values: Sequence[int]) -> Any:
     return np.array(values, np.uint64)
 
 
-def token_of(jobs: Sequence[Job], once: str) -> str:
+def token_of(jobs: Sequence[InsertJob], once: str) -> str:
     """Return a token of the batch's journals, offsets and this try, so that an insert repeated by the network is stored once."""
     whole = hashlib.blake2b(once.encode(), digest_size=16)
     for job in jobs:
@@ -70,7 +70,7 @@ def token_of(jobs: Sequence[Job], once: str) -> str:
     return whole.hexdigest()
 
 
-def tables_of(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
+def tables_of(jobs: Sequence[InsertJob]) -> dict[str, dict[str, Any]]:
     """Return the columns of every table a batch writes to."""
     import numpy as np
 
@@ -100,7 +100,7 @@ def tables_of(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
         }
         _add_keys(tables, others)
     add_profile(tables, [job.profile for job in jobs])
-    block = Block()
+    block = PointBlock()
     for job in jobs:
         block.add(job.run, job.journal, job.scanned, job.shapes)
     points = block.columns()
@@ -109,7 +109,7 @@ def tables_of(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _add_keys(tables: dict[str, dict[str, Any]], others: Sequence[tuple[Job, Any]]) -> None:
+def _add_keys(tables: dict[str, dict[str, Any]], others: Sequence[tuple[InsertJob, Any]]) -> None:
     """Add the keys defined by shapes."""
     named: dict[tuple[int, str], None] = {}
     for job, other in others:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..fleet.wire import Conflict, Refused
+from ..fleet.intake import check_blob
+from ..fleet.wire import Conflict, Rejected
 from ..journal import blobs as files
 from .database import Database
 from .schema import delete
@@ -19,7 +20,7 @@ _OF = "FROM blobs FINAL WHERE run = {run:UInt64} AND name = {name:String}"
 
 def _checked(name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise Refused(400, f"{str(name)[:80]!r} is not the name of a blob (64 hexadecimal digits). Nothing was stored.")
+        raise Rejected(400, f"{str(name)[:80]!r} is not the name of a blob (64 hexadecimal digits). Nothing was stored.")
     return name
 
 
@@ -38,10 +39,7 @@ def missing(database: Database, run: int, names: list[str]) -> dict[str, int]:
 def keep(database: Database, run: int, name: str, *, offset: int, total: int, data: bytes, limit: int) -> int:
     """Store a piece and return the new offset. After the last piece, the whole content must match the blob's name."""
     _checked(name)
-    if not 0 <= offset <= offset + len(data) <= total:
-        raise Refused(400, "a blob's piece is out of range. Nothing was stored.")
-    if total > limit:
-        raise Refused(413, f"a blob of {total} bytes is over this gateway's limit of {limit}. It was not stored.")
+    check_blob(offset, total, data, limit)
     left = missing(database, run, [name])
     if not left:
         return total
@@ -68,7 +66,7 @@ def _complete(database: Database, run: int, name: str, total: int) -> None:
         digest.update(chunk)
     if digest.hexdigest() != name:
         delete(database, "blobs", run, name=name)
-        raise Refused(422, f"the content does not match its name {name}. It was not stored. Send it again.")
+        raise Rejected(422, f"the content does not match its name {name}. It was not stored. Send it again.")
     _insert(database, run, name, total, total, b"")
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..journal.walker import NO_STEP
 from ..store.axes import axis_of
-from ..store.buckets import Buckets, Piece, bucket
+from ..store.buckets import Buckets, SeriesPiece, bucket
+from ..store.forks import ancestors
 from ..store.points import holders
 from ..store.run import StoredRun
 from .database import Database
@@ -35,20 +36,25 @@ UNKNOWN = (1 << 63) - 1  # not a step of any cell
 ANYWHERE = {"least": -(1 << 63), "most": (1 << 63) - 1}
 
 
-class Part(NamedTuple):
+class JournalPart(NamedTuple):
     """One journal's part of a series: the points before `limit`, from where on a later attempt logged them again."""
 
     journal: FleetJournal
     limit: int
 
+    def until(self, step: int, key: str) -> JournalPart:
+        """Return the part before a step."""
+        limit = min(self.limit, step)
+        return self._replace(limit=FAR if self.journal.extents[key].high < limit else limit)
+
 
 @dataclass
-class Plan:
+class SeriesPlan:
     """One series to be downsampled by the database."""
 
     run: FleetRun
     key: str
-    parts: list[Part]
+    parts: list[JournalPart]
     restarts: list[float]
     low: float
     high: float
@@ -94,9 +100,9 @@ def thin_many(
     return [found.get(i) for i in range(len(wanted))]
 
 
-def _by_width(plans: dict[int, Plan], count: int) -> dict[int, dict[int, Plan]]:
+def _by_width(plans: dict[int, SeriesPlan], count: int) -> dict[int, dict[int, SeriesPlan]]:
     """Group the series for which cells can replace buckets by the number of cells per bucket, as a power of two."""
-    found: dict[int, dict[int, Plan]] = {}
+    found: dict[int, dict[int, SeriesPlan]] = {}
     for i, plan in plans.items():
         cells = (plan.high - plan.low) / count / CELL
         if plan.most > max(count, LONG) and plan.exact and cells >= FINE and not plan.log:
@@ -104,9 +110,9 @@ def _by_width(plans: dict[int, Plan], count: int) -> dict[int, dict[int, Plan]]:
     return found
 
 
-def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: float | None, log: bool) -> Plan | None:
+def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: float | None, log: bool) -> SeriesPlan | None:
     """Determine which journals' points are visible, as `store.points` does; return None if steps do not decide it."""
-    if not isinstance(run, FleetRun):
+    if not isinstance(run, FleetRun) or ancestors(run):
         return None
     if log and (lo is None or lo <= 0):
         lo = 1.0  # the smallest step that a logarithmic axis can show
@@ -114,7 +120,7 @@ def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: floa
     if not ranks or (rank is not None and rank not in ranks):
         return None
     of = ranks[0] if rank is None else rank
-    parts: list[Part] = []
+    parts: list[JournalPart] = []
     restarts: list[float] = []
     for attempt in run.attempts:
         own = [j for j in attempt.journals if isinstance(j, FleetJournal) and j.header.rank == of and key in j.extents]
@@ -125,18 +131,17 @@ def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: floa
             return None  # without steps: drawn over time
         if parts:
             restarts.append(float(first))
-            parts = [Part(part.journal, min(part.limit, first)) for part in parts if part.journal.extents[key].low < first]
-            parts = [Part(part.journal, FAR if part.journal.extents[key].high < part.limit else part.limit) for part in parts]
-        parts += [Part(journal, FAR) for journal in own]
+            parts = [part.until(first, key) for part in parts if part.journal.extents[key].low < first]
+        parts += [JournalPart(journal, FAR) for journal in own]
     extents = [part.journal.extents[key] for part in parts]
     low = min(one.low for one in extents)
     high = max(min(one.high, part.limit - 1) for one, part in zip(extents, parts, strict=True))
-    return Plan(run, key, parts, restarts, low if lo is None else lo, high if hi is None else hi, lo, hi, log)
+    return SeriesPlan(run, key, parts, restarts, low if lo is None else lo, high if hi is None else hi, lo, hi, log)
 
 
-def _groups(plans: dict[int, Plan]) -> list[dict[int, Plan]]:
+def _groups(plans: dict[int, SeriesPlan]) -> list[dict[int, SeriesPlan]]:
     """Split the plans into queries of limited length."""
-    groups: list[dict[int, Plan]] = [{}]
+    groups: list[dict[int, SeriesPlan]] = [{}]
     size = 0
     for i, plan in plans.items():
         if groups[-1] and size + len(plan.parts) > MOST_PARTS:
@@ -168,7 +173,7 @@ _GROUPED = (
 )  # fmt: skip
 
 
-def _sets(plans: dict[int, Plan]) -> dict[str, Any]:
+def _sets(plans: dict[int, SeriesPlan]) -> dict[str, Any]:
     return {
         "runs": sorted({plan.run.number for plan in plans.values()}),
         "series": sorted({series_number(plan.key) for plan in plans.values()}),
@@ -187,7 +192,7 @@ def _bounds(found: dict[str, NDArray[Any]], *names: str) -> dict[tuple[int, ...]
     return {tuple(int(found[name][at]) for name in names): slice(at, end) for at, end in pairwise(edges)}
 
 
-def _from_cells(database: Database, plans: dict[int, Plan], shift: int) -> dict[int, Buckets]:
+def _from_cells(database: Database, plans: dict[int, SeriesPlan], shift: int) -> dict[int, Buckets]:
     """Return the buckets of series with whole cells per bucket. Series with NaN or infinities are left out."""
     import numpy as np
 
@@ -239,7 +244,7 @@ _POINTS = (
 )  # fmt: skip
 
 
-def _here(database: Database, plans: dict[int, Plan], count: int) -> dict[int, Buckets]:
+def _here(database: Database, plans: dict[int, SeriesPlan], count: int) -> dict[int, Buckets]:
     """Fetch the points of short series, and downsample them as for a directory."""
     import numpy as np
 
@@ -258,12 +263,12 @@ def _here(database: Database, plans: dict[int, Plan], count: int) -> dict[int, B
             order = np.argsort(steps, kind="stable")
             steps, values = steps[order], values[order]
         result[i] = bucket(
-            plan.key, [Piece(steps, values)], buckets=count, lo=plan.lo, hi=plan.hi, restarts=plan.restarts, log=plan.log
+            plan.key, [SeriesPiece(steps, values)], buckets=count, lo=plan.lo, hi=plan.hi, restarts=plan.restarts, log=plan.log
         )
     return result
 
 
-def _piece(found: dict[str, NDArray[Any]], where: slice | None, part: Part) -> tuple[NDArray[Any], NDArray[Any]]:
+def _piece(found: dict[str, NDArray[Any]], where: slice | None, part: JournalPart) -> tuple[NDArray[Any], NDArray[Any]]:
     import numpy as np
 
     if where is None:
@@ -318,7 +323,7 @@ _REACH = (
 )  # fmt: skip
 
 
-def _reach(database: Database, plans: dict[int, Plan]) -> dict[str, int]:
+def _reach(database: Database, plans: dict[int, SeriesPlan]) -> dict[str, int]:
     """Return the step range of the requested points, including the neighbours just outside of it."""
     if not any(plan.most > LONG and (plan.lo is not None or plan.hi is not None) for plan in plans.values()):
         return ANYWHERE
@@ -326,7 +331,7 @@ def _reach(database: Database, plans: dict[int, Plan]) -> dict[str, int]:
     return {name: int(step) for name, step in found.items()}
 
 
-def _asked(plans: dict[int, Plan]) -> dict[str, Any]:
+def _asked(plans: dict[int, SeriesPlan]) -> dict[str, Any]:
     rows = [(i, plan, part, order) for i, plan in plans.items() for order, part in enumerate(plan.parts)]
     return {
         "i": [i for i, *_ in rows],
@@ -344,7 +349,7 @@ def _asked(plans: dict[int, Plan]) -> dict[str, Any]:
     }
 
 
-def _along(plan: Plan, step: float) -> float:
+def _along(plan: SeriesPlan, step: float) -> float:
     """Return the position of a step along the axis."""
     return math.log(max(step, 1.0)) if plan.log else float(step)
 
@@ -355,7 +360,7 @@ def _whole(rounded: Any, edge: float | None, default: int) -> int:
     return int(max(-FAR, min(FAR, rounded(edge)))) if math.isfinite(edge) else (FAR if edge > 0 else -FAR)
 
 
-def _from_points(database: Database, plans: dict[int, Plan], count: int) -> dict[int, Buckets]:
+def _from_points(database: Database, plans: dict[int, SeriesPlan], count: int) -> dict[int, Buckets]:
     """Let the database scan the points of long series to which cells do not apply, such as a zoom."""
     import numpy as np
 
@@ -371,7 +376,7 @@ def _from_points(database: Database, plans: dict[int, Plan], count: int) -> dict
     }
 
 
-def _buckets(plan: Plan, rows: dict[str, NDArray[Any]], count: int) -> Buckets:
+def _buckets(plan: SeriesPlan, rows: dict[str, NDArray[Any]], count: int) -> Buckets:
     """Convert a query's rows to buckets."""
     import numpy as np
 
@@ -399,5 +404,5 @@ def _end(rows: dict[str, NDArray[Any]], which: NDArray[Any], x: str, value: str)
     return (float(rows[x][which][0]), float(rows[value][which][0])) if which.any() else None
 
 
-def _shown(plan: Plan) -> list[float]:
+def _shown(plan: SeriesPlan) -> list[float]:
     return [x for x in plan.restarts if (plan.lo is None or x >= plan.lo) and (plan.hi is None or x <= plan.hi)]

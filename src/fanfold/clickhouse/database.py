@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FanfoldError, missing_extra
-from .address import Address
+from .address import ClickHouseAddress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,14 +39,14 @@ _READING = {
 }
 
 
-class Unavailable(OSError):
+class DatabaseUnavailable(OSError):
     """Raised when the database cannot be reached, or cannot do this now. Retry later."""
 
 
 class Database:
     """One database on one server. Threads may share it."""
 
-    def __init__(self, address: Address, *, timeout: float = 30.0) -> None:
+    def __init__(self, address: ClickHouseAddress, *, timeout: float = 30.0) -> None:
         self.address = address
         self.timeout = timeout
         self._client: Any = None
@@ -131,9 +131,9 @@ def _errors() -> Iterator[None]:
     except Error as error:
         if getattr(error, "code", None) in _FINAL:
             raise FanfoldError(f"ClickHouse refuses: {_short(error)}") from error
-        raise Unavailable(_short(error)) from error
+        raise DatabaseUnavailable(_short(error)) from error
     except HTTPError as error:
-        raise Unavailable(_short(error)) from error
+        raise DatabaseUnavailable(_short(error)) from error
 
 
 _REFUSED = re.compile(r"\[Errno -?\d+\] ([^\"')\]]+)")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import JournalError
 from ..journal import format as fmt
@@ -23,6 +23,24 @@ SMALL_SHAPE = 1 << 14  # bytes
 FEW_KEYS = 256
 KINDS = {"d": 0, "q": 1, "?": 2}
 DTYPES = ("<f8", "<i8", "?")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+def _kept_if(small: Callable[[Any], bool], most: int) -> Callable[[Callable[[Given], Found]], Callable[[Given], Found]]:
+    """Cache a function's results for small arguments only."""
+
+    def decorated(function: Callable[[Given], Found]) -> Callable[[Given], Found]:
+        kept = lru_cache(maxsize=most)(function)
+
+        @wraps(function)
+        def call(given: Given) -> Found:
+            return kept(given) if small(given) else function(given)
+
+        call.kept = kept  # type: ignore[attr-defined]
+        return call
+
+    return decorated
 
 
 def run_number(project: str, run: str) -> int:
@@ -30,13 +48,9 @@ def run_number(project: str, run: str) -> int:
     return _number(f"{project}\0{run}")
 
 
+@_kept_if(lambda key: len(key) <= SHORT_KEY, 1 << 16)
 def series_number(key: str) -> int:
     """Return a key's number in the tables."""
-    return _short_number(key) if len(key) <= SHORT_KEY else _number(key)
-
-
-@lru_cache(maxsize=1 << 16)
-def _short_number(key: str) -> int:
     return _number(key)
 
 
@@ -102,25 +116,21 @@ def scan(data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape]) 
 
 def learn(shapes: MutableMapping[int, Shape], body: bytes) -> None:
     """Add a shape. The first of each number counts; an unreadable one is ignored."""
-    shape = _shared(body) if len(body) <= SMALL_SHAPE else _parsed(body)
+    shape = _parsed(body)
     if shape is not None:
         shapes.setdefault(shape.id, shape)
 
 
-@lru_cache(maxsize=4096)
-def _shared(body: bytes) -> Shape | None:
-    """Parse a shape. Cached because a job's ranks define the same ones."""
-    return _parsed(body)
-
-
+@_kept_if(lambda body: len(body) <= SMALL_SHAPE, 4096)
 def _parsed(body: bytes) -> Shape | None:
+    """Parse a shape. Cached because a job's ranks define the same ones."""
     try:
         return Shape.parse(body)
     except JournalError:
         return None
 
 
-class Block:
+class PointBlock:
     """Columns of points, collected from many pieces."""
 
     def __init__(self) -> None:
@@ -137,10 +147,9 @@ class Block:
             joined = scanned.data[places[0][0] : places[0][0] + places[0][1] * stride] if len(places) == 1 else b"".join(
                 scanned.data[at : at + count * stride] for at, count in places
             )  # fmt: skip
-            few = len(shape.keys) <= FEW_KEYS
-            rows = np.frombuffer(joined, _shared_type(shape) if few else _row_type(shape))
+            rows = np.frombuffer(joined, _row_type(shape))
             pos = np.concatenate([np.arange(at, at + count * stride, stride) for at, count in places]) + scanned.base
-            series = _shared_series(shape) if few else _series(shape)
+            series = _series(shape)
             self._parts.append((run, journal, series, shape, rows, pos))
             self.count += len(rows) * len(series)
 
@@ -168,16 +177,7 @@ class Block:
         return [len(part[2]) * len(part[4]) for part in self._parts]
 
 
-@lru_cache(maxsize=1024)
-def _shared_type(shape: Shape) -> Any:
-    return _row_type(shape)
-
-
-@lru_cache(maxsize=4096)
-def _shared_series(shape: Shape) -> NDArray[np.uint64]:
-    return _series(shape)
-
-
+@_kept_if(lambda shape: len(shape.keys) <= FEW_KEYS, 1024)
 def _row_type(shape: Shape) -> Any:
     """Return the dtype of a row's frame: its fields, and one per key."""
     import numpy as np
@@ -196,6 +196,7 @@ def _row_type(shape: Shape) -> Any:
     return np.dtype({"names": names, "formats": kinds, "offsets": offsets, "itemsize": HEAD_SIZE + shape.size})
 
 
+@_kept_if(lambda shape: len(shape.keys) <= FEW_KEYS, 4096)
 def _series(shape: Shape) -> NDArray[np.uint64]:
     import numpy as np
 

@@ -20,13 +20,15 @@ from typing import Any
 
 from ..errors import FanfoldError, outcome
 from ..fleet.intake import Result, check_gap, check_header
-from ..fleet.wire import JOURNAL, MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
+from ..fleet.wire import JOURNAL, MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
 from ..journal import format as fmt
 from ..journal.format import Kind, Shape
+from ..journal.requests import JobRequest
 from . import schema
-from .batch import Batch, Job, tables_of, token_of, u64
-from .database import Database, Unavailable
+from .batch import Batch, InsertJob, tables_of, token_of, u64
+from .database import Database, DatabaseUnavailable
 from .decode import MOST_FRAMES, MOST_POINTS, Scanned, learn, run_number, scan
+from .gateway_tables import RequestTable
 from .profile import MOST_ROWS, profile_of
 
 GATHER_SECONDS = 0.25  # how long a batch is collected: ClickHouse works best with few large inserts
@@ -89,6 +91,7 @@ class ClickHouseIntake:
         self._boot = secrets.token_hex(4)
         self._batches = 0
         self._thread: threading.Thread | None = None
+        self._requests = RequestTable(database)
 
     # Journals
 
@@ -106,7 +109,7 @@ class ClickHouseIntake:
     def append_all(self, project: str, pieces: Sequence[Piece]) -> Future[list[Result]]:
         """Start storing pieces; the future returns for each its new offset, or why it was not stored."""
         results: list[Result] = [0] * len(pieces)
-        jobs: dict[int, Job] = {}
+        jobs: dict[int, InsertJob] = {}
         taken: set[int] = set()
         room = Room()
         try:
@@ -148,27 +151,22 @@ class ClickHouseIntake:
                     damaged[at] = None
         if unknown:
             self._renew(unknown)
-        return self._sent(list(damaged)) if damaged else {}
+        return self._of_each(list(damaged), "sum(end - start - gap)", "pieces") if damaged else {}
 
-    def _sent(self, journals: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
-        found = self.database.ask(
-            "SELECT run, journal, sum(end - start - gap) AS sent FROM pieces WHERE run IN {runs:Array(UInt64)} AND journal IN "
-            "{all:Array(UInt64)} GROUP BY run, journal", **_asked(journals),
-        )  # fmt: skip
-        return {(run, journal): sent for run, journal, sent in zip(*(one.tolist() for one in found.values()), strict=True)}
-
-    def _prepared(self, project: str, piece: Piece, taken: set[int], room: Room, sent: Mapping[tuple[int, int], int]) -> Job:
+    def _prepared(
+        self, project: str, piece: Piece, taken: set[int], room: Room, sent: Mapping[tuple[int, int], int]
+    ) -> InsertJob:
         """Check one piece against the stored state, and decode it."""
         rank, id = checked_journal(piece.journal)
         run = self._check(project, piece.run)
         if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP or not piece.data:
-            raise Refused(400, "an offset or gap is out of range, or nothing follows it. Nothing was stored.")
+            raise Rejected(400, "an offset or gap is out of range, or nothing follows it. Nothing was stored.")
         journal = int(id, 16)
         known = self._remembered(run, journal)
         if known is not None and known.end != piece.offset:
             raise Conflict(known.end)
         if known is None or not known.complete:
-            raise Unavailable("other requests pushed the journal out of memory")
+            raise DatabaseUnavailable("other requests pushed the journal out of memory")
         if journal in taken or not room.left:
             raise Conflict(piece.offset)  # it is sent again in the next request
         if piece.gap:
@@ -177,20 +175,20 @@ class ClickHouseIntake:
         base = piece.offset + piece.gap
         scanned = scan(piece.data, base, fmt.seed_of(id), shapes)
         if scanned.crowded:
-            raise Refused(413, f"the piece at {base} of {piece.journal} holds too many frames or points. Nothing was stored.")
+            raise Rejected(413, f"the piece at {base} of {piece.journal} holds too many frames or points. Nothing was stored.")
         if scanned.end != len(piece.data):
-            raise Refused(
+            raise Rejected(
                 422, f"the bytes at {base + scanned.end} are not whole, sound frames of {piece.journal}. Nothing was stored."
             )
         if base == 0:
             first = next(iter(scanned.others), None)
-            check_header(project, piece, first.body if first is not None and first.kind == Kind.HEADER else b"")
+            check_header(piece, first.body if first is not None and first.kind == Kind.HEADER else b"")
         if not room.take(scanned) and taken:
             raise Conflict(piece.offset)
         profile = profile_of(run, rank, scanned.others)
         room.rows -= len(profile["ops"])
         taken.add(journal)
-        return Job(project, piece, run, journal, rank, scanned, shapes, profile)
+        return InsertJob(project, piece, run, journal, rank, scanned, shapes, profile)
 
     def _check(self, project: str, run: str) -> int:
         number = run_number(checked_name("project", project), checked_name("run", run))
@@ -222,11 +220,15 @@ class ClickHouseIntake:
 
     def _ends(self, journals: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
         """Query how far journals are committed."""
-        ends = self.database.ask(
-            "SELECT run, journal, max(end) AS end FROM commits WHERE run IN {runs:Array(UInt64)} AND journal IN "
+        return self._of_each(journals, "max(end)", "commits")
+
+    def _of_each(self, journals: Sequence[tuple[int, int]], number: str, table: str) -> dict[tuple[int, int], int]:
+        """Query a number of each of these journals that has any rows."""
+        found = self.database.ask(
+            f"SELECT run, journal, {number} AS number FROM {table} WHERE run IN {{runs:Array(UInt64)}} AND journal IN "
             "{all:Array(UInt64)} GROUP BY run, journal", **_asked(journals),
         )  # fmt: skip
-        return {(run, journal): end for run, journal, end in zip(*(column.tolist() for column in ends.values()), strict=True)}
+        return {(run, journal): value for run, journal, value in zip(*(one.tolist() for one in found.values()), strict=True)}
 
     def _renew(self, wanted: Mapping[tuple[int, int], set[int]]) -> None:
         """Load how far journals are committed and, for those at a wanted offset, the shapes defined up to there."""
@@ -250,7 +252,7 @@ class ClickHouseIntake:
         for at, known in stale.items():
             self._remember(*at, known)
 
-    def _advance(self, job: Job) -> None:
+    def _advance(self, job: InsertJob) -> None:
         """Record that a job is committed. Its shapes are added to the known ones, not copied: a journal may have very many."""
         known = self._remembered(job.run, job.journal)
         assert isinstance(job.shapes, ChainMap)
@@ -302,26 +304,22 @@ class ClickHouseIntake:
         jobs = [job for one in now for job in one.jobs]
         failures, error = outcome(lambda: self._stored(jobs))  # whatever happens, every caller gets a response
         for one in now:
-            one.tell({job.journal: Unavailable(str(error)) for job in one.jobs} if failures is None else failures)
+            one.tell({job.journal: DatabaseUnavailable(str(error)) for job in one.jobs} if failures is None else failures)
         return [one for one in later if self._still_fits(one)]
 
-    def _stored(self, jobs: Sequence[Job]) -> dict[int, FanfoldError | OSError]:
+    def _stored(self, jobs: Sequence[InsertJob]) -> dict[int, FanfoldError | OSError]:
         """Write the jobs that still start at their journals' ends; return the errors of the others."""
         elsewhere = self._elsewhere(jobs)
         self._write([job for job in jobs if job.journal not in elsewhere])
         return elsewhere
 
-    def _elsewhere(self, jobs: Sequence[Job]) -> dict[int, FanfoldError | OSError]:
+    def _elsewhere(self, jobs: Sequence[InsertJob]) -> dict[int, FanfoldError | OSError]:
         """Return errors for jobs whose journals another gateway advanced meanwhile: their bytes are already stored."""
-        found = self.database.ask(
-            "SELECT journal, max(end) AS end FROM commits WHERE run IN {runs:Array(UInt64)} AND journal IN {all:Array(UInt64)} "
-            "GROUP BY journal", runs=list({job.run for job in jobs}), all=[job.journal for job in jobs],
-        )  # fmt: skip
-        ends = dict(zip(found["journal"].tolist(), found["end"].tolist(), strict=True))
-        moved = [job for job in jobs if ends.get(job.journal, 0) != job.start]
+        ends = self._ends([(job.run, job.journal) for job in jobs])
+        moved = [job for job in jobs if ends.get((job.run, job.journal), 0) != job.start]
         for job in moved:
             self._forget(job.run, job.journal)
-        return {job.journal: Conflict(ends.get(job.journal, 0)) for job in moved}
+        return {job.journal: Conflict(ends.get((job.run, job.journal), 0)) for job in moved}
 
     def _still_fits(self, batch: Batch) -> bool:
         """Return whether the jobs of a request still start at their journals' ends; otherwise fail it, to be sent again."""
@@ -332,7 +330,7 @@ class ClickHouseIntake:
                 return False
         return True
 
-    def _write(self, jobs: list[Job]) -> None:
+    def _write(self, jobs: list[InsertJob]) -> None:
         """Write the batch: bytes, content, commit."""
         import numpy as np
 
@@ -364,6 +362,18 @@ class ClickHouseIntake:
         if self._thread is not None and self._thread.is_alive():
             self._queue.put(None)
             self._thread.join(WAIT_SECONDS)
+
+    # Requests to jobs
+
+    def ask(self, project: str, run: str, request: JobRequest) -> None:
+        self._requests.put(self._check(project, run), request)
+
+    def asked(self, project: str, runs: Sequence[str]) -> list[tuple[str, JobRequest]]:
+        waiting = self._requests.waiting()
+        return [(run, request) for run in runs for request in waiting.get(run_number(project, run), ())] if waiting else []
+
+    def fetched(self, project: str, run: str, id: str) -> None:
+        self._requests.remove(run_number(project, run), id)
 
     def check(self) -> None:
         schema.ready(self.database)

@@ -11,7 +11,7 @@ from ..errors import RunError
 from ..fleet.wire import Piece
 from ..journal.format import Kind, Shape
 from . import schema
-from .batch import Job, tables_of
+from .batch import InsertJob, tables_of
 from .database import Database
 from .decode import scan
 from .profile import profile_of
@@ -71,9 +71,9 @@ def _excess(database: Database, run: FleetRun) -> dict[str, Any]:
     }
 
 
-def _batches(run: FleetRun) -> Iterator[list[Job]]:
+def _batches(run: FleetRun) -> Iterator[list[InsertJob]]:
     """Yield the run's bytes as jobs, each byte once, in batches of limited size."""
-    jobs: list[Job] = []
+    jobs: list[InsertJob] = []
     size = 0
     for journal in run.found.values():
         shapes: dict[int, Shape] = {}
@@ -82,7 +82,7 @@ def _batches(run: FleetRun) -> Iterator[list[Job]]:
             scanned = scan(data, at, journal.seed, shapes)
             piece = Piece(id, journal.path.stem, at, 0, data)
             profile = profile_of(run.number, rank, scanned.others)
-            jobs.append(Job(project, piece, run.number, journal.number, rank, scanned, shapes, profile))
+            jobs.append(InsertJob(project, piece, run.number, journal.number, rank, scanned, shapes, profile))
             size += len(data)
             if size > MOST_BYTES:
                 yield jobs

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,12 +16,13 @@ from ..errors import FanfoldError, JournalError
 from ..journal import Journal, Kind, Record, bodies
 from ..journal import format as fmt
 from ..journal.bodies import Header
+from ..journal.directory import run_path
 from ..journal.format import HEAD_SIZE, Shape
 from ..journal.liveness import LOST_SECONDS
 from ..journal.reader import Columns
-from ..journal.walker import NO_STEP, Rows, Walker
+from ..journal.walker import RowSpan, Walker
 from ..store.attempts import group
-from ..store.rows import Row
+from ..store.rows import RunRow
 from ..store.run import StoredRun
 from .blobs import fetch, names_of
 from .database import Database
@@ -30,6 +31,9 @@ from .decode import KINDS, run_number, series_number
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from ..journal.requests import JobRequest
+    from ..store.changes import Changes
 
 LAZY = (Kind.CONSOLE, Kind.BEAT)  # numerous and rarely needed
 KEPT_BYTES = 256 << 20  # of columns, for each run
@@ -120,14 +124,12 @@ class FleetJournal(Journal):
         return {key: (one.step, one.time, one.value) for key, one in there}
 
     def column(self, key: str, *, since: int = 0, until: int | None = None) -> Columns:
-        if since or until is not None:
-            return self.owner.columns(key, since=since, until=until).get(self.number) or _nothing()
-        return self.owner.columns(key).get(self.number) or _nothing()
+        return self.owner.columns(key, since=since, until=until).get(self.number) or _nothing()
 
     def back(self, keys: Sequence[str], count: int) -> int:
         return self.owner.back(self.number, keys, count, self.verified)
 
-    def walk(self, start: int) -> Iterator[Rows | Record]:
+    def walk(self, start: int) -> Iterator[RowSpan | Record]:
         """Yield everything from `start` on, decoded from the bytes themselves."""
         shapes = {number: rows.shape for number, rows in self.rows.items()}
         for at, data in self.owner.bytes_of(self.number, start):
@@ -143,7 +145,7 @@ def _nothing() -> Columns:
 class FleetRun(StoredRun):
     """A run in ClickHouse. Its path is a cache folder, into which blobs are downloaded when needed."""
 
-    def __init__(self, database: Database, path: Path, project: str, id: str, *, row: Row | None = None) -> None:
+    def __init__(self, database: Database, path: Path, project: str, id: str, *, row: RunRow | None = None) -> None:
         super().__init__(path, row)
         self.database = database
         self.number = run_number(project, id)
@@ -153,6 +155,24 @@ class FleetRun(StoredRun):
         self._columns: OrderedDict[tuple[str, int, int | None], dict[int, Columns]] = OrderedDict()
         self._size = 0
         self._rest: tuple[int, ...] = ()
+        self.kin = self._parent
+
+    def _parent(self, project: str, id: str) -> StoredRun | None:
+        """Open the run it was forked from, for itself alone: waiting for a shared one could block two readers for ever."""
+        found = FleetRun(self.database, run_path(self.path.parent.parent, project, id), project, id)
+        asked = "SELECT count() AS n FROM deleted WHERE run = {run:UInt64}"
+        return found if not self.database.one(asked, run=found.number)["n"] and found.refresh().journals else None
+
+    def leave_request(self, request: JobRequest) -> None:
+        from .gateway_tables import RequestTable
+
+        RequestTable(self.database).put(self.number, request)
+
+    def withdraw_request(self, id: str) -> bool:
+        from .gateway_tables import RequestTable
+
+        RequestTable(self.database).remove(self.number, id)
+        return False  # its forwarder may have fetched it before
 
     def refresh(self) -> FleetRun:
         read([self])
@@ -175,7 +195,14 @@ class FleetRun(StoredRun):
         return self.database.address.text
 
     def reopened(self) -> FleetRun:
-        return FleetRun(self.database, self.path, *self.names).refresh()
+        run = FleetRun(self.database, self.path, *self.names)
+        run.kin = self.kin
+        return run.refresh()
+
+    def _changes(self) -> Changes:
+        from .store import connect
+
+        return connect(self.store).changes
 
     def artifact_file(self, blob: str) -> Path:
         fetch(self.database, self.number, self.path, blob)
@@ -209,11 +236,13 @@ class FleetRun(StoredRun):
         if self._rest == self.ends:
             return
         found = self.database.ask(
-            "SELECT journal, kind, pos, body FROM frames WHERE run = {run:UInt64} AND kind IN {kinds:Array(UInt8)} "
+            "SELECT run, journal, kind, pos, body FROM frames WHERE run = {run:UInt64} AND kind IN {kinds:Array(UInt8)} "
             "ORDER BY journal, pos",
             run=self.number, kinds=[int(kind) for kind in LAZY],
         )  # fmt: skip
-        _take(self.found, found)
+        for one, (kind, pos, body) in _each(found, {self.number: self}):
+            if pos < one.verified:
+                one.take(kind, pos, body)
         self._rest = self.ends
 
     def columns(self, key: str, *, since: int = 0, until: int | None = None) -> dict[int, Columns]:
@@ -310,17 +339,17 @@ def _read_frames(database: Database, runs: dict[int, FleetRun], moved: dict[int,
         "AND kind NOT IN {lazy:Array(UInt8)} ORDER BY run, journal, pos",
         runs=list(moved), lazy=[int(kind) for kind in LAZY], **({} if new else {"journals": list(since)}),
     )  # fmt: skip
-    for number, journal, kind, pos, body in zip(*found.values(), strict=True):
-        one = runs[int(number)].found.get(int(journal))
-        if one is not None and int(journal) in since and since[int(journal)] <= pos < one.verified:
-            one.take(int(kind), int(pos), body)
+    for one, (kind, pos, body) in _each(found, runs):
+        if one.number in since and since[one.number] <= pos < one.verified:
+            one.take(kind, pos, body)
 
 
-def _take(journals: dict[int, FleetJournal], found: dict[str, NDArray[Any]]) -> None:
-    for number, kind, pos, body in zip(*found.values(), strict=True):
-        one = journals.get(int(number))
-        if one is not None and pos < one.verified:
-            one.take(int(kind), int(pos), body)
+def _each(found: dict[str, NDArray[Any]], runs: Mapping[int, FleetRun]) -> Iterator[tuple[FleetJournal, list[Any]]]:
+    """Yield the journal of each row of an answer, and the other columns."""
+    for number, journal, *rest in zip(*(column.tolist() for column in found.values()), strict=True):
+        one = runs[number].found.get(journal)
+        if one is not None:
+            yield one, rest
 
 
 _EXTENTS = (
@@ -339,10 +368,9 @@ def _take_extents(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun], mov
     for number in moved:
         for journal in runs[number].found.values():
             names.update({(number, series_number(key)): key for key in journal.by_key})
-    columns = [column.tolist() for column in found.values()]
-    for number, journal, series, first, place, step, when, value, whole, *rest in zip(*columns, strict=True):
-        one, key = runs[number].found.get(journal), names.get((number, series))
-        if one is not None and key is not None:
+    for one, (series, first, place, step, when, value, whole, *rest) in _each(found, runs):
+        key = names.get((one.owner.number, series))
+        if key is not None:
             kind = place % 4
             last = whole if kind == KINDS["q"] else bool(value) if kind == KINDS["?"] else value
             one.extents[key] = Extent(first - (1 << 64) if first >> 63 else first, step, when, last, *rest)
@@ -358,10 +386,8 @@ _TWICE = (
 
 
 def _take_twice(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun]) -> None:
-    for number, journal, twice in zip(*found.values(), strict=True):
-        one = runs[int(number)].found.get(int(journal))
-        if one is not None:
-            one.twice = bool(twice)
+    for one, (twice,) in _each(found, runs):
+        one.twice = bool(twice)
 
 
 # The last of the frames that are numerous and rarely needed: they show when a process was last alive.
@@ -372,11 +398,9 @@ _SIGNS = (
 
 
 def _take_signs(found: dict[str, NDArray[Any]], runs: dict[int, FleetRun]) -> None:
-    for number, journal, kind, body in zip(*found.values(), strict=True):
-        one = runs[int(number)].found.get(int(journal))
-        if one is not None:
-            with contextlib.suppress(JournalError):
-                one.seen = max(one.seen, bodies.time_of(bodies.decode(int(kind), body)))
+    for one, (kind, body) in _each(found, runs):
+        with contextlib.suppress(JournalError):
+            one.seen = max(one.seen, bodies.time_of(bodies.decode(kind, body)))
 
 
 def load(run: FleetRun, keys: Sequence[str], since: int = 0, until: int | None = None) -> dict[str, dict[int, Columns]]:
@@ -417,6 +441,3 @@ def typed(values: NDArray[np.float64], kinds: NDArray[np.uint8], wholes: NDArray
     if there == {KINDS["q"], KINDS["?"]}:
         return np.where(kinds == KINDS["q"], wholes, values.astype(np.int64))
     return values
-
-
-__all__ = ["NO_STEP", "Extent", "FleetJournal", "FleetRun", "load", "read", "typed"]

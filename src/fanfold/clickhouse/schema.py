@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import FanfoldError
-from .address import Address
-from .database import Database, Unavailable
+from .address import ClickHouseAddress
+from .database import Database, DatabaseUnavailable
 
 CELL = 32  # steps in one cell of the rollups; charts of long series are drawn directly from cells
 NO_STEP = -(1 << 63)
@@ -83,6 +83,12 @@ TABLES = (
           "ReplacingMergeTree(version)", "id", sharded=False),
     Table("views", "project String, name String, fragment String, version UInt64 DEFAULT toUnixTimestamp64Micro(now64(6))",
           "ReplacingMergeTree(version)", "project, name", sharded=False),
+    Table("requests", "run UInt64, id String, request String, version UInt64 DEFAULT toUnixTimestamp64Micro(now64(6))",
+          "ReplacingMergeTree(version)", "run, id", sharded=False),
+    # What gateways sent about runs, a line each; run 0 is the gateways' own. And which gateway sends.
+    Table("notices", "run UInt64, line String, at DateTime64(6) DEFAULT now64(6)", "MergeTree", "run, at"),
+    Table("leases", "name String, holder String, version UInt64 DEFAULT toUnixTimestamp64Micro(now64(6))",
+          "ReplacingMergeTree(version)", "name, holder", sharded=False),
     Table("audit", "at DateTime64(6) DEFAULT now64(6), entry String", "MergeTree", "at", sharded=False),
 )  # fmt: skip
 
@@ -128,7 +134,7 @@ LOWEST = _VALUE + " AS v_low, reinterpretAsInt64(bitXor(toUInt64({0}), 922337203
 HIGHEST = _VALUE + " AS v_high, reinterpretAsInt64(bitXor(bitNot(toUInt64({0})), 9223372036854775808)) AS x_high"
 
 
-def statements(address: Address, table: Table) -> Iterator[str]:
+def statements(address: ClickHouseAddress, table: Table) -> Iterator[str]:
     """Yield the statements that create a table: a single one, or a local part per shard and one distributed over them."""
     yield _create(address, table, local_name(address, table.name) if table.sharded else table.name)
     if address.cluster and table.sharded:
@@ -136,7 +142,7 @@ def statements(address: Address, table: Table) -> Iterator[str]:
         yield f"CREATE TABLE IF NOT EXISTS {table.name} AS {table.name}_local ENGINE = Distributed({where})"
 
 
-def _create(address: Address, table: Table, name: str) -> str:
+def _create(address: ClickHouseAddress, table: Table, name: str) -> str:
     engine, open_, rest = table.engine.partition("(")
     inside = rest.removesuffix(")") if open_ else ""
     if address.replicated:
@@ -152,13 +158,13 @@ def _create(address: Address, table: Table, name: str) -> str:
     )
 
 
-def view(address: Address, name: str) -> str:
+def view(address: ClickHouseAddress, name: str) -> str:
     """Return the statement that fills a derived table from arriving points."""
     made = VIEWS[name].format(points=local_name(address, "points"))
     return f"CREATE MATERIALIZED VIEW IF NOT EXISTS {name}_feed TO {local_name(address, name)} AS {made}"
 
 
-def local_name(address: Address, name: str) -> str:
+def local_name(address: ClickHouseAddress, name: str) -> str:
     """Return the name of a table's local part on one server."""
     return f"{name}_local" if address.cluster else name
 
@@ -200,7 +206,7 @@ _FILL = (
 )
 
 # In order, each applied once per server. They only add, so that gateways of the previous version keep working.
-MIGRATIONS = (_first, _extremes_with_steps)
+MIGRATIONS = (_first, _extremes_with_steps, _first)  # the last adds tables of version 3; those that exist stay as they are
 
 
 def migrate(database: Database) -> tuple[int, int]:
@@ -275,7 +281,7 @@ def ready(database: Database) -> None:
     try:
         database.run("SELECT 1")
     except FanfoldError as error:
-        raise Unavailable(str(error)) from error
+        raise DatabaseUnavailable(str(error)) from error
 
 
 def sizes(database: Database) -> list[dict[str, Any]]:

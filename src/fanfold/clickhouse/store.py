@@ -5,29 +5,33 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from ..errors import FanfoldError
+from ..fleet.audit import local_user
+from ..fleet.changes import ChangeTargets
+from ..fleet.grants import Anybody
 from ..journal import directory
 from ..journal.liveness import LOST_SECONDS
 from ..process import digest
 from ..settings import cache_directory
-from ..store import axes, deadline
+from ..store import axes, deadline, goodput
 from ..store.buckets import Buckets
 from ..store.catalogue import Progress
+from ..store.changes import Changes
 from ..store.points import holders, points
-from ..store.query import Name, rows_of
-from ..store.rows import LIVE, Project, Row, Rows
+from ..store.query import Name, Store, Watched
+from ..store.rows import LIVE, Project, RunRow
 from ..store.run import Runs, StoredRun, not_found
 from . import schema
-from .address import Address, parse
+from .address import ClickHouseAddress, parse
 from .buckets import thin_many
-from .changes import DirectChanges
 from .database import Database
+from .gateway_tables import AuditTable, ViewTable
+from .intake import ClickHouseIntake
 from .run import FleetRun, read
 
 AT_ONCE = 500  # runs in one query
@@ -35,7 +39,7 @@ MOST_OPEN = 4000  # runs
 FRESH_SECONDS = 0.2  # how long a list of runs stays valid
 
 
-class ClickHouseStore:
+class ClickHouseStore(Store):
     """The runs in one database. Runs stay open, so that repeated queries are cheap.
 
     Threads may share it: they block each other only while reading the same run, listing the same project, or calling changed().
@@ -46,21 +50,21 @@ class ClickHouseStore:
         self.database = database
         self.root = cache_directory() / "fleet" / digest(database.address.shown)
         self._lock = threading.Lock()  # guards the open runs; never held during a query
-        self._watching = threading.Lock()  # guards the state of changed()
+        self._watched = Watched()  # by name: the sum of its journals' ends, and whether it may be alive
         self._listings: dict[str | None, threading.Lock] = {}  # by project
         self._runs: dict[Name, FleetRun] = {}
-        self._rows: dict[Name, tuple[int, Row]] = {}  # the sum of its journals' ends, and its row at that point
-        self._seen: dict[Name, tuple[int, bool]] = {}
-        self._version: dict[Name, int] = {}
-        self._token = 0
+        self._rows: dict[Name, tuple[int, RunRow]] = {}  # the sum of its journals' ends, and its row at that point
         self._looked = 0.0
         self.place = database.address.shown
 
     # Runs
 
     @cached_property
-    def changes(self) -> DirectChanges:
-        return DirectChanges(self.database)
+    def changes(self) -> Changes:
+        """Changes permitted to anyone with the database's password. Through a gateway, tokens and grants decide."""
+        intake = ClickHouseIntake(self.database, gather=0.0)
+        targets = ChangeTargets(intake, AuditTable(self.database), ViewTable(self.database), allow_delete=True)
+        return targets.by(Anybody(local_user()), "this machine")
 
     def projects(self) -> list[Project]:
         found = self.database.ask(
@@ -69,10 +73,7 @@ class ClickHouseStore:
             "toUnixTimestamp64Micro(max(seen)) AS seen FROM commits GROUP BY run) AS c ON r.run = c.run "
             "GROUP BY project ORDER BY last DESC"
         )  # fmt: skip
-        return [
-            Project(name.decode("utf-8", "replace"), int(count), int(last) / 1e6)
-            for name, count, last in zip(*found.values(), strict=True)
-        ]
+        return [Project(_text(name), int(count), int(last) / 1e6) for name, count, last in zip(*found.values(), strict=True)]
 
     def names(self, project: str | None = None) -> dict[Name, tuple[int, int]]:
         """Return all runs, with the newest commit of each and the sum of its journals' ends."""
@@ -85,7 +86,7 @@ class ClickHouseStore:
             **({"project": project} if project is not None else {}),
         )  # fmt: skip
         return {
-            (name.decode("utf-8", "surrogatepass"), id.decode("utf-8", "surrogatepass")): (int(seen), int(ends))
+            (_text(name), _text(id)): (int(seen), int(ends))
             for name, id, seen, ends in zip(*found.values(), strict=True)
             if not id.startswith(b".")
         }
@@ -141,23 +142,14 @@ class ClickHouseStore:
             found = [self._new(name, self._rows[name][1]) for name in self._listing(project, progress)]
         return Runs(sorted(found, key=lambda run: run.started, reverse=True))
 
-    def runs(
-        self,
-        project: str | None = None,
-        filter: str = "",
-        sort: str = "",
-        limit: int | None = None,
-        *,
-        stats: Sequence[str] = (),
-    ) -> Rows:
-        return rows_of(self, project, filter, sort, limit, stats)
-
-    def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
+    def statistics(self, row: RunRow, key: str) -> dict[str, Any] | None:
         deadline.check()
         run = self.run(row.project, row.id)
         with holding([run]):
-            ranks = holders(run, key)
-            return points(run, key, ranks[0]).statistics() if ranks else None
+            ranks = holders(run, key, own=True)
+            if not ranks and key.startswith(goodput.PREFIX):
+                return goodput.statistics(run, key)
+            return points(run, key, ranks[0], own=True).statistics() if ranks else None
 
     def run(self, project: str, id: str) -> StoredRun:
         found = self.several(project, [id])
@@ -180,7 +172,7 @@ class ClickHouseStore:
                     self._runs.pop((project, id), None)
         return found
 
-    def _new(self, name: Name, row: Row | None = None) -> FleetRun:
+    def _new(self, name: Name, row: RunRow | None = None) -> FleetRun:
         return FleetRun(self.database, directory.run_path(self.root, *name), *name, row=row)
 
     def _deleted(self, numbers: list[int]) -> set[int]:
@@ -188,37 +180,23 @@ class ClickHouseStore:
         return set(self.database.ask(sql, runs=numbers)["run"].tolist()) if numbers else set()
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
-        with self._watching:
+        with self._watched.lock:
             if time.monotonic() - self._looked > FRESH_SECONDS:
                 self._looked = time.monotonic()
-                now = {name: (ends, _is_live(seen)) for name, (seen, ends) in self.names().items()}
-                moved = [name for name in {**self._seen, **now} if self._seen.get(name) != now.get(name)]
-                if moved:
-                    self._token += 1
-                    self._version.update(dict.fromkeys(moved, self._token))
-                self._seen = now
-            return self._token, [name for name, version in self._version.items() if version > since]
+                self._watched.update({name: (ends, _is_live(seen)) for name, (seen, ends) in self.names().items()})
+            return self._watched.since(since)
 
     # Points
 
     def series(self, run: StoredRun, key: str, **how: Any) -> Buckets:
         with holding([run]):
-            quick = thin_many(self.database, [(run, key)], **how)
-            return quick[0] or axes.thin(run, key, **_whole(how))
+            return thin_many(self.database, [(run, key)], **how)[0] or axes.thin(run, key, **how)
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
         deadline.check()
         with holding(run for run, _ in wanted):
             quick = thin_many(self.database, wanted, **how)
-            return [one or self._or_none(run, key, how) for one, (run, key) in zip(quick, wanted, strict=True)]
-
-    def _or_none(self, run: StoredRun, key: str, how: dict[str, Any]) -> Buckets | None:
-        try:
-            return axes.thin(run, key, **_whole(how)) if any(journal.count(key) for journal in run.journals) else None
-        except deadline.TookTooLong:
-            raise
-        except FanfoldError:  # the requested rank or x does not exist
-            return None
+            return [one or axes.thin_or_none(run, key, **how) for one, (run, key) in zip(quick, wanted, strict=True)]
 
 
 @contextlib.contextmanager
@@ -236,16 +214,17 @@ def holding(runs: Iterable[StoredRun], *, skip: Sequence[StoredRun] = ()) -> Ite
             run.lock.release()
 
 
+def _text(name: bytes) -> str:
+    """Return a name as text. A header cannot contain an invalid one, so nothing is replaced in a name that came in."""
+    return name.decode("utf-8", "replace")
+
+
 def _is_live(seen: int) -> bool:
     """Return whether a run may still be active: one that stops sending changes its status without a write."""
     return time.time() - seen / 1e6 <= LOST_SECONDS
 
 
-def _whole(how: Mapping[str, Any]) -> dict[str, Any]:
-    return {"buckets": 330, "x": "step", "rank": None, "fold": None, "lo": None, "hi": None, "log": False, **how}
-
-
-_stores: dict[Address, ClickHouseStore] = {}
+_stores: dict[ClickHouseAddress, ClickHouseStore] = {}
 
 
 def connect(text: str) -> ClickHouseStore:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .markup import LIGHT, Markup, escape, stroke, tag
-from .numbers import number, span_tick, tick, ticks, time_tick
+from .markup import LIGHT, Markup, escape, stroke, swatch, tag
+from .numbers import number, share, span_tick, tick, ticks, time_tick
 
 GAP = 8  # a step this many times the usual one is a gap in the data
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 8, 20
@@ -17,62 +16,48 @@ TICK_X, TICK_Y = 76, 28  # pixels between two labels
 _GREY, _GRID = "#5b6370", "#e4e5e3"
 
 
-@dataclass
 class Line:
-    """One run's series, ready to be drawn. `low` and `high` bound the band: over ranks, or a bucket's extremes."""
+    """One run's series, ready to be drawn: the store's buckets, in the colour of its place.
 
-    name: str
-    place: int  # index of its colour
-    x: Any
-    y: Any
-    lo: Any = None
-    hi: Any = None
-    low: Any = None
-    high: Any = None
-    marks: Sequence[tuple[float, str]] = ()
-    restarts: Sequence[float] = ()
-    raw: bool = True
-    total: int = 0
-    marked: int = 0
-    axis: str = "step"
-    low_rank: Any = None
-    high_rank: Any = None
-    parts: list[tuple[int, int]] = field(default_factory=list)
-    smooth: Any = None
+    `low` and `high` bound the band: over ranks, or a bucket's extremes. `smooth` from 0 to 1 adds an average that does not lag.
+    """
+
+    def __init__(self, name: str, place: int, data: Any, *, smooth: float = 0.0) -> None:
+        self.name = name
+        self.place = place
+        self.data = data
+        self.x, self.y = data.x_last, data.last
+        self.lo: Any = None if data.raw else data.min
+        self.hi: Any = None if data.raw else data.max
+        self.low: Any = self.lo if data.low is None else data.low
+        self.high: Any = self.hi if data.high is None else data.high
+        self.parts = stretches(self.x, self.y)
+        self.smooth = _smoothed(self.y, self.parts, smooth) if smooth > 0 else None
 
 
 class Frame(NamedTuple):
-    """The mapping from numbers to pixels."""
-
-    x: Callable[[float], float]
-    y: Callable[[float], float]
-    bottom: float
-    right: float
-
-
-class View(NamedTuple):
-    """The range of numbers a chart covers."""
+    """The range of numbers a chart covers, and its size in pixels."""
 
     x0: float
     x1: float
     y0: float
     y1: float
     log: bool
+    width: int
+    height: int
 
+    @property
+    def bottom(self) -> int:
+        return self.height - BOTTOM
 
-def line_of(name: str, place: int, found: Any, *, smooth: float = 0.0) -> Line:
-    """Return a line made from a store's buckets; `smooth` from 0 to 1 adds an average that does not lag."""
-    thinned = not found.raw
-    line = Line(
-        name, place, found.x_last, found.last, found.min if thinned else None, found.max if thinned else None,
-        found.low if found.low is not None else found.min if thinned else None,
-        found.high if found.high is not None else found.max if thinned else None,
-        found.marks, found.restarts, found.raw, found.total, found.marked, found.axis, found.low_rank, found.high_rank,
-    )  # fmt: skip
-    line.parts = stretches(line.x, line.y)
-    if smooth > 0:
-        line.smooth = _smoothed(line.y, line.parts, smooth)
-    return line
+    def x(self, value: float) -> float:
+        return float(LEFT + share(value, self.x0, self.x1) * (self.width - LEFT - RIGHT))
+
+    def y(self, value: float) -> float:
+        low, high = self.y0, self.y1
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+        return float(self.bottom - share(value, low, high) * (self.bottom - TOP))
 
 
 def stretches(x: Any, y: Any) -> list[tuple[int, int]]:
@@ -115,10 +100,11 @@ def _smoothed(y: Any, parts: Sequence[tuple[int, int]], amount: float) -> Any:
     return out
 
 
-def _extent(lines: Sequence[Line], log: bool) -> View | None:
+def _frame(lines: Sequence[Line], width: int, height: int, log: bool) -> Frame | None:
+    """Return the frame that holds all lines, or None if there are no points."""
     import numpy as np
 
-    xs = [np.asarray(line.x, float) for line in lines] + [np.array([x for x, _ in line.marks]) for line in lines]
+    xs = [np.asarray(line.x, float) for line in lines] + [np.array([x for x, _ in line.data.marks]) for line in lines]
     x = np.concatenate(xs) if xs else np.empty(0)
     x = x[np.isfinite(x)]
     if not len(x):
@@ -130,7 +116,7 @@ def _extent(lines: Sequence[Line], log: bool) -> View | None:
     x0, x1 = float(x.min()), float(x.max())
     if x0 == x1:
         x0, x1 = x0 - 0.5, x1 + 0.5
-    return View(x0, x1, *_padded(low, high, log), log)
+    return Frame(x0, x1, *_padded(low, high, log), log, width, height)
 
 
 def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
@@ -142,62 +128,42 @@ def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
     return max(low - room, -sys.float_info.max), min(high + room, sys.float_info.max)
 
 
-def _frame(view: View, width: int, height: int) -> Frame:
-    wide, tall = width - LEFT - RIGHT, height - TOP - BOTTOM
-    low, high = (math.log(view.y0), math.log(view.y1)) if view.log else (view.y0, view.y1)
-
-    def x(value: float) -> float:
-        return LEFT + (value / 2 - view.x0 / 2) / (view.x1 / 2 - view.x0 / 2) * wide
-
-    def y(value: float) -> float:
-        if view.log:
-            value = math.log(value) if value > 0 else low
-        return TOP + tall - (value / 2 - low / 2) / (high / 2 - low / 2) * tall
-
-    return Frame(x, y, TOP + tall, width - RIGHT)
-
-
 def chart(lines: Sequence[Line], *, label: str, width: int = 640, height: int = 260, log: bool = False) -> Markup:
     """Draw lines, or a message if there are no points. `label` describes the chart for screen readers."""
-    view = _extent(lines, log)
-    if view is None:
+    frame = _frame(lines, width, height, log)
+    if frame is None:
         return tag("p", "No points.", class_="dim")
-    frame = _frame(view, width, height)
-    axis = lines[0].axis
-    said = drawn(lines, log=log)
-    parts = [tag("title", label), tag("desc", said), _axes(view, frame, axis, width, height)]
-    for draw in (_restarts, _band, _curve, _marks):
-        parts += [draw(line, frame, view) for line in lines]
-    return tag(
-        "svg", *parts, class_="plot", viewBox=f"0 0 {width} {height}", role="img", aria_label=f"{label}. {said}"
-    )  # fmt: skip
+    about = drawn(lines, log=log)
+    parts = [tag("title", label), tag("desc", about), _axes(frame, lines[0].data.axis)]
+    parts += [draw(line, frame) for draw in (_restarts, _band, _curve, _marks) for line in lines]
+    return tag("svg", *parts, class_="plot", viewBox=f"0 0 {width} {height}", role="img", aria_label=f"{label}. {about}")
 
 
 def drawn(lines: Sequence[Line], *, log: bool = False) -> str:
     """Return a description of which data a chart shows."""
-    total, shown = sum(line.total for line in lines), sum(len(line.x) for line in lines)
+    total, shown = sum(line.data.total for line in lines), sum(len(line.x) for line in lines)
     words = [f"{total:,} points" if shown == total else f"{shown:,} of {total:,} points, extremes kept"]
-    marked = sum(line.marked for line in lines)
+    marked = sum(line.data.marked for line in lines)
     words += [f"{marked:,} not finite, marked"] if marked else []
-    restarts = sum(len(line.restarts) for line in lines)
+    restarts = sum(len(line.data.restarts) for line in lines)
     words += [f"{restarts} restart{'s' if restarts > 1 else ''}"] if restarts else []
-    words += [f"over {lines[0].axis}"] if lines and lines[0].axis != "step" else []
+    words += [f"over {lines[0].data.axis}"] if lines and lines[0].data.axis != "step" else []
     hidden = sum(int((line.y <= 0).sum()) for line in lines) if log else 0
     words += [f"log scale{f', {hidden} at or below 0 not drawn' if hidden else ''}"] if log else []
     return ", ".join(words)
 
 
-def _axes(view: View, frame: Frame, axis: str, width: int, height: int) -> Markup:
+def _axes(frame: Frame, axis: str) -> Markup:
     parts = []
-    for value in ticks(view.y0, view.y1, (height - TOP - BOTTOM) / TICK_Y, log=view.log):
+    for value in ticks(frame.y0, frame.y1, (frame.bottom - TOP) / TICK_Y, log=frame.log):
         y = round(frame.y(value)) + 0.5
-        parts.append(tag("line", x1=LEFT, x2=width - RIGHT, y1=y, y2=y, class_="grid", stroke=_GRID))
+        parts.append(tag("line", x1=LEFT, x2=frame.width - RIGHT, y1=y, y2=y, class_="grid", stroke=_GRID))
         parts.append(tag("text", tick(value), x=LEFT - 7, y=y + 4, text_anchor="end", fill=_GREY, font_size=11))
-    span = view.x1 - view.x0
-    for value in ticks(view.x0, view.x1, (width - LEFT - RIGHT) / TICK_X):
+    span = frame.x1 - frame.x0
+    for value in ticks(frame.x0, frame.x1, (frame.width - LEFT - RIGHT) / TICK_X):
         name = time_tick(value, span) if axis == "time" else span_tick(value, span) if axis == "relative" else tick(value)
-        x = min(frame.x(value), width - 4 * len(name))
-        parts.append(tag("text", name, x=_px(x), y=height - 5, text_anchor="middle", fill=_GREY, font_size=11))
+        x = min(frame.x(value), frame.width - 4 * len(name))
+        parts.append(tag("text", name, x=_px(x), y=frame.height - 5, text_anchor="middle", fill=_GREY, font_size=11))
     return tag("g", *parts, aria_hidden="true")
 
 
@@ -213,10 +179,10 @@ def _colour(line: Line) -> dict[str, object]:
     return {"class_": f"f{line.place % 8}", "fill": LIGHT[line.place % 8]}
 
 
-def _restarts(line: Line, frame: Frame, _view: View) -> Markup:
+def _restarts(line: Line, frame: Frame) -> Markup:
     """Draw a dotted line with a flag where the run was restarted."""
     parts = []
-    for at in line.restarts:
+    for at in line.data.restarts:
         x = frame.x(at)
         look = {**stroke(line.place), "stroke_dasharray": "1 3"}
         parts.append(tag("path", d=_path([(x, TOP), (x, frame.bottom)]), opacity=0.55, **look))
@@ -225,37 +191,33 @@ def _restarts(line: Line, frame: Frame, _view: View) -> Markup:
     return Markup("".join(parts))
 
 
-def _band(line: Line, frame: Frame, view: View) -> Markup:
+def _band(line: Line, frame: Frame) -> Markup:
     if line.low is None:
         return Markup("")
     parts = []
     for a, b in stretches(line.x, line.low):
-        top = [(frame.x(line.x[i]), frame.y(_above(line.high[i], view))) for i in range(a, b)]
-        floor = [(frame.x(line.x[i]), frame.y(_above(line.low[i], view))) for i in range(b - 1, a - 1, -1)]
+        top = [(frame.x(line.x[i]), frame.y(line.high[i])) for i in range(a, b)]
+        floor = [(frame.x(line.x[i]), frame.y(line.low[i])) for i in range(b - 1, a - 1, -1)]
         parts.append(tag("path", d=_path(top + floor, close=True), opacity=0.16, stroke="none", **_colour(line)))
     return Markup("".join(parts))
 
 
-def _above(value: float, view: View) -> float:
-    return view.y0 if view.log and value <= 0 else value
-
-
-def _curve(line: Line, frame: Frame, view: View) -> Markup:
+def _curve(line: Line, frame: Frame) -> Markup:
     parts = []
     for a, b in line.parts:
-        own = tag("path", d=_path(_points(line, a, b, frame, view)), stroke_linejoin="round",
+        own = tag("path", d=_path(_points(line, a, b, frame)), stroke_linejoin="round",
                   stroke_width=1.5, opacity=0.28 if line.smooth is not None else None, **stroke(line.place))  # fmt: skip
         parts.append(own)
         if line.smooth is not None:
-            even = [(frame.x(line.x[i]), frame.y(_above(line.smooth[i], view))) for i in range(a, b)]
+            even = [(frame.x(line.x[i]), frame.y(line.smooth[i])) for i in range(a, b)]
             parts.append(tag("path", d=_path(even), stroke_linejoin="round", stroke_width=1.8, **stroke(line.place)))
     for (_, a), (b, _) in zip(line.parts, line.parts[1:], strict=False):
-        ends = [(frame.x(line.x[i]), frame.y(_above(line.y[i], view))) for i in (a - 1, b)]
+        ends = [(frame.x(line.x[i]), frame.y(line.y[i])) for i in (a - 1, b)]
         parts.append(tag("path", d=_path(ends), opacity=0.5, **{**stroke(line.place), "stroke_dasharray": "1 4"}))
-    return Markup("".join(parts) + _dots(line, frame, view))
+    return Markup("".join(parts) + _dots(line, frame))
 
 
-def _points(line: Line, a: int, b: int, frame: Frame, view: View) -> list[tuple[float, float]]:
+def _points(line: Line, a: int, b: int, frame: Frame) -> list[tuple[float, float]]:
     """Return a curve's vertices: in each bucket the extreme nearer to the previous point, the other, and the last value."""
     found: list[tuple[float, float]] = []
     for i in range(a, b):
@@ -265,22 +227,22 @@ def _points(line: Line, a: int, b: int, frame: Frame, view: View) -> list[tuple[
             before = line.y[i - 1] if i > a else ends[0]
             if abs(before - ends[1]) < abs(before - ends[0]):
                 ends.reverse()
-            found += [(x, frame.y(_above(end, view))) for end in ends]
-        found.append((x, frame.y(_above(y, view))))
+            found += [(x, frame.y(end)) for end in ends]
+        found.append((x, frame.y(y)))
     return found
 
 
-def _dots(line: Line, frame: Frame, view: View) -> str:
+def _dots(line: Line, frame: Frame) -> str:
     """Draw dots if points are far enough apart, and always for an isolated point."""
-    sparse = line.raw and len(line.x) * 9 < frame.right - LEFT
-    places = [i for a, b in line.parts if sparse or b - a == 1 for i in range(a, b) if not (view.log and line.y[i] <= 0)]
+    sparse = line.data.raw and len(line.x) * 9 < frame.width - RIGHT - LEFT
+    places = [i for a, b in line.parts if sparse or b - a == 1 for i in range(a, b) if not (frame.log and line.y[i] <= 0)]
     return "".join(tag("circle", cx=_px(frame.x(line.x[i])), cy=_px(frame.y(line.y[i])), r=2.2, **_colour(line)) for i in places)
 
 
-def _marks(line: Line, frame: Frame, _view: View) -> Markup:
+def _marks(line: Line, frame: Frame) -> Markup:
     """Draw NaN as a cross at the bottom, and infinities as arrows at the top or bottom edge."""
     parts = []
-    for at, kind in line.marks:
+    for at, kind in line.data.marks:
         x, floor = frame.x(at), frame.bottom
         if kind == "nan":
             d = f"M{_px(x - 3)} {floor - 7}l6 6m0 -6l-6 6"
@@ -295,6 +257,4 @@ def _marks(line: Line, frame: Frame, _view: View) -> Markup:
 
 def legend(lines: Sequence[Line]) -> Markup:
     """Return the legend of a chart."""
-    from .markup import swatch
-
     return tag("ul", *(tag("li", swatch(line.place), escape(line.name)) for line in lines), class_="legend")

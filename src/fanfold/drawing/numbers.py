@@ -36,6 +36,17 @@ def _minus(text: str) -> str:
     return text.replace("-", MINUS, 1) if text.startswith("-") else text
 
 
+def cut(text: str, width: int) -> str:
+    """Return a text, shortened to a width."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def share(value: Any, low: float, high: float) -> Any:
+    """Return the position of a number or array between two numbers: 0 at `low`, 1 at `high`, 0.5 if they are equal."""
+    span = high / 2 - low / 2  # halved, because the difference may overflow
+    return (value / 2 - low / 2) / span if span > 0 else value * 0 + 0.5
+
+
 def tick(value: float) -> str:
     """Return a number short enough for an axis."""
     size = abs(value)

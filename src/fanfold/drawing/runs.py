@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..plain import flat
-from .chart import Line, chart, drawn, line_of
+from .chart import Line, chart, drawn
 from .markup import Markup, join, status, table, tag
-from .numbers import duration, moment, number
+from .numbers import cut, duration, moment, number, share
 from .order import curve_order
 
 CHARTS, SETTINGS, METRICS = 4, 16, 16  # of one run
@@ -19,12 +19,7 @@ SPARK_BUCKETS = 60
 def lines(runs: Iterable[Any], key: str, *, buckets: int = 330, x: str = "auto", smooth: float = 0.0) -> list[Line]:
     """Return one line per run that has the key, coloured by the run's position."""
     found = [(place, run, run.curve(key, buckets=buckets, x=x)) for place, run in enumerate(runs)]
-    return [line_of(run.name, place, one, smooth=smooth) for place, run, one in found if one is not None]
-
-
-def lasted(run: Any) -> str:
-    """Return a run's duration as text, until its last sign of life if it has ended."""
-    return duration(run.duration)
+    return [Line(run.name, place, one, smooth=smooth) for place, run, one in found if one is not None]
 
 
 def run_html(run: Any) -> Markup:
@@ -42,7 +37,7 @@ def run_html(run: Any) -> Markup:
 
 
 def _head(run: Any) -> Markup:
-    words = [run.project, run.id, f"started {moment(run.started)}", lasted(run)]
+    words = [run.project, run.id, f"started {moment(run.started)}", duration(run.duration)]
     words += [f"{len(run.ranks)} ranks"] if len(run.ranks) > 1 else []
     words += [f"tags: {', '.join(map(str, run.tags))}"] if run.tags else []
     error = (run.error or "").strip().splitlines()[-1:]
@@ -55,13 +50,9 @@ def _pairs(title: str, values: dict[str, Any], most: int) -> Markup:
     """Return names and values as one unobtrusive line; run.config and run.summary have all of them."""
     if not values:
         return Markup("")
-    words = [f"{name} {_cut(number(value))}" for name, value in list(values.items())[:most]]
+    words = [f"{name} {cut(number(value), 40)}" for name, value in list(values.items())[:most]]
     words += [f"and {len(values) - most} more"] if len(values) > most else []
     return tag("p", tag("span", f"{title} ", class_="dim"), " · ".join(words), style="margin:0")
-
-
-def _cut(text: str, width: int = 40) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _figure(run: Any, key: str) -> Markup:
@@ -89,7 +80,7 @@ def _row(run: Any, with_curve: bool) -> list[object]:
     key = next(iter(curve_order(numbers)), "")
     curve = _spark(run, key) if key and with_curve else ""
     facts = [join([run.name, Markup("<br>"), tag("span", run.id, class_="dim")]), status(run.status), run.project]
-    return [*facts, moment(run.started), lasted(run), key, number(latest.get(key)) if key else "", curve]
+    return [*facts, moment(run.started), duration(run.duration), key, number(latest.get(key)) if key else "", curve]
 
 
 def _spark(run: Any, key: str) -> Markup:
@@ -101,10 +92,7 @@ def _spark(run: Any, key: str) -> Markup:
         return Markup("")
     x, y = found.x_last, found.last
     good = np.isfinite(y)
-    x, y = x[good], y[good]
-    with np.errstate(over="ignore", invalid="ignore"):
-        across = (x - x[0]) / (x[-1] - x[0]) * 96 + 2 if x[-1] > x[0] else np.full(len(x), 50.0)
-        up = 18 - (y / 2 - y.min() / 2) / (y.max() / 2 - y.min() / 2) * 16 if y.max() > y.min() else np.full(len(y), 10.0)
-    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across, up, strict=True))
+    x, y = share(x[good], x[good][0], x[good][-1]), share(y[good], y[good].min(), y[good].max())
+    points = " ".join(f"{2 + a * 96:.1f},{18 - b * 16:.1f}" for a, b in zip(x, y, strict=True))
     line = tag("polyline", points=points, class_="s0", stroke="#1da5a5", stroke_width=1.5, fill="none")
     return tag("svg", line, width=100, height=20, role="img", aria_label=f"curve of {key}")

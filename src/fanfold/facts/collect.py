@@ -48,11 +48,11 @@ def gather(*, argv: Sequence[str] | None = None, cwd: str | os.PathLike[str] | N
             "command": lambda: mask_argv(words),
             "script": lambda: mask(_script(words)),
             "cwd": lambda: mask(os.fspath(cwd or Path.cwd())),
-            "git": lambda: git.describe(_code_folders(words, cwd), entry_script() if cwd is None else None),
+            "git": lambda: git.describe(_code_folders(words, cwd), entry_script(argv) if cwd is None else None),
             "python": _python,
             "packages": lambda: packages(sys.path),
             "node": _node,
-            "gpus": _gpus,
+            "gpus": gpus,
             "torch": _torch,
             "launcher": lambda: process.detect().launcher,
             "environment": lambda: _environment(_variables()),
@@ -74,7 +74,7 @@ def environment() -> dict[str, object]:
             "python": _python,
             "packages": lambda: packages(sys.path),
             "node": _node,
-            "gpus": _gpus,
+            "gpus": gpus,
         }
     )
 
@@ -105,9 +105,15 @@ def _script(argv: Sequence[str]) -> str:
     return "interactive"
 
 
-def entry_script() -> str | None:
-    """Return the file this process runs, also if started with `-m`; None for a notebook, a prompt or an installed program."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
+def entry_script(argv: Sequence[str] | None = None) -> str | None:
+    """Return the file this process runs, also if started with `-m`; None for a notebook, a prompt or an installed program.
+
+    With `argv`, return the script in that command line.
+    """
+    if argv is not None:
+        scripts = (word for word in argv if word.endswith((".py", ".sh")) and Path(word).is_file())
+        return next((word for word in scripts if not Path(word).resolve().is_relative_to(sys.prefix)), None)
+    file = getattr(sys.modules.get("__main__"), "__file__", None) or next(iter(sys.argv), None)  # Python removes it at the end
     if not isinstance(file, str) or _in_notebook() or not Path(file).is_file():
         return None
     return None if Path(file).resolve().is_relative_to(sys.prefix) else file
@@ -131,7 +137,9 @@ def _variables() -> dict[str, str]:
 
 def _environment(environment: Mapping[str, str]) -> object:
     """Return the variables that affect how training runs; all others may be private and are not read."""
-    return mask({k: v for k, v in sorted(environment.items()) if k in _VARIABLES or k.startswith(_PREFIXES)})
+    wanted = {k: v for k, v in sorted(environment.items()) if k in _VARIABLES or k.startswith(_PREFIXES)}
+    wanted.pop("FANFOLD_NOTIFY", None)  # addresses of chat services are secrets as a whole
+    return mask(wanted)
 
 
 def _user() -> str:
@@ -219,7 +227,8 @@ def _in_container() -> bool:
     return re.search(r"docker|kubepods|containerd|lxc", head_of(Path("/proc/1/cgroup"))) is not None
 
 
-def _gpus() -> list[dict[str, object]]:
+def gpus() -> list[dict[str, Any]]:
+    """Return the GPUs that NVML sees."""
     if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
         return []  # no driver: importing the library would take 20 ms and find nothing
     try:
@@ -239,7 +248,7 @@ def _gpus() -> list[dict[str, object]]:
         pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int, driver: str) -> dict[str, object]:
+def _gpu(nvml: Any, index: int, driver: str) -> dict[str, Any]:
     device = nvml.nvmlDeviceGetHandleByIndex(index)
     return {
         "index": index,

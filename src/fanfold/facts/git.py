@@ -42,10 +42,10 @@ def _repository(folder: str, script: str | None) -> dict[str, object] | None:
     tracked, or there is no commit yet. It is None if git is not installed, is too slow or refuses to open another user's
     repository; the rest is then read from its files. `commit` is None before the first commit, `branch` on a detached HEAD.
     """
-    root = _line(_run_git(folder, "rev-parse", "--show-toplevel"))
+    root = _line(run_git(folder, "rev-parse", "--show-toplevel"))
     if not root:
         return _by_hand(folder)
-    status = _run_git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=untracked")
+    status = run_git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=untracked")
     if status is None:
         return _by_hand(root)
     lines = os.fsdecode(status).splitlines()
@@ -55,7 +55,7 @@ def _repository(folder: str, script: str | None) -> dict[str, object] | None:
         root,
         commit=None if commit == "(initial)" else commit,
         branch=None if branch == "(detached)" else branch,
-        remote=_remote(os.fsdecode(_run_git(root, "config", "--get-regexp", r"^remote\..*\.url$") or b"")),
+        remote=_remote(os.fsdecode(run_git(root, "config", "--get-regexp", r"^remote\..*\.url$") or b"")),
         dirty=commit == "(initial)" or any(not line.startswith("#") for line in lines) or bool(_untracked_sources(root, script)),
     )
 
@@ -113,9 +113,9 @@ def patch(root: str | os.PathLike[str], limit: int = PATCH_LIMIT) -> tuple[bytes
     """
     folder = os.fspath(root)
     notes = _untracked(folder)
-    base = _line(_run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"))
-    base = base or _line(_run_git(folder, "hash-object", "-t", "tree", os.devnull))  # no commit yet: everything is new
-    diff = _run_git(folder, *_DIFF, base, "--", limit=limit + 1) if base else None
+    base = _line(run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"))
+    base = base or _line(run_git(folder, "hash-object", "-t", "tree", os.devnull))  # no commit yet: everything is new
+    diff = run_git(folder, *_DIFF, base, "--", limit=limit + 1) if base else None
     raw = diff or b""
     cut = len(raw) > limit
     # Cut to whole lines before masking: half a token would not be recognised.
@@ -146,12 +146,12 @@ def sources(root: str | None, script: str | None) -> tuple[list[tuple[str, bytes
 def _untracked_sources(root: str, script: str | None) -> list[str]:
     """Return the source files that git does not track: the script first, even if ignored, then those not ignored."""
     endings = [f"*{ending}" for ending in _CODE if ending != ".ipynb"]  # notebooks contain their outputs, which are data
-    listed = _run_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *endings) or b""
+    listed = run_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *endings) or b""
     found = [name for name in os.fsdecode(listed).split("\0") if name]
     if script and Path(script).resolve().is_relative_to(Path(root).resolve()):
         own = str(Path(script).resolve().relative_to(Path(root).resolve()))
         # Only an explicit answer counts: if git fails, the script is assumed to be tracked.
-        tracked = _run_git(root, "ls-files", "-z", "--", f":(literal){own}")
+        tracked = run_git(root, "ls-files", "-z", "--", f":(literal){own}")
         if tracked == b"":
             found = [own, *(name for name in found if name != own)]
     return found
@@ -176,7 +176,7 @@ def _whole_lines(data: bytes, limit: int) -> bytes:
 
 
 def _untracked(folder: str) -> str:
-    listed = _run_git(folder, "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "-z")
+    listed = run_git(folder, "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "-z")
     names = [repr(name)[1:-1] for name in (listed or b"").decode("utf-8", "surrogateescape").split("\0") if name]
     lines = [f"# untracked: {mask_text(name)}\n" for name in names[:UNTRACKED_NAMES]]
     if len(names) > UNTRACKED_NAMES:
@@ -201,9 +201,10 @@ def _line(output: bytes | None) -> str:
     return os.fsdecode(output or b"").removesuffix("\n")
 
 
-def _run_git(folder: str, *arguments: str, limit: int = PATCH_LIMIT) -> bytes | None:
+def run_git(folder: str, *arguments: str, limit: int = PATCH_LIMIT) -> bytes | None:
     """Run git without locks, prompts, pagers, hooks, monitors or network; return None if it fails or is too slow."""
-    settings = ("core.fsmonitor=false", "core.quotepath=false", "core.hooksPath=/dev/null", "core.untrackedCache=false")
+    settings = ("core.fsmonitor=false", "core.quotepath=false", "core.hooksPath=/dev/null", "core.untrackedCache=false",
+                "log.showSignature=false")  # a repository's settings name the program that checks signatures  # fmt: skip
     options = [word for setting in settings for word in ("-c", setting)]
     drop = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"}
     environment = {name: value for name, value in list(os.environ.items()) if name not in drop}

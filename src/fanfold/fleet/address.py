@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from ..errors import SettingError
+from ..settings import split_address
+
+_ODD = re.compile(r"[^A-Za-z0-9.:/\[\]%_~+=,-]")
 
 
-class Address(NamedTuple):
+class GatewayAddress(NamedTuple):
     """Where a gateway is; `url` is its normalized form, used to name locks and notes."""
 
     secure: bool
@@ -23,17 +26,18 @@ class Address(NamedTuple):
         return f"{'https' if self.secure else 'http'}://{host}{port}{self.path}"
 
 
-def parse(url: str) -> Address:
+def parse(url: str) -> GatewayAddress:
     """Parse an address; one that contains a password is refused, since addresses are displayed and logged."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    parts = split_address(url if "://" in url else f"http://{url}")
     try:
         port = parts.port
     except ValueError:
         port = 0
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or port == 0:
+    odd = _ODD.search(url)  # our messages contain commands with the address in it, to be copied to a shell
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or port == 0 or odd:
         shown = url.rpartition("@")[2].partition("?")[0]
         raise SettingError(
             f"{shown!r} is no address of a gateway. Nothing is forwarded. Write https://name:port, without a password or a "
             "query; the token belongs in FANFOLD_SERVER_TOKEN."
         )
-    return Address(parts.scheme == "https", parts.hostname, port, parts.path.rstrip("/"))
+    return GatewayAddress(parts.scheme == "https", parts.hostname, port, parts.path.rstrip("/"))

@@ -21,7 +21,7 @@ CREATED, REVOKED = "token created", "token revoked"
 LOGIN, REFUSED = "login", "login refused"
 
 
-class Entry(msgspec.Struct, omit_defaults=True):
+class AuditEntry(msgspec.Struct, omit_defaults=True):
     """One event: when, what, by whom, from where, to which run; `detail` holds further facts, such as how much was deleted."""
 
     time: float
@@ -36,10 +36,10 @@ class Entry(msgspec.Struct, omit_defaults=True):
 class Audit(Protocol):
     """Storage for the audit log."""
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: AuditEntry) -> None:
         """Append an entry, durably once this returns. Raise OSError if it cannot be written."""
 
-    def read(self, limit: int = 1000) -> list[Entry]:
+    def read(self, limit: int = 1000) -> list[AuditEntry]:
         """Return the newest entries, oldest first."""
 
 
@@ -49,7 +49,7 @@ class AuditFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: AuditEntry) -> None:
         line = msgspec.json.encode(entry) + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
@@ -63,7 +63,7 @@ class AuditFile:
         finally:
             os.close(fd)
 
-    def read(self, limit: int = 1000) -> list[Entry]:
+    def read(self, limit: int = 1000) -> list[AuditEntry]:
         try:
             with self.path.open("rb") as file:
                 lines = deque(file, limit)
@@ -72,13 +72,18 @@ class AuditFile:
         return [entry for line in lines if (entry := _read(line)) is not None]
 
 
-def local(action: str, **what: Any) -> Entry:
+def local(action: str, **what: Any) -> AuditEntry:
     """Return an entry for an action taken from the command line of this machine."""
+    return AuditEntry(time.time(), action, local_user(), "command line", detail=what)
+
+
+def local_user() -> str:
+    """Return who runs this process, and where."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container whose user id has no name
         user = str(os.getuid())
-    return Entry(time.time(), action, f"{user} on {detect().node}", "command line", detail=what)
+    return f"{user} on {detect().node}"
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -87,9 +92,9 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _read(line: bytes) -> Entry | None:
+def _read(line: bytes) -> AuditEntry | None:
     try:
-        return msgspec.json.decode(line, type=Entry)
+        return msgspec.json.decode(line, type=AuditEntry)
     except (msgspec.MsgspecError, UnicodeDecodeError):  # cut off by a power failure
         return None
 

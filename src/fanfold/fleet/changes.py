@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ..errors import Forbidden, SettingError
-from ..store.changes import Views, as_journal, check_idle
+from ..journal.requests import JobRequest
+from ..store.changes import VIEW, Frame, Views, alert_frame, as_journal, check_idle, edit_frame
 from ..store.run import StoredRun
-from .audit import DELETE, DELETE_FAILED, Audit, Entry, unsafe
+from .audit import DELETE, DELETE_FAILED, Audit, AuditEntry, unsafe
 from .grants import Holder
 from .intake import Intake
 from .tokens import READ, WRITE
@@ -17,7 +21,7 @@ from .wire import Piece
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeTargets:
     """The targets of a gateway's changes. Without an audit log, or without `allow_delete`, nothing can be deleted."""
 
     intake: Intake
@@ -33,17 +37,27 @@ class Change:
 class CallerChanges:
     """The changes of one caller."""
 
-    place: Change
+    place: ChangeTargets
     holder: Holder
     peer: str
 
     def edit(self, run: StoredRun, facts: dict[str, Any]) -> None:
-        self._check_write(run.project)
-        name, data = as_journal(run, facts)
+        self._add(run, edit_frame(facts))
+
+    def add_alert(self, run: StoredRun, alert: dict[str, Any]) -> None:
+        self._add(run, alert_frame(alert))
+
+    def _add(self, run: StoredRun, frame: Frame) -> None:
+        check(self.holder, WRITE, run.project)
+        name, data = as_journal(run, frame)
         self.place.intake.append(run.project, Piece(run.id, name, 0, 0, data))
 
+    def ask(self, run: StoredRun, request: JobRequest) -> None:
+        check(self.holder, WRITE, run.project)
+        self.place.intake.ask(run.project, run.id, msgspec.structs.replace(request, by=self.holder.label[:200]))
+
     def check_deletable(self, run: StoredRun, *, force: bool = False) -> None:
-        self._check_write(run.project)
+        check(self.holder, WRITE, run.project)
         if not self.place.allow_delete or self.place.audit is None:
             raise Forbidden(
                 "this gateway keeps everything. Nothing was deleted. Whoever runs it can start it with --allow-delete."
@@ -53,7 +67,7 @@ class CallerChanges:
 
     def delete(self, run: StoredRun) -> int:
         """Record the deletion in the audit log, then delete: an unrecorded deletion is worse than a failed one."""
-        self.check_deletable(run)
+        self.check_deletable(run, force=True)
         detail = {"name": run.name, "journals": len(run.journals), "points": points(run), "status": run.status}
         self._record(DELETE, run, detail)
         try:
@@ -63,17 +77,20 @@ class CallerChanges:
             raise SettingError(f"run {run.id} could not be deleted: {error}. What is left of it is hidden. Try again.") from error
         return 0
 
+    def move(self, runs: Sequence[StoredRun], project: str) -> None:  # noqa: ARG002 - the interface
+        raise Forbidden(
+            "runs cannot be moved between the projects of a gateway: their training may still send to the old one. Nothing was "
+            "moved. Move them where they were recorded, with `fanfold mv`."
+        )
+
     @property
     def views(self) -> Views:
         if self.place.saved_views is None:
             raise SettingError("this store keeps no views. Nothing was saved.")
         return CallerViews(self.place.saved_views, self.holder)
 
-    def _check_write(self, project: str) -> None:
-        check(self.holder, WRITE, project)
-
     def _record(self, action: str, run: StoredRun, detail: dict[str, Any]) -> None:
-        entry = Entry(time.time(), action, self.holder.label, self.peer, run.project, run.id, detail)
+        entry = AuditEntry(time.time(), action, self.holder.label, self.peer, run.project, run.id, detail)
         try:
             if self.place.audit is not None:
                 self.place.audit.write(entry)
@@ -88,14 +105,22 @@ class CallerViews:
     place: Views
     holder: Holder
 
-    def all(self, project: str) -> dict[str, str]:
+    def all(self, project: str, kind: str = VIEW) -> dict[str, str]:
         check(self.holder, READ, project)
-        return self.place.all(project)
+        return self.place.all(project, kind)
 
-    def save(self, project: str, name: str, fragment: str | None) -> None:
+    def save(self, project: str, name: str, fragment: str | None, kind: str = VIEW) -> None:
         check(self.holder, READ, project)
         check(self.holder, WRITE, project)
-        self.place.save(project, name, fragment)
+        self.place.save(project, name, fragment, kind)
+
+    def workspace(self, project: str, user: str = "") -> str:  # noqa: ARG002 - a caller's own, whoever is named
+        check(self.holder, READ, project)
+        return self.place.workspace(project, self.holder.label)
+
+    def keep_workspace(self, project: str, fragment: str, user: str = "") -> None:  # noqa: ARG002
+        check(self.holder, READ, project)  # it is the caller's own: reading is enough
+        self.place.keep_workspace(project, fragment, self.holder.label)
 
 
 def check(holder: Holder, scope: str, project: str) -> None:

@@ -8,16 +8,33 @@ import json
 import random
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from .._version import __version__
-from ..errors import FanfoldError, SettingError, notices
+from ..errors import FanfoldError, MetricNotFound, RunNotFound, SettingError, notices
+from ..journal.requests import Answer as JobAnswer
 from ..process import LOOPBACK
 from .address import parse
-from .wire import APPEND, BATCH, BLOB, LENGTH, MISSING, OFFSET, Conflict, Piece, encode
+from .wire import (
+    ANSWER,
+    APPEND,
+    BATCH,
+    BLOB,
+    LENGTH,
+    MISSING,
+    OFFSET,
+    REQUESTS,
+    TELL,
+    Conflict,
+    Fetched,
+    Fetching,
+    Piece,
+    Telling,
+    encode,
+)
 
 TIMEOUT = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
@@ -28,7 +45,7 @@ SMALLEST = 32 << 10
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class Stored(msgspec.Struct):
+class PieceResult(msgspec.Struct):
     """The outcome of sending a piece: how much of its journal the gateway has (200, 409), or why it was refused."""
 
     status: int
@@ -43,7 +60,7 @@ class Stored(msgspec.Struct):
 class Appended(msgspec.Struct):
     """The response to an append request."""
 
-    pieces: list[Stored]
+    pieces: list[PieceResult]
 
 
 class Offset(msgspec.Struct):
@@ -58,7 +75,27 @@ class Missing(msgspec.Struct):
     missing: dict[str, Count]
 
 
-class Refusal(msgspec.Struct):
+class ToolText(msgspec.Struct):
+    """A part of a tool's answer; only texts matter here."""
+
+    text: str = ""
+
+
+class ToolResult(msgspec.Struct):
+    """What a tool answered; the names are those of MCP."""
+
+    structuredContent: dict[str, Any] = {}  # noqa: N815
+    content: list[ToolText] = []
+    isError: bool = False  # noqa: N815
+
+
+class ToolAnswer(msgspec.Struct):
+    """The response to a call of a tool."""
+
+    result: ToolResult
+
+
+class RefusalAnswer(msgspec.Struct):
     """The response to a refused request."""
 
     error: str = ""
@@ -97,7 +134,7 @@ class Client:
         self._place = parse(url)
         self.url = self._place.url
         self._token, self._timeout = token, timeout
-        self._trust = _trust(ca) if self._place.secure else None
+        self._trust = trust(ca) if self._place.secure else None
         self._connection: http.client.HTTPConnection | None = None
         self.accepted = 0  # requests whose bytes the gateway has stored
         self.room = BATCH  # bytes per request: shrinks when connections break, or a bad line would never get a request through
@@ -107,7 +144,7 @@ class Client:
                 f"{self.url} is not encrypted, and the token goes there in the clear. Runs are forwarded all the same. Use https://.",
             )
 
-    def append(self, project: str, pieces: Sequence[Piece]) -> list[Stored]:
+    def append(self, project: str, pieces: Sequence[Piece]) -> list[PieceResult]:
         """Send pieces of journals; return the outcome of each."""
         body, length = encode(pieces)
         answer = self._ask(Appended, "POST", APPEND, {"project": project}, body, {LENGTH: str(length)}, also=409)[1]
@@ -133,6 +170,36 @@ class Client:
             raise Conflict(answer.offset)
         self.accepted += 1
         return answer.offset
+
+    def tell(self, project: str, run: str, asked: Telling) -> JobAnswer:
+        """Ask something of a run's job; return what the gateway says to it."""
+        return self._ask(JobAnswer, "POST", TELL, {"project": project, "run": run}, msgspec.json.encode(asked))[1]
+
+    def answer(self, project: str, run: str, id: str) -> JobAnswer:
+        """Return what became of a request."""
+        return self._ask(JobAnswer, "GET", ANSWER, {"project": project, "run": run, "id": id})[1]
+
+    def requests(self, project: str, runs: Sequence[str], got: Sequence[tuple[str, str]]) -> Fetched:
+        """Return the requests that wait for some runs, and acknowledge earlier ones."""
+        body = msgspec.json.encode(Fetching(list(runs), list(got)))
+        return self._ask(Fetched, "POST", REQUESTS, {"project": project}, body)[1]
+
+    def tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Ask one of the gateway's tools (tools/table.py), which it serves over MCP; return the answer, or raise its error."""
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
+        headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+        answer = self._ask(ToolAnswer, "POST", "/mcp", {}, json.dumps(call).encode(), headers)[1].result
+        if answer.isError:
+            kind = {"RunNotFound": RunNotFound, "MetricNotFound": MetricNotFound}.get(
+                str(answer.structuredContent.get("error")), FanfoldError
+            )
+            raise kind(f"{self.url} says: {' '.join(one.text for one in answer.content)}")
+        if left_out := answer.structuredContent.get("left_out"):
+            notices.once(
+                f"tool:{self.url}:{left_out}",
+                f"the answer of {self.url} was too long, and parts of it are left out: {'; '.join(map(str, left_out[:3]))}.",
+            )
+        return answer.structuredContent["result"]
 
     def close(self) -> None:
         if self._connection is not None:
@@ -188,7 +255,7 @@ class Client:
         try:
             if expected:
                 return msgspec.json.decode(data, type=kind)
-            why = msgspec.json.decode(data, type=Refusal).error
+            why = msgspec.json.decode(data, type=RefusalAnswer).error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             why = f"{error}, which no gateway says" if expected else ""
         after = response.getheader("retry-after") or ""
@@ -196,7 +263,7 @@ class Client:
         raise Unreachable(f"{self.url} answers {response.status}: {why or response.reason}", after=wait, status=response.status)
 
 
-def _trust(ca: str | None) -> ssl.SSLContext:
+def trust(ca: str | None) -> ssl.SSLContext:
     """Return a TLS context that trusts the certificates in `ca`, else the system's."""
     try:
         return ssl.create_default_context(cafile=ca)

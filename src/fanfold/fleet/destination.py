@@ -37,10 +37,12 @@ def destination(file: Mapping[str, Any], to: str | None = None) -> Upstream | No
     found = Upstream(url, resolve("server_token", file=own), resolve("server_ca", file=own))
     # A token in the same file as the address belongs to it; one from the environment belongs to the address it was used with.
     secret = os.environ.get(TABLE["server_token"].variable)
+    place = {"url": url, **_authority(own)}
     if named:
         approvals.remember(KIND, {"url": url})
         approvals.remember(KIND, {"url": url}, secret=secret)
-    elif not approvals.is_approved(KIND, {"url": url}, secret=secret):
+        approvals.remember(KIND, place, secret=secret)
+    elif not approvals.is_approved(KIND, place, secret=secret):
         what = "your FANFOLD_SERVER_TOKEN was never given for it" if secret else "you have not approved it yet"
         raise SettingError(
             f"{FILE_NAME} names the gateway {url}, and {what}. Nothing is sent there. If you trust it, set FANFOLD_SERVER={url} "
@@ -50,4 +52,11 @@ def destination(file: Mapping[str, Any], to: str | None = None) -> Upstream | No
 
 
 def _names(file: Mapping[str, Any], url: str) -> bool:
-    return not file.get("server") or parse(str(file["server"])).url == url
+    return bool(file.get("server")) and parse(str(file["server"])).url == url
+
+
+def _authority(file: Mapping[str, Any]) -> dict[str, str]:
+    """Return the CA that a settings file chooses, as a part of what is approved: whoever signs can stand in for the gateway."""
+    if "server_ca" not in file or TABLE["server_ca"].variable in os.environ:
+        return {}
+    return {"ca": os.path.abspath(str(file["server_ca"]))}  # noqa: PTH100 - links stay

@@ -6,7 +6,9 @@ import contextlib
 import json
 from pathlib import Path
 
-from ..journal.files import is_folder, read_text, replace_text
+from ..atomic import replace_text
+from ..journal.directory import encode_name
+from ..journal.files import is_folder, read_text
 from ..journal.packed import raw_size
 from ..process import digest
 
@@ -24,8 +26,11 @@ class Note:
         self.over: dict[str, int] = {}
         self.whole = False  # every known journal is over, and every blob is at the gateway
         self.deleted = False  # the gateway reported this run as deleted
+        self.project = ""  # the project it was shipped to
         self._saved = ""
         self._load()
+        if self.project and encode_name(self.project) != run.parent.name:  # moved: the gateway does not have it there yet
+            self.forget()
 
     def _load(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -36,6 +41,7 @@ class Note:
             self.over = {str(name): int(size) for name, size in known["over"].items()}
             self.whole = known["whole"] is True
             self.deleted = known.get("deleted") is True
+            self.project = str(known.get("project") or "")
 
     def is_over(self, journal: Path) -> bool:
         """Return whether a journal was shipped to its end and has not grown since."""
@@ -48,12 +54,19 @@ class Note:
         """Delete the note: the gateway is asked about everything again."""
         if is_folder(self.path.parent):
             self.path.unlink(missing_ok=True)
-        self.offsets, self.over, self.whole, self.deleted, self._saved = {}, {}, False, False, ""
+        self.offsets, self.over, self.whole, self.deleted, self.project, self._saved = {}, {}, False, False, "", ""
 
     def save(self) -> None:
         """Replace the file if anything changed. Failing to write it only costs a few extra requests."""
         text = json.dumps(
-            {"server": self.url, "whole": self.whole, "deleted": self.deleted, "offsets": self.offsets, "over": self.over}
+            {
+                "server": self.url,
+                "project": self.project,
+                "whole": self.whole,
+                "deleted": self.deleted,
+                "offsets": self.offsets,
+                "over": self.over,
+            }
         )
         if text == self._saved:
             return

@@ -61,7 +61,8 @@ class Following:
     def _learn(self, header: Header | None) -> None:
         """Take project and run id from a header: folder names may be shortened."""
         if header is not None and header.project is not None and header.run is not None:
-            self.project, self.id = header.project, header.run
+            self.project, self.id = directory.project_of(self.path, header.project), header.run
+            self.note.project = self.project
 
     # Blobs
 

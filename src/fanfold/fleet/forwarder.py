@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..errors import FanfoldError, notices
 from ..journal import directory
+from ..journal.files import open_to_write
 from ..journal.origin import spool_roots
 from ..journal.spool import recover
 from ..journal.writer import try_lock
@@ -23,6 +24,7 @@ from ..process import digest
 from .client import Backoff, Client, Unreachable
 from .forward_journal import Tail
 from .forward_note import HOME
+from .forward_requests import RequestMail
 from .forward_run import Following
 from .prune import prune
 from .wire import Piece
@@ -59,6 +61,7 @@ class Forwarder:
         self._pauses: dict[str, tuple[Backoff, float]] = {}
         self._next_scan = self._next_recover = self._next_note = 0.0
         self._turn = self._accepted = 0
+        self._requests = RequestMail(client)
 
     # Each round: scan, ship, settle
 
@@ -110,6 +113,7 @@ class Forwarder:
                 self._pause(project, error)
             else:
                 self._resume(project)
+        self._requests.fetch(self.runs.values())
         if time.monotonic() >= self._next_note:
             self.note()
         return moved
@@ -210,7 +214,7 @@ class Forwarder:
         if now >= self._next_recover:
             self._next_recover = now + RECOVER_SECONDS
             with contextlib.suppress(OSError):
-                recover(*spool_roots())
+                recover(*spool_roots(), runs=self.root)
 
     def _look_at(self, path: Path) -> None:
         changed = (path / "journal").stat().st_mtime_ns
@@ -291,7 +295,7 @@ def only_one(root: Path, url: str) -> Iterator[None]:
     """Hold the lock that makes this the only forwarder from `root` to `url`, or raise Taken."""
     folder = root / HOME
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(folder / f"{digest(url)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = open_to_write(folder / f"{digest(url)}.lock")
     try:
         if try_lock(fd) is False:  # without locks there may be two, which is harmless: the gateway stores each byte once
             raise Taken(f"another forwarder serves {root}. Nothing was sent from here. Let it work, or end it first.")

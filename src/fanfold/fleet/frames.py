@@ -39,11 +39,7 @@ def walk(data: bytes, seed: int, *, first: bool = False) -> Walked:
 
 def sound_until(data: bytes, seed: int, *, first: bool) -> int:
     """Return where the last whole frame ends; with `first`, the first must be the journal's header."""
-    end = 0
-    if not first or data[2:3] == bytes([Kind.HEADER]):
-        for span in spans(memoryview(data), 0, len(data), seed, header=first):
-            end = span.end
-    return end
+    return walk(data, seed, first=first).end if not first or data[2:3] == bytes([Kind.HEADER]) else 0
 
 
 def length_at(head: bytes) -> int | None:

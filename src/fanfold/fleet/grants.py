@@ -9,29 +9,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import SettingError
-from .tokens import ALL, READ, SCOPES, WRITE
+from .tokens import ALL, READ, SCOPES, WRITE, Token
 
 EVERYONE = "*"  # anyone who is logged in
 USER, GROUP = "user", "group"
 Right = tuple[str, str]  # scope, project
-
-
-class Holder(Protocol):
-    """The caller of a request: a token, a person, or anybody at a gateway without tokens and logins."""
-
-    @property
-    def label(self) -> str:
-        """Who it is, for the dashboard and the audit log."""
-
-    @property
-    def may_write(self) -> bool:
-        """Whether there is anything the caller may change."""
-
-    def allows(self, scope: str, project: str) -> bool:
-        """Return whether the caller has `scope` for `project`."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +47,9 @@ class Anybody:
 
     def allows(self, scope: str, project: str) -> bool:  # noqa: ARG002 - the interface
         return True
+
+
+Holder = Token | Person | Anybody  # the caller of a request
 
 
 class Grants:

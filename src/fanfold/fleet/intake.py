@@ -21,17 +21,19 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
+from ..atomic import sync_folders
 from ..errors import FanfoldError, JournalError
-from ..journal import blobs, directory, packed
+from ..journal import blobs, directory, packed, requests
 from ..journal import format as fmt
 from ..journal.bodies import Header, NewerFormat, decode
 from ..journal.files import HOLES, open_regular
 from ..journal.packing import restore
-from ..store.delete import check_place
-from ..store.delete import delete as delete_run
+from ..journal.requests import JobRequest
+from ..store.changes import check_place
+from ..store.changes import delete as delete_run
 from ..store.run import StoredRun
 from .frames import sound_until, whole_end
-from .wire import MAX_GAP, Conflict, Gone, Piece, Refused, checked_journal, checked_name
+from .wire import MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
 
 REMEMBERED = 20_000
 GAP_FREE = HOLES  # damaged bytes allowed in any journal: readers refuse files with more holes
@@ -73,6 +75,15 @@ class Intake(Protocol):
     def delete(self, project: str, run: str, by: str) -> None:
         """Delete a run and remember that permanently: the record of the deletion is on disk before any data is deleted."""
 
+    def ask(self, project: str, run: str, request: JobRequest) -> None:
+        """Keep a request to the job of a run until its forwarder fetches it."""
+
+    def asked(self, project: str, runs: Sequence[str]) -> list[tuple[str, JobRequest]]:
+        """Return the requests that wait for the jobs of some runs, each with its run."""
+
+    def fetched(self, project: str, run: str, id: str) -> None:
+        """Forget a request: it has been passed on."""
+
     def check(self) -> None:
         """Raise OSError when nothing can be stored."""
 
@@ -100,9 +111,9 @@ class DirectoryIntake:
     def append(self, project: str, piece: Piece) -> int:
         path, seed = self._journal(project, piece.run, piece.journal)
         if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP:
-            raise Refused(400, "an offset or gap is out of range. Nothing was stored.")
+            raise Rejected(400, "an offset or gap is out of range. Nothing was stored.")
         self._check_there(project, piece.run)
-        _check_frames(project, piece, seed)
+        _check_frames(piece, seed)
         if piece.offset == 0:
             _make_folders(path)
         self._unpack_to_grow(path, seed, piece)
@@ -172,7 +183,7 @@ class DirectoryIntake:
         if self.power:
             os.fdatasync(fd)
             if not have:
-                _sync_folders(path)
+                sync_folders(path.parents[:4])
         self._remember(fd, path, place + len(piece.data))
         return place + len(piece.data)
 
@@ -196,11 +207,8 @@ class DirectoryIntake:
         folder = self._run(project, run)
         final, part = _blob_path(folder, name), _part(folder, name)
         _check_no_link(folder, folder / "blobs", final.parent)
-        if not 0 <= offset <= offset + len(data) <= total:
-            raise Refused(400, "a blob's piece is out of range. Nothing was stored.")
+        check_blob(offset, total, data, self.max_blob)
         self._check_there(project, run)
-        if total > self.max_blob:
-            raise Refused(413, f"a blob of {total} bytes is over this gateway's limit of {self.max_blob}. It was not stored.")
         if blobs.is_here(folder, name):
             return total
         self._make_room(part)
@@ -233,7 +241,7 @@ class DirectoryIntake:
             at += len(chunk)
         if digest.hexdigest() != final.name:
             part.unlink()
-            raise Refused(422, f"the content does not match its name {final.name}. It was not stored. Send it again.")
+            raise Rejected(422, f"the content does not match its name {final.name}. It was not stored. Send it again.")
         if self.power:
             os.fsync(fd)
         final.parent.mkdir(exist_ok=True, mode=0o700)
@@ -253,7 +261,7 @@ class DirectoryIntake:
             if not os.fstat(fd).st_size:
                 _write(fd, json.dumps({"project": project, "run": run, "by": by, "time": time.time()}).encode(), 0)
                 os.fsync(fd)
-            _sync_folders(stone)
+            sync_folders(stone.parents[:4])
             if path.exists():
                 delete_run(StoredRun(path))
 
@@ -273,6 +281,24 @@ class DirectoryIntake:
                     folder.rmdir()
             raise Gone(project, run)
 
+    # Requests to jobs wait in their runs' directories, as they do where a job runs
+
+    def ask(self, project: str, run: str, request: JobRequest) -> None:
+        folder = self._run(project, run)
+        _check_no_link(folder)
+        self._check_there(project, run)
+        for old in requests.waiting(folder):
+            if old.expires <= time.time():
+                requests.withdraw(folder, old.id)
+        requests.leave(folder, request)
+
+    def asked(self, project: str, runs: Sequence[str]) -> list[tuple[str, JobRequest]]:
+        found = [(run, request) for run in runs for request in requests.waiting(self._run(project, run))]
+        return [(run, request) for run, request in found if request.expires > time.time()]
+
+    def fetched(self, project: str, run: str, id: str) -> None:
+        requests.withdraw(self._run(project, run), requests.checked_id(id))
+
     def check(self) -> None:
         probe = self.root / f".ready-{os.getpid()}-{threading.get_ident()}"
         with probe.open("wb") as file:
@@ -284,49 +310,58 @@ def _check_no_link(run: Path, *inside: Path) -> None:
     """Refuse to write through a symlink, which a run copied into the store may contain."""
     for folder in (run.parent, run, *inside):
         if directory.is_link(folder):
-            raise Refused(
+            raise Rejected(
                 422, f"{folder.name} is a link in the gateway's store. Nothing was stored. Its administrator can remove it."
             )
 
 
-def _check_frames(project: str, piece: Piece, seed: int) -> None:
+def _check_frames(piece: Piece, seed: int) -> None:
     """Refuse anything but whole, sound frames; a header must name the journal it was sent for."""
     first = piece.offset == 0 and piece.gap == 0
     end = sound_until(piece.data, seed, first=first)
     if not piece.data or end != len(piece.data):
-        raise Refused(
+        raise Rejected(
             422,
             f"the bytes at {piece.offset + piece.gap + end} are not whole, sound frames of {piece.journal}. Nothing was stored.",
         )
     if first:
         length = int.from_bytes(piece.data[4:8], "little")
-        check_header(project, piece, piece.data[fmt.HEAD_SIZE : fmt.HEAD_SIZE + length])
+        check_header(piece, piece.data[fmt.HEAD_SIZE : fmt.HEAD_SIZE + length])
+
+
+def check_blob(offset: int, total: int, data: bytes, limit: int) -> None:
+    """Refuse a piece that is not inside its blob, or a blob that is too large."""
+    if not 0 <= offset <= offset + len(data) <= total:
+        raise Rejected(400, "a blob's piece is out of range. Nothing was stored.")
+    if total > limit:
+        raise Rejected(413, f"a blob of {total} bytes is over this gateway's limit of {limit}. It was not stored.")
 
 
 def check_gap(piece: Piece, sent: int) -> None:
     """Refuse a gap out of proportion to the bytes sent: it costs the sender nothing, but readers its whole length."""
     end = piece.offset + piece.gap
     if end > GAP_RATIO * sent + GAP_FREE:
-        raise Refused(
+        raise Rejected(
             422,
             f"{piece.gap} damaged bytes before {end} of {piece.journal} are too many for the {sent} bytes that came of it. "
             "Nothing was stored. The journal is whole where it was written.",
         )
 
 
-def check_header(project: str, piece: Piece, body: bytes) -> None:
+def check_header(piece: Piece, body: bytes) -> None:
     rank, journal_id = checked_journal(piece.journal)
     try:
         header = decode(fmt.Kind.HEADER, body) if len(body) <= directory.MAX_HEADER else None
     except NewerFormat as error:
-        raise Refused(
+        raise Rejected(
             422, f"{piece.journal} is of a format this gateway cannot read. Nothing was stored. Upgrade the gateway first."
         ) from error
     except JournalError:
         header = None
-    named = (header.project, header.run, header.rank, header.journal) if isinstance(header, Header) else None
-    if named != (project, piece.run, rank, journal_id):
-        raise Refused(422, f"the header of {piece.journal} is about another journal. Nothing was stored.")
+    # Not its project: a run may have been moved or copied since it began, and belongs to the project it is sent for.
+    named = (header.run, header.rank, header.journal) if isinstance(header, Header) else None
+    if named != (piece.run, rank, journal_id):
+        raise Rejected(422, f"the header of {piece.journal} is about another journal. Nothing was stored.")
 
 
 @contextlib.contextmanager
@@ -334,7 +369,7 @@ def _readable() -> Iterator[None]:
     try:
         yield
     except JournalError as error:
-        raise Refused(422, f"the journal that is here cannot be read: {error}. Nothing was added to it.") from error
+        raise Rejected(422, f"the journal that is here cannot be read: {error}. Nothing was added to it.") from error
 
 
 @contextlib.contextmanager
@@ -382,21 +417,11 @@ def _make_folders(path: Path) -> None:
         folder.mkdir(exist_ok=True, mode=0o700)
 
 
-def _sync_folders(path: Path) -> None:
-    for folder in path.parents[:4]:
-        with contextlib.suppress(OSError):  # the folder above the store may belong to someone else
-            fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-
-
 def _blob_path(run: Path, name: str) -> Path:
     try:
         return blobs.path_of(run, name)
     except (JournalError, TypeError) as error:
-        raise Refused(400, f"{error}. Nothing was stored.") from error
+        raise Rejected(400, f"{error}. Nothing was stored.") from error
 
 
 def _part(run: Path, name: str) -> Path:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from ..journal import directory, origin
+from ..journal.files import open_to_write
 from ..journal.packed import raw_size
-from ..process import digest
+from ..process import digest, module_command, same_modules
 from .destination import Upstream
 from .forward_note import HOME, Note
 
@@ -36,14 +36,14 @@ class Forwarding:
         with contextlib.suppress(OSError):
             if log.stat().st_size > MAX_LOG:
                 log.unlink()
-        with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as output:
+        with os.fdopen(open_to_write(log, os.O_APPEND), "ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "fanfold", "forward", "--dir", str(self._root), "--idle", str(IDLE_SECONDS), "--started"],
+                module_command("fanfold", "forward", "--dir", str(self._root), "--idle", str(IDLE_SECONDS), "--started"),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **origin.environment(), **_same_modules(), **_variables(gateway)},
+                env={**os.environ, **origin.environment(), **same_modules(), **_variables(gateway)},
             )
 
     def wait(self, run: Path, rank: int, timeout: float) -> list[str]:
@@ -79,8 +79,3 @@ def _variables(gateway: Upstream) -> dict[str, str]:
     """Return the gateway's address, token and CA as environment variables for a child process."""
     given = {"FANFOLD_SERVER": gateway.url, "FANFOLD_SERVER_TOKEN": gateway.token, "FANFOLD_SERVER_CA": gateway.ca}
     return {name: str(value) for name, value in given.items() if value}
-
-
-def _same_modules() -> dict[str, str]:
-    """Return the environment with which a child imports the same modules, but nothing from its working directory."""
-    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}  # noqa: PTH109 - a str

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .wire import Refused
+from .wire import Rejected
 
 CALLERS = 10_000  # buckets kept; the least recently used is dropped, and starts full again
 
 
-class Busy(Refused):
+def party(peer: str) -> str:
+    """Return what limits per address count: an IPv4 address, or the /64 network that one machine with IPv6 has to itself."""
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    if isinstance(address, ipaddress.IPv4Address):
+        return peer
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
+
+
+class Busy(Rejected):
     """Too many requests: retry after `seconds`."""
 
     def __init__(self, status: int, message: str, seconds: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import http.client
 import json
 import secrets
 import threading
@@ -21,6 +22,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from ..errors import FanfoldError, SettingError, missing_extra
 from ..process import LOOPBACK
+from ..settings import split_address
 from .sessions import Errand, Sessions
 
 SCOPES = "openid email profile"
@@ -39,7 +41,7 @@ class LoginFailed(FanfoldError):
     """A failed login; the message is shown to the visitor."""
 
 
-class Identity(NamedTuple):
+class LoginIdentity(NamedTuple):
     """Who logged in."""
 
     user: str
@@ -94,29 +96,29 @@ class Oidc:
         joint = "&" if urlsplit(place).query else "?"
         return f"{place}{joint}{urlencode(asked, quote_via=quote)}", Errand(self._sessions.clock() + ERRAND_SECONDS, state)
 
-    def finish(self, errand: Errand | None, answer: Mapping[str, str], redirect: str) -> Identity:
+    def finish(self, errand: Errand | None, answer: Mapping[str, str], redirect: str) -> LoginIdentity:
         """Return who logged in, according to the provider."""
         if errand is None or not hmac.compare_digest(errand.state.encode(), answer.get("state", "").encode()):
-            raise LoginFailed("This login was not begun here, or took too long. Nobody was logged in. Begin again.")
+            raise LoginFailed("This login was not begun here, or took too long. You are not logged in. Begin again.")
         if "error" in answer:
             why = answer.get("error_description") or answer["error"]
-            raise LoginFailed(f"The provider refused: {why[:300]}. Nobody was logged in. Begin again, or ask whoever runs it.")
+            raise LoginFailed(f"The provider refused: {why[:300]}. You are not logged in. Begin again, or ask whoever runs it.")
         if answer.get("iss", self.issuer) != self.issuer:
-            raise LoginFailed("The answer is another provider's. Nobody was logged in. Begin again.")
+            raise LoginFailed("The answer is another provider's. You are not logged in. Begin again.")
         tokens = self._exchange(answer.get("code", ""), self._sessions.derive("verifier", errand.state), redirect)
         claims = self._verified(tokens.get("id_token"), self._sessions.derive("nonce", errand.state))
         if self.user_claim not in claims or self.groups_claim not in claims:
             claims = _joined(claims, self._user_info(tokens, claims["sub"]))
         return self._identity(claims)
 
-    def _identity(self, claims: Mapping[str, Any]) -> Identity:
+    def _identity(self, claims: Mapping[str, Any]) -> LoginIdentity:
         user, groups = claims.get(self.user_claim), claims.get(self.groups_claim, [])
         if not isinstance(user, str) or not user.strip() or len(user) > 200 or not user.isprintable():
-            raise LoginFailed(f"The provider does not say {self.user_claim!r}. Nobody was logged in. Ask whoever runs this.")
+            raise LoginFailed(f"The provider does not send {self.user_claim!r}. You are not logged in. Ask whoever runs this.")
         if self.user_claim == "email" and claims.get("email_verified") is not True:
-            raise LoginFailed(f"The provider does not vouch for {user}. Nobody was logged in. Confirm the address there first.")
+            raise LoginFailed(f"The provider does not vouch for {user}. You are not logged in. Confirm the address there first.")
         listed = groups if isinstance(groups, list) else [groups]
-        return Identity(user, [group for group in listed if isinstance(group, str)])
+        return LoginIdentity(user, [group for group in listed if isinstance(group, str)])
 
     # Requests to the provider
 
@@ -126,7 +128,7 @@ class Oidc:
             if time.monotonic() < self._fresh_until:
                 return self._found
             if time.monotonic() < self._failed_until:  # repeated attempts must not tie up threads until a timeout
-                raise LoginFailed("The provider could not be reached a moment ago. Nobody was logged in. Try again later.")
+                raise LoginFailed("The provider could not be reached a moment ago. You are not logged in. Try again later.")
             try:
                 self._discover()
             except LoginFailed:
@@ -138,7 +140,7 @@ class Oidc:
         found = self._ask(f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
         if found.get("issuer") != self.issuer:
             name = str(found.get("issuer"))[:200]
-            raise LoginFailed(f"The provider calls itself {name!r}. Nobody was logged in. --oidc-issuer has to say the same.")
+            raise LoginFailed(f"The provider calls itself {name!r}. You are not logged in. --oidc-issuer has to say the same.")
         for name in _ENDPOINTS:
             _check_address(found.get(name), f"the provider's {name}", LoginFailed)
         self._found = found
@@ -148,7 +150,8 @@ class Oidc:
     def _exchange(self, code: str, verifier: str, redirect: str) -> Mapping[str, Any]:
         found = self._discovered()
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect, "code_verifier": verifier}
-        methods = found.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
+        listed = found.get("token_endpoint_auth_methods_supported")
+        methods = listed if isinstance(listed, list) and listed else ["client_secret_basic"]
         headers = {}
         if self._secret and "client_secret_basic" in methods:
             pair = f"{quote(self.client, safe='')}:{quote(self._secret, safe='')}"
@@ -166,11 +169,12 @@ class Oidc:
                 options={"require": ["iss", "sub", "aud", "exp", "iat"]},
             )  # fmt: skip
         except (self._jwt.PyJWTError, ValueError, TypeError, AttributeError) as error:
-            raise LoginFailed(f"The provider's answer cannot be trusted: {error}. Nobody was logged in. Begin again.") from error
+            raise LoginFailed(f"The provider's answer cannot be trusted: {error}. You are not logged in. Begin again.") from error
         audience = claims["aud"]
-        foreign = isinstance(audience, list) and len(audience) > 1 and claims.get("azp") != self.client
+        several = isinstance(audience, list) and len(audience) > 1
+        foreign = claims.get("azp", None if several else self.client) != self.client  # issued to another client
         if foreign or not hmac.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode()):
-            raise LoginFailed("The provider's answer is for another login. Nobody was logged in. Begin again.")
+            raise LoginFailed("The provider's answer is for another login. You are not logged in. Begin again.")
         return claims
 
     def _user_info(self, tokens: Mapping[str, Any], subject: str) -> Mapping[str, Any]:
@@ -190,12 +194,12 @@ class Oidc:
         except urllib.error.HTTPError as error:
             with error:
                 raise LoginFailed(
-                    f"The provider answers {error.code}. Nobody was logged in. Begin again, or ask whoever runs it."
+                    f"The provider answers {error.code}. You are not logged in. Begin again, or ask whoever runs it."
                 ) from error
-        except (OSError, ValueError) as error:
-            raise LoginFailed("The provider cannot be reached. Nobody was logged in. Try again later.") from error
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+            raise LoginFailed("The provider cannot be reached. You are not logged in. Try again later.") from error
         if not isinstance(found, dict):
-            raise LoginFailed("The provider's answer cannot be read. Nobody was logged in. Ask whoever runs it.")
+            raise LoginFailed("The provider's answer cannot be read. You are not logged in. Ask whoever runs it.")
         return found
 
 
@@ -215,7 +219,7 @@ def _challenge(verifier: str) -> str:
 
 def _check_address(url: Any, what: str, kind: type[FanfoldError]) -> None:
     """Refuse an address that would carry the client secret or a login unencrypted."""
-    parts = urlsplit(url if isinstance(url, str) else "")
+    parts = split_address(url if isinstance(url, str) else "")
     if parts.scheme == "https" and parts.hostname:
         return
     if parts.scheme != "http" or parts.hostname not in LOOPBACK:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ..errors import FanfoldError, Forbidden, RunError, RunNotFound
 from .limits import Busy
 from .metrics import Metrics
-from .wire import Refused
+from .wire import Rejected
 
 logger = logging.getLogger("fanfold.gateway")
 
@@ -64,7 +64,7 @@ def refused(error: FanfoldError) -> Response:
 
 
 def _status(error: FanfoldError) -> int:
-    if isinstance(error, Refused):
+    if isinstance(error, Rejected):
         return error.status
     known: tuple[tuple[type[FanfoldError], int], ...] = ((RunNotFound, 404), (RunError, 409), (Forbidden, 403))
     return next((status for kind, status in known if isinstance(error, kind)), 503)  # such as an unusable file
@@ -84,6 +84,34 @@ def tell(metrics: Metrics, request: Request, route: str, status: int, seconds: f
         "project": request.query_params.get("project", "")[:200] or None,
         "token": getattr(request.state, "token", None),
         "by": getattr(request.state, "by", None),
-        "peer": request.client.host if request.client else None,
+        "peer": peer_of(request) or None,
     }
     logger.log(level, "%s", refusal or "answered", extra=facts)
+
+
+def peer_of(request: Request) -> str:
+    """Return the address a request came from."""
+    return request.client.host if request.client else ""
+
+
+async def read_body(request: Request, most: int, too_long: str) -> bytes:
+    """Return a request's body; refuse it as soon as it exceeds the limit."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise Rejected(413, too_long)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def whole_number(values: Mapping[str, str], name: str, limit: int) -> int:
+    """Return a number from a request's headers or query."""
+    text = values.get(name)
+    if text is None:
+        raise Rejected(411 if name == "content-length" else 400, f"the request lacks {name}. Nothing was stored.")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 20:
+        raise Rejected(400, f"{name} is not a whole number. Nothing was stored.")
+    if int(text) > limit:
+        raise Rejected(413, f"{name} is {int(text)}, over the limit of {limit}. Nothing was stored.")
+    return int(text)

@@ -26,7 +26,7 @@ SHORTEST_SECRET = 32
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Session(msgspec.Struct, forbid_unknown_fields=True):
+class LoginSession(msgspec.Struct, forbid_unknown_fields=True):
     """A logged-in user: with a token (its id), or by name."""
 
     until: float
@@ -40,6 +40,9 @@ class Errand(msgspec.Struct, forbid_unknown_fields=True):
 
     until: float
     state: str
+
+
+_PURPOSES: dict[type[msgspec.Struct], str] = {LoginSession: "Session", Errand: "Errand"}  # in signatures and cookie names
 
 
 class Sessions:
@@ -62,12 +65,12 @@ class Sessions:
 
     def sign(self, note: msgspec.Struct) -> str:
         body = _letters(msgspec.json.encode(note))
-        return f"{body}.{self.derive(type(note).__name__, body)}"
+        return f"{body}.{self.derive(_PURPOSES[type(note)], body)}"
 
     def read(self, text: str, kind: type[T]) -> T | None:
         """Return a signed note, if it was signed for this purpose and has not expired."""
         body, _, signature = text.partition(".")
-        if not hmac.compare_digest(signature.encode(), self.derive(kind.__name__, body).encode()):
+        if not hmac.compare_digest(signature.encode(), self.derive(_PURPOSES[kind], body).encode()):
             return None
         try:
             note = msgspec.json.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=kind)
@@ -82,7 +85,7 @@ class Sessions:
         """Set a note as a cookie."""
         text = self.sign(note)
         if len(text) > MAX_COOKIE:
-            raise SettingError("the login names too many groups for a cookie. Nobody was logged in. Grant fewer groups.")
+            raise SettingError("the login names too many groups for a cookie. You are not logged in. Grant fewer groups.")
         left = max(0, int(getattr(note, "until", 0.0) - self.clock()))
         response.set_cookie(_name(type(note), secure), text, max_age=left, path="/", httponly=True, samesite="lax", secure=secure)
 
@@ -96,7 +99,7 @@ class Sessions:
 
 
 def _name(kind: type[msgspec.Struct], secure: bool) -> str:
-    return f"{'__Host-' if secure else ''}fanfold-{kind.__name__.lower()}"
+    return f"{'__Host-' if secure else ''}fanfold-{_PURPOSES[kind].lower()}"
 
 
 def _letters(data: bytes) -> str:

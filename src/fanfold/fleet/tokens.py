@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import hmac
@@ -10,11 +9,13 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
+from ..atomic import replace_text
 from ..errors import SettingError
 
 FILE_NAME = ".tokens.json"
@@ -70,54 +71,36 @@ def match(known: Mapping[str, Token], word: str) -> Token | None:
     return found if found is not None and same and not found.expired else None
 
 
-class TokenBook(Protocol):
+class TokenBook(ABC):
     """Storage for tokens. A revoked token stops working at once, at every gateway."""
 
-    def find(self, word: str) -> Token | None:
-        """Return the valid token with this secret, or None."""
+    @abstractmethod
+    def known(self) -> dict[str, Token]:
+        """Return every token, by its id."""
 
-    def get(self, id: str) -> Token | None:
-        """Return a token by its id, if it exists and has not expired."""
+    def recent(self) -> dict[str, Token]:
+        """Return the tokens for a request, which may be a moment old."""
+        return self.known()
 
-    def all(self) -> list[Token]:
-        """Return every token."""
-
+    @abstractmethod
     def used(self) -> bool:
         """Return whether a token was ever created, even if none is left: from then on, nobody gets in without one."""
 
-    def create(
-        self, name: str, *, projects: Sequence[str], scopes: Sequence[str], seconds: float | None = None
-    ) -> tuple[Token, str]:
-        """Create and store a token; return it and the only copy of its secret."""
-
-    def revoke(self, id: str) -> Token:
-        """Revoke a token and return it."""
-
-
-class Tokens:
-    """The token file, reloaded whenever it changes: a revoked token stops working at once, at every gateway."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._seen: tuple[int, int, int] | None = None
-        self._known: dict[str, Token] = {}
+    @abstractmethod
+    def _set(self, id: str, token: Token | None) -> None:
+        """Store a token, or delete it."""
 
     def all(self) -> list[Token]:
-        self._refresh()
-        return list(self._known.values())
-
-    def used(self) -> bool:
-        return self.path.exists() or self.path.is_symlink()
+        """Return every token."""
+        return list(self.known().values())
 
     def find(self, word: str) -> Token | None:
         """Return the valid token with this secret, or None."""
-        self._refresh()
-        return match(self._known, word)
+        return match(self.recent(), word)
 
     def get(self, id: str) -> Token | None:
         """Return a token by its id, if it exists and has not expired."""
-        self._refresh()
-        found = self._known.get(id)
+        found = self.recent().get(id)
         return found if found is not None and not found.expired else None
 
     def create(
@@ -125,19 +108,38 @@ class Tokens:
     ) -> tuple[Token, str]:
         """Create and store a token; return it and the only copy of its secret."""
         token, word = make(name, projects=projects, scopes=scopes, seconds=seconds)
-        with self._changing():
-            self._known[token.id] = token
+        self._set(token.id, token)
         return token, word
 
     def revoke(self, id: str) -> Token:
         """Revoke a token and return it."""
-        with self._changing():
-            if id not in self._known:
-                raise SettingError(
-                    f"there is no token {id!r}. Nothing was revoked. `fanfold server token list` shows them: "
-                    f"{', '.join(self._known)}."
-                )
-            return self._known.pop(id)
+        known = self.known()
+        if id not in known:
+            raise SettingError(
+                f"there is no token {id!r}. Nothing was revoked. `fanfold server token list` shows them: {', '.join(known)}."
+            )
+        self._set(id, None)
+        return known[id]
+
+
+class Tokens(TokenBook):
+    """The token file, reloaded whenever it changes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._known: dict[str, Token] = {}
+
+    def known(self) -> dict[str, Token]:
+        self._refresh()
+        return dict(self._known)
+
+    def recent(self) -> dict[str, Token]:
+        self._refresh()
+        return self._known
+
+    def used(self) -> bool:
+        return self.path.exists() or self.path.is_symlink()
 
     def _refresh(self) -> None:
         try:
@@ -153,21 +155,15 @@ class Tokens:
         self._known = _read(self.path)
         self._seen = seen
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _set(self, id: str, token: Token | None) -> None:
         """Read, change and replace the file under a lock."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self._refresh()
-            yield
-            aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-                json.dump({"tokens": [asdict(token) for token in self._known.values()]}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(self.path)
+            kept = {other: one for other, one in self.known().items() if other != id} | ({id: token} if token else {})
+            text = json.dumps({"tokens": [asdict(one) for one in kept.values()]}, indent=1)
+            replace_text(self.path, text, sync=True, mode=0o600)
         finally:
             self._seen = None
             os.close(lock)
@@ -184,12 +180,14 @@ def _check(projects: Sequence[str], scopes: Sequence[str]) -> None:
         raise SettingError(f"a token needs a scope. None was made. Known: {', '.join(SCOPES)}.")
 
 
+def token_from(row: Mapping[str, Any]) -> Token:
+    """Return a token as it was stored."""
+    return Token(**{**row, "projects": tuple(row["projects"]), "scopes": tuple(row["scopes"])})
+
+
 def _read(path: Path) -> dict[str, Token]:
     try:
-        listed = [
-            Token(**{**row, "projects": tuple(row["projects"]), "scopes": tuple(row["scopes"])})
-            for row in json.loads(path.read_text(encoding="utf-8"))["tokens"]
-        ]
+        listed = [token_from(row) for row in json.loads(path.read_text(encoding="utf-8"))["tokens"]]
     except (ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} is no file of tokens: {error}. Nobody is let in. Restore it, or make new tokens.") from error
     return {token.id: token for token in listed}

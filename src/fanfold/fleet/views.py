@@ -6,22 +6,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import Forbidden
+from ..store import forks
 from ..store.buckets import Buckets
 from ..store.catalogue import Progress
 from ..store.changes import Changes
 from ..store.query import Name, Store
-from ..store.rows import Project, Row, Rows
+from ..store.rows import Project, RunRow
 from ..store.run import Runs, StoredRun
 
 
-class ProjectsView:
+class ProjectsView(Store):
     """The projects for which `sees` is true. Any other is refused with the same error, whether it exists or not."""
 
     def __init__(self, store: Store, sees: Callable[[str], bool], changes: Changes) -> None:
         self._store = store
         self._sees = sees
-        self.changes = changes
+        self._changes = changes
         self.place, self.root = store.place, store.root
+
+    @property
+    def changes(self) -> Changes:
+        return self._changes
 
     def projects(self) -> list[Project]:
         return [project for project in self._store.projects() if self._sees(project.name)]
@@ -36,35 +41,24 @@ class ProjectsView:
             self._check(project)
         found = self._store.listed(project, progress=progress)
         unreadable = [] if project is None else found.unreadable  # the project of an unreadable folder is unknown
-        return Runs((run for run in found if self._sees(run.project)), unreadable)
+        return Runs((forks.limited(run, self._sees) for run in found if self._sees(run.project)), unreadable)
 
-    def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
+    def statistics(self, row: RunRow, key: str) -> dict[str, Any] | None:
         self._check(row.project)
         return self._store.statistics(row, key)
-
-    def runs(
-        self, project: str | None = None, filter: str = "", sort: str = "", limit: int | None = None, *,
-        stats: Sequence[str] = (),
-    ) -> Rows:  # fmt: skip
-        if project is not None:
-            self._check(project)
-            return self._store.runs(project, filter, sort, limit, stats=stats)
-        rows = self._store.runs(None, filter, sort, None, stats=stats)
-        seen = [row for row in rows if self._sees(row.project)]
-        return Rows(seen if limit is None else seen[:limit])  # the project of an unreadable folder is unknown
 
     def run(self, project: str, id: str) -> StoredRun:
         self._check(project)
         run = self._store.run(project, id)
         self._check(run.project)  # folder names may be shortened, so two projects may share one: the run itself has the full name
-        return run
+        return forks.limited(run, self._sees)
 
     def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
         self._check(project)
         found = self._store.several(project, ids)
         for run in found.values():
             self._check(run.project)
-        return found
+        return {id: forks.limited(run, self._sees) for id, run in found.items()}
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         token, names = self._store.changed(since)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ..errors import FanfoldError
+from ..journal.requests import JobRequest
 from ..journal.walker import MAX_FRAME
 
 BATCH = 1 << 20  # bytes per request, about; or one larger frame
@@ -24,10 +25,11 @@ RATIO_FREE = 4 << 20  # no limit on the ratio below this unpacked size
 MAX_NAME = 1000
 LENGTH = "x-fanfold-length"  # header: size of the unpacked body
 APPEND, OFFSET, MISSING, BLOB, RUNS, RUN = "/v1/append", "/v1/offset", "/v1/missing", "/v1/blob", "/v1/runs", "/v1/run"
+TELL, ANSWER, REQUESTS = "/v1/tell", "/v1/answer", "/v1/requests"
 JOURNAL = re.compile(r"(0|[1-9][0-9]{0,8})-([0-9a-f]{16})")
 
 
-class Refused(FanfoldError):
+class Rejected(FanfoldError):
     """A request the gateway refuses, and the HTTP status for it."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -35,7 +37,7 @@ class Refused(FanfoldError):
         self.status = status
 
 
-class Gone(Refused):
+class Gone(Rejected):
     """A run that was deleted at the gateway: forwarders that still have it must not bring it back."""
 
     def __init__(self, project: str, run: str) -> None:
@@ -84,11 +86,11 @@ def ratio_fits(size: int, length: int) -> bool:
 def decode(body: bytes, length: int) -> list[Piece]:
     """Decode a body that unpacks to exactly `length` bytes; any other is refused before it takes memory."""
     if not ratio_fits(len(body), length):
-        raise Refused(413, f"{len(body)} bytes that unpack to {length} are compressed too well. Nothing was stored.")
+        raise Rejected(413, f"{len(body)} bytes that unpack to {length} are compressed too well. Nothing was stored.")
     try:
         return _decoder.decode(unpack(body, length))  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, f"the body does not hold pieces of journals: {error}. Nothing was stored.") from error
+        raise Rejected(400, f"the body does not hold pieces of journals: {error}. Nothing was stored.") from error
 
 
 def unpack(body: bytes, length: int) -> bytes:
@@ -97,16 +99,16 @@ def unpack(body: bytes, length: int) -> bytes:
     try:
         raw = unpacker.decompress(body, length + 1)
     except zlib.error as error:
-        raise Refused(400, f"the body is not compressed as it should be: {error}. Nothing was stored.") from error
+        raise Rejected(400, f"the body is not compressed as it should be: {error}. Nothing was stored.") from error
     if len(raw) != length or not unpacker.eof or unpacker.unused_data:
-        raise Refused(400, f"the body does not unpack to the {length} bytes it announces. Nothing was stored.")
+        raise Rejected(400, f"the body does not unpack to the {length} bytes it announces. Nothing was stored.")
     return raw
 
 
 def checked_name(what: str, name: Any) -> str:
     """Return a valid project or run name, else raise Refused; it is percent-encoded later, for paths."""
     if not isinstance(name, str) or not name.strip() or "\0" in name or len(name) > MAX_NAME:
-        raise Refused(400, f"the {what} is no name: a text of 1 to {MAX_NAME} characters. Nothing was stored.")
+        raise Rejected(400, f"the {what} is no name: a text of 1 to {MAX_NAME} characters. Nothing was stored.")
     return name
 
 
@@ -114,7 +116,29 @@ def checked_journal(name: Any) -> tuple[int, str]:
     """Return the rank and id in a journal's name, `3-0123456789abcdef`."""
     match = JOURNAL.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        raise Refused(
+        raise Rejected(
             400, f"{str(name)[:60]!r} is not the name of a journal: rank, dash, 16 hexadecimal digits. Nothing was stored."
         )
     return int(match[1]), match[2]
+
+
+class Telling(msgspec.Struct, forbid_unknown_fields=True):
+    """A request to a job, as somebody asks a gateway."""
+
+    action: str
+    values: dict[str, bool | int | float | str] = {}
+    seconds: float = 600.0
+
+
+class Fetching(msgspec.Struct, forbid_unknown_fields=True):
+    """A forwarder's question: the runs whose rank 0 it serves, and the requests (run, id) that it has passed on."""
+
+    runs: Annotated[list[str], msgspec.Meta(max_length=1000)]
+    got: Annotated[list[tuple[str, str]], msgspec.Meta(max_length=10_000)] = []
+
+
+class Fetched(msgspec.Struct):
+    """The answer: requests by run, and the gateway's clock, since a request's times are in it."""
+
+    now: float
+    requests: list[tuple[str, JobRequest]]

@@ -18,6 +18,7 @@ from ..settings import resolve
 LIVE = ("running", "disabled")
 _opened: weakref.WeakSet[Any] = weakref.WeakSet()  # runs opened here: only those may be ended here
 _training: weakref.WeakSet[Any] = weakref.WeakSet()  # those of them whose training has not ended
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()  # wrapped training methods
 _calls = threading.local()
 
 
@@ -25,7 +26,7 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-class Session:
+class TrainingSession:
     """The run of one callback or logger. Opened on first use, and left open after training.
 
     A run the user opened (`run=`, or the current one) is written to and never ended here. `options` go to fanfold.init().
@@ -128,7 +129,7 @@ class Session:
         self.run = api.init(**{**facts, **given, **(again or {})})
         _opened.add(self.run)
         if users is not None:
-            api._current = users  # noqa: SLF001 - fanfold.log() still refers to the user's run
+            api.make_current(users)  # fanfold.log() still refers to the user's run
 
     def __getstate__(self) -> dict[str, Any]:
         # A run is written from one process: a copy in another process opens its own part of it.
@@ -175,14 +176,14 @@ def finish_ended(but: Any = None) -> None:
             run.finish()
 
 
-class _Call:
+class _WatchedCall:
     """One call of a watched method: the sessions that began training in it."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
-        self.sessions: list[Session] = []
+        self.sessions: list[TrainingSession] = []
 
-    def __enter__(self) -> _Call:
+    def __enter__(self) -> _WatchedCall:
         if not hasattr(_calls, "stack"):
             _calls.stack = []
         _calls.stack.append(self)
@@ -201,13 +202,13 @@ def watch(owner: type, method: str) -> None:
     running, so process exit is too late.
     """
     original = getattr(owner, method)
-    if getattr(original, "_fanfold", False):
+    if original in _watched:
         return
 
     @functools.wraps(original)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _Call(self):
+        with _WatchedCall(self):
             return original(self, *args, **kwargs)
 
-    watched._fanfold = True  # type: ignore[attr-defined]  # noqa: SLF001 - a marker on our own function
+    _watched.add(watched)
     setattr(owner, method, watched)

@@ -21,7 +21,7 @@ from ..relay.attach import MODES, Silent, ThreadRelay, handle, silent_twin
 from ..settings import DIRECTORY_NAME, TABLE
 from ..trackers import native
 from ..trackers.base import NO_STEP, GeneralTracker, is_tracker, on_main_process
-from ..trackers.registry import LOGGER_TYPE_TO_CLASS, filter_trackers
+from ..trackers.registry import LOGGER_TYPE_TO_CLASS, filter_trackers, without_setup
 
 try:
     accelerate: Any = importlib.import_module("accelerate")
@@ -163,7 +163,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
         return kwargs
 
     def _attached(self) -> Any:
-        return getattr(self.run, "_attached", None)
+        return getattr(getattr(self.run, "_delivery", None), "attached", None)
 
     def _relays(self) -> Sequence[Any]:
         attached = self._attached()
@@ -294,16 +294,8 @@ def _filtered(log_with: Any, logging_dir: Any) -> list[Any]:
     wanted = log_with if isinstance(log_with, (list, tuple)) else [log_with]
     if "all" not in [str(item) for item in wanted if not is_tracker(item)]:
         return found
-    why = {str(item): LOGGER_TYPE_TO_CLASS[str(item)].unusable() for item in found if _can_tell(item)}
-    not_so = [f"{name} ({reason})" for name, reason in why.items() if reason]
-    if not_so:
-        logger.warning("log_with='all' leaves out trackers that need setting up first: %s.", ", ".join(not_so))
-    return [item for item in found if is_tracker(item) or not why.get(str(item))]
-
-
-def _can_tell(item: Any) -> bool:
-    """Return whether an entry is a name whose class can report that it is not usable here."""
-    return not is_tracker(item) and hasattr(LOGGER_TYPE_TO_CLASS[str(item)], "unusable")
+    usable = without_setup([str(item) for item in found if not is_tracker(item)], "log_with='all'")
+    return [item for item in found if is_tracker(item) or str(item) in usable]
 
 
 def _run_of(checkpoint: str | os.PathLike[str], project: str) -> str:

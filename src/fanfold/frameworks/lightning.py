@@ -16,9 +16,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..callbacks.state import TrainerState
+from ..callbacks.tell import SteeredTraining
 from ..errors import guard, missing_extra, notices, outcome
+from ..probes.spans import Span
+from ..recording.agreement import end_agreement
 from ..recording.api import init
-from ._session import Session
+from ._session import TrainingSession
 
 
 def _library() -> Any:
@@ -45,7 +49,7 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
     A logger is one run: fit(), validate() and test() log to it, and it stays open until the process ends or fanfold.finish() is
     called. Checkpoints go to `<project>/<run id>/checkpoints` in `save_dir` (default: the Trainer's `default_root_dir`), with
     LightningCLI's `config.yaml` next to them, from the second attempt on in `attempt-2` and so on; `log_checkpoints` stores a
-    copy of each checkpoint with the run.
+    copy of each checkpoint with the run. `min_lr` and `max_lr` limit what `fanfold tell` may set.
     """
 
     def __init__(
@@ -55,14 +59,18 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
         run: Any = None,
         save_dir: str | os.PathLike[str] | None = None,
         log_checkpoints: bool = False,
+        min_lr: float | None = None,
+        max_lr: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        self._session = Session(project, run, **options)
+        self.limits = (min_lr, max_lr)
+        self._session = TrainingSession(project, run, **options)
         self._save_dir = None if save_dir is None else os.fspath(save_dir)
         self._log_checkpoints = log_checkpoints
         self._stored: dict[str, float] = {}
         self._step = 0
+        self._steered = False
 
     @property
     def experiment(self) -> Any:
@@ -72,14 +80,28 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
             self._session.begin(_note_in(checkpoint) if checkpoint is not None else None)
             if trainer is not None:
                 trainer.callbacks.insert(0, CheckpointNote(self._session))  # callbacks that save stay last
+        if not self._steered:
+            self._steer(_calling_trainer()[0])
         run = self._session.run
         return run if run.is_main_process else OtherRank(run)
+
+    def _steer(self, trainer: Any) -> None:
+        """Let requests to the run steer the Trainer."""
+        if trainer is not None:
+            self._steered = True
+            if not any(isinstance(one, Steering) and one.logger is self for one in trainer.callbacks):
+                trainer.callbacks.insert(0, Steering(self))
 
     def _live(self) -> Any:
         """Return the open run to write to, as a new attempt if it had ended."""
         if self._session.run is None:
             _ = self.experiment
         return self._session.live()
+
+    @property
+    def live_run(self) -> Any:
+        """The run on this rank itself."""
+        return self._live()
 
     @property
     def name(self) -> str:
@@ -107,7 +129,7 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
     def log_hyperparams(self, params: Any, *_args: Any, **_kwargs: Any) -> None:
         self._live().config.update(params)
 
-    def log_graph(self, model: Any, input_array: Any = None) -> None:  # noqa: ARG002 - Lightning's signature
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
         run = self._live()
         if not run.is_main_process or "model" in run.config:
             return
@@ -186,6 +208,7 @@ class FanfoldLogger(library.loggers.logger.Logger):  # type: ignore[misc]  # Lig
 
     def finalize(self, status: str) -> None:
         """Mark the run failed if an exception ends it; after success it stays open."""
+        self._steered = False
         if status == "failed" and self._session.run is not None:
             self._session.fail(*sys.exc_info())
         else:
@@ -214,7 +237,7 @@ def _spell_out() -> None:
     types = {"tags": list[str] | str | None, "dir": str | None, "fold": dict[str, str] | str | None,
              "tracker_kwargs": dict[str, dict[str, Any]] | None, "ops": bool | dict[str, Any] | None}  # fmt: skip
     types |= dict.fromkeys(("name", "id", "group", "notes", "durability"), str | None)
-    types |= dict.fromkeys(("console", "system", "energy", "stamp", "strict", "quiet"), bool | None)
+    types |= dict.fromkeys(("console", "system", "energy", "goodput", "stamp", "strict", "quiet"), bool | None)
     types |= {"trackers": list[str] | str | None, "relay": str, "resume": str | bool | None, "config": Any, "project": str | None}
     types |= {"run": Any, "save_dir": str | None, "log_checkpoints": bool}
     own = inspect.signature(FanfoldLogger.__init__).parameters
@@ -229,13 +252,86 @@ _spell_out()
 
 
 class CheckpointNote(library.Callback):  # type: ignore[misc]  # as above
-    """A callback that writes into every checkpoint which run it belongs to."""
+    """A callback that writes into every checkpoint which run it belongs to, and times validations."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: TrainingSession) -> None:
         self._session = session
+        self._evaluating = Span("evaluation")
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002 - Lightning's
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._evaluating.begin()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._evaluating.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._evaluating.cancel()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint[KEY] = MARK + json.dumps(self._session.note())
+
+
+class Steering(library.Callback):  # type: ignore[misc]  # as above
+    """A callback that carries out requests to the run (`fanfold tell`), on all ranks after the same step."""
+
+    def __init__(self, logger: FanfoldLogger) -> None:
+        self.logger = logger
+        self._training = SteeredTraining(*logger.limits)
+        self._state = TrainerState()
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy in another process has a training of its own
+        return {"logger": self.logger, "_training": SteeredTraining(*self.logger.limits), "_state": TrainerState()}
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._state = TrainerState(global_step=trainer.global_step, max_steps=max(0, trainer.max_steps))
+        schedulers = [one.scheduler for one in trainer.lr_scheduler_configs[:1]] or [None]
+        optimizers = trainer.optimizers[:1] or [None]
+        can = trainer.enable_validation and hasattr(trainer.fit_loop.epoch_loop, "_should_check_val_fx")
+        cannot = {} if can else {"evaluate": "the module has no validation_step, or the Trainer no validation data"}
+        self._training.begin(self.logger.live_run, self._state, optimizers[0], schedulers[0], cannot)
+
+    def on_train_batch_end(self, trainer: Any, *_batch: Any, **_more: Any) -> None:
+        if trainer.global_step == self._state.global_step:
+            return  # gradients are being accumulated
+        step = self._state.global_step = trainer.global_step
+        actions = self._training.step_end(step)
+        if "log" in actions:
+            self.logger.log_metrics(trainer.callback_metrics, step)
+            self._training.did("log")
+        if "save" in actions:
+            path = self._checkpoint(trainer, step)
+            alone = trainer.world_size == 1  # else the other ranks wait in there, too
+            self._training.do("save", lambda: trainer.save_checkpoint(path), f"in {path}", alone=alone)
+        if "evaluate" in actions:
+            self._evaluate(trainer)
+        if "stop" in actions:
+            trainer.should_stop = True
+            self._training.did("stop")
+
+    def _checkpoint(self, trainer: Any, step: int) -> str:
+        own = getattr(trainer.checkpoint_callback, "dirpath", None)
+        folder = own or os.path.join(self.logger.save_dir, self.logger.name, self.logger.version, "checkpoints")  # noqa: PTH118
+        return os.path.join(folder, f"step-{step}.ckpt")  # noqa: PTH118 - a path or a URL
+
+    def _evaluate(self, trainer: Any) -> None:
+        """Let Lightning validate after this batch, as it does when its own interval is over."""
+        loop = trainer.fit_loop.epoch_loop
+
+        def due(*_fetcher: Any) -> bool:
+            del loop._should_check_val_fx  # noqa: SLF001 - the class has the method itself
+            return True
+
+        loop._should_check_val_fx = due  # noqa: SLF001 - Lightning offers no other way
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._training.did("evaluate")
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._training.end()
+        end_agreement(self._state)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)
 
 
 def _calling_trainer() -> tuple[Any, Any]:

@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..callbacks.tell import SteeredTraining, set_flags
 from ..errors import guard, missing_extra
-from ._session import Session, watch
+from ..probes.spans import Span
+from ..recording.agreement import end_agreement
+from ._session import TrainingSession, watch
 
 try:
     transformers: Any = importlib.import_module("transformers")
@@ -35,14 +38,20 @@ class FanfoldCallback(transformers.TrainerCallback):  # type: ignore[misc]  # Tr
     """Record a Trainer's training in a run, on every rank. Arguments are those of fanfold.init(), or `run`, your own run.
 
     The run stays open after train(), so that evaluate() and predict() log to it; it ends with the process, with fanfold.finish(),
-    or when another training begins. A run the user has open is used, and left open.
+    or when another training begins. A run the user has open is used, and left open. `min_lr` and `max_lr` limit what `fanfold
+    tell` may set.
     """
 
-    def __init__(self, project: str | None = None, *, run: Any = None, fold: Any = None, **options: Any) -> None:
+    def __init__(
+        self, project: str | None = None, *, run: Any = None, fold: Any = None, min_lr: float | None = None,
+        max_lr: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         policy = {**FOLD, **(fold or {})} if fold is None or isinstance(fold, Mapping) else fold
-        self._session = Session(project, run, fold=policy, **options)
+        self._session = TrainingSession(project, run, fold=policy, **options)
         self._pace = Pace()
         self._epoch_at = -1
+        self._evaluating, self._saving = Span("evaluation"), Span("checkpoint")
+        self._told = SteeredTraining(min_lr, max_lr)
         watch(transformers.Trainer, "train")
 
     @property
@@ -52,7 +61,8 @@ class FanfoldCallback(transformers.TrainerCallback):  # type: ignore[misc]  # Tr
 
     # Training
 
-    def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_more: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **more: Any) -> None:
+        self._leave_spans()
         trial = bool(state.is_hyper_param_search)
         facts = _facts(args, model)
         if trial:
@@ -62,27 +72,53 @@ class FanfoldCallback(transformers.TrainerCallback):  # type: ignore[misc]  # Tr
         state.stateful_callbacks[NAME] = self._session.note()  # saved in every checkpoint's trainer_state.json
         self._epoch_at = -1
         self._pace.start(state.global_step)
+        nothing = getattr(self._session.owner, "eval_dataset", None) is None
+        cannot = {"evaluate": "the Trainer has no eval_dataset"} if nothing else {}
+        self._told.begin(self._session.run, state, more.get("optimizer"), more.get("lr_scheduler"), cannot)
 
     def on_epoch_begin(self, *_event: Any, **_more: Any) -> None:
+        self._leave_spans()
         self._pace.rest()
 
     def on_step_begin(self, *_event: Any, **_more: Any) -> None:
+        self._leave_spans()
         self._pace.batch_came()
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_more: Any) -> None:
         self._pace.step_ended()
+        set_flags(self._told, control, state.global_step)
         if control.should_log:
             self._log_own_loss(state)
+        self._enter_spans(control)
 
     def on_epoch_end(self, _args: Any, state: Any, control: Any, **_more: Any) -> None:
+        self._leave_spans()
         if control.should_log:
             self._log_own_loss(state)
+        self._enter_spans(control)
 
     def on_save(self, *_event: Any, **_more: Any) -> None:
+        self._saving.end()
         self._pace.rest()
+        self._told.did("save")
+
+    def _enter_spans(self, control: Any) -> None:
+        """Begin to time what the Trainer does next: it evaluates and saves between two events, without one of its own."""
+        if control.should_evaluate:
+            self._evaluating.begin()
+        elif control.should_save:
+            self._saving.begin()
+
+    def _leave_spans(self) -> None:
+        """Forget spans that did not happen because another callback decided otherwise."""
+        self._evaluating.cancel()
+        self._saving.cancel()
 
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_more: Any) -> None:
+        self._leave_spans()
         self._log_own_loss(state)  # for the steps after the last full interval, which the Trainer itself never logs
+        self._told.end()
+        end_agreement(state)
         self._session.end()
 
     def _log_own_loss(self, state: Any) -> None:
@@ -108,9 +144,14 @@ class FanfoldCallback(transformers.TrainerCallback):  # type: ignore[misc]  # Tr
             batch = (state.train_batch_size or args.train_batch_size) * args.gradient_accumulation_steps
             named |= self._pace.take(state.global_step, batch)
         self._log(named, args, state, model)
+        self._told.did("log")
 
-    def on_evaluate(self, *_event: Any, **_more: Any) -> None:
+    def on_evaluate(self, _args: Any, _state: Any, control: Any, **_more: Any) -> None:
+        self._evaluating.end()
+        if control.should_save and self._session.owner is not None:
+            self._saving.begin()
         self._pace.rest()  # its metrics came through on_log
+        self._told.did("evaluate")
 
     def on_predict(
         self, args: Any, state: Any, _control: Any, metrics: Mapping[str, Any] | None = None, model: Any = None, **_more: Any

@@ -6,13 +6,13 @@ import errno
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ..atomic import beside
 from ..errors import JournalError
-from .files import is_folder, open_inside
+from .files import create, is_folder, open_inside
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -43,6 +43,11 @@ def put_file(run: Path, source: Path) -> tuple[str, int]:
     return _store(run, _chunks(source)), source.stat().st_size
 
 
+def put_open(run: Path, file: BinaryIO) -> str:
+    """Store the content of an open file; return its name."""
+    return _store(run, _pieces(file))
+
+
 def digest_of(files: list[tuple[str, str]]) -> str:
     """Return the digest of one file, as sha256sum prints it, or of several by path and content; each is a (path, blob) pair."""
     if len(files) == 1:
@@ -53,8 +58,12 @@ def digest_of(files: list[tuple[str, str]]) -> str:
 
 def _chunks(source: Path) -> Iterator[bytes]:
     with source.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
+        yield from _pieces(file)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK):
+        yield chunk
 
 
 def _store(run: Path, chunks: Iterator[bytes | memoryview], name: str | None = None) -> str:
@@ -63,18 +72,15 @@ def _store(run: Path, chunks: Iterator[bytes | memoryview], name: str | None = N
         return name
     folder = run / "blobs"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    aside = folder / f".{os.getpid()}-{secrets.token_hex(4)}"
     digest = hashlib.sha256()
-    try:
-        with aside.open("xb") as file:
+    with beside(folder / "blob") as aside:
+        with create(aside) as file:
             for chunk in chunks:
                 digest.update(chunk)
                 file.write(chunk)
         target = path_of(run, digest.hexdigest())
         target.parent.mkdir(exist_ok=True, mode=0o700)
         aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
     return digest.hexdigest()
 
 

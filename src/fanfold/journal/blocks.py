@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import JournalError
 from . import format as fmt
-from .format import HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, Kind, Layout, Shape
+from .format import BLOCK, HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, MOST_RATIO, Kind, Layout, Shape
 from .walker import Finder, spans
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-BLOCK: Final = 1 << 20  # maximum raw bytes of a block: bounds the memory of packing and unpacking
 LONGEST_ROW: Final = 1 << 16  # longer rows gain nothing from their neighbours, and would make blocks uneven
-MOST_RATIO: Final = 64  # of raw to stored bytes: received data must not expand to far more than was sent
 LEVEL: Final = 4  # most of a block is noise, where higher levels take time and gain nothing
 _START: Final = struct.Struct("<QII")  # of a row: eight bytes of head, checksum, shape id
 _FIXED: Final = _START.size  # bytes that all rows of one layout share, or that can be computed
@@ -48,7 +46,7 @@ class _Rows:
     count: int = 0
 
 
-class Packer:
+class BlockPacker:
     """A packer of one journal, block by block in order. Shapes found on the way show which values are integers."""
 
     def __init__(self, data: mmap | bytes, journal_id: str) -> None:

@@ -26,6 +26,14 @@ Blob = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 Data = dict[str, Any]  # names and plain data, nested up to MAX_DEPTH
 
 
+class Fork(Struct, array_like=True, frozen=True):
+    """Which run a run continues, and the last of its steps that both have."""
+
+    project: str
+    run: str
+    step: Int64
+
+
 class Header(Struct, kw_only=True):
     """Who writes a journal. If the header is damaged, `salvaged` is set and the fields come from the file name."""
 
@@ -49,8 +57,10 @@ class Header(Struct, kw_only=True):
     journal: str | None = None
     started: Int64 = 0
     mono: Int64 = 0
+    born: Int64 | None = None  # when the process began (ns), if it began to train
     follows: str | None = None
     dropped: Count | None = None
+    fork: Fork | None = None
     salvaged: bool = False
 
 
@@ -120,6 +130,8 @@ class Alert(Event):
     text: str = ""
     level: str = ""
     s: Int64 | None = None
+    rule: str | None = None  # the rule that raised it, and the key that met the rule
+    key: str | None = None
 
 
 class ArtifactFile(Struct):
@@ -136,6 +148,16 @@ class Artifact(Event, kw_only=True):
     s: Int64 | None = None
 
 
+# Readers try each pattern on each key, so they use only the newest ones, and none that is very long.
+MOST_PATTERNS: Final = 256
+MOST_PATTERN: Final = 256  # characters
+
+
+def is_pattern(key: str) -> bool:
+    """Return whether the key of a define_metric call names several keys, such as `val/*`."""
+    return any(mark in key for mark in "*?[")
+
+
 class Metric(Event, kw_only=True):
     key: str
     x: str | None = None
@@ -146,6 +168,15 @@ class Saved(Event, kw_only=True):
     path: str
     size: Count | None = None
     s: Int64 | None = None
+
+
+class SpanEvent(Event, kw_only=True):
+    """Time spent on something other than steps: `ns` of the time from `since` to `t`, in `n` spans."""
+
+    kind: str
+    since: Int64
+    ns: Count
+    n: Count = 1
 
 
 class Ops(Event, kw_only=True):
@@ -168,6 +199,28 @@ class Trace(Event, kw_only=True):
     path: str
     steps: Count | None = None
     size: Count | None = None
+
+
+class Evidence(Event, kw_only=True):
+    """What the black box saw; see docs/blackbox.md. `who` is the rank concerned, if it is not the writer's."""
+
+    kind: str
+    id: str = ""
+    who: Rank | None = None
+    data: Data | None = None
+    files: list[ArtifactFile] = []
+
+
+class Requested(Event, kw_only=True):
+    """A request to the job (see requests.py), or the answer to one: `state` is asked, done, refused or expired."""
+
+    id: str
+    action: str
+    state: str
+    values: Data | None = None
+    by: str = ""
+    why: str = ""
+    s: Int64 | None = None
 
 
 class Console(Struct):
@@ -231,9 +284,12 @@ _events: Final[Mapping[str, msgspec.msgpack.Decoder[Any]]] = {
     "artifact": _decoder(Artifact),
     "metric": _decoder(Metric),
     "saved": _decoder(Saved),
+    "span": _decoder(SpanEvent),
     "ops": _decoder(Ops),
     "usage": _decoder(Usage),
     "trace": _decoder(Trace),
+    "blackbox": _decoder(Evidence),
+    "request": _decoder(Requested),
 }
 _format = _decoder(_Format)
 _header = _decoder(Header)
@@ -242,6 +298,7 @@ _named: Final = msgspec.msgpack.Decoder(Data, ext_hook=_refuse)
 # Fields of free-form data: decoders only check that they have names.
 _free: Final[Mapping[type, tuple[str, ...]]] = {
     Values: ("v", "k"), Info: ("given",), Artifact: ("metadata",), Ops: ("facts",), Usage: ("data",),
+    Evidence: ("data",), Requested: ("values",),
 }  # fmt: skip
 
 

@@ -20,7 +20,8 @@ from .walker import Record, Walker, all_spans
 _TAIL = 1 << 18
 MAX_HEADER = 1 << 20
 MAX_NAME = 200
-FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes")  # the folders a run may have
+# The folders a run may have.
+FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes", "blackbox", "requests")
 
 
 @lru_cache(maxsize=1 << 12)
@@ -38,6 +39,12 @@ def encode_name(name: str) -> str:
     return text or "%"
 
 
+def project_of(run: Path, first: str | None) -> str:
+    """Return the project whose folder a run is in; `first` is the one it began in, whose name may be too long for a folder."""
+    folder = run.parent.name
+    return first if first and encode_name(first) == folder else decode_name(folder)
+
+
 def decode_name(component: str) -> str:
     return unquote(component, errors="replace")
 
@@ -51,10 +58,11 @@ def journal_files(run: Path, *, strict: bool = False) -> list[Path]:
 
     A folder that cannot be read counts as empty unless `strict`, which raises. A folder that is a link counts as empty.
     """
-    if is_link(run / "journal"):
+    folder = f"{run}/journal"
+    if is_link(folder):
         return []
     try:
-        with os.scandir(run / "journal") as entries:
+        with os.scandir(folder) as entries:
             names = [entry.path for entry in entries
                      if entry.name.endswith((SUFFIX, PACKED)) and entry.is_file(follow_symlinks=False)]  # fmt: skip
     except (FileNotFoundError, NotADirectoryError):
@@ -88,6 +96,16 @@ def check_folders(run: Path) -> None:
             )
 
 
+def check_place(run: Path) -> None:
+    """Raise RunError if a run to be written, or its project, is a link: readers follow none, and it may lead anywhere."""
+    for path in (run.parent, run):
+        if is_link(path):
+            raise RunError(
+                f"{path} is a link, and links below a directory of runs are not followed. The run was not started. Remove the "
+                "link, or name the directory it leads to with fanfold.init(dir=…) or FANFOLD_DIR."
+            )
+
+
 def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, str] | None = None) -> Iterator[Path]:
     """Yield the directories at run level, without checking that each is a run; callers that open each find out anyway.
 
@@ -100,7 +118,13 @@ def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, st
     return (run for folder in projects for run in _folders(folder, failed))
 
 
-def is_link(path: Path) -> bool:
+def same_id(root: Path, run_id: str) -> list[Path]:
+    """Return the folders of runs with an id, in any project."""
+    name = encode_name(run_id)
+    return [path for folder in _folders(root, None) if is_folder(path := _path(f"{folder}/{name}"))]
+
+
+def is_link(path: Path | str) -> bool:
     """Return whether a folder is a link; one that cannot be examined counts as none, and fails when it is read."""
     return os.path.islink(path)  # noqa: PTH114 - called hundreds of times
 

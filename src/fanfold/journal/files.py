@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -47,18 +46,9 @@ def open_inside(folder: Path, *names: str) -> BinaryIO:
         os.close(fd)
 
 
-def replace_text(path: Path, text: str, *, sync: bool = False) -> None:
-    """Replace a small file: write a temporary file beside it, then rename, so that an existing link is never written through."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with aside.open("x", encoding="utf-8") as file:
-            file.write(text)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+def create(path: Path) -> BinaryIO:
+    """Create a file that only its owner can read, for writing; raise FileExistsError if there is anything at its path."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600), "wb")
 
 
 def open_to_write(path: Path, flags: int = 0) -> int:
@@ -80,7 +70,7 @@ def is_folder(path: str | Path) -> bool:
 
 def is_mostly_holes(path: Path, ratio: int) -> bool:
     """Return whether a file, less `HOLES` bytes, is more than `ratio` times the data written to it, if the filesystem knows."""
-    found = path.lstat()
+    found = os.lstat(path)
     size = found.st_size - HOLES
     if size <= 0 or not stat.S_ISREG(found.st_mode) or not hasattr(os, "SEEK_DATA"):
         return False

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Final
 from zlib import crc32
 
@@ -27,6 +28,8 @@ MAGIC_BYTES: Final = MAGIC.to_bytes(2, "little")
 MAX_BODY: Final = 64 << 20
 MAX_KEYS: Final = 1 << 17  # of one shape; a call with more keys is written as several rows
 MAX_SHAPE: Final = 16 << 20  # maximum bytes of a shape: one with many short keys takes several times as much in memory
+BLOCK: Final = 1 << 20  # maximum raw bytes of a packed block: bounds the memory of packing and unpacking
+MOST_RATIO: Final = 64  # of raw to packed bytes: received data must not expand to far more than was sent
 HEAD: Final = struct.Struct("<HBBII")
 HEAD_SIZE: Final = HEAD.size
 _COVERED: Final = struct.Struct("<BBI")
@@ -90,6 +93,15 @@ def unpack(body: bytes | memoryview) -> Any:
         raise JournalError(f"a frame's body is not msgpack: {error}") from error
 
 
+def _layout_codes(layout: Layout) -> str:
+    """Return the struct codes of the fields before the values."""
+    step = "" if layout & Layout.STEP_NONE else "q" if layout & Layout.STEP_WIDE else "i"
+    return "<Iq" + step + ("IH" if layout & Layout.PENDING else "I" if layout & Layout.LATE else "")
+
+
+_LAYOUT_CODES: Final = [_layout_codes(Layout(flags)) for flags in range(16)]  # looked up for every journal that is listed
+
+
 @dataclass(frozen=True)
 class Shape:
     """The keys and types of a row, and the position of each value."""
@@ -100,19 +112,12 @@ class Shape:
     keys: tuple[str, ...]
     origin: str = ""
 
-    @property
+    @cached_property
     def codes(self) -> str:
         """Return the struct codes of a row body: shape id, time, the fields of the layout, then the values."""
-        codes = "<Iq"
-        if not self.layout & Layout.STEP_NONE:
-            codes += "q" if self.layout & Layout.STEP_WIDE else "i"
-        if self.layout & Layout.PENDING:
-            codes += "IH"
-        elif self.layout & Layout.LATE:
-            codes += "I"
-        return codes + self.types
+        return _LAYOUT_CODES[self.layout & 15] + self.types
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Return the length of a row's body."""
         return struct.calcsize(self.codes)

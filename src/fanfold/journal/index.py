@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from zlib import crc32
 
+from ..atomic import replacing
 from ..errors import JournalError
+from ..settings import cache_directory
 from . import format as fmt
 from .packed import raw_size
 from .reader import Journal
@@ -23,8 +25,6 @@ def _path(cache: Path, journal: Journal) -> Path:
 def load(path: Path, cache: Path) -> Journal | None:
     """Open a journal with the index of an earlier reader, if there is one and it matches this content."""
     journal = Journal(path)
-    if raw_size(path) < WORTH_BYTES:
-        return None
     try:
         data = _path(cache, journal).read_bytes()
         if crc32(data[4:]) != int.from_bytes(data[:4], "little"):
@@ -56,9 +56,8 @@ def save(journal: Journal, cache: Path, known: int) -> None:
     )
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_bytes(crc32(data).to_bytes(4, "little") + data)
-        aside.replace(path)
+        with replacing(path) as file:
+            file.write(crc32(data).to_bytes(4, "little") + data)
 
 
 KEPT = 8
@@ -89,12 +88,16 @@ def _keep(path: Path, journal: Journal) -> None:
         _kept.pop(key, None)
 
 
-def open_indexed(path: Path, cache: Path) -> Journal:
+def open_indexed(path: Path, cache: Path | None = None) -> Journal:
     """Open a journal and read it to its end, using what this process or an earlier one already indexed."""
+    if raw_size(path) < WORTH_BYTES:
+        journal = Journal(path)
+        journal.refresh()
+        return journal
+    cache = cache or cache_directory()
     journal = _open(path) or load(path, cache) or Journal(path)
     known = journal.verified
     journal.refresh()
     save(journal, cache, known)
-    if journal.verified >= WORTH_BYTES:
-        _keep(path, journal)
+    _keep(path, journal)
     return journal

@@ -37,7 +37,12 @@ def is_private(folder: Path) -> bool:
 def spool_roots() -> list[Path]:
     """Return where this user's spools may be: the configured root, or the default one and those created if it was taken."""
     configured = resolve("spool_dir")
-    return [Path(os.path.abspath(configured))] if configured else [default_root(), *_spare_roots()]  # noqa: PTH100 - links stay
+    return [Path(os.path.abspath(configured))] if configured else default_roots()  # noqa: PTH100 - links stay
+
+
+def default_roots() -> list[Path]:
+    """Return the roots that only this library fills; another may be named, and filled, by whoever wrote a settings file."""
+    return [default_root(), *_spare_roots()]
 
 
 def choose_root() -> Path:

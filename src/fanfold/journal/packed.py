@@ -11,7 +11,6 @@ import errno
 import hashlib
 import io
 import os
-import secrets
 import struct
 import time
 from collections.abc import Iterator
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, NamedTuple
 from zlib import crc32
 
+from ..atomic import beside
 from ..errors import JournalError, notices
 from ..settings import cache_directory
 from . import format as fmt
-from .blocks import BLOCK, MOST_RATIO, unpack
 from .bodies import NewerFormat
 from .files import is_mostly_holes, open_regular
-from .format import PACKED, SUFFIX
+from .format import BLOCK, MOST_RATIO, PACKED, SUFFIX
 
 MAGIC: Final = b"FFPACK"
 VERSION: Final = 1
@@ -37,7 +36,7 @@ CACHE_BYTES: Final = 4 << 30
 SETTLED_NS: Final = 2_000_000_000
 
 
-class Entry(NamedTuple):
+class BlockEntry(NamedTuple):
     """One block: the position of its bytes in the journal and in the packed file."""
 
     start: int
@@ -68,11 +67,11 @@ class PackedJournal(io.RawIOBase):
     A damaged block reads as zeros, which journal readers count as damage and skip; `lost` lists such blocks.
     """
 
-    def __init__(self, path: Path, file: IO[bytes], head: Head, entries: list[Entry]) -> None:
+    def __init__(self, path: Path, file: IO[bytes], head: Head, entries: list[BlockEntry]) -> None:
         self.path = path
         self.head = head
         self.entries = entries
-        self.lost: list[Entry] = []
+        self.lost: list[BlockEntry] = []
         self.seed = fmt.seed_of(head.journal)
         self._file = file
         self._at = 0
@@ -123,10 +122,12 @@ class PackedJournal(io.RawIOBase):
             self._block = number, self._unpacked(self.entries[number])
         return self._block[1]
 
-    def _unpacked(self, entry: Entry) -> bytes:
+    def _unpacked(self, entry: BlockEntry) -> bytes:
         self._file.seek(entry.at)
         stored = self._file.read(entry.stored)
         if len(stored) == entry.stored and crc32(stored) == entry.crc:
+            from .blocks import unpack
+
             with contextlib.suppress(JournalError):
                 return unpack(stored, entry.length, self.seed)
         self.lost.append(entry)
@@ -158,7 +159,7 @@ def _read_head(path: Path, file: IO[bytes]) -> Head:
     raise unreadable(path, "its first bytes are damaged")
 
 
-def _read_table(path: Path, file: IO[bytes], head: Head) -> list[Entry]:
+def _read_table(path: Path, file: IO[bytes], head: Head) -> list[BlockEntry]:
     """Read the table of blocks, and check it against the size of the file and of the journal."""
     size = os.fstat(file.fileno()).st_size
     if head.size > MOST_RATIO * size:
@@ -175,7 +176,7 @@ def _read_table(path: Path, file: IO[bytes], head: Head) -> list[Entry]:
     for length, stored, crc in ENTRY.iter_unpack(table):
         if not 0 < length <= BLOCK or not 0 < stored <= MOST_STORED:
             raise unreadable(path, "a block's size is out of range")
-        entries.append(Entry(start, length, at, stored, crc))
+        entries.append(BlockEntry(start, length, at, stored, crc))
         start, at = start + length, at + stored
     if start != head.size or at != head.table:
         raise unreadable(path, "its sizes do not agree")
@@ -212,7 +213,7 @@ def raw_size(path: Path) -> int:
     if path.suffix == PACKED:
         with open_regular(path) as file, contextlib.suppress(JournalError):
             return _read_head(path, file).size
-    return path.stat().st_size
+    return os.stat(path).st_size  # noqa: PTH116 - faster, for thousands of journals
 
 
 def readable(path: Path) -> Path:
@@ -280,11 +281,10 @@ def _unpack_to(packed: PackedJournal, target: Path) -> Path:
     disk = os.statvfs(target.parent)
     if disk.f_bavail * disk.f_frsize < packed.head.size:
         raise OSError(errno.ENOSPC, f"there is no room for {packed.head.size} bytes")
-    aside = target.with_name(f".{os.getpid()}-{secrets.token_hex(4)}")
     wrong, damaged = _verdicts(packed, target)
     # A file written moments ago may be rewritten without a new timestamp, so its defects are not recorded.
     settled = time.time_ns() - os.fstat(packed.fileno()).st_ctime_ns > SETTLED_NS
-    try:
+    with beside(target) as aside:
         with aside.open("xb") as file:
             try:
                 sound = copy(packed, file)
@@ -298,8 +298,6 @@ def _unpack_to(packed: PackedJournal, target: Path) -> Path:
             _tell(packed, True)
             target = damaged if settled else target.with_suffix(".damaged")
         aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
     return target
 
 

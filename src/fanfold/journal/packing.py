@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import mmap
 import os
-import secrets
 from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 from zlib import crc32
 
+from ..atomic import beside, sync_folder
 from ..errors import JournalError
 from . import format as fmt
-from .blocks import BLOCK, Packer
+from .blocks import BlockPacker
 from .files import open_regular
-from .format import PACKED, SUFFIX
+from .format import BLOCK, PACKED, SUFFIX
 from .packed import ENTRY, HEAD, HEAD_SIZE, MAGIC, VERSION, copy, open_packed, unreadable
 
 GAIN: Final = 0.9  # a journal that does not shrink to this fraction stays unpacked
@@ -49,22 +48,19 @@ def packing(path: Path) -> Generator[int, None, Packed | None]:
     A complete copy exists at every moment: write a temporary file, sync it, unpack and compare, rename, and only then delete
     the original. A killed process leaves the journal, or both.
     """
-    aside = path.with_name(f".{path.stem}{PACKED}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with open_regular(path) as raw:
-            before = os.fstat(raw.fileno())
-            if before.st_size > SAMPLES * BLOCK and estimate(path) > GAIN * before.st_size:
-                return None
-            with aside.open("xb") as file:
-                digest = yield from _write(raw, file, path)
-            yield from _verify(aside, digest, before.st_size)
-            _dress(aside, before)
-            stored = aside.stat().st_size
-            if stored > GAIN * before.st_size or not _replace(raw, before, aside, path):
-                return None
-        return Packed(path.with_suffix(PACKED), before.st_size, stored)
-    finally:
-        aside.unlink(missing_ok=True)
+    target = path.with_suffix(PACKED)
+    with open_regular(path) as raw, beside(target) as aside:
+        before = os.fstat(raw.fileno())
+        if before.st_size > SAMPLES * BLOCK and estimate(path) > GAIN * before.st_size:
+            return None
+        with aside.open("xb") as file:
+            digest = yield from _write(raw, file, path)
+        yield from _verify(aside, digest, before.st_size)
+        _dress(aside, before)
+        stored = aside.stat().st_size
+        if stored > GAIN * before.st_size or not _replace(raw, before, aside, path):
+            return None
+        return Packed(target, before.st_size, stored)
 
 
 def _write(raw: IO[bytes], file: IO[bytes], path: Path) -> Generator[int, None, bytes]:
@@ -73,7 +69,7 @@ def _write(raw: IO[bytes], file: IO[bytes], path: Path) -> Generator[int, None, 
     digest, table, at = hashlib.sha256(), bytearray(), 0
     file.write(bytes(HEAD_SIZE))
     with mmap.mmap(raw.fileno(), os.fstat(raw.fileno()).st_size, access=mmap.ACCESS_READ) as data:
-        packer = Packer(data, journal_id)
+        packer = BlockPacker(data, journal_id)
         while at < len(data):
             end, stored = packer.block(at)
             digest.update(data[at:end])
@@ -121,7 +117,7 @@ def _replace(raw: IO[bytes], before: os.stat_result, aside: Path, path: Path) ->
     if (now.st_size, now.st_mtime_ns, now.st_nlink) != (before.st_size, before.st_mtime_ns, before.st_nlink):
         return False
     aside.replace(path.with_suffix(PACKED))
-    _sync(path.parent)
+    sync_folder(path.parent)  # the new name must be on disk before the old one is removed
     path.unlink(missing_ok=True)
     return True
 
@@ -138,22 +134,10 @@ def _locked(raw: IO[bytes]) -> bool:
     return True
 
 
-def _sync(folder: Path) -> None:
-    """Make sure that a new name is on disk before the old one is removed."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):  # some filesystems cannot sync a folder
-            raise
-    finally:
-        os.close(fd)
-
-
 def estimate(path: Path) -> int:
     """Estimate the size of a journal's packed file from evenly spaced sample blocks."""
     with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        packer = Packer(data, fmt.check_id(path.stem.rpartition("-")[2]))
+        packer = BlockPacker(data, fmt.check_id(path.stem.rpartition("-")[2]))
         starts = range(0, len(data), max(BLOCK, len(data) // SAMPLES))
         raw = stored = 0
         for at in itertools.islice(starts, SAMPLES):
@@ -165,16 +149,13 @@ def estimate(path: Path) -> int:
 def restore(path: Path) -> Path:
     """Replace a packed file with its unpacked journal, which is about to grow again; return the journal's path."""
     target = path.with_suffix(SUFFIX)
-    aside = path.with_name(f".{path.stem}{SUFFIX}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
+    with beside(target) as aside:
         with open_packed(path) as packed, aside.open("xb") as file:
             if not copy(packed, file):
                 raise unreadable(path, "it is damaged")
         _dress(aside, path.stat())
         with contextlib.suppress(FileExistsError):  # another gateway was faster, and may already append to it
             os.link(aside, target)
-        _sync(target.parent)
+        sync_folder(target.parent)
         path.unlink(missing_ok=True)
-    finally:
-        aside.unlink(missing_ok=True)
     return target

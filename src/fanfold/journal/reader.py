@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from zlib import crc32
 
 from ..errors import JournalError
@@ -26,7 +26,7 @@ from .bodies import Header
 from .files import open_regular
 from .format import HEAD_SIZE, Kind, Layout, Shape
 from .mapping import map_file
-from .walker import NO_STEP, Record, Row, RowReader, Walker
+from .walker import NO_STEP, LoggedRow, Record, RowReader, Walker
 
 if TYPE_CHECKING:
     import mmap
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _ROW_HEAD = HEAD_SIZE + 12  # frame head, shape id, time
 _WINDOW = 1 << 16
 _LAST_FRAMES = 64  # searched for the newest time
+_SMALL = 1 << 14  # bytes up to which reading a file is faster than mapping it
 _BLOCK = 1 << 13  # rows gathered at a time: such a block stays in the CPU cache
 
 
@@ -49,7 +50,7 @@ class Columns(NamedTuple):
 
 
 @dataclass
-class Rows:
+class ShapeRows:
     """The positions of the rows of one shape: runs of equal frames, each an offset and a count."""
 
     shape: Shape
@@ -98,20 +99,23 @@ class Journal:
     on_disk = True  # as a file that can be mapped; a fleet's store keeps its journals elsewhere
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        self.id = fmt.check_id(self.path.stem.rpartition("-")[2])
+        self.path = path if isinstance(path, Path) else Path(path)
+        rank, _, id = self.path.stem.rpartition("-")
+        self.id = fmt.check_id(id)
         self.seed = fmt.seed_of(self.id)
-        self.header = self._salvaged_header()  # until the real one is read; `begun` tells whether anything was read
-        self.rows: dict[int, Rows] = {}
-        self._by_key: dict[str, list[tuple[Rows, int]]] = {}
-        self._unnamed: list[Rows] = []  # not indexed by key yet: listing thousands of runs never needs it
+        self.header = self._salvaged_header(
+            rank.partition("-")[0]
+        )  # until the real one is read; `begun` tells whether anything was read
+        self.rows: dict[int, ShapeRows] = {}
+        self._by_key: dict[str, list[tuple[ShapeRows, int]]] = {}
+        self._unnamed: list[ShapeRows] = []  # not indexed by key yet: listing thousands of runs never needs it
         self.frames: list[tuple[int, int, int]] = []  # kind, offset of the body, length
         self.verified = 0
         self.damaged = 0
         self.size = 0
         self.seen = 0  # the newest time in its frames (ns since 1970): the last sign of life of its process
         self.grown: float | None = None  # when this reader last saw it grow (monotonic clock)
-        self._map: mmap.mmap | None = None
+        self._map: mmap.mmap | bytes | None = None
         self._walker = Walker(self.id)
         # Threads may share a journal: one reads further, while others look at what is before `verified`.
         self._reading = threading.Lock()
@@ -122,13 +126,13 @@ class Journal:
         with self._reading:
             before = self.verified
             for found in self._read_on():
-                if isinstance(found, walker.Rows):
+                if isinstance(found, walker.RowSpan):
                     self._rows_of(found.shape).add(found.offset, found.number)
                 else:
                     self._note(found)
         return self.verified > before
 
-    def stream(self, *, most: int = walker.MOST_ROWS) -> Iterator[walker.Rows | Record]:
+    def stream(self, *, most: int = walker.MOST_ROWS) -> Iterator[walker.RowSpan | Record]:
         """Read further, one item at a time, without remembering positions: for a single pass."""
         yield from self._read_on(most=most)
 
@@ -140,7 +144,7 @@ class Journal:
         """Return the current size of the journal."""
         return self._remap()
 
-    def _read_on(self, *, most: int = walker.MOST_ROWS) -> Iterator[walker.Rows | Record]:
+    def _read_on(self, *, most: int = walker.MOST_ROWS) -> Iterator[walker.RowSpan | Record]:
         size = self._remap()
         if self._map is None:
             return
@@ -161,26 +165,33 @@ class Journal:
         """Return whether anything was read."""
         return self.verified > 0
 
-    def _salvaged_header(self) -> Header:
+    def _salvaged_header(self, rank: str) -> Header:
         """Return a header from the file name: a damaged header loses facts about the process, but not its points."""
-        rank = self.path.stem.partition("-")[0]
         known = int(rank) if rank.isdecimal() and len(rank) < 10 else 0
         return Header(format=[fmt.MAJOR, fmt.MINOR], journal=self.id, role="main", rank=known, salvaged=True)
 
     def _remap(self) -> int:
         if self._map is not None and self.path.suffix == fmt.PACKED:
             return self.size  # packed journals do not grow
-        self.path = packed.present(self.path)
-        with open_regular(packed.readable(self.path)) as file:
+        with self._open() as file:
             size = os.fstat(file.fileno()).st_size
             if size < self.verified:
                 raise JournalError(f"{self.path} became shorter while it was read; a journal is never truncated. Open it again.")
             if size > self.size:
                 self.grown = time.monotonic() if self.size else None
                 # The old map is left to the garbage collector: arrays returned earlier may still refer to it.
-                self._map = map_file(file.fileno(), size)
+                self._map = map_file(file.fileno(), size) if size > _SMALL else _read_whole(file.fileno(), size)
+                size = len(self._map)
                 self.size = size
         return self.size
+
+    def _open(self) -> BinaryIO:
+        """Open the file with the journal's raw bytes; the journal may have been packed since it was listed."""
+        try:
+            return open_regular(packed.readable(self.path), buffering=0)
+        except FileNotFoundError:
+            self.path = packed.present(self.path)
+            return open_regular(packed.readable(self.path), buffering=0)
 
     def status(self) -> str:
         """Return the status of a journal without an END frame: running, killed, or lost (reversible)."""
@@ -200,19 +211,19 @@ class Journal:
             self._rows_of(record.data)
         self.frames.append((record.kind, record.offset + HEAD_SIZE, record.end - record.offset - HEAD_SIZE))
 
-    def _rows_of(self, shape: Shape) -> Rows:
+    def _rows_of(self, shape: Shape) -> ShapeRows:
         rows = self.rows.get(shape.id)
         if rows is None:
-            rows = self.rows[shape.id] = Rows(shape, HEAD_SIZE + shape.size)
+            rows = self.rows[shape.id] = ShapeRows(shape, HEAD_SIZE + shape.size)
             self._unnamed.append(rows)
         return rows
 
     @property
-    def by_key(self) -> dict[str, list[tuple[Rows, int]]]:
+    def by_key(self) -> dict[str, list[tuple[ShapeRows, int]]]:
         """Return where each key's values are: the rows, and the key's index in them."""
         if self._unnamed:
             with self._naming:
-                fresh, added = self._unnamed[:], dict[str, list[tuple[Rows, int]]]()
+                fresh, added = self._unnamed[:], dict[str, list[tuple[ShapeRows, int]]]()
                 for rows in fresh:
                     for index, key in enumerate(rows.shape.keys):
                         added.setdefault(key, []).append((rows, index))
@@ -268,17 +279,17 @@ class Journal:
         with memoryview(self._map) as view, view[offset : offset + length] as body:
             return bodies.decode(kind, body)
 
-    def walk(self, start: int) -> Iterator[walker.Rows | Record]:
+    def walk(self, start: int) -> Iterator[walker.RowSpan | Record]:
         """Yield what was read from `start` on, in order."""
         if self._map is not None:
             again = Walker(self.id, at=start, shapes=self._walker.shapes)
             yield from again.read(self._map, self.verified)
 
-    def walk_rows(self, start: int) -> Iterator[Row]:
+    def walk_rows(self, start: int) -> Iterator[LoggedRow]:
         """Yield the rows that were read from `start` on, in order."""
         readers: dict[int, RowReader] = {}
         for found in self.walk(start):
-            if isinstance(found, walker.Rows):
+            if isinstance(found, walker.RowSpan):
                 reader = readers.get(found.shape.id) or readers.setdefault(found.shape.id, RowReader(found.shape))
                 yield from reader.rows(found.view)
 
@@ -332,14 +343,14 @@ class Journal:
         steps, times, values = (np.concatenate([part[i] for part in parts])[order] for i in range(3))
         return Columns(steps, times, values)
 
-    def _gather(self, rows: Rows, index: int, runs: Sequence[Sequence[int]]) -> Columns:
+    def _gather(self, rows: ShapeRows, index: int, runs: Sequence[Sequence[int]]) -> Columns:
         """Read one key of one shape: long runs by strided views, many short ones by their offsets."""
         count = sum(length for _, length in runs)
         if count < 256 * len(runs) and len(runs) > 1:
             return self._picked(rows, index, _offsets(rows.stride, runs))
         return self._strided(rows, index, runs, count)
 
-    def _strided(self, rows: Rows, index: int, runs: Sequence[Sequence[int]], count: int) -> Columns:
+    def _strided(self, rows: ShapeRows, index: int, runs: Sequence[Sequence[int]], count: int) -> Columns:
         """Read runs of equal rows in blocks, so that the three fields of a row come from one visit to memory."""
         import numpy as np
 
@@ -361,7 +372,7 @@ class Journal:
         times /= 1e9
         return Columns(steps, times, values)
 
-    def _picked(self, rows: Rows, index: int, offsets: NDArray[np.int64]) -> Columns:
+    def _picked(self, rows: ShapeRows, index: int, offsets: NDArray[np.int64]) -> Columns:
         import numpy as np
 
         flat = np.frombuffer(self._map, np.uint8)  # type: ignore[arg-type]
@@ -372,6 +383,14 @@ class Journal:
         steps = pick(_ROW_HEAD, rows.step_code).astype(np.int64) if rows.step_code else np.full(len(offsets), NO_STEP)
         values = pick(rows.value_offset(index), fmt.DTYPE[rows.shape.types[index]])
         return Columns(steps, pick(HEAD_SIZE + 4, "<i8") / 1e9, values.astype(values.dtype.newbyteorder("=")))
+
+
+def _read_whole(fd: int, size: int) -> bytes:
+    """Read a small file's first bytes."""
+    data = os.read(fd, size)
+    while len(data) < size and (more := os.read(fd, size - len(data))):
+        data += more
+    return data
 
 
 def _offsets(stride: int, runs: Sequence[Sequence[int]]) -> NDArray[np.int64]:

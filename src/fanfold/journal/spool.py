@@ -11,9 +11,10 @@ import os
 from pathlib import Path
 
 from ..process import digest
+from .files import open_to_write
 from .format import SUFFIX
 from .liveness import is_locked
-from .origin import is_private, use_root
+from .origin import default_roots, is_private, use_root
 
 NETWORK = frozenset(
     (
@@ -93,7 +94,7 @@ class Spool:
 
 def _append(source: Path, target: Path) -> int:
     """Copy the bytes that `target` lacks. Safe to run concurrently: each byte has a fixed offset, whoever writes it."""
-    with source.open("rb") as file, os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as copy:
+    with source.open("rb") as file, os.fdopen(open_to_write(target), "r+b") as copy:
         before = at = os.fstat(copy.fileno()).st_size
         while chunk := os.pread(file.fileno(), _CHUNK, at):
             at += os.pwrite(copy.fileno(), chunk, at)
@@ -102,14 +103,28 @@ def _append(source: Path, target: Path) -> int:
         return at - before
 
 
-def recover(*roots: Path) -> int:
-    """Finish spools whose processes are gone; return how many journals were copied. Roots of other users are left alone."""
-    count = 0
+def recover(*roots: Path, runs: Path) -> int:
+    """Finish spools whose processes are gone; return how many journals were copied. Roots of other users are left alone.
+
+    A root may have been named by a settings file, and a spool names where it is copied to. So spools outside our own default
+    roots are copied only to runs in the directory `runs`.
+    """
+    count, trusted = 0, default_roots()
     for directory in (found for root in roots if is_private(root) for found in root.glob("*-*")):
         journals = list(directory.glob(f"*{SUFFIX}"))
         if not journals or any(is_locked(Path(f"{journal}.alive")) for journal in journals):
             continue
         with contextlib.suppress(OSError):
-            Spool.found(directory).finish()
-            count += len(journals)
+            spool = Spool.found(directory)
+            if directory.parent in trusted or _is_inside(spool.target, runs):
+                spool.finish()
+                count += len(journals)
     return count
+
+
+def _is_inside(journals: Path, runs: Path) -> bool:
+    """Return whether a folder of journals is that of a run in a directory of runs, and reached through no link below it."""
+    run = journals.parent
+    if len(journals.parts) < 4 or journals.name != "journal" or ".." in journals.parts:
+        return False
+    return run.parent.parent.samefile(runs) and not any(map(os.path.islink, (run.parent, run, journals)))

@@ -7,16 +7,19 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator
-from itertools import islice
 from mmap import mmap
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 from ..errors import JournalError
 from . import bodies
 from .bodies import Header
 from .format import HEAD, HEAD_SIZE, MAGIC, MAGIC_BYTES, MAX_BODY, Kind, Layout, Shape, covered, seed_of
+
+if TYPE_CHECKING:
+    from .checksums import EqualRows
 
 MAX_FRAME: Final = HEAD_SIZE + MAX_BODY
 NO_STEP: Final = -(1 << 63)  # the step of a point without one (probes)
@@ -27,6 +30,9 @@ _START: Final = struct.Struct("<QI")  # eight bytes of head, checksum
 _MOST_HEADS: Final = 4096  # to cache: a forged file may contain any number of them
 _CREDIT: Final = 1 << 20
 _LONG: Final = 1 << 12
+_FEW_ROWS: Final = 1 << 10  # are checked one by one; then blocks of more at once, each up to three times the rows before it
+_MOST_TOGETHER: Final = 1 << 13
+_WORTH_NUMPY: Final = 1 << 19  # rows whose check one by one takes as long as importing NumPy
 _LOOK: Final = 256  # the cost of examining an offset, in bytes that could be checked instead
 
 
@@ -47,12 +53,13 @@ class Span(NamedTuple):
 class _Head:
     """The properties shared by all frames with the same first eight bytes."""
 
-    __slots__ = ("crc", "flags", "kind", "rows", "stride")
+    __slots__ = ("blocks", "crc", "flags", "kind", "rows", "stride")
 
     def __init__(self, kind: int, flags: int, length: int, crc: int) -> None:
         self.kind, self.flags, self.stride, self.crc = kind, flags, HEAD_SIZE + length, crc
         row = kind == Kind.ROW and length > _SHORTEST_ROW
         self.rows = struct.Struct(f"<QI4s{length - 4}s").iter_unpack if row else None
+        self.blocks: EqualRows | None = None
 
 
 def _head(first: int, seed: int, *, header: bool) -> _Head | None:
@@ -111,16 +118,37 @@ def _header_span(view: memoryview, at: int, size: int) -> Span | None:
 
 def _equal_rows(view: memoryview, at: int, end: int, size: int, known: _Head, first: int, most: int) -> int:
     """Count the valid rows from `end` on with the same head and shape as the row at `at`."""
-    assert known.rows is not None
     shape = bytes(view[at + HEAD_SIZE : at + HEAD_SIZE + 4])
-    start, crc32_ = crc32(shape, known.crc), crc32
     room = (size - end) // known.stride
-    count = 0
-    for head, crc, of, rest in islice(known.rows(view[end : end + room * known.stride]), most - 1):
+    together = room > _FEW_ROWS and (room >= _WORTH_NUMPY or "numpy" in sys.modules)
+    room = min(room, most - 1)
+    few = min(room, _FEW_ROWS) if together else room
+    count = _one_by_one(view[end : end + few * known.stride], known, first, shape)
+    while together and count >= few and count < room:
+        few = min(room, count + min(3 * count, _MOST_TOGETHER))
+        block = view[end + count * known.stride : end + few * known.stride]
+        sound = _blocks(known, first).sound(block, shape)
+        count += len(block) // known.stride if sound else _one_by_one(block, known, first, shape)
+    return count
+
+
+def _one_by_one(view: memoryview, known: _Head, first: int, shape: bytes) -> int:
+    """Count the valid rows at the start of some bytes."""
+    assert known.rows is not None
+    start, crc32_, count = crc32(shape, known.crc), crc32, 0
+    for head, crc, of, rest in known.rows(view):
         if head != first or of != shape or crc32_(rest, start) != crc:
             break
         count += 1
     return count
+
+
+def _blocks(known: _Head, first: int) -> EqualRows:
+    if known.blocks is None:
+        from .checksums import EqualRows
+
+        known.blocks = EqualRows(first.to_bytes(8, "little"), known.crc, known.stride)
+    return known.blocks
 
 
 def sound_end(view: memoryview, at: int, size: int, seed: int) -> int:
@@ -193,7 +221,7 @@ def all_spans(data: bytes, seed: int, *, header: bool = False) -> Iterator[Span]
         at = finder.next(at)
 
 
-class Rows(NamedTuple):
+class RowSpan(NamedTuple):
     """Consecutive rows of one shape: where the first begins and the last ends in the journal."""
 
     shape: Shape
@@ -239,7 +267,7 @@ class Walker:
         # The offset after which a search found no frame, where to resume it, and the size at which that is worthwhile.
         self._searched = (-1, 0, 0)
 
-    def read(self, data: bytes | mmap, size: int, *, base: int = 0, most: int = MOST_ROWS) -> Iterator[Rows | Record]:
+    def read(self, data: bytes | mmap, size: int, *, base: int = 0, most: int = MOST_ROWS) -> Iterator[RowSpan | Record]:
         """Yield the frames from the current position on. `data` contains the journal's bytes from `base` to `size`.
 
         Damage is skipped once a valid frame follows it. Until then it may be a frame that is still being written.
@@ -265,13 +293,13 @@ class Walker:
                 self.damaged += base + place - self.at
                 self.at = base + place
 
-    def _taken(self, view: memoryview, base: int, span: Span) -> Rows | Record | None:
+    def _taken(self, view: memoryview, base: int, span: Span) -> RowSpan | Record | None:
         """Move past a span; return its content, or None if it is damaged."""
         self.at = base + span.end
         if span.kind == Kind.ROW:
             shape = self.shapes.get(int.from_bytes(view[span.at + HEAD_SIZE : span.at + HEAD_SIZE + 4], "little"))
             if shape is not None and HEAD_SIZE + shape.size == span.stride and shape.layout == span.flags:
-                return Rows(shape, base + span.at, base + span.end, span.stride, view[span.at : span.end])
+                return RowSpan(shape, base + span.at, base + span.end, span.stride, view[span.at : span.end])
             self.damaged += span.end - span.at  # its shape was lost to damage: the values have no keys
             return None
         try:
@@ -289,7 +317,7 @@ class Walker:
         return Record(span.kind, base + span.at, data, base + span.end)
 
 
-class Row(NamedTuple):
+class LoggedRow(NamedTuple):
     """One row: step (None for probes), time (ns), values, and the call that it announces late parts of, or is a late part of."""
 
     step: int | None
@@ -312,16 +340,16 @@ class RowReader:
         self.pending, self.late = bool(shape.layout & Layout.PENDING), bool(shape.layout & Layout.LATE)
         self.head = 1 + self.stepped + (2 if self.pending else 1 if self.late else 0)
 
-    def rows(self, frames: memoryview) -> Iterator[Row]:
+    def rows(self, frames: memoryview) -> Iterator[LoggedRow]:
         """Read rows from their frames, in order."""
         keys, head, origin, late = self.keys, self.head, self.origin, self.late
         if self.stepped and head == 2:  # by far the most common
             for fields in self._unpack(frames):
-                yield Row(fields[1], fields[0], dict(zip(keys, fields[2:], strict=True)), 0, 0, False, origin)
+                yield LoggedRow(fields[1], fields[0], dict(zip(keys, fields[2:], strict=True)), 0, 0, False, origin)
             return
         number, parts = 1 + self.stepped, 2 + self.stepped
         for fields in self._unpack(frames):
-            yield Row(
+            yield LoggedRow(
                 fields[1] if self.stepped else None,
                 fields[0],
                 dict(zip(keys, fields[head:], strict=True)),

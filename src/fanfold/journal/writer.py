@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
 
+from ..atomic import sync_folders
 from ..errors import JournalError, notices
+from .files import create
 from .format import HEAD, MAGIC, MAX_KEYS, SUFFIX, Kind, Layout, Shape, covered, frame, pack, seed_of
 
 if sys.platform != "win32":
@@ -93,10 +95,10 @@ class Orphan:
 
     def _restore(self) -> bool:
         """Write the bytes under the old name, through a temporary file, so that a reader never sees the file shrink."""
-        aside = self.path.with_name(f"{self.path.name}.part")
+        aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with aside.open("wb") as file:
+            with create(aside) as file:
                 self._copy(file)
                 time.sleep(SETTLE_SECONDS)  # a write in progress when the sheet was abandoned has ended by now
                 self._copy(file)
@@ -118,17 +120,6 @@ class Orphan:
     def drop(self) -> None:
         for fd in {self._source, self._target} - {None}:
             os.close(fd)  # type: ignore[arg-type]
-
-
-def _sync_directories(path: Path) -> None:
-    """Make a new file's name survive a power cut, by syncing its folder and those of the run and the project."""
-    for folder in (path, *path.parents[:3]):
-        with contextlib.suppress(OSError):  # a folder further up may not be accessible
-            fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
 
 def moved_up(fd: int) -> int:
@@ -211,14 +202,14 @@ class Sheet:
             if not self.write(frame(Kind.HEADER, pack(dict(header)), 0)):
                 raise OSError(errno.ENOSPC, "the journal's header could not be written whole (disk full?)")
             if power:
-                _sync_directories(path.parent)
+                sync_folders([path.parent, *path.parent.parents[:3]])  # its name survives a power cut, too
         except OSError:
             self.discard()
             raise
 
     def _lock_alive(self) -> None:
         name = f"{self.path}.alive"
-        self.alive = moved_up(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self.alive = moved_up(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         held.add(name)
         try_lock(self.alive)  # where the filesystem has no locks, readers rely on heartbeats
 

@@ -26,6 +26,24 @@ class Audio(ArrayMedia):
 
     Samples are (n,) or (n, channels); (channels, n) is transposed if it is the only possible reading. Floats are expected in
     -1..1 and stored as 16-bit WAV; int16, int32 and uint8 are stored exactly.
+
+    Args:
+        data: The samples or the file.
+        sample_rate: Samples a second; needed for arrays.
+        caption: A line shown below it.
+
+    Raises:
+        ValueError: The data cannot be read as audio.
+
+    Example:
+        ```python
+        import numpy as np
+
+        import fanfold
+
+        run = fanfold.init("speech")
+        run.log({"tone": fanfold.Audio(np.sin(np.arange(8000) / 10), sample_rate=8000)})
+        ```
     """
 
     kind: ClassVar[str] = "audio"
@@ -42,7 +60,11 @@ class Audio(ArrayMedia):
             self._hold(data)
         else:
             what = f"{type(data).__name__} of {data.dtype}" if is_array(data) else type(data).__name__
-            raise refused(TypeError, f"Audio got a {what}", "Pass float, int16, int32 or uint8 samples, a path or encoded bytes")
+            raise refused(
+                TypeError,
+                f"Audio got a value of type {what}",
+                "Pass float, int16, int32 or uint8 samples, a path or encoded bytes",
+            )
 
     def _check(self, shape: tuple[int, ...]) -> None:
         if self.sample_rate is None:
@@ -92,7 +114,14 @@ class Audio(ArrayMedia):
         return bytes(self.encode().data)
 
     def array(self) -> Array:
-        """Return the samples: (n,) for one channel, (n, channels) for more."""
+        """Return the samples: (n,) for one channel, (n, channels) for more.
+
+        Returns:
+            The samples.
+
+        Raises:
+            ValueError: The file is not WAV.
+        """
         samples = _pcm(self._frames()) if self._data is None else _read_wav(self._data, self._ext)
         return samples[:, 0] if samples.shape[1] == 1 else samples
 

@@ -36,6 +36,25 @@ class Figure(Media):
 
     A matplotlib figure is drawn in the constructor, by the caller (20 to 200 ms): the library is not thread-safe, and the figure
     is usually closed or drawn over on the next line. A plotly figure is converted to JSON in the constructor.
+
+    Args:
+        figure: The plot.
+        caption: A line shown below it.
+
+    Raises:
+        TypeError: It is not a figure.
+
+    Example:
+        ```python
+        import matplotlib.pyplot as plt
+
+        import fanfold
+
+        run = fanfold.init("plots")
+        figure, axes = plt.subplots()
+        axes.plot([3, 1, 2])
+        run.log({"curve": fanfold.Figure(figure)})
+        ```
     """
 
     kind: ClassVar[str] = "figure"
@@ -47,7 +66,7 @@ class Figure(Media):
         elif is_plotly(figure):
             self._data = figure.to_json().encode()
         else:
-            raise refused(TypeError, f"Figure got a {type(figure).__name__}", "Pass a matplotlib or plotly figure")
+            raise refused(TypeError, f"Figure got a value of type {type(figure).__name__}", "Pass a matplotlib or plotly figure")
 
     def encode(self) -> Encoded:
         facts: dict[str, object] = {"caption": self.caption} if self.caption is not None else {}

@@ -42,6 +42,24 @@ class Histogram(ArrayMedia):
     """A distribution: an array, tensor or list of numbers, or ready `np_histogram=(counts, edges)`.
 
     NaN and infinities are left out of the bins and counted separately. Counting happens in `encode()`, not in the constructor.
+
+    Args:
+        data: The numbers.
+        bins: How many bins.
+        np_histogram: Counts and edges that you computed yourself.
+
+    Raises:
+        ValueError: Neither or both of `data` and `np_histogram` are given, or they do not fit.
+
+    Example:
+        ```python
+        import numpy as np
+
+        import fanfold
+
+        run = fanfold.init("weights")
+        run.log({"layer1": fanfold.Histogram(np.random.randn(1000))})
+        ```
     """
 
     kind: ClassVar[str] = "histogram"
@@ -67,7 +85,9 @@ class Histogram(ArrayMedia):
 
             data = np.asarray(data)
         if not is_array(data):
-            raise refused(TypeError, f"Histogram got a {type(data).__name__}", "Pass an array, a tensor or a list of numbers")
+            raise refused(
+                TypeError, f"Histogram got a value of type {type(data).__name__}", "Pass an array, a tensor or a list of numbers"
+            )
         if not is_numeric(data):
             raise refused(TypeError, f"Histogram got an array of {data.dtype}", "Pass real numbers")
         self._hold(data)

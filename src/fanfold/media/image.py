@@ -33,6 +33,27 @@ class Image(ArrayMedia):
     Arrays are HxW, HxWxC, CxHxW or a batch of these (arranged in a grid), with 1, 3 or 4 channels; pass `layout` if the shape is
     ambiguous. If it fits both, a torch tensor is read as CxHxW and any other array as HxWxC. See `pixels.brightness` for how
     numbers map to brightness. `boxes` and `masks` are small annotations (lists of dicts) stored with the image.
+
+    Args:
+        data: The image.
+        caption: A line shown below it.
+        layout: The order of the axes: `"HW"`, `"HWC"`, `"CHW"`, `"NHW"`, `"NHWC"` or `"NCHW"`.
+        boxes: Bounding boxes to draw over it.
+        masks: Segmentation masks to draw over it.
+
+    Raises:
+        ValueError: The data cannot be read as an image.
+
+    Example:
+        ```python
+        import numpy as np
+
+        import fanfold
+
+        run = fanfold.init("vision")
+        pixels = np.zeros((64, 64, 3), np.uint8)
+        run.log({"sample": fanfold.Image(pixels, boxes=[{"box": [8, 8, 40, 40], "label": "cat"}])})
+        ```
     """
 
     kind: ClassVar[str] = "image"
@@ -58,7 +79,7 @@ class Image(ArrayMedia):
         else:
             raise refused(
                 TypeError,
-                f"Image got a {_named(data)}",
+                f"Image got a value of type {_named(data)}",
                 "Pass a PIL image, a numeric array or tensor, a path or encoded bytes",
             )
 
@@ -90,7 +111,11 @@ class Image(ArrayMedia):
         self.caption, self.boxes, self.masks = text_fact(meta, "caption"), meta.get("boxes"), meta.get("masks")
 
     def array(self) -> Array:
-        """Return the image as uint8, height x width x channels."""
+        """Return the image as uint8, height x width x channels.
+
+        Returns:
+            The pixels.
+        """
         if self._data is not None:
             return _channels(_open(self._data))
         if self._pil is not None:
@@ -99,7 +124,14 @@ class Image(ArrayMedia):
         return pixels.grid(shown) if shown.ndim == 4 else shown
 
     def pil(self) -> Any:
-        """Return the image as a PIL image."""
+        """Return the image as a PIL image.
+
+        Returns:
+            The image.
+
+        Raises:
+            MissingExtra: Pillow is not installed.
+        """
         if self._data is not None:
             return _open(self._data)
         picture = self._to_pil()

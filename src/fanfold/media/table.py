@@ -45,6 +45,24 @@ class Table(Media):
 
     Cells hold numbers, strings, bools, None, dates, bytes, arrays, lists, dicts and media. `add_data` appends a row; tables
     logged before keep the rows they had. A pandas, polars or Arrow frame is read later, in the encoding thread.
+
+    Args:
+        columns: The names of the columns, or the data itself.
+        data: The rows.
+        dataframe: A pandas, polars or Arrow frame.
+
+    Raises:
+        ValueError: A row does not fit the columns.
+
+    Example:
+        ```python
+        import fanfold
+
+        run = fanfold.init("evals")
+        table = fanfold.Table(columns=["prompt", "answer", "score"])
+        table.add_data("2 + 2", "4", 1.0)
+        run.log({"answers": table})
+        ```
     """
 
     kind: ClassVar[str] = "table"
@@ -108,7 +126,14 @@ class Table(Media):
         return self._rows
 
     def add_data(self, *row: Any) -> None:
-        """Append one row, one argument per column."""
+        """Append one row, one argument per column.
+
+        Args:
+            row: The cells.
+
+        Raises:
+            ValueError: There are not as many cells as columns.
+        """
         if len(row) != len(self.columns):
             raise refused(
                 ValueError,
@@ -166,7 +191,17 @@ class Table(Media):
         return [list(row) for row in zip(*columns, strict=True)]
 
     def column(self, name: str) -> Array | list[Any]:
-        """Return one column: a numpy array if all cells are numbers, else a list."""
+        """Return one column: a numpy array if all cells are numbers, else a list.
+
+        Args:
+            name: The name of the column.
+
+        Returns:
+            Its cells.
+
+        Raises:
+            KeyError: There is no such column.
+        """
         if name not in self.columns:
             raise KeyError(f"No column {name!r}. Nothing was read. Use one of {self.columns}.")
         column = column_types.narrowed(self._settled(name)[0])
@@ -177,15 +212,36 @@ class Table(Media):
         return list(zip(self.columns, self._settled(), strict=True))
 
     def to_pandas(self) -> Any:
-        """Return a pandas DataFrame."""
+        """Return a pandas DataFrame.
+
+        Returns:
+            The table.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
         return dataframes.to_pandas(self._named())
 
     def to_polars(self) -> Any:
-        """Return a polars DataFrame."""
+        """Return a polars DataFrame.
+
+        Returns:
+            The table.
+
+        Raises:
+            MissingExtra: polars is not installed.
+        """
         return dataframes.to_polars(self._named())
 
     def to_arrow(self) -> Any:
-        """Return an Arrow table; media become their encoded bytes."""
+        """Return an Arrow table; media become their encoded bytes.
+
+        Returns:
+            The table.
+
+        Raises:
+            MissingExtra: pyarrow is not installed.
+        """
         return dataframes.to_arrow(self._named())
 
 

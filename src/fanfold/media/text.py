@@ -13,14 +13,26 @@ INLINE = 4096  # bytes of UTF-8; longer texts go to a blob
 
 
 class Text(Media):
-    """Text of any length."""
+    """Text of any length.
+
+    Args:
+        text: The text.
+
+    Example:
+        ```python
+        import fanfold
+
+        run = fanfold.init("samples")
+        run.log({"sample": fanfold.Text("Once upon a time")})
+        ```
+    """
 
     kind: ClassVar[str] = "text"
     ext: ClassVar[str] = "txt"
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
-            raise refused(TypeError, f"{type(self).__name__} got a {type(text).__name__}", "Pass a string")
+            raise refused(TypeError, f"{type(self).__name__} got a value of type {type(text).__name__}", "Pass a string")
         self.text = plain(text)
 
     def encode(self) -> Encoded:
@@ -38,7 +50,19 @@ class Text(Media):
 
 
 class Html(Text):
-    """An HTML page or fragment: a string, or a path to a file (a Path, or a string ending in .html)."""
+    """An HTML page or fragment: a string, or a path to a file (a Path, or a string ending in .html).
+
+    Args:
+        html: The HTML or its file.
+
+    Example:
+        ```python
+        import fanfold
+
+        run = fanfold.init("pages")
+        run.log({"page": fanfold.Html("<h1>Hello</h1>")})
+        ```
+    """
 
     kind: ClassVar[str] = "html"
     ext: ClassVar[str] = "html"

@@ -27,6 +27,25 @@ class Video(ArrayMedia):
 
     Frames are (time, height, width, channels), (time, channels, height, width) or (time, height, width). They are stored as GIF,
     which has 256 colours per frame; encode to MP4 yourself if you need more.
+
+    Args:
+        data: The frames or the file.
+        fps: Frames a second.
+        caption: A line shown below it.
+        layout: The order of the axes if the shape fits several: `"NHW"`, `"NHWC"` or `"NCHW"`, where N is time.
+
+    Raises:
+        ValueError: The data cannot be read as a video.
+
+    Example:
+        ```python
+        import numpy as np
+
+        import fanfold
+
+        run = fanfold.init("rl")
+        run.log({"episode": fanfold.Video(np.zeros((4, 32, 32, 3), np.uint8), fps=8)})
+        ```
     """
 
     kind: ClassVar[str] = "video"
@@ -46,7 +65,9 @@ class Video(ArrayMedia):
             self._count = int(data.shape[0])
             self._hold(data)
         else:
-            raise refused(TypeError, f"Video got a {type(data).__name__}", "Pass an array of frames, a path or encoded bytes")
+            raise refused(
+                TypeError, f"Video got a value of type {type(data).__name__}", "Pass an array of frames, a path or encoded bytes"
+            )
 
     def encode(self) -> Encoded:
         if self._data is not None:
@@ -83,7 +104,14 @@ class Video(ArrayMedia):
         return bytes(self.encode().data)
 
     def frames(self) -> Array:
-        """Return the frames as uint8, time x height x width x channels. Of encoded files, only GIF can be decoded."""
+        """Return the frames as uint8, time x height x width x channels. Of encoded files, only GIF can be decoded.
+
+        Returns:
+            The frames.
+
+        Raises:
+            ValueError: The file is not a GIF.
+        """
         if self._data is None:
             shown, self._rescaled = pixels.brightness(pixels.arrange(self._host(), self._layout))
             return shown

@@ -30,7 +30,7 @@ def watch() -> bool:
     if not _watching:
         try:
             _watching = bool(native.load().ff_usage_watch())
-        except native.Unavailable:
+        except native.NativeUnavailable:
             _watching = False
     if not early:  # torch reported its import before we listened, or to an earlier run
         _note("torch.python.import")

@@ -13,7 +13,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fanfold import errors
+from fanfold.journal.files import open_to_write
+from fanfold.process import module_command, same_modules
 
 NAME = "codecarbon"
 INTERVAL = 15.0
@@ -80,9 +81,10 @@ class EnergyProbe:
         """Start the process, and a thread that receives its metrics."""
         with errors.guard("start the energy probe"):
             self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("ab") as log:
+            silent = self._log == Path(os.devnull)
+            with os.fdopen(os.open(self._log, os.O_WRONLY) if silent else open_to_write(self._log, os.O_APPEND), "wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "fanfold.probes.energy"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                    module_command("fanfold.probes.energy"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                     start_new_session=True, env=_environment(),
                 )  # fmt: skip
             self._say(json.dumps(self._setup))
@@ -139,8 +141,7 @@ class EnergyProbe:
 
 def _environment() -> dict[str, str]:
     """Return an environment in which the process finds the same modules, and the working directory shadows none of them."""
-    path = os.pathsep.join(dict.fromkeys(part or os.getcwd() for part in sys.path))  # noqa: PTH109 - a str is needed
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return {"OMP_NUM_THREADS": "1", **os.environ, **same_modules()}
 
 
 # Code of the probe's process

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fanfold import errors
 
+from .gpu_health import UNKNOWN, Fault, FaultFinder, NvidiaHealth, amd_health, answering
+
 Reader = Callable[[], dict[str, float]]
+Xids = Callable[[], dict[int, tuple[int, ...]]]
 Gpu = dict[str, Reader]
 GB, MIB = 1e9, 2**20
 
@@ -19,21 +22,43 @@ def percent(part: float, whole: float) -> float:
 
 
 class Gpus:
-    """Reader of the GPUs this process sees; the vendor's library is opened at the first sample, in the probe's thread."""
+    """Reader of the GPUs this process sees, or of all of the node; `report` is called with each new fault of one of them.
 
-    def __init__(self, wanted: Sequence[int] | None = None) -> None:
-        self._wanted = wanted
+    The vendor's library is opened at the first sample, in the probe's thread.
+    """
+
+    def __init__(
+        self,
+        wanted: Sequence[int] | None = None,
+        *,
+        whole_node: bool = False,
+        report: Callable[[Fault, int], object] | None = None,
+    ) -> None:
+        self._wanted, self._whole_node, self._report = wanted, whole_node, report
         self._gpus: dict[int, Gpu] | None = None
+        self._xids: Xids = dict
+        self._finders: dict[int, FaultFinder] = {}
 
     def __call__(self) -> dict[str, float]:
         if self._gpus is None:
             self._gpus = {}  # if opening fails, it is not tried again at each sample
-            self._gpus = open_nvidia() or open_amd()
+            gpus, self._xids = open_nvidia(whole_node=self._whole_node)
+            self._gpus = gpus or open_amd(whole_node=self._whole_node)
         values: dict[str, float] = {}
+        xids = self._xids()
+        self._look_for_faults(UNKNOWN, {}, xids.get(UNKNOWN, ()))
         for index, gpu in self._gpus.items():
             if self._wanted is None or index in self._wanted:
-                values.update({f"system/gpu/{index}/{name}": value for name, value in read_gpu(gpu).items()})
+                found = read_gpu(gpu)
+                values.update({f"system/gpu/{index}/{name}": value for name, value in found.items()})
+                self._look_for_faults(index, found, xids.get(index, ()))
         return values
+
+    def _look_for_faults(self, index: int, values: Mapping[str, float], xids: tuple[int, ...]) -> None:
+        finder = self._finders.setdefault(index, FaultFinder(index))
+        for fault in finder(values, xids):
+            if self._report is not None:
+                self._report(fault, len(self._gpus or ()))
 
 
 def read_gpu(gpu: Gpu) -> dict[str, float]:
@@ -73,26 +98,32 @@ def find_device(word: str, ids: Sequence[str]) -> int | str | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def open_nvidia() -> dict[int, Gpu]:
-    """Open NVML and the GPUs this process sees; return an empty dict without a driver, which is normal."""
-    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+def open_nvidia(*, whole_node: bool = False) -> tuple[dict[int, Gpu], Xids]:
+    """Open NVML and the GPUs this process sees; return none without a driver, which is normal. Also return a reader of Xids."""
+    setting = None if whole_node else os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting == "" or not nvidia_driver():
-        return {}
+        return {}, dict
     try:
         import pynvml
     except ImportError:
-        return {}
+        return {}, dict
     try:
         # Never closed: NVML is reference-counted, and closing may block on the driver while the run wants to end.
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        return {}
-    ids = [nvidia_id(pynvml, place) for place in range(pynvml.nvmlDeviceGetCount())]
-    gpus: dict[int, Gpu] = {}
+        return {}, dict
+    return nvidia_gpus(pynvml, setting)
+
+
+def nvidia_gpus(nvml: Any, setting: str | None) -> tuple[dict[int, Gpu], Xids]:
+    """Open the GPUs that a setting of CUDA_VISIBLE_DEVICES shows."""
+    ids = [nvidia_id(nvml, place) for place in range(nvml.nvmlDeviceGetCount())]
+    handles: dict[int, Any] = {}
     for index, device in enumerate(visible(setting, ids)):
         with errors.guard("open a GPU"):
-            gpus[index] = nvidia_queries(pynvml, nvidia_handle(pynvml, device))
-    return gpus
+            handles[index] = nvidia_handle(nvml, device)
+    health = NvidiaHealth(nvml, handles)
+    return {index: {**nvidia_queries(nvml, gpu), **health.queries[index]} for index, gpu in handles.items()}, health.xids
 
 
 def nvidia_driver() -> bool:
@@ -139,7 +170,7 @@ def nvidia_queries(nvml: Any, gpu: Any) -> Gpu:
     }
 
 
-def open_amd() -> dict[int, Gpu]:
+def open_amd(*, whole_node: bool = False) -> dict[int, Gpu]:
     """Open AMD SMI and the GPUs this process sees; return an empty dict without the library or the driver."""
     try:
         import amdsmi
@@ -151,13 +182,12 @@ def open_amd() -> dict[int, Gpu]:
         return {}
     handles = amdsmi.amdsmi_get_processor_handles()
     # ROCr hides devices first; HIP's indices then refer to the remaining ones.
-    for setting in (
-        os.environ.get("ROCR_VISIBLE_DEVICES"),
-        os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")),
-    ):
+    hip = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    for setting in () if whole_node else (os.environ.get("ROCR_VISIBLE_DEVICES"), hip):
         ids = [amd_id(amdsmi, gpu) for gpu in handles]
         handles = [handles[place] for place in visible(setting, ids) if isinstance(place, int)]
-    return {index: amd_queries(amdsmi, gpu) for index, gpu in enumerate(handles)}
+    wrong = (amdsmi.AmdSmiException, KeyError, TypeError, ValueError)  # "N/A" is no number
+    return {index: {**amd_queries(amdsmi, gpu), **answering(wrong, amd_health(amdsmi, gpu))} for index, gpu in enumerate(handles)}
 
 
 def amd_id(smi: Any, gpu: Any) -> str:

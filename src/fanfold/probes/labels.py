@@ -6,6 +6,7 @@ The name travels with torch's own thread-local state, into asynchronous forks an
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from types import TracebackType
 from typing import Any
@@ -18,9 +19,10 @@ NOT_YET = 2**32 - 1  # a number that no label has
 _here = threading.local()
 _ids: dict[str, int] = {}
 _names: dict[int, dict[str, str]] = {}
+_follower: Callable[[str], object] | None = None
 
 
-class Block:
+class LabelledBlock:
     """An open `with` block of a thread: its label, all names in effect there, and their number in the native table.
 
     Each profile has its own label numbers, and the table refuses those of an earlier one.
@@ -35,17 +37,19 @@ class Block:
 class Label:
     """The names of a `with` block, added to those of enclosing blocks; reentrant, also inside itself."""
 
-    __slots__ = ("_entered", "_names")
+    __slots__ = ("_entered", "names")
 
     def __init__(self, names: dict[str, str]) -> None:
-        self._names = names
-        self._entered: list[list[Block]] = []  # for each entry, the list of its thread's blocks
+        self.names = names
+        self._entered: list[list[LabelledBlock]] = []  # for each entry, the list of its thread's blocks
 
     def __enter__(self) -> Label:
         open = _open()
-        open.append(Block(self, {**open[-1].names, **self._names}))
+        open.append(LabelledBlock(self, {**open[-1].names, **self.names}))
         self._entered.append(open)
         _put(open[-1])
+        if _follower is not None:
+            _follower(_text(open[-1]))
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
@@ -58,8 +62,10 @@ class Label:
         library = native.current()
         if library is not None and not library.ff_label_set(here[-1].number):
             _put(here[-1])
+        if _follower is not None:
+            _follower(_text(here[-1]))
 
-    def _leave(self, here: list[Block]) -> None:
+    def _leave(self, here: list[LabelledBlock]) -> None:
         """Exit a block that is not the innermost (generators and coroutines do not nest), or was entered on another thread."""
         at = next((at for at in reversed(range(len(self._entered))) if self._entered[at] is here), 0)
         open = self._entered.pop(at)
@@ -68,12 +74,30 @@ class Label:
             open[0].label = self  # torch's state on that thread keeps the label until its next one
             return
         for outer, inner in pairwise(open):
-            inner.names = {**outer.names, **(inner.label._names if inner.label else {})}  # noqa: SLF001 - ours
+            inner.names = {**outer.names, **(inner.label.names if inner.label else {})}
             _put(inner)
 
 
 def label(**names: Any) -> Label:
-    """Name what a `with` block works on, as in model="encoder", request="42"; inner names add to outer ones."""
+    """Name what a `with` block works on, as in model="encoder", request="42"; inner names add to outer ones.
+
+    Args:
+        names: Names and their values; values become texts.
+
+    Returns:
+        A context manager.
+
+    Example:
+        ```python
+        import torch
+
+        import fanfold
+
+        fanfold.init("llm", ops=True)
+        with fanfold.label(model="encoder"):
+            torch.nn.Linear(4, 4)(torch.randn(2, 4))
+        ```
+    """
     if all(type(value) is str for value in names.values()):
         return Label(names)
     texts: dict[str, str] = {}
@@ -90,23 +114,33 @@ def renew() -> None:
         _put(open[-1])  # enclosing blocks follow when they are the innermost again
 
 
-def _open() -> list[Block]:
+def _open() -> list[LabelledBlock]:
     """Return this thread's blocks, the innermost last; the first stands for the state before any of them."""
-    found: list[Block] | None = getattr(_here, "open", None)
+    found: list[LabelledBlock] | None = getattr(_here, "open", None)
     if found is None:
-        found = _here.open = [Block(None, {}, 0)]
+        found = _here.open = [LabelledBlock(None, {}, 0)]
     if len(found) == 1:  # backward may have set the label of the thread that called it
         library = native.current()
         number = 0 if library is None or found[0].label is not None else library.ff_label_now()
-        found[0] = Block(None, _names.get(number, {}), number)
+        found[0] = LabelledBlock(None, _names.get(number, {}), number)
     return found
 
 
-def _put(block: Block) -> None:
+def _text(block: LabelledBlock) -> str:
+    return ",".join([f"{name}={value}" for name, value in block.names.items()])
+
+
+def follow(follower: Callable[[str], object] | None) -> None:
+    """Call `follower` with the text of each label that begins, and with the one around it (or "") when it ends."""
+    global _follower  # noqa: PLW0603 - one at a time: torch's allocator
+    _follower = follower
+
+
+def _put(block: LabelledBlock) -> None:
     library = native.current()
     if library is None:  # no profile is running
         return
-    text = ",".join([f"{name}={value}" for name, value in block.names.items()])
+    text = _text(block)
     block.number = _ids.get(text, NOT_YET)
     if not library.ff_label_set(block.number):
         block.number = _intern(library, text)

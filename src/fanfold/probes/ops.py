@@ -30,7 +30,7 @@ Write = Callable[[Mapping[str, Any]], bool]
 
 
 @dataclass(frozen=True)
-class Options:
+class OpsOptions:
     """The options of init(ops=…): `window` steps out of every `every` are observed in full, or calls are sampled.
 
     `ranges`: observe the user's own ranges at every step, not only in windows.
@@ -46,26 +46,26 @@ class Options:
     native: bool | str = True
 
 
-def check(given: Any) -> Options | None:
+def check(given: Any) -> OpsOptions | None:
     """Return the options of init(ops=…); None for no profile."""
     if not given and not isinstance(given, Mapping):
         return None
     if given is True:
-        return Options()
-    known = [field.name for field in fields(Options)]
+        return OpsOptions()
+    known = [field.name for field in fields(OpsOptions)]
     if not isinstance(given, Mapping) or set(given) - set(known):
         raise SettingError(
             f"init(ops={given!r}) cannot be understood. The run was not started. "
             f"Pass True, or a dict of some of these: {', '.join(known)}."
         )
-    options = replace(Options(), **given)
+    options = replace(OpsOptions(), **given)
     wrong = _wrong(options)
     if wrong:
-        raise SettingError(f"init(ops={dict(given)!r}): {wrong}. The run was not started. See docs/large-scale.md.")
+        raise SettingError(f"init(ops={dict(given)!r}): {wrong}. The run was not started. See docs/operator-profile.md.")
     return options
 
 
-def _wrong(options: Options) -> str:
+def _wrong(options: OpsOptions) -> str:
     for name in ("window", "every", "rows"):
         if type(getattr(options, name)) is not int:
             return f"{name} must be a whole number"
@@ -85,7 +85,7 @@ def _wrong(options: Options) -> str:
     return "" if 1 <= options.rows <= op_table.MAX_ROWS else f"rows must be from 1 to {op_table.MAX_ROWS}"
 
 
-class Counter(Protocol):
+class OpCounter(Protocol):
     """A counter of operators: the native table, or profiler windows."""
 
     id: str
@@ -99,7 +99,7 @@ class Counter(Protocol):
 class NativeTable:
     """The native library, counting into a file in the run."""
 
-    def __init__(self, library: Any, options: Options, folder: Path | None, rank: int, node: str) -> None:
+    def __init__(self, library: Any, options: OpsOptions, folder: Path | None, rank: int, node: str) -> None:
         self.library, self.options, self.folder, self.rank, self.node = library, options, folder, rank, node
         self.id = ""
         self.file: Path | None = None
@@ -155,9 +155,9 @@ class OpsProbe:
 
     def __init__(
         self,
-        counter: Counter,
+        counter: OpCounter,
         write: Write,
-        options: Options,
+        options: OpsOptions,
         *,
         folder: Path,
         rank: int,
@@ -253,7 +253,7 @@ _active: OpsProbe | None = None
 _forks_watched = False
 
 
-def start(options: Options, write: Write, *, path: Path, rank: int, node: str, local: bool = True) -> OpsProbe | None:
+def start(options: OpsOptions, write: Write, *, path: Path, rank: int, node: str, local: bool = True) -> OpsProbe | None:
     """Start the profile of a run in this process; return None, with a warning, if that is not possible."""
     global _active  # noqa: PLW0603 - torch has one table of callbacks per process
     if _active is not None:
@@ -287,7 +287,7 @@ def refresh() -> None:
         _active.refresh()
 
 
-def _counter(options: Options, folder: Path | None, rank: int, node: str) -> Counter:
+def _counter(options: OpsOptions, folder: Path | None, rank: int, node: str) -> OpCounter:
     from .profiler_windows import ProfilerWindows
 
     def windows() -> ProfilerWindows:
@@ -298,12 +298,12 @@ def _counter(options: Options, folder: Path | None, rank: int, node: str) -> Cou
     try:
         library = native.bind(force=options.native == "force")
         native.describe_inputs(library, options.inputs)
-    except native.Unavailable as error:
+    except native.NativeUnavailable as error:
         notices.once(
             "ops native",
             f"the native operator probe is off: {error}. The profile comes from torch.profiler windows instead: one step of "
             f"{options.every} is dearer, labels are not seen{', and sampling is not possible' if options.sampling else ''}. "
-            "See docs/large-scale.md for what it needs.",
+            "See docs/operator-native.md for what it needs.",
         )
         return windows()
     return NativeTable(library, options, folder, rank, node)

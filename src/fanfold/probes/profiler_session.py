@@ -14,16 +14,16 @@ from typing import Any
 from ..errors import guard
 from . import step_hooks
 
-Over = Callable[["Session", bool], None]
+Over = Callable[["ProfilerSession", bool], None]
 
 USER_SCOPE = 7
 
 
-class Turns:
+class ProfilerTurns:
     """State of the process's sessions. Starting or ending one takes the lock: a single lock, so that there are no deadlocks."""
 
     lock: Any = threading.RLock()
-    ours: Session | None = None
+    ours: ProfilerSession | None = None
     theirs = False  # the program's own session is running, or prepared: its warm-up counts
     calling = 0  # the thread that is calling torch for a session of ours
     wrapped = False
@@ -36,9 +36,9 @@ def watch() -> Callable[[], None]:
     """Watch the program's own sessions from now on, and steps until the returned function is called."""
     from torch.autograd import profiler
 
-    with Turns.lock:
-        if not Turns.wrapped:
-            Turns.wrapped = True
+    with ProfilerTurns.lock:
+        if not ProfilerTurns.wrapped:
+            ProfilerTurns.wrapped = True
             for name, before in (("_prepare_profiler", True), ("_enable_profiler", True), ("_disable_profiler", False)):
                 if inner := getattr(profiler, name, None):
                     setattr(profiler, name, _give_way(inner) if before else _take_note(inner))
@@ -48,12 +48,12 @@ def watch() -> Callable[[], None]:
 def _give_way(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def beginning(*args: Any, **more: Any) -> Any:
-        if Turns.calling != threading.get_ident():
-            with Turns.lock:
-                Turns.theirs = True
-                if Turns.ours is not None:
+        if ProfilerTurns.calling != threading.get_ident():
+            with ProfilerTurns.lock:
+                ProfilerTurns.theirs = True
+                if ProfilerTurns.ours is not None:
                     with guard("end a profile before another begins"):
-                        Turns.ours.end(early=True)
+                        ProfilerTurns.ours.end(early=True)
         return inner(*args, **more)
 
     return beginning
@@ -65,36 +65,47 @@ def _take_note(inner: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return inner(*args, **more)
         finally:
-            if Turns.calling != threading.get_ident():
-                Turns.theirs = False
+            if ProfilerTurns.calling != threading.get_ident():
+                ProfilerTurns.theirs = False
 
     return ending
 
 
 def _stepped() -> None:
-    if Turns.open:
-        with Turns.lock:
+    if ProfilerTurns.open:
+        with ProfilerTurns.lock:
             here = threading.get_native_id()
-            if here in Turns.open:
-                Turns.open[here] -= 1
-                if Turns.open[here] <= 0:
-                    del Turns.open[here]
+            if here in ProfilerTurns.open:
+                ProfilerTurns.open[here] -= 1
+                if ProfilerTurns.open[here] <= 0:
+                    del ProfilerTurns.open[here]
 
 
 def hindrance() -> str:
     """Return why no session can start now; empty if one can."""
     from torch.autograd import profiler
 
-    if Turns.theirs or Turns.ours is not None or profiler._is_profiler_enabled:  # noqa: SLF001 - torch has no public flag
+    if ProfilerTurns.theirs or ProfilerTurns.ours is not None or profiler._is_profiler_enabled:  # noqa: SLF001 - torch has no public flag
         return "another profiler is on"
-    if Turns.names:
-        return f"the range {Turns.names[0]!r} was open when the last profile ended, and torch crashes if it ends in another"
-    if Turns.open:
+    if ProfilerTurns.names:
+        return (
+            f"the range {ProfilerTurns.names[0]!r} was open when the last profile ended, and torch crashes if it ends in another"
+        )
+    if ProfilerTurns.open:
         return "another thread was amid its work when the last profile ended, and torch crashes if that ends in another"
-    return "the last profile is being read" if Turns.unread else ""
+    return "the last profile is being read" if ProfilerTurns.unread else ""
 
 
-class Session:
+def _call(action: Callable[[], None]) -> None:
+    """Start or stop our own profiler, which is not the program's."""
+    ProfilerTurns.calling = threading.get_ident()
+    try:
+        action()
+    finally:
+        ProfilerTurns.calling = 0
+
+
+class ProfilerSession:
     """A running session, until end() or until the program starts its own; then `over(session, early)` is called."""
 
     def __init__(self, over: Over, **options: Any) -> None:
@@ -104,25 +115,18 @@ class Session:
         self._over, self._ender = over, 0
         # On all threads: only such a session can be ended from the thread on which the program starts its own.
         self.profiler = torch.profiler.profile(experimental_config=_ExperimentalConfig(profile_all_threads=True), **options)
-        with Turns.lock:
-            self._call(self.profiler.start)
-            Turns.ours = self
-
-    def _call(self, action: Callable[[], None]) -> None:
-        Turns.calling = threading.get_ident()
-        try:
-            action()
-        finally:
-            Turns.calling = 0
+        with ProfilerTurns.lock:
+            _call(self.profiler.start)
+            ProfilerTurns.ours = self
 
     def end(self, *, early: bool = False) -> None:
-        with Turns.lock:
-            if Turns.ours is not self:
+        with ProfilerTurns.lock:
+            if ProfilerTurns.ours is not self:
                 return
-            Turns.ours = None
-            Turns.unread += 1
+            ProfilerTurns.ours = None
+            ProfilerTurns.unread += 1
             self._ender = 0 if early else threading.get_native_id()
-            self._call(self.profiler.stop)
+            _call(self.profiler.stop)
             self._over(self, early)
 
     def read(self) -> bool:
@@ -141,18 +145,18 @@ class Session:
             steps[thread] = steps.get(thread, 0) + step
             if event.scope() == USER_SCOPE and not step:
                 names.append(event.name())
-        with Turns.lock:
+        with ProfilerTurns.lock:
             for thread, count in steps.items():  # the ending thread is inside its step's range; others may be before theirs
-                Turns.open[thread] = max(1, count + (thread != self._ender))
-            Turns.names += names
-            Turns.unread -= 1
+                ProfilerTurns.open[thread] = max(1, count + (thread != self._ender))
+            ProfilerTurns.names += names
+            ProfilerTurns.unread -= 1
         return bool(events)
 
 
 def after_fork_in_child() -> None:
     """Stop a session in a forked child. No other thread exists there, so the lock is replaced, not waited for."""
-    Turns.lock, Turns.calling, Turns.unread = threading.RLock(), 0, 0
-    ours, Turns.ours = Turns.ours, None
+    ProfilerTurns.lock, ProfilerTurns.calling, ProfilerTurns.unread = threading.RLock(), 0, 0
+    ours, ProfilerTurns.ours = ProfilerTurns.ours, None
     if ours is not None:
         with guard("end a profile in a forked child"):
-            ours._call(ours.profiler.stop)  # noqa: SLF001 - same module
+            _call(ours.profiler.stop)

@@ -42,7 +42,7 @@ class ProfilerWindows:
         self._inputs = inputs
         self._round, self._phase = -1, 0
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._session: profiler_session.Session | None = None
+        self._session: profiler_session.ProfilerSession | None = None
         self._whole = 0  # steps in this window
         self._stepping: int | None = None  # torch's id of the thread that calls the optimizer
         self._unhook: Callable[[], None] | None = None
@@ -54,7 +54,7 @@ class ProfilerWindows:
 
     def start(self) -> None:
         self._unhook = step_hooks.after_step(self._stepped)
-        with profiler_session.Turns.lock:
+        with profiler_session.ProfilerTurns.lock:
             if self._due(1):
                 self._open()
 
@@ -67,7 +67,7 @@ class ProfilerWindows:
         return step == 3 or (step + self._phase) % every < self._facts["window"]
 
     def _stepped(self) -> None:
-        with guard("profile operators in a window"), profiler_session.Turns.lock:
+        with guard("profile operators in a window"), profiler_session.ProfilerTurns.lock:
             self._facts["steps"] += 1
             due = self._due(self._facts["steps"] + 1)
             if self._session is None:
@@ -90,12 +90,12 @@ class ProfilerWindows:
                 "has no such limits.",
             )
             return
-        self._session = profiler_session.Session(
+        self._session = profiler_session.ProfilerSession(
             self._closed, activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=self._inputs
         )
         self._whole = 0
 
-    def _closed(self, seen: profiler_session.Session, early: bool) -> None:
+    def _closed(self, seen: profiler_session.ProfilerSession, early: bool) -> None:
         """Add up a window; one cut short by the program's own profiler holds a partial step, and is left out."""
         self._session = None
         if not seen.read() or early:
@@ -118,7 +118,7 @@ class ProfilerWindows:
         }  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
-        with profiler_session.Turns.lock:
+        with profiler_session.ProfilerTurns.lock:
             self._facts["now"] = time.time_ns()
             worker_tables.say_full(self._facts)
             if self._facts["now"] - self._facts["started"] > IDLE_NS:
@@ -128,7 +128,7 @@ class ProfilerWindows:
     def stop(self) -> None:
         if self._unhook is not None:
             self._unhook()
-        with guard("close a profile window"), profiler_session.Turns.lock:
+        with guard("close a profile window"), profiler_session.ProfilerTurns.lock:
             if self._session is not None:
                 self._session.end()
             self._say_idle()
@@ -138,7 +138,7 @@ class ProfilerWindows:
             notices.once(
                 "ops no steps",
                 "no optimizer has taken a step, and without the native probe only steps are profiled: the operator profile is "
-                "empty. The program goes on. See docs/large-scale.md for what the native probe needs.",
+                "empty. The program goes on. See docs/operator-native.md for what the native probe needs.",
             )
 
     def done(self) -> None:

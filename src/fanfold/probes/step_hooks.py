@@ -67,7 +67,7 @@ def _register() -> None:
     _Heard.registered = True
 
 
-class _Names(dict[tuple[type, type], bytes]):
+class _StepNames(dict[tuple[type, type], bytes]):
     """The library's names for waits: torch's own name for the iterator class, plus the dataset class."""
 
     def __missing__(self, classes: tuple[type, type]) -> bytes:
@@ -98,7 +98,7 @@ def _wrap_loaders(library: Any) -> Callable[[], None]:
     from torch.utils.data import dataloader
 
     Iterator: Any = dataloader._BaseDataLoaderIter  # noqa: N806, SLF001 - a class; torch has no hook for this
-    begin, end, names, on = library.ff_wait_begin, library.ff_wait_end, _Names(), [True]
+    begin, end, names, on = library.ff_wait_begin, library.ff_wait_end, _StepNames(), [True]
     inner = Iterator.__next__
 
     @functools.wraps(inner)

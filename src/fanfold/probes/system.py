@@ -19,6 +19,7 @@ from fanfold import errors
 from fanfold.threads import Background
 
 from .cgroup import Cgroup
+from .gpu_health import Fault
 from .gpus import GB, Gpus, Reader, percent
 
 MB = 1e6
@@ -30,7 +31,9 @@ SHORTEST_WINDOW = 0.1  # seconds; below it, the kernel's 10 ms ticks would domin
 class SystemProbe:
     """A thread that samples the node every `interval` seconds and passes the values to `write`.
 
-    `gpus` limits it to these GPUs, by their index in this process; `readers` replaces the sources.
+    `gpus` limits it to these GPUs, by their index in this process; `whole_node` extends it to GPUs that this process does not
+    see. `report` is called with each new fault of a GPU, and how many GPUs there are. `children`: of processes, sample the
+    descendants of this one. `readers` replaces the sources.
     """
 
     def __init__(
@@ -40,11 +43,15 @@ class SystemProbe:
         interval: float = 10.0,
         disk_path: str = ".",
         gpus: Sequence[int] | None = None,
+        children: bool = False,
         readers: Sequence[Reader] | None = None,
+        whole_node: bool = False,
+        report: Callable[[Fault, int], object] | None = None,
     ) -> None:
         self._write = write
         self._interval = max(interval, SHORTEST_WINDOW)
-        self._readers = default_readers(disk_path, gpus) if readers is None else readers
+        seen = Gpus(gpus, whole_node=whole_node, report=report) if readers is None else None
+        self._readers = default_readers(disk_path, seen, children=children) if seen is not None else readers or ()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -138,18 +145,18 @@ class Whole:
 _whole = Whole()
 
 
-def default_readers(disk_path: str, gpus: Sequence[int] | None) -> list[Reader]:
+def default_readers(disk_path: str, gpus: Reader, *, children: bool = False) -> list[Reader]:
     """Return the sources of a sample."""
-    rates, cgroup = Rates(), Cgroup()
+    rates, cgroup = CounterRates(), Cgroup()
     return [
         functools.partial(cpu, rates, cgroup),
-        functools.partial(process, rates),
+        functools.partial(descendants if children else process, rates),
         functools.partial(memory, cgroup),
         swap,
         functools.partial(disk_space, disk_path),
         functools.partial(disk_traffic, rates),
         functools.partial(network, rates),
-        Gpus(gpus),
+        gpus,
     ]
 
 
@@ -159,7 +166,7 @@ def reader_name(reader: Reader) -> str:
     return str(getattr(plain, "__name__", type(plain).__name__))
 
 
-class Rates:
+class CounterRates:
     """A converter of growing counters into rates per second since the previous sample."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -181,7 +188,7 @@ class Rates:
         return rate
 
 
-def cpu(rates: Rates, cgroup: Cgroup) -> dict[str, float]:
+def cpu(rates: CounterRates, cgroup: Cgroup) -> dict[str, float]:
     """Return CPU use, as a share of the container's quota if it has one, else of the node."""
     import psutil
 
@@ -197,7 +204,7 @@ def cpu(rates: Rates, cgroup: Cgroup) -> dict[str, float]:
     return {} if rate is None else {"system/cpu": percent(rate, cores)}
 
 
-def process(rates: Rates) -> dict[str, float]:
+def process(rates: CounterRates) -> dict[str, float]:
     """Return this process's own CPU, memory and threads, without its children."""
     import psutil
 
@@ -206,6 +213,24 @@ def process(rates: Rates) -> dict[str, float]:
     values["system/process/rss_gb"] = me.memory_info().rss / GB
     values["system/process/threads"] = float(me.num_threads())
     return values
+
+
+def descendants(rates: CounterRates) -> dict[str, float]:
+    """Return the CPU, memory and threads of everything this process started, as one."""
+    import psutil
+
+    cpu, resident, threads = {}, 0, 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error), child.oneshot():
+            times = child.cpu_times()
+            cpu[f"child cpu {child.pid}"] = 100.0 * (times.user + times.system)
+            resident += child.memory_info().rss
+            threads += child.num_threads()
+    if not cpu:
+        return {}
+    busy = rates(cpu)
+    values = {"system/process/cpu": sum(busy.values())} if busy else {}
+    return {**values, "system/process/rss_gb": resident / GB, "system/process/threads": float(threads)}
 
 
 def memory(cgroup: Cgroup) -> dict[str, float]:
@@ -235,7 +260,7 @@ def disk_space(path: str) -> dict[str, float]:
     return {"system/disk": percent(disk.used, disk.used + disk.free), "system/disk_free_gb": disk.free / GB}
 
 
-def disk_traffic(rates: Rates) -> dict[str, float]:
+def disk_traffic(rates: CounterRates) -> dict[str, float]:
     """Return the throughput of the node's disks."""
     import psutil
 
@@ -254,7 +279,7 @@ def disk_traffic(rates: Rates) -> dict[str, float]:
     }
 
 
-def network(rates: Rates) -> dict[str, float]:
+def network(rates: CounterRates) -> dict[str, float]:
     """Return the throughput of the node's network cards, without the loopback."""
     import psutil
 
@@ -273,7 +298,7 @@ def hardware(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
     return tuple(name for name in names if Path(folder, name, "device").exists())
 
 
-def traffic(rates: Rates, key: str, counters: Mapping[str, float]) -> dict[str, float]:
+def traffic(rates: CounterRates, key: str, counters: Mapping[str, float]) -> dict[str, float]:
     """Return the total rate of all devices; a new one counts from its second sample on."""
     found = rates({f"{key} {name}": count for name, count in counters.items()})
     return {key: sum(found.values()) / MB} if found else {}

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..atomic import replace_text
 from ..errors import guard, notices
 from ..journal.files import open_regular
 from . import profiler_session, step_hooks
@@ -25,10 +27,8 @@ MAX_STEPS, MAX_WAITING = 1000, 8
 def request(folder: Path, steps: int, token: str) -> None:
     """Request a trace from every process of a run."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    aside = folder / f".{REQUEST}.{token}"
     for _ in range(5):  # a request at the same moment may overwrite ours
-        aside.write_text(json.dumps([*asked(folder)[-MAX_WAITING + 1 :], {"token": token, "steps": steps}]), encoding="ascii")
-        aside.replace(folder / REQUEST)
+        replace_text(folder / REQUEST, json.dumps([*asked(folder)[-MAX_WAITING + 1 :], {"token": token, "steps": steps}]))
         time.sleep(0.1)
         if any(one["token"] == token for one in asked(folder)):
             return
@@ -59,7 +59,7 @@ class Requests:
     def __init__(self, folder: Path, rank: int, write: Callable[[Mapping[str, Any]], bool]) -> None:
         self._folder, self._rank, self._write = folder, rank, write
         self._seen = {one["token"] for one in asked(folder)}  # old requests are not for us
-        self._trace: Trace | None = None
+        self._trace: StepTrace | None = None
         self._exporting: threading.Thread | None = None
 
     def look(self) -> None:
@@ -72,20 +72,20 @@ class Requests:
             return
         self._seen.add(new["token"])
         with guard("trace the next steps"):
-            self._trace = Trace(max(1, min(new["steps"], MAX_STEPS)), functools.partial(self._finish, new["token"]))
+            self._trace = StepTrace(max(1, min(new["steps"], MAX_STEPS)), functools.partial(self._finish, new["token"]))
 
-    def _finish(self, token: str, traced: profiler_session.Session, steps: int) -> None:
+    def _finish(self, token: str, traced: profiler_session.ProfilerSession, steps: int) -> None:
         """Write the trace from another thread: it can be large, and training continues."""
         self._exporting = threading.Thread(target=self._export, args=(token, traced, steps), name="fanfold-trace", daemon=True)
         self._exporting.start()
 
-    def _export(self, token: str, traced: profiler_session.Session, steps: int) -> None:
+    def _export(self, token: str, traced: profiler_session.ProfilerSession, steps: int) -> None:
         with guard("write a trace"):
             if not traced.read():
                 notices.once("trace empty", "a trace holds no events, so none was written. Training goes on. Ask again.")
                 return  # torch would crash
             path = self._folder / file_name(token, self._rank)
-            aside = path.with_suffix(".part.json")
+            aside = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.json")  # a name that nobody can have put a link at
             traced.profiler.export_chrome_trace(str(aside))
             aside.replace(path)
             self._write({"event": "trace", "path": f"ops/{path.name}", "steps": steps, "size": path.stat().st_size})
@@ -99,17 +99,17 @@ class Requests:
             self._exporting.join(timeout)
 
 
-class Trace:
+class StepTrace:
     """A trace from the end of one step to `steps` later, or until the program starts its own profiler."""
 
-    def __init__(self, steps: int, done: Callable[[profiler_session.Session, int], None]) -> None:
+    def __init__(self, steps: int, done: Callable[[profiler_session.ProfilerSession, int], None]) -> None:
         self._steps, self._taken, self._done = steps, 0, done
-        self._session: profiler_session.Session | None = None
+        self._session: profiler_session.ProfilerSession | None = None
         self._wanted, self.over = True, False
         self._unhook = step_hooks.after_step(self._stepped)
 
     def _stepped(self) -> None:
-        with guard("trace the next steps"), profiler_session.Turns.lock:
+        with guard("trace the next steps"), profiler_session.ProfilerTurns.lock:
             if self.over:
                 return  # a step on another thread was the last
             if self._session is None:
@@ -124,12 +124,12 @@ class Trace:
             notices.once("trace", f"a trace that was asked for waits: {why}. It begins when that is over. Training goes on.")
             return
         try:
-            self._session = profiler_session.Session(self._ended, record_shapes=True)
+            self._session = profiler_session.ProfilerSession(self._ended, record_shapes=True)
         except RuntimeError as error:
             self._remove()
             notices.once("trace", f"no trace could be started: {error}. Training goes on. Ask again when no other profiler runs.")
 
-    def _ended(self, traced: profiler_session.Session, early: bool) -> None:
+    def _ended(self, traced: profiler_session.ProfilerSession, early: bool) -> None:
         self._remove()
         if not self._wanted:
             traced.read()
@@ -148,7 +148,7 @@ class Trace:
 
     def stop(self) -> None:
         """Stop without writing anything, and remove the listener."""
-        with guard("stop a trace"), profiler_session.Turns.lock:
+        with guard("stop a trace"), profiler_session.ProfilerTurns.lock:
             self._wanted = False
             if self._session is not None:
                 self._session.end()

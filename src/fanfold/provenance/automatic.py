@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import guard
-from .hooks import Later
+from .hooks import ImportHook
 from .record import of_process
 from .savers import HOOKS
 from .stamper import Stamper, active, export_natively
@@ -31,7 +31,7 @@ def _put_on(name: str, *, fresh: bool = False) -> None:
                 hook.put_on(sys.modules[name], fresh=fresh)
 
 
-_later = Later(frozenset(hook.module for hook in HOOKS), functools.partial(_put_on, fresh=True))
+_later = ImportHook(frozenset(hook.module for hook in HOOKS), functools.partial(_put_on, fresh=True))
 
 
 def start(run: Any) -> Callable[[float], None]:

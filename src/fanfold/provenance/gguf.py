@@ -35,7 +35,7 @@ _BLOCKS = {
 _ALIGNMENT, _SHOWN = "general.alignment", ("general.architecture", "general.name")
 
 
-class Header(NamedTuple):
+class GgufHeader(NamedTuple):
     """The content of the header, and where our key-value pair begins and ends in it (0 if there is none)."""
 
     order: str
@@ -79,7 +79,7 @@ def write(path: Path, stamp: bytes, file: BinaryIO) -> None:
         copy_rest(file, found.end or FIXED, target)
 
 
-def _header(file: BinaryIO, path: Path) -> Header:
+def _header(file: BinaryIO, path: Path) -> GgufHeader:
     walk = _Walk(file, path)
     begin, end, stamp, alignment = 0, 0, None, 32
     told: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def _header(file: BinaryIO, path: Path) -> Header:
     if not 0 < alignment <= MAX_ALIGNMENT:
         raise broken(path, f"its tensors are aligned to {alignment} bytes, which none are")
     walk.tensors(alignment)
-    return Header(walk.order, walk.tensor_count, walk.value_count, alignment, stamp, begin, end, told)
+    return GgufHeader(walk.order, walk.tensor_count, walk.value_count, alignment, stamp, begin, end, told)
 
 
 class _Walk:

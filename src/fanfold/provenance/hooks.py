@@ -52,7 +52,7 @@ class Hook:
         self.owner = self.kept = self.wrapper = None
 
 
-class Later(importlib.abc.MetaPathFinder):
+class ImportHook(importlib.abc.MetaPathFinder):
     """An import finder that calls `loaded` with the name when one of certain libraries is imported."""
 
     def __init__(self, names: frozenset[str], loaded: Callable[[str], None]) -> None:

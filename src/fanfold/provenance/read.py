@@ -39,6 +39,25 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the format, size, stamp and a few facts of a model file or checkpoint directory.
 
     Keys: `path`, `format`, `size`, `stamp` (None without one), `facts`; for a directory also `files`.
+
+    Args:
+        path: A model file or a checkpoint directory. No weight is loaded and nothing in it is executed.
+
+    Returns:
+        The facts, as above.
+
+    Raises:
+        FanfoldError: There is no such file, or it is damaged.
+
+    Example:
+        ```python
+        import torch
+
+        import fanfold
+
+        torch.save({"w": torch.zeros(2)}, "model.pt")
+        print(fanfold.inspect("model.pt")["format"])
+        ```
     """
     file, is_directory = located(path)
     try:

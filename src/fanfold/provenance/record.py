@@ -139,8 +139,8 @@ def _data_of(run: Any) -> Any:
 
 def step_of(run: Any) -> int | None:
     """Return the last step a run has logged."""
-    high = getattr(run, "_high", -1)
-    return int(high) if high >= 0 else None
+    recorder = getattr(run, "_recorder", None)
+    return recorder.high if recorder is not None and recorder.high >= 0 else None
 
 
 @functools.lru_cache(4)  # masking is the expensive part of a stamp, and configs rarely change between checkpoints

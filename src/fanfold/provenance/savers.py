@@ -25,32 +25,37 @@ from .zips import MEMBER, hide
 _announced = threading.local()  # buffer: the next buffer that torch.save fills becomes a file
 
 
-def _torch_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    def open_writer(target: Any) -> Any:
-        stamper = current()
-        wanted = getattr(_announced, "buffer", False) or _is_file(target)
-        writer = original(target)  # last: a writer that is dropped before it is closed aborts the process
-        _announced.buffer = False  # only for this buffer, not for those filled while pickling its content
-        return _ZipWriter(writer, stamper, target) if stamper is not None and wanted else writer
+def _stamping(save: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a hook of `save(stamper, original, *args)`, which is called in the place of `original` while there is a stamper."""
 
-    return open_writer
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            stamper = current()
+            return original(*args, **kwargs) if stamper is None else save(stamper, original, *args, **kwargs)
+
+        return call
+
+    return hook
 
 
-def _lightning(original: Callable[..., Any]) -> Callable[..., Any]:
+@_stamping
+def _torch_save(stamper: Stamper, original: Callable[..., Any], target: Any) -> Any:
+    wanted = getattr(_announced, "buffer", False) or _is_file(target)
+    writer = original(target)  # last: a writer that is dropped before it is closed aborts the process
+    _announced.buffer = False  # only for this buffer, not for those filled while pickling its content
+    return _ZipWriter(writer, stamper, target) if wanted else writer
+
+
+@_stamping
+def _lightning(stamper: Stamper, original: Callable[..., Any], checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
     """Stamp a checkpoint that is written to memory first, since its destination may be a bucket."""
-
-    def save(checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        stamper = current()
-        _announced.buffer = stamper is not None
-        try:
-            result = original(checkpoint, path, *args, **kwargs)
-        finally:
-            _announced.buffer = False
-        if stamper is not None:
-            stamper.saved(path)
-        return result
-
-    return save
+    _announced.buffer = True
+    try:
+        result = original(checkpoint, path, *args, **kwargs)
+    finally:
+        _announced.buffer = False
+    stamper.saved(path)
+    return result
 
 
 def _is_file(target: Any) -> bool:
@@ -66,17 +71,15 @@ def _is_file(target: Any) -> bool:
         return False
 
 
-def _torch_save_old(original: Callable[..., Any]) -> Callable[..., Any]:
-    def save(content: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        if current() is not None and _is_file(target):
-            notices.once(
-                "stamp:old torch.save",
-                "torch.save writes a file of its old kind, which has no room for a stamp. It is saved without one, and the run "
-                "does not list it. Leave _use_new_zipfile_serialization=False away, or call fanfold.stamp(path) after saving.",
-            )
-        return original(content, target, *args, **kwargs)
-
-    return save
+@_stamping
+def _torch_save_old(_stamper: Stamper, original: Callable[..., Any], content: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    if _is_file(target):
+        notices.once(
+            "stamp:old torch.save",
+            "torch.save writes a file of its old kind, which has no room for a stamp. It is saved without one, and the run "
+            "does not list it. Leave _use_new_zipfile_serialization=False away, or call fanfold.stamp(path) after saving.",
+        )
+    return original(content, target, *args, **kwargs)
 
 
 class _ZipWriter:
@@ -100,52 +103,49 @@ class _ZipWriter:
         return done
 
 
-def _safetensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    def serialize(tensors: Any, *rest: Any, metadata: Any = None, **kwargs: Any) -> Any:
-        if rest and (metadata is None) and isinstance(rest[-1], dict):
-            *rest, metadata = rest  # type: ignore[assignment]
-        stamper = current()
-        if stamper is not None:
-            with guard("stamp a safetensors file"):
-                metadata = dict(metadata or {})
-                metadata[NAME] = stamper.text(str(metadata.get(NAME, "")).encode()).decode()
-        result = original(tensors, *rest, metadata=metadata, **kwargs)
-        if stamper is not None and rest:
-            stamper.saved(rest[0])
-        return result
-
-    return serialize
+@_stamping
+def _safetensors(
+    stamper: Stamper, original: Callable[..., Any], tensors: Any, *rest: Any, metadata: Any = None, **kwargs: Any
+) -> Any:
+    if rest and metadata is None and isinstance(rest[-1], dict):
+        *rest, metadata = rest  # type: ignore[assignment]
+    with guard("stamp a safetensors file"):
+        metadata = dict(metadata or {})
+        metadata[NAME] = stamper.text(str(metadata.get(NAME, "")).encode()).decode()
+    result = original(tensors, *rest, metadata=metadata, **kwargs)
+    if rest:
+        stamper.saved(rest[0])
+    return result
 
 
-def _jit_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    def save(self: Any, file: Any, given: Any = None, *rest: Any, _extra_files: Any = None, **kwargs: Any) -> Any:
-        stamper = current()
-        with _with_stamp(stamper, given or _extra_files) as extra:
-            result = original(self, file, extra, *rest, **kwargs)
-        if stamper is not None:
-            stamper.saved(file)
-        return result
+@_stamping
+def _jit_save(
+    stamper: Stamper, original: Callable[..., Any], self: Any, file: Any, given: Any = None, *rest: Any,
+    _extra_files: Any = None, **kwargs: Any,
+) -> Any:  # fmt: skip
+    with _with_stamp(stamper, given or _extra_files) as extra:
+        result = original(self, file, extra, *rest, **kwargs)
+    stamper.saved(file)
+    return result
 
-    return save
 
-
-def _jit_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
-    def save(self: Any, given: Any = None, *rest: Any, _extra_files: Any = None, **kwargs: Any) -> Any:
-        with _with_stamp(current(), given or _extra_files) as extra:
-            return original(self, extra, *rest, **kwargs)
-
-    return save
+@_stamping
+def _jit_buffer(
+    stamper: Stamper, original: Callable[..., Any], self: Any, given: Any = None, *rest: Any,
+    _extra_files: Any = None, **kwargs: Any,
+) -> Any:  # fmt: skip
+    with _with_stamp(stamper, given or _extra_files) as extra:
+        return original(self, extra, *rest, **kwargs)
 
 
 @contextlib.contextmanager
-def _with_stamp(stamper: Stamper | None, given: Any) -> Iterator[Any]:
+def _with_stamp(stamper: Stamper, given: Any) -> Iterator[Any]:
     """Yield the extra files of a TorchScript archive, including the stamp; the caller's own file of that name wins."""
     extra = given or {}
-    theirs = stamper is not None and NAME in extra
-    if stamper is not None:
-        with guard("stamp a TorchScript file"):
-            if not export_natively(None if theirs else stamper):
-                extra = {NAME: stamper.text(), **extra}
+    theirs = NAME in extra
+    with guard("stamp a TorchScript file"):
+        if not export_natively(None if theirs else stamper):
+            extra = {NAME: stamper.text(), **extra}
     try:
         yield extra
     finally:
@@ -162,96 +162,72 @@ def _archive_open(original: Callable[..., Any]) -> Callable[..., Any]:
     return make_writer
 
 
-def _archive_close(original: Callable[..., Any]) -> Callable[..., Any]:
-    def leave(self: Any, *error: Any) -> Any:
-        stamper = current()
-        if stamper is not None and (not error or error[0] is None):
-            with guard("stamp a .pt2 archive"):
-                if not self.has_record(MEMBER):
-                    self.write_bytes(MEMBER, stamper.text())
-        result = original(self, *error)
-        if stamper is not None:
-            stamper.saved(getattr(self, "_fanfold_target", None))
-        return result
-
-    return leave
+@_stamping
+def _archive_close(stamper: Stamper, original: Callable[..., Any], self: Any, *error: Any) -> Any:
+    if not error or error[0] is None:
+        with guard("stamp a .pt2 archive"):
+            if not self.has_record(MEMBER):
+                self.write_bytes(MEMBER, stamper.text())
+    result = original(self, *error)
+    stamper.saved(getattr(self, "_fanfold_target", None))
+    return result
 
 
-def _onnx_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
-    def save_bytes(content: bytes, target: Any, *rest: Any) -> Any:
-        stamper = current()
-        result = original(content, target, *rest)
-        binary = content[:1] == b"\x08"  # it can also be saved as text, which has no room for a stamp
-        if stamper is not None and binary and isinstance(target, (str, os.PathLike)) and Path(target).is_file():
-            with guard("stamp an ONNX file"):  # in the file: the model's bytes, perhaps gigabytes, are not copied in memory
-                path = Path(target).resolve()
-                with path.open("rb") as file:
-                    inherited = onnx.read(file, path)[1]
-                with path.open("r+b", buffering=0) as file:
-                    onnx.write(path, stamper.text(inherited), file)
-            stamper.saved(target)
-        return result
-
-    return save_bytes
+@_stamping
+def _onnx_bytes(stamper: Stamper, original: Callable[..., Any], content: bytes, target: Any, *rest: Any) -> Any:
+    result = original(content, target, *rest)
+    binary = content[:1] == b"\x08"  # it can also be saved as text, which has no room for a stamp
+    if binary and isinstance(target, (str, os.PathLike)) and Path(target).is_file():
+        with guard("stamp an ONNX file"):  # in the file: the model's bytes, perhaps gigabytes, are not copied in memory
+            path = Path(target).resolve()
+            with path.open("rb") as file:
+                inherited = onnx.read(file, path)[1]
+            with path.open("r+b", buffering=0) as file:
+                onnx.write(path, stamper.text(inherited), file)
+        stamper.saved(target)
+    return result
 
 
-def _keras(original: Callable[..., Any]) -> Callable[..., Any]:
-    def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        stamper = current()
-        result = original(model, filepath, *args, **kwargs)
-        if stamper is not None and isinstance(filepath, (str, os.PathLike)) and Path(filepath).is_file():
-            if Path(filepath).suffix != ".json":  # the index of sharded weights, which is a text file
-                with guard("stamp a file that Keras saves"):
-                    write(Path(filepath), stamper.text())
-            stamper.saved(filepath)
-        return result
-
-    return save
+@_stamping
+def _keras(stamper: Stamper, original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(model, filepath, *args, **kwargs)
+    if isinstance(filepath, (str, os.PathLike)) and Path(filepath).is_file():
+        if Path(filepath).suffix != ".json":  # the index of sharded weights, which is a text file
+            with guard("stamp a file that Keras saves"):
+                write(Path(filepath), stamper.text())
+        stamper.saved(filepath)
+    return result
 
 
-def _skops_bytes(original: Callable[..., Any]) -> Callable[..., Any]:
+@_stamping
+def _skops_bytes(stamper: Stamper, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stamp the archive while it is in memory: it is then written to a file, or returned to the caller as bytes."""
-
-    def save(*args: Any, **kwargs: Any) -> Any:
-        stamper = current()
-        buffer = original(*args, **kwargs)
-        if stamper is not None:
-            with guard("stamp a file that skops saves"):
-                hide(buffer, stamper.text())
-        return buffer
-
-    return save
+    buffer = original(*args, **kwargs)
+    with guard("stamp a file that skops saves"):
+        hide(buffer, stamper.text())
+    return buffer
 
 
-def _skops_file(original: Callable[..., Any]) -> Callable[..., Any]:
-    def dump(obj: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        stamper = current()
-        result = original(obj, file, *args, **kwargs)
-        if stamper is not None:
-            stamper.saved(file)
-        return result
-
-    return dump
+@_stamping
+def _skops_file(stamper: Stamper, original: Callable[..., Any], obj: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(obj, file, *args, **kwargs)
+    stamper.saved(file)
+    return result
 
 
-def _gguf_values(original: Callable[..., Any]) -> Callable[..., Any]:
+@_stamping
+def _gguf_values(stamper: Stamper, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Add the stamp to the values of each shard, just before they are counted and written."""
+    result = original(self, *args, **kwargs)
+    with guard("stamp a GGUF file"):
+        from gguf.gguf_writer import GGUFValue, GGUFValueType
 
-    def add(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        stamper = current()
-        if stamper is not None:
-            with guard("stamp a GGUF file"):
-                from gguf.gguf_writer import GGUFValue, GGUFValueType
-
-                for values in self.kv_data:
-                    inherited = getattr(values.get(gguf.KEY), "value", None)
-                    text = stamper.text(str(inherited).encode() if inherited else None).decode()
-                    values[gguf.KEY] = GGUFValue(text, GGUFValueType.STRING)
-                self._fanfold_stamper = stamper
-        return result
-
-    return add
+        for values in self.kv_data:
+            inherited = getattr(values.get(gguf.KEY), "value", None)
+            text = stamper.text(str(inherited).encode() if inherited else None).decode()
+            values[gguf.KEY] = GGUFValue(text, GGUFValueType.STRING)
+        self._fanfold_stamper = stamper
+    return result
 
 
 def _gguf_close(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -267,35 +243,26 @@ def _gguf_close(original: Callable[..., Any]) -> Callable[..., Any]:
     return close
 
 
-def _dcp_async(original: Callable[..., Any]) -> Callable[..., Any]:
+@_stamping
+def _dcp_async(stamper: Stamper, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Pass the current stamp to the thread that saves: it may finish at a later step, or after the run."""
-
-    def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stamper = current()
-        if stamper is not None:
-            with guard("stamp a sharded checkpoint"):
-                self._executor.submit(stamper.take_thread)  # it has a single thread, created for this save
-        future = original(self, *args, **kwargs)
-        if stamper is not None:
-            for hook in _DCP_ENDS:
-                hook.keep_for(future)
-        return future
-
-    return execute_save
+    with guard("stamp a sharded checkpoint"):
+        self._executor.submit(stamper.take_thread)  # it has a single thread, created for this save
+    future = original(self, *args, **kwargs)
+    for hook in _DCP_ENDS:
+        hook.keep_for(future)
+    return future
 
 
-def _dcp_finish(original: Callable[..., Any]) -> Callable[..., Any]:
-    def finish(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stamper = current()
-        result = original(self, *args, **kwargs)
-        folder = getattr(self, "path", None)
-        if stamper is not None and isinstance(folder, (str, os.PathLike)) and Path(folder).is_dir():
-            with guard("stamp a sharded checkpoint"):
-                write_beside(Path(folder), stamper.text())
-            stamper.saved(folder)
-        return result
-
-    return finish
+@_stamping
+def _dcp_finish(stamper: Stamper, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(self, *args, **kwargs)
+    folder = getattr(self, "path", None)
+    if isinstance(folder, (str, os.PathLike)) and Path(folder).is_dir():
+        with guard("stamp a sharded checkpoint"):
+            write_beside(Path(folder), stamper.text())
+        stamper.saved(folder)
+    return result
 
 
 _DCP_ENDS = [

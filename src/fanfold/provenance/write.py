@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..atomic import replacing
 from ..errors import FanfoldError, notices
 from .read import located, mark, model_files, module_of, sidecar, size_of
 from .record import encode, make
@@ -69,19 +70,19 @@ def _module(path: Path) -> Any:
 
 def write_beside(path: Path, data: bytes) -> None:
     """Write a stamp as a sidecar file, atomically."""
-    place = sidecar(path)
-    aside = place.with_name(f".{place.name}.{os.getpid()}")
-    aside.write_bytes(data)
-    aside.replace(place)
+    with replacing(sidecar(path)) as file:
+        file.write(data)
 
 
 def note(run: Any, path: Path, step: Any) -> None:
     """List a saved file on its run."""
-    event = getattr(run, "_event", None)
-    if event is not None:
+    recorder = getattr(run, "_recorder", None)
+    if recorder is not None:
         name = os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")  # a file name is bytes, and may not be valid text
-        listed = event("saved", {"path": name, "size": size_of(path), "s": int(step) if isinstance(step, (int, float)) else None})
-        if not listed and run.status != "running":
+        listed = recorder.event(
+            "saved", {"path": name, "size": size_of(path), "s": int(step) if isinstance(step, (int, float)) else None}
+        )
+        if not listed:
             notices.once(
                 f"stamped late:{run.id}",
                 f"{path.name} was stamped after run {run.name} had finished. The stamp leads to the run, but the run does not "

@@ -42,7 +42,7 @@ _OF_KERAS = frozenset(("config.json", "metadata.json"))
 _TELLING_ALONE = _OF_KERAS | {"schema.json"}
 
 
-class Entry(NamedTuple):
+class ZipEntry(NamedTuple):
     """One member, as listed in the central directory."""
 
     name: str
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
     offset: int
 
 
-class Directory(NamedTuple):
+class ZipDirectory(NamedTuple):
     """The central directory, as described at the end of the archive."""
 
     start: int
@@ -68,7 +68,7 @@ def read(file: BinaryIO, path: Path) -> tuple[str, bytes | None, dict[str, Any]]
     root, count, total = "", 0, 0
     arrays = 0
     seen: set[str] = set()
-    wanted: dict[str, Entry] = {}
+    wanted: dict[str, ZipEntry] = {}
     for entry in _entries(file, path):
         top, _, name = entry.name.partition("/")
         root = root or top
@@ -107,7 +107,7 @@ def _format(seen: set[str]) -> str:
     return "skops" if "schema.json" in seen else "zip"
 
 
-def _entries(file: BinaryIO, path: Path) -> Iterator[Entry]:
+def _entries(file: BinaryIO, path: Path) -> Iterator[ZipEntry]:
     """Iterate over the central directory; raise if it is damaged."""
     at, size, count, *_ = _directory(file, path)
     file.seek(at)
@@ -122,7 +122,7 @@ def _entries(file: BinaryIO, path: Path) -> Iterator[Entry]:
         at += len(more)
         if 0xFFFFFFFF in (unpacked, packed, offset):
             unpacked, packed, offset = _wide(more[name_len : name_len + extra_len], unpacked, packed, offset)
-        yield Entry(more[:name_len].decode("utf-8", "replace"), method, crc, packed, unpacked, offset)
+        yield ZipEntry(more[:name_len].decode("utf-8", "replace"), method, crc, packed, unpacked, offset)
 
 
 def _wide(extra: bytes, *fields: int) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ def _wide(extra: bytes, *fields: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _directory(file: BinaryIO, path: Path) -> Directory:
+def _directory(file: BinaryIO, path: Path) -> ZipDirectory:
     """Find the central directory."""
     size = file.seek(0, os.SEEK_END)
     back = min(size, 22 + 0xFFFF)
@@ -156,10 +156,10 @@ def _directory(file: BinaryIO, path: Path) -> Directory:
         count, length, start = struct.unpack_from("<QQQ", record, 32)
     if length > MAX_DIRECTORY or count > MAX_MEMBERS or start + length > size or count * _ENTRY.size > length:
         raise broken(path, "its table of contents is damaged, or larger than any model's")
-    return Directory(start, length, count, tail[at + 22 : at + 22 + comment], locator[:4] == _LOCATOR)
+    return ZipDirectory(start, length, count, tail[at + 22 : at + 22 + comment], locator[:4] == _LOCATOR)
 
 
-def _member(file: BinaryIO, entry: Entry, limit: int) -> bytes:
+def _member(file: BinaryIO, entry: ZipEntry, limit: int) -> bytes:
     """Read one member of at most `limit` bytes; raise ValueError if it does not match its entry."""
     if entry.size > limit or entry.packed > 2 * limit:
         raise ValueError(f"it has {max(entry.size, entry.packed):,} bytes, and {limit:,} are read")
@@ -252,7 +252,7 @@ def _tail(path: Path, file: BinaryIO, name: str, stamp: bytes, at: int) -> bytes
     """Return the bytes to write at offset `at` that add the stamp to an archive: a member and a new central directory."""
     import zipfile  # imported here, since reading does not need it
 
-    tail = _Tail(file, at)
+    tail = _ArchiveTail(file, at)
     try:
         with zipfile.ZipFile(tail, "a") as archive:
             archive.start_dir = at  # the old end stays intact until ours is written
@@ -269,7 +269,7 @@ def _drop(archive: zipfile.ZipFile, name: str) -> None:
         archive.filelist.remove(old)
 
 
-class _Tail:
+class _ArchiveTail:
     """A file whose old part is read-only, and whose new part is collected in memory, to be written by one call."""
 
     def __init__(self, file: BinaryIO | io.FileIO, start: int) -> None:

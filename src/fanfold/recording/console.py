@@ -19,6 +19,7 @@ from typing import Any
 
 from ..facts.mask import mask_text
 from ..journal import Kind, Writer
+from ..process import module_command, same_modules
 
 MAX_HELD = 64 << 10  # longest unfinished line held back
 PAUSE_SECONDS = 1.0
@@ -26,7 +27,7 @@ MAX_BYTES = 64 << 20  # per stream of one process; later output is shown but not
 _STREAMS = {1: "stdout", 2: "stderr"}
 
 
-class Console:
+class ConsoleCapture:
     """A redirection of descriptors 1 and 2, each through its own helper process, until stopped."""
 
     def __init__(self, run: Path, header: Mapping[str, Any]) -> None:
@@ -46,13 +47,13 @@ class Console:
         original = os.dup(fd)
         setup = (str(self.run / "journal"), _STREAMS[fd])
         helper = subprocess.Popen(
-            [sys.executable, "-m", "fanfold.recording.console", *setup],
+            module_command("fanfold.recording.console", *setup),
             stdin=subprocess.PIPE,
             stdout=original,
             stderr=subprocess.DEVNULL,
             pass_fds=[read],
             start_new_session=True,  # Ctrl-C is for the training process; the helper ends when the stream does
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **same_modules()},
         )
         assert helper.stdin is not None
         from ..journal.format import pack
@@ -102,7 +103,7 @@ def _channel(fd: int) -> tuple[int, int]:
     return master, slave
 
 
-class Record:
+class StreamRecord:
     """The journal record of one stream, up to MAX_BYTES. Secrets are masked line by line, so that none is cut in two."""
 
     def __init__(self, writer: Writer, stream: str) -> None:
@@ -144,7 +145,7 @@ class Record:
 
 def copy(source: int, target: int, writer: Writer, stream: str) -> None:
     """Copy bytes from one descriptor to another until the end, and journal them."""
-    record = Record(writer, stream)
+    record = StreamRecord(writer, stream)
     try:
         while chunk := _read(source):
             _write(target, chunk)

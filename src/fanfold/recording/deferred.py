@@ -36,7 +36,7 @@ _SENTINELS = {size: int.from_bytes(SENTINEL * (size // 2), "little") for size in
 _FORMATS: dict[int, Literal["H", "I", "Q"]] = {2: "H", 4: "I", 8: "Q"}
 
 
-class Call:
+class LogCall:
     """The log() call that a late part belongs to: whether its row was written, and whether it was already counted as dropped."""
 
     __slots__ = ("announced", "dropped", "seq", "step", "time_ns")
@@ -73,23 +73,23 @@ class Ready(Flight):
         return self._read()
 
 
-class Part(NamedTuple):
+class LatePart(NamedTuple):
     """A flight and the call it belongs to."""
 
-    call: Call
+    call: LogCall
     keys: Sequence[str]
     flight: Flight
-    then: Callable[[Call, dict[str, Any]], None] | None
+    then: Callable[[LogCall, dict[str, Any]], None] | None
 
 
-_FLUSH = Call(-1, 0, 0)
+_FLUSH = LogCall(-1, 0, 0)
 
 
 class NoRoom(Exception):
     """Raised when the ring is full, or copies cannot be launched at the moment."""
 
 
-class View(NamedTuple):
+class SlotView(NamedTuple):
     """A slot as scalars of one dtype: where the device writes each, where the host reads them, and the memory to watch."""
 
     targets: list[Any]
@@ -99,12 +99,12 @@ class View(NamedTuple):
     mark: list[Any] | None
 
 
-class Landing(Flight):
+class SlotCopy(Flight):
     """Scalars on their way into a slot of a ring, or an array whose arrival is signalled by the slot's mark."""
 
     __slots__ = ("array", "began", "ended", "ring", "slot", "stream", "view")
 
-    def __init__(self, ring: CudaRing, slot: int, view: View) -> None:
+    def __init__(self, ring: CudaRing, slot: int, view: SlotView) -> None:
         self.ring = ring
         self.slot = slot
         self.view = view
@@ -187,7 +187,7 @@ class CudaRing:
         self._floats = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
         self._slabs: list[Slab] = []
         self._free: list[int] = []  # a stack: the same few slots are reused, and their views stay cached
-        self._views: dict[tuple[int, Any, int], View] = {}
+        self._views: dict[tuple[int, Any, int], SlotView] = {}
         self._growing = threading.RLock()  # re-entrant: a signal handler may log
         self._launches = itertools.count(1)
         with torch.inference_mode(False):
@@ -225,7 +225,7 @@ class CudaRing:
         slab.memory[place * SLOT_BYTES : (place + 1) * SLOT_BYTES] = _EMPTY_SLOT
         self._free.append(slot)
 
-    def _view(self, key: tuple[int, Any, int]) -> View:
+    def _view(self, key: tuple[int, Any, int]) -> SlotView:
         view = self._make_view(*key)
         if key[0] < FIRST_SLOTS:  # bounded: later slots are only used in rare bursts
             if len(self._views) > 4 * FIRST_SLOTS:
@@ -233,7 +233,7 @@ class CudaRing:
             self._views[key] = view
         return view
 
-    def _make_view(self, slot: int, dtype: Any, count: int) -> View:
+    def _make_view(self, slot: int, dtype: Any, count: int) -> SlotView:
         slab, place = self._place(slot)
         start = place * SLOT_BYTES
         size = dtype.itemsize
@@ -246,9 +246,9 @@ class CudaRing:
             watched, size = slab.memory[start : start + MARK_BYTES], 8
         else:
             watched = slab.memory[start + MARK_BYTES : start + MARK_BYTES + count * size]
-        return View(targets, values, watched.cast(_FORMATS[size]), _SENTINELS[size], mark)
+        return SlotView(targets, values, watched.cast(_FORMATS[size]), _SENTINELS[size], mark)
 
-    def launch(self, tensors: Sequence[Any], dtype: Any) -> Landing:
+    def launch(self, tensors: Sequence[Any], dtype: Any) -> SlotCopy:
         """Start copying up to WIDTH scalars of one dtype, on the current stream.
 
         A slot whose launch failed is never reused, since part of it may still be written.
@@ -259,7 +259,7 @@ class CudaRing:
             slot = self._take_slot()
         key = (slot, dtype, len(tensors))
         view = self._views.get(key) or self._view(key)
-        flight = Landing(self, slot, view)
+        flight = SlotCopy(self, slot, view)
         flight.stream = self._stream_of(self._index)
         flight.began = next(self._launches)
         if self._grad_enabled():
@@ -275,7 +275,7 @@ class CudaRing:
         flight.ended = next(self._launches)
         return flight
 
-    def launch_array(self, tensor: Any) -> Landing:
+    def launch_array(self, tensor: Any) -> SlotCopy:
         """Start copying a whole tensor into its own pinned memory; a number written to the slot signals its arrival."""
         torch = self._torch
         with torch.inference_mode(False):
@@ -292,8 +292,8 @@ class Deferred:
 
     def __init__(
         self,
-        landed: Callable[[Sequence[tuple[Call, Sequence[str], Sequence[Any]]]], None],
-        lose: Callable[[Call, Sequence[str], str], None],
+        landed: Callable[[Sequence[tuple[LogCall, Sequence[str], Sequence[Any]]]], None],
+        lose: Callable[[LogCall, Sequence[str], str], None],
     ) -> None:
         self._landed = landed
         self._lose = lose
@@ -301,8 +301,8 @@ class Deferred:
         self._reset()
 
     def _reset(self) -> None:
-        self._parts: SimpleQueue[Part | None] = SimpleQueue()  # re-entrant: a signal handler may log during put()
-        self._waiting: list[Part] = []
+        self._parts: SimpleQueue[LatePart | None] = SimpleQueue()  # re-entrant: a signal handler may log during put()
+        self._waiting: list[LatePart] = []
         self._closing = self._hurry = False
         self._thread: threading.Thread | None = None
 
@@ -327,13 +327,17 @@ class Deferred:
         return launched
 
     def launch_alike(self, tensors: Sequence[Any]) -> Any:
-        """Start one copy for scalars of one CUDA device and dtype; return None if they no longer are."""
-        dtype, index = tensors[0].dtype, tensors[0].get_device()
-        ring = self._rings.get(index)
+        """Start one copy for scalars of one dtype, to the ring of the first one's device; return None if they differ.
+
+        One that is elsewhere is copied correctly too, only more slowly, so the rest are not asked where they are: that
+        would take every step as long as a tenth of the launch.
+        """
+        dtype = tensors[0].dtype
+        ring = self._rings.get(tensors[0].get_device())
         if ring is None or len(tensors) > WIDTH:
             return None
         for tensor in tensors:
-            if tensor.dtype is not dtype or tensor.ndim or tensor.get_device() != index:
+            if tensor.dtype is not dtype or tensor.ndim:
                 return None
         try:
             return None if ring.capturing() else ring.launch(tensors, dtype)
@@ -377,15 +381,15 @@ class Deferred:
         return Ready(lambda: copy)
 
     def watch(
-        self, call: Call, keys: Sequence[str], launched: Any, then: Callable[[Call, dict[str, Any]], None] | None = None
+        self, call: LogCall, keys: Sequence[str], launched: Any, then: Callable[[LogCall, dict[str, Any]], None] | None = None
     ) -> None:
         """Pass a launched part to the waiting thread: scalars go to `landed` in batches, an array to its own `then`."""
         if isinstance(launched, str):
             self._lose(call, keys, launched)
             return
-        self._enqueue(Part(call, keys, launched, then))
+        self._enqueue(LatePart(call, keys, launched, then))
 
-    def _enqueue(self, part: Part) -> None:
+    def _enqueue(self, part: LatePart) -> None:
         self._parts.put(part)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fanfold-deferred", daemon=True)
@@ -406,8 +410,8 @@ class Deferred:
 
     def _land(self) -> None:
         """Read every part that has landed; the others keep their order."""
-        waiting: list[Part] = []
-        landed: list[tuple[Call, Sequence[str], Sequence[Any]]] = []
+        waiting: list[LatePart] = []
+        landed: list[tuple[LogCall, Sequence[str], Sequence[Any]]] = []
         arrived = _arrived([part.flight for part in self._waiting])
         for part, here in zip(self._waiting, arrived, strict=True):
             if not here or (part.call is _FLUSH and (waiting or landed)):
@@ -430,7 +434,7 @@ class Deferred:
             return True
         done = threading.Event()  # a token in the same queue: reached once everything before it has landed
         self._hurry = True
-        self._enqueue(Part(_FLUSH, (), Flight(), lambda _call, _values: done.set()))
+        self._enqueue(LatePart(_FLUSH, (), Flight(), lambda _call, _values: done.set()))
         landed = done.wait(timeout)
         self._hurry = False
         return landed

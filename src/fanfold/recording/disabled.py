@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .config import Config, as_mapping
+from .control import Control, Knob
 
 
 class DisabledRun:
@@ -18,6 +20,7 @@ class DisabledRun:
     path = Path("/nonexistent")
     is_main_process = True
     strict = False
+    fork = None
 
     def __init__(self, project: str | None, name: str | None, config: Any) -> None:
         self.project = project or "default"
@@ -28,11 +31,18 @@ class DisabledRun:
         self.notes: str | None = None
         self.group: str | None = None
         self.trackers: list[str] = []
+        self.control = Control()
 
     def _nothing(self, *_args: Any, **_kwargs: Any) -> None:
         """Accept any arguments and do nothing."""
 
     log = alert = artifact = define_metric = finish = _nothing
+
+    def span(self, kind: str) -> Any:  # noqa: ARG002 - the signature of Run.span
+        return contextlib.nullcontext()
+
+    def knob(self, name: str, value: Any, min: float | None = None, max: float | None = None) -> Knob:
+        return Knob(str(name), value, min, max)
 
     def ops(self) -> list[dict[str, Any]]:
         return []

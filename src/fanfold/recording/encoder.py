@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import describe, notices, outcome
 from ..journal import blobs
 from ..threads import Background
-from .deferred import Call
+from .deferred import LogCall
 
 MAX_WAITING = 256
 
@@ -23,8 +23,8 @@ class Encoder:
     def __init__(
         self,
         run: Path,
-        landed: Callable[[Call, Mapping[str, Any]], None],
-        lose: Callable[[Call, Sequence[str], str], None],
+        landed: Callable[[LogCall, Mapping[str, Any]], None],
+        lose: Callable[[LogCall, Sequence[str], str], None],
     ) -> None:
         self.run = run
         self._landed = landed
@@ -33,28 +33,28 @@ class Encoder:
 
     def _reset(self) -> None:
         # SimpleQueue is re-entrant, so media can be logged from a signal handler.
-        self._waiting: queue.SimpleQueue[tuple[Call, Mapping[str, Any]] | threading.Event | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[LogCall, Mapping[str, Any]] | threading.Event | None] = queue.SimpleQueue()
         self._calls = itertools.count()
         self._thread: threading.Thread | None = None
 
     def after_fork_in_child(self) -> None:
         self._reset()
 
-    def put(self, call: Call, media: Mapping[str, Any]) -> None:
+    def put(self, call: LogCall, media: Mapping[str, Any]) -> None:
         """Queue one call's media. To bound memory, the caller encodes them itself when too many are waiting."""
         if self._waiting.qsize() >= MAX_WAITING:
             self._encode(call, media)
         else:
             self._enqueue((call, media))
 
-    def _enqueue(self, item: tuple[Call, Mapping[str, Any]] | threading.Event) -> None:
+    def _enqueue(self, item: tuple[LogCall, Mapping[str, Any]] | threading.Event) -> None:
         self._waiting.put(item)
         if next(self._calls) == 0:  # the first thread to get here starts it
             waiting = self._waiting
             self._thread = Background(lambda: self._loop(waiting), "media", lambda: waiting.put(None))
             self._thread.start()
 
-    def _loop(self, waiting: queue.SimpleQueue[tuple[Call, Mapping[str, Any]] | threading.Event | None]) -> None:
+    def _loop(self, waiting: queue.SimpleQueue[tuple[LogCall, Mapping[str, Any]] | threading.Event | None]) -> None:
         while (item := waiting.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
@@ -65,7 +65,7 @@ class Encoder:
         """Let the thread end after the work already queued."""
         self._waiting.put(None)
 
-    def _encode(self, call: Call, media: Mapping[str, Any]) -> None:
+    def _encode(self, call: LogCall, media: Mapping[str, Any]) -> None:
         done: dict[str, Any] = {}
         for key, value in media.items():
             found, error = outcome(lambda key=key, value=value: self._store_all(value, key))  # type: ignore[misc]

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..errors import guard, outcome
 from ..journal import Journal
-from .summary import NO_STEP, Tally
+from .tallies import NO_STEP, Tally
 
 
-class History:
+class RunHistory:
     """The earlier attempts of a run; a directory that cannot be read counts as an empty history."""
 
     def __init__(self, path: Path, rank: int, attempt: str, *, resumed: bool) -> None:
@@ -73,6 +73,6 @@ class History:
         """Return the tally of earlier attempts; steps from `began` on were logged again by this attempt and are left out."""
         if self._run is None:
             return Tally()
-        series = self._run.series(key)
+        series = self._run.series(key, own=True)
         keep = slice(None) if began is None or began == NO_STEP else series.steps < began
         return Tally.of(series.steps[keep], series.values[keep])

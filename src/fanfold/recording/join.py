@@ -6,33 +6,37 @@ import contextlib
 import itertools
 import os
 import secrets
+import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .. import process
 from .._version import __version__
-from ..errors import RunError, SettingError
+from ..errors import RunError, SettingError, notices
 from ..journal import format as fmt
-from ..journal.bodies import Header
-from ..journal.directory import check_folders, journal_files, last_step, read_header, run_path
+from ..journal.bodies import Fork, Header
+from ..journal.directory import check_folders, check_place, journal_files, last_step, read_header, run_path
 from ..journal.origin import choose_root, spool_roots
 from ..journal.spool import Spool, is_network, recover
 from ..journal.writer import Writer
-from ..process import Identity, Meeting, digest
+from ..process import Identity, Meeting, age, digest
+from ..settings import TABLE
+from . import wrapped
 from .names import name_for
-from .options import Options
+from .options import RunOptions
 
 _inits = itertools.count()
+_joined = 0  # the process that has had its first run
 ANSWER_SECONDS = 600.0
 
 
 @dataclass
-class Place:
-    """A process's place in a run."""
+class Membership:
+    """A process's part in a run: which run and attempt, where it is written, and under which name."""
 
     me: Identity
     project: str
@@ -41,8 +45,11 @@ class Place:
     attempt: str
     ordinal: int
     first_step: int
-    name: str | None
+    name: str
     resumed: bool
+    fork: Fork | None = None  # the run that this one continues
+    command: tuple[str, ...] | None = None  # of the process around a command, see wrapped.py
+    inside: bool = False  # a process inside it, which records into its run
     spool: Spool | None = None
     header: dict[str, Any] = field(default_factory=dict)
     chores: list[Callable[[], object]] = field(default_factory=list)
@@ -60,24 +67,50 @@ class Place:
             self.spool.finish() if closed else self.spool.mirror()
 
 
-def find_place(options: Options, *, alone: bool = False) -> Place:
+def join(options: RunOptions, *, alone: bool = False, command: Sequence[str] | None = None) -> Membership:
     """Decide which run this process writes to, communicating with other ranks only as a last resort.
 
-    A run opened `alone`, by its id, is not counted: ranks agree on a run by the number of runs each has opened.
+    A run opened `alone`, by its id, is not counted: ranks agree on a run by the number of runs each has opened. `command`: the
+    run is opened around this command.
     """
     me, count = process.detect(), -1 if alone else next(_inits)
     root, project = options.root, _checked_name("project", options.project)
     shared = "" if options.id else process.shared_key(me, count, lambda: _meet(root, me, count))
+    around = None if options.id or alone or command is not None else wrapped.claimed(root, digest(shared, str(count)))
+    if around is not None:
+        return _join_around(around, me, options)
+    me = me if command is None else replace(me, launcher=wrapped.LAUNCHER)
     attempt = digest(shared, process.launch_key(me), str(count))
     run_id = _checked_name("id", options.id or _choose(root, options, attempt, digest(project, shared, str(count))))
     path = run_path(root, project, run_id)
     earlier = _earlier(path, me.rank, attempt)
     _check_resume(options.resume, run_id, path, bool(earlier))
+    member = _member(me, project, run_id, path, attempt, options, earlier)
+    member.command = None if command is None else tuple(command)
+    return member
+
+
+def _join_around(around: wrapped.Wrapped, me: Identity, options: RunOptions) -> Membership:
+    """Join the run of the command that this process belongs to: its attempt is the command's."""
+    found = _earlier(around.path, me.rank, around.attempt)
+    earlier = [pair for pair in found if (pair[1].launcher, pair[1].attempt) != (wrapped.LAUNCHER, around.attempt)]
+    member = _member(me, around.project, around.run, around.path, around.attempt, options, earlier)
+    member.inside = member.resumed = True  # it adds to the facts that the process around it wrote
+    if options.project not in (TABLE["project"].default, around.project):
+        notices.once("exec:project", f"this program runs inside `fanfold exec`, so its run is in project {around.project!r}, "
+                     f"not in {options.project!r}. Name the project there: fanfold exec --project NAME.")  # fmt: skip
+    return member
+
+
+def _member(
+    me: Identity, project: str, run_id: str, path: Path, attempt: str, options: RunOptions, earlier: list[tuple[Path, Header]]
+) -> Membership:
     steps = [step for file, header in earlier if header.rank == me.rank and (step := last_step(file)) is not None]
     names = [header.name for _, header in earlier if header.name]
     attempts = {(header.attempt, header.ordinal) for _, header in earlier if header.rank == 0}
-    return Place(me, project, run_id, path, attempt, len(attempts) + 1, max(steps, default=-1) + 1,
-                 options.name or (names[-1] if names else None), bool(earlier))  # fmt: skip
+    fork = next((header.fork for _, header in earlier if header.fork is not None), None)
+    return Membership(me, project, run_id, path, attempt, len(attempts) + 1, max(steps, default=fork.step if fork else -1) + 1,
+                 options.name or (names[-1] if names else name_for(run_id)), bool(earlier), fork)  # fmt: skip
 
 
 def _checked_name(what: str, name: Any) -> str:
@@ -137,7 +170,7 @@ def _check_resume(resume: str, run_id: str, path: Path, exists: bool) -> None:
         )
 
 
-def _choose(root: Path, options: Options, attempt: str, own: str) -> str:
+def _choose(root: Path, options: RunOptions, attempt: str, own: str) -> str:
     """Return this job's own run, or the project's newest unfinished run under resume='auto' if its own does not exist yet.
 
     Every rank gets the same answer, because journals written by this attempt are ignored.
@@ -149,36 +182,46 @@ def _choose(root: Path, options: Options, attempt: str, own: str) -> str:
     return find_unfinished(root, options.project, name=options.name, ignore_attempt=attempt) or own
 
 
-def open_writer(place: Place, options: Options) -> Writer:
+def open_writer(member: Membership, options: RunOptions) -> Writer:
     """Create the run's directory and open this process's journal, on a spool if the directory is on a network filesystem."""
-    place.name = options.name or place.name or name_for(place.run_id)
     _make_root(options.root)
-    directory = place.path / "journal"
-    place.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    check_folders(place.path)
+    directory = member.path / "journal"
+    check_place(member.path)
+    member.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_folders(member.path)
     directory.mkdir(exist_ok=True, mode=0o700)
-    home = _spool(place, options, directory)
-    me = place.me
-    place.header = {
+    home = _spool(member, options, directory)
+    me = member.me
+    member.header = {
         "format": [fmt.MAJOR, fmt.MINOR],
         "writer": f"fanfold {__version__}",
-        "run": place.run_id,
-        "project": place.project,
-        "name": place.name,
+        "run": member.run_id,
+        "project": member.project,
+        "name": member.name,
         "role": "main",
         "rank": me.rank,
         "world": me.world_size,
         "local_rank": me.local_rank,
-        "attempt": place.attempt,
-        "ordinal": place.ordinal,
+        "attempt": member.attempt,
+        "ordinal": member.ordinal,
         "node": me.node,
         "boot": me.boot,
         "pid": me.pid,
         "process": secrets.token_hex(8),
         "launcher": me.launcher,
-        "spool": str(home) if place.spool else None,
+        "born": _born_ns(),
+        "spool": str(home) if member.spool else None,
+        "fork": member.fork,
     }
-    return Writer(home, place.header, durability=options.durability)
+    return Writer(home, member.header, durability=options.durability)
+
+
+def _born_ns() -> int | None:
+    """Return when this process began, if it began for this run: not a notebook, a worker that waits for jobs, or a second run."""
+    global _joined  # noqa: PLW0603 - a process has one first run
+    waiting = _joined == os.getpid() or hasattr(sys, "ps1") or "ipykernel" in sys.modules or "RAY_JOB_ID" in os.environ
+    _joined = os.getpid()
+    return None if waiting else time.time_ns() - int(age() * 1e9)
 
 
 def _make_root(root: Path) -> None:
@@ -188,14 +231,14 @@ def _make_root(root: Path) -> None:
         (root / ".gitignore").write_text("*\n", encoding="ascii")  # runs do not belong in a repository
 
 
-def _spool(place: Place, options: Options, directory: Path) -> Path:
+def _spool(member: Membership, options: RunOptions, directory: Path) -> Path:
     wanted = options.spool
     if wanted == "never" or (wanted == "auto" and not is_network(directory)):
         return directory
     given = options.spool_dir
     root = Path(given).absolute() if given else choose_root()
     with contextlib.suppress(OSError):
-        recover(*{root, *spool_roots()})
-    place.spool = Spool(root, directory)
-    place.chores.append(place.spool.mirror)
-    return place.spool.directory
+        recover(*{root, *spool_roots()}, runs=options.root)
+    member.spool = Spool(root, directory)
+    member.chores.append(member.spool.mirror)
+    return member.spool.directory

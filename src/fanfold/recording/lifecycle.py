@@ -20,13 +20,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import after_fork_in_child, guard
 from ..journal.writer import moved_up
 from ..threads import Background
+
+if TYPE_CHECKING:
+    from .ending import Ending
 
 # SIGTERM and the signals schedulers send before it mean preemption; a closed terminal means the job was killed.
 SIGNALS = {
@@ -45,23 +47,19 @@ STUCK_SECONDS = 2.0
 SIGNAL_SECONDS = 8.0  # for trackers served from this process; `docker stop` kills after 10
 
 
-@dataclass(frozen=True, eq=False)
-class Ending:
-    """The functions of an open run that this module calls when its process ends or forks."""
+class _Hooks:
+    """Process-wide hooks are process-wide state: what is installed, and what was there before."""
 
-    by_signal: Callable[[str, str], None]  # status, name of the signal
-    deliver_here: Callable[[float], None]  # timeout
-    at_exit: Callable[[str, str | None, int], None]  # status, error, exit code
-    after_fork_in_child: Callable[[], None]
+    installed = False
+    exit_code = 0
+    real_exit: Callable[..., Any] | None = None
+    own_exit: Callable[..., Any] | None = None
+    wakeup: tuple[int, int] | None = None  # descriptors of the pipe that signals write to
+    ending = False  # a signal is being handled
 
 
 _open: list[Ending] = []
-_installed = False
-_previous: dict[int, Any] = {}
-_exit_code = 0
-_real_exit: Callable[..., Any] | None = None
-_wakeup: tuple[int, int] | None = None
-_ending = False  # a signal is being handled
+_previous: dict[int, Any] = {}  # signal handlers
 
 
 def judge(error: BaseException) -> tuple[str, str]:
@@ -89,9 +87,8 @@ def leave(run: Ending) -> None:
 
 
 def _install_once() -> None:
-    global _installed  # noqa: PLW0603 - process-wide hooks are process-wide state
-    if not _installed:
-        _installed = True
+    if not _Hooks.installed:
+        _Hooks.installed = True
         atexit.register(_at_exit)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_after_fork)
@@ -130,17 +127,14 @@ def _threads_at_work() -> bool:
 
 def _wrap_exit() -> None:
     """Remember the code given to sys.exit: at exit, nothing else distinguishes failure from success."""
-    global _real_exit  # noqa: PLW0603 - see _install_once
-    if _real_exit is None:
-        _real_exit = real = sys.exit
+    if _Hooks.real_exit is None:
+        _Hooks.real_exit = real = sys.exit
 
         def exit(status: Any = None, /) -> Any:
-            global _exit_code  # noqa: PLW0603 - see _install_once
-            _exit_code = status if isinstance(status, int) else 0 if status is None else 1
+            _Hooks.exit_code = status if isinstance(status, int) else 0 if status is None else 1
             real(status)
 
-        exit._fanfold = True  # type: ignore[attr-defined]  # noqa: SLF001 - a mark on our own function
-        sys.exit = exit
+        sys.exit = _Hooks.own_exit = exit
 
 
 def _install_signals() -> None:
@@ -153,7 +147,7 @@ def _install_signals() -> None:
 
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
-    if _ending:
+    if _Hooks.ending:
         return  # launchers send it twice; the first one is being handled
     _end_by_signal(number)
     signal.signal(number, signal.SIG_DFL)
@@ -161,8 +155,7 @@ def _on_signal(number: int, _frame: FrameType | None) -> None:
 
 
 def _end_by_signal(number: int) -> None:
-    global _ending  # noqa: PLW0603 - see _install_once
-    _ending = True
+    _Hooks.ending = True
     name = signal.Signals(number).name
     deadline = time.monotonic() + SIGNAL_SECONDS
     runs = list(_open)
@@ -171,8 +164,8 @@ def _end_by_signal(number: int) -> None:
             run.by_signal(SIGNALS[name], name)
     for run in runs:
         with guard("deliver what is left after a signal"):
-            run.deliver_here(max(0.0, deadline - time.monotonic()))
-    _ending = False
+            run.deliver_here(deadline)
+    _Hooks.ending = False
 
 
 def _watch_for_stuck_main_thread() -> None:
@@ -181,8 +174,7 @@ def _watch_for_stuck_main_thread() -> None:
     Python runs handlers between bytecodes of the main thread, so a hung collective would swallow SIGTERM. The C-level
     handler writes to the wakeup descriptor immediately; if the process is still alive after a while, this thread ends it.
     """
-    global _wakeup  # noqa: PLW0603 - see _install_once
-    if _wakeup is not None or sys.platform == "win32":
+    if _Hooks.wakeup is not None or sys.platform == "win32":
         return
     read, write = map(moved_up, os.pipe())
     os.set_blocking(write, False)
@@ -192,7 +184,7 @@ def _watch_for_stuck_main_thread() -> None:
         os.close(read)
         os.close(write)
         return
-    _wakeup = (read, write)
+    _Hooks.wakeup = (read, write)
     Background(lambda: _await_signal(read), "signals", _stop_watching).start()
 
 
@@ -216,7 +208,7 @@ def _await_signal(read: int) -> None:
                 _handled.remove(number)
             if handled or signal.getsignal(number) is not _on_signal:
                 continue  # a foreign handler took the signal
-            if _ending:
+            if _Hooks.ending:
                 time.sleep(SIGNAL_SECONDS)  # our handler is running; after this time nothing keeps the process alive
             else:
                 _end_by_signal(number)
@@ -225,10 +217,9 @@ def _await_signal(read: int) -> None:
 
 
 def _restore() -> None:
-    global _real_exit  # noqa: PLW0603 - see _install_once
-    if _real_exit is not None and getattr(sys.exit, "_fanfold", False):
-        sys.exit = _real_exit
-        _real_exit = None
+    if _Hooks.real_exit is not None and sys.exit is _Hooks.own_exit:
+        sys.exit = _Hooks.real_exit
+        _Hooks.real_exit = None
     if threading.current_thread() is not threading.main_thread():
         return  # handlers can only be restored from the main thread; without open runs ours just raise the signal again
     for number, before in list(_previous.items()):
@@ -240,15 +231,14 @@ def _restore() -> None:
 
 def _stop_watching() -> None:
     """End the thread that watches for signals and release the wakeup descriptor; main thread only."""
-    global _wakeup  # noqa: PLW0603 - see _install_once
-    if _wakeup is None:
+    if _Hooks.wakeup is None:
         return
-    _, write = _wakeup
+    _, write = _Hooks.wakeup
     current = signal.set_wakeup_fd(-1)
     if current not in (-1, write):
         signal.set_wakeup_fd(current)
     os.close(write)  # ends the thread
-    _wakeup = None
+    _Hooks.wakeup = None
 
 
 def _at_exit() -> None:
@@ -270,27 +260,32 @@ def _end_open_runs() -> None:
     text: str | None = None
     if error is not None:
         status, text = judge(error)
-    elif _exit_code:
-        status, text = "failed", f"the process left by sys.exit({_exit_code})"
-    for run in tuple(_open):
+    elif _Hooks.exit_code:
+        status, text = "failed", f"the process left by sys.exit({_Hooks.exit_code})"
+    runs = tuple(_open)
+    deadline = time.monotonic() + max((run.exit_seconds for run in runs), default=0.0)  # one for all: they deliver in parallel
+    waits = []
+    for run in runs:
         with guard("close a run at exit"):
-            run.at_exit(status, text, 1 if error is not None else _exit_code)
+            waits.append(run.at_exit(status, text, 1 if error is not None else _Hooks.exit_code, deadline))
+    for wait in filter(None, waits):
+        with guard("close a run at exit"):
+            wait(deadline)
 
 
 def _after_fork() -> None:
-    global _wakeup, _ending  # noqa: PLW0603 - see _install_once
-    _ending = False
+    _Hooks.ending = False
     after_fork_in_child()
     # A child gets the defaults back: it has no watching thread, so our handler would keep it alive when stuck in C code.
     for number, before in _previous.items():
         if signal.getsignal(number) is _on_signal:
             signal.signal(number, before)
     _previous.clear()
-    if _wakeup is not None:
+    if _Hooks.wakeup is not None:
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
-        for fd in _wakeup:
+        for fd in _Hooks.wakeup:
             os.close(fd)
-        _wakeup = None
+        _Hooks.wakeup = None
     for run in tuple(_open):
         run.after_fork_in_child()

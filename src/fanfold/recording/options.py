@@ -10,13 +10,14 @@ from typing import Any
 from ..errors import describe, outcome, suggestion
 from ..settings import Setting, parsed, read_file, resolve
 from .config import as_mapping
+from .forking import ForkPoint, fork_point
 
 RELAYS = ("process", "thread")
 REINITS = ("default", "return_previous", "finish_previous", "create_new")
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """The options of a run: from arguments, then the environment, then the settings file, then defaults."""
 
     root: Path
@@ -37,6 +38,8 @@ class Options:
     console: bool
     system: bool
     energy: bool
+    blackbox: bool | Mapping[str, Any] | None
+    goodput: bool
     ops: bool | Mapping[str, Any]
     stamp: bool
     strict: bool
@@ -44,6 +47,9 @@ class Options:
     server: str | None
     spool: str
     spool_dir: str | None
+    notify: Any = None
+    alerts: Any = None
+    fork: ForkPoint | None = None
 
 
 def _config(value: Any) -> dict[str, Any]:
@@ -66,6 +72,19 @@ def _fold(value: Any) -> Mapping[str, str] | str:
     return value
 
 
+def _notify(value: Any) -> Any:
+    if not isinstance(value, (str, list, tuple, Mapping)) and value is not False:
+        raise TypeError("an address, a list of them, or a dict such as {'to': ['slack://…'], 'level': 'warning'}")
+    return value
+
+
+def _rules(value: Any) -> tuple[str, ...]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
+        raise TypeError("a text such as 'loss is nan', or a list of them")
+    return tuple(listed)
+
+
 def _relay(value: Any) -> str:
     if value not in RELAYS:
         raise ValueError(f"one of them.{suggestion(str(value), RELAYS)}".rstrip("."))
@@ -82,8 +101,11 @@ def _reinit(value: Any) -> Any:
 ARGUMENTS = {
     row.name: row
     for row in (
+        Setting("alerts", _rules, (), "Rules that raise an alert, such as 'loss is nan'."),
         Setting("config", _config, {}, "The run's config."),
         Setting("fold", _fold, None, "Which metrics go to trackers as one number over all ranks."),
+        Setting("fork", fork_point, None, "The run that this one continues, and from which step: RUN@STEP."),
+        Setting("notify", _notify, None, "Who is told about alerts and the end of the run."),  # see notify/options.py
         Setting("reinit", _reinit, None, "create_new keeps several runs of a notebook open."),
         Setting("relay", _relay, "process", "Where trackers are served from: processes of their own, or a thread of this one."),
         Setting("tracker_kwargs", _keywords, {}, "Arguments for trackers, by name."),
@@ -98,15 +120,15 @@ def read_argument(name: str, value: Any) -> Any:
     return row.default if value is None else parsed(row, value, f"init({name}=…)")
 
 
-def read_options(root: Path, given: Mapping[str, Any], *, file: Mapping[str, Any] | None = None) -> Options:
+def read_options(root: Path, given: Mapping[str, Any], *, file: Mapping[str, Any] | None = None) -> RunOptions:
     """Check every option of init() and fill in those left out; `file` replaces the settings file of the directory."""
     file = read_file(root) if file is None else file
     values: dict[str, Any] = {"root": root, "file": file}
-    for name in (field.name for field in fields(Options) if field.name not in values):
+    for name in (field.name for field in fields(RunOptions) if field.name not in values):
         value = given.get(name)
         if name in ARGUMENTS:
             values[name] = read_argument(name, value)
         else:
             one_tag = name == "tags" and isinstance(value, str)  # commas separate tags in the environment only
             values[name] = resolve("run_id" if name == "id" else name, (value,) if one_tag else value, file=file)
-    return Options(**values)
+    return RunOptions(**values)

@@ -12,9 +12,9 @@ import os
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from numbers import Number
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
 
@@ -22,9 +22,12 @@ from ..errors import describe, guard, notices, outcome, shown, type_name
 from ..journal import Kind, Writer
 from ..journal.format import Layout
 from ..plain import plain
-from ..values import Parts, check_mapping, code_of, split
-from .deferred import Call, Deferred
+from ..values import Parts, code_of, split
+from .deferred import Deferred, LogCall
 from .encoder import Encoder
+from .join import Membership
+from .tallies import Tallies
+from .times import nanoseconds
 from .uncompiled import skip_frames, uncompiled
 
 time_ns = time.time_ns
@@ -37,7 +40,7 @@ RECORDING = "record a log() call"
 _PENDING, _LATE = int(Layout.PENDING), int(Layout.LATE)
 
 
-class Plan:
+class DevicePlan:
     """How calls of a known signature split into scalars on one CUDA device and numbers already on the host."""
 
     __slots__ = ("device", "numbers", "pick", "types")
@@ -51,23 +54,22 @@ class Plan:
 
 
 class Recorder:
-    """The part of a run that turns log() calls into frames."""
+    """Turns log() calls, and facts about the run, into frames of one process's journal."""
 
-    id: str
-    name: str
-
-    def __init__(self, writer: Writer, path: Path, first_step: int, *, strict: bool) -> None:
-        self.path = path
+    def __init__(self, member: Membership, writer: Writer, *, strict: bool) -> None:
         self.strict = strict
+        self.texts: dict[str, str] = {}  # the last text of each key
+        self.lost = 0  # values that will never arrive
+        self.tallies = Tallies()
+        writer.counting = self.tallies.counting
+        self.member = member
         self._writer = writer
         self._seq = itertools.count(1)
-        self._given = self._counted = first_step - 1
-        self._auto = itertools.count(first_step)
-        self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._texts: dict[str, str] = {}  # the last text of each key
-        self._lost = 0
+        self._given = self._counted = member.first_step - 1
+        self._auto = itertools.count(member.first_step)
+        self._plans: dict[tuple[Any, ...], DevicePlan] = {}
         self._deferred = Deferred(self._landed, self._lose)
-        self._encoder = Encoder(path, self._media_landed, self._lose_media)
+        self._encoder = Encoder(member.path, self._media_landed, self._lose_media)
         skip_frames()
 
     @uncompiled
@@ -78,19 +80,16 @@ class Recorder:
         *,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
         commit: bool | None = None,
+        time: float | datetime | None = None,
     ) -> None:
-        """Record values at a step (default: the number of this call). On return they survive kill -9.
-
-        Numbers on a device are copied without a sync and recorded when they land. `log_kwargs` is passed to trackers by
-        name. Any step is accepted: it may be late, repeated or out of order.
-        """
+        """Record values; this is Run.log."""
         try:
             sheet = self._writer.sheet
             signature = (*values, *map(type, values.values()))
             packer = sheet.shapes.get(signature)  # type: ignore[union-attr]
             if packer is None:
                 plan = self._plans.get(signature)
-                if plan is not None and log_kwargs is None and self._log_from_device(plan, values, step):
+                if plan is not None and log_kwargs is None and time is None and self._log_from_device(plan, values, step):
                     return
                 raise KeyError
             if step is None:
@@ -100,11 +99,11 @@ class Recorder:
                 body = packer.pack(packer.id, time_ns(), step, *values.values())
                 if step > self._given:  # noqa: PLR1730 - calling max() costs as much as the crc
                     self._given = step
-            if log_kwargs is not None or commit is not None:
+            if log_kwargs is not None or commit is not None or time is not None:
                 raise KeyError
             data = packer.head + crc32(body, packer.crc).to_bytes(4, "little") + body
         except Exception:  # noqa: BLE001 - whatever the error, the slow path repeats the call under the guard
-            self._log_slowly(values, step, log_kwargs, commit)
+            self._log_slowly(values, step, log_kwargs, commit, time)
             return
         try:
             done = os_write(sheet.fd, data)  # type: ignore[union-attr]
@@ -126,7 +125,8 @@ class Recorder:
         return self._counted
 
     @property
-    def _high(self) -> int:
+    def high(self) -> int:
+        """The highest step so far; -1 if there is none."""
         return max(int(self._given), self._counted)
 
     def _recover(self, sheet: Any, error: OSError, values: Mapping[str, Any], step: int) -> None:
@@ -141,35 +141,35 @@ class Recorder:
         step: Any,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None,
         commit: bool | None,
+        time: Any = None,
     ) -> None:
         """Log anything: new shapes, nested dicts, texts, media, device values, a broken journal, a finished run.
 
         Training continues whatever goes wrong here. Only a call without a dict raises in every run.
         """
-        check_mapping(values)
         with guard(RECORDING, strict=self.strict):
-            self._log_anything(values, step, log_kwargs, commit)
+            self._log_anything(values, step, log_kwargs, commit, time)
 
-    def _log_anything(self, values: Mapping[str, Any], step: Any, log_kwargs: Any, commit: bool | None) -> None:
+    def _log_anything(self, values: Mapping[str, Any], step: Any, log_kwargs: Any, commit: bool | None, time: Any) -> None:
         if self._writer.closed:
             notices.once(
-                f"finished:{self.id}",
-                f"log() was called after run {self.name} had finished. The values are dropped and counted. "
+                f"finished:{self.member.run_id}",
+                f"log() was called after run {self.member.name} had finished. The values are dropped and counted. "
                 "Log before finish(), or start another run with fanfold.init().",
             )
             return
         if commit is not None:
             notices.once("commit", "log(commit=…) is wandb's. fanfold records every call at once. The values are recorded.")
         skip_frames()  # torch may have been imported after init()
-        now = time_ns()
+        now = time_ns() if time is None else nanoseconds(time)
         parts = split(values, strict=self.strict)
         number = self._step(step)
         if parts.device and parts.direct and not parts.texts and not parts.media and len(self._plans) < MAX_PLANS:
-            self._plans[parts.signature] = Plan(parts)
+            self._plans[parts.signature] = DevicePlan(parts)
         signature = parts.signature if parts.plain else None
-        self._write_parts(Call(0, number, now), parts, signature, _kwargs(log_kwargs) if log_kwargs is not None else None)
+        self._write_parts(LogCall(0, number, now), parts, signature, _kwargs(log_kwargs) if log_kwargs is not None else None)
 
-    def _log_from_device(self, plan: Plan, values: Mapping[str, Any], step: Any) -> bool:
+    def _log_from_device(self, plan: DevicePlan, values: Mapping[str, Any], step: Any) -> bool:
         """Log scalars on a device the fast way, if an earlier call had the same signature; return False if they do not match it.
 
         Between two training steps our code drops out of the CPU caches, so each function here costs microseconds.
@@ -181,7 +181,7 @@ class Recorder:
             step = self._step(step)
         elif step > self._given:
             self._given = step
-        call = Call(next(self._seq), step, time_ns())
+        call = LogCall(next(self._seq), step, time_ns())
         numbers = [values[key] for key in plan.numbers] if plan.numbers else ()
         if not self._announce(plan, call, numbers):  # the first time, a step beyond 32 bits, or a failed disk
             call.announced = self._writer.row(
@@ -191,7 +191,7 @@ class Recorder:
         self._deferred.watch(call, plan.device, launched)
         return True
 
-    def _announce(self, plan: Plan, call: Call, numbers: Sequence[Any]) -> bool:
+    def _announce(self, plan: DevicePlan, call: LogCall, numbers: Sequence[Any]) -> bool:
         """Write the row of a known call immediately, noting that one part follows later."""
         sheet: Any = self._writer.sheet
         packer: Any = sheet.shapes.get((plan,)) if sheet is not None else None
@@ -230,7 +230,7 @@ class Recorder:
         self._given = max(self._given, number)
         return number
 
-    def _write_parts(self, call: Call, parts: Parts, signature: tuple[Any, ...] | None, kwargs: Any) -> None:
+    def _write_parts(self, call: LogCall, parts: Parts, signature: tuple[Any, ...] | None, kwargs: Any) -> None:
         """Write the parts available now in one write(2), and announce those that follow later."""
         launched = self._deferred.launch(parts.device) if parts.device else []
         late = len(launched) + bool(parts.media)
@@ -254,16 +254,63 @@ class Recorder:
         call.announced, call.dropped = written, not written and bool(parts.numbers or beside)  # already counted by the writer
         for keys, what in launched:
             self._deferred.watch(call, keys, what)
-        if written and len(self._texts) < MAX_SUMMARY_TEXTS:
-            self._texts.update(parts.texts)
+        if written and len(self.texts) < MAX_SUMMARY_TEXTS:
+            self.texts.update(parts.texts)
         if parts.media:
             _, error = outcome(lambda: self._take_media(call, parts.media))
             if error is not None:
                 self._lose(call, list(parts.media), describe(error))
 
+    # Facts and events
+
+    def info(self, facts: Mapping[str, Any]) -> None:
+        """Record facts about the run; a later value of the same name replaces them."""
+        self._append(Kind.INFO, {"t": time_ns(), **facts})
+
+    def event(self, name: str, facts: Mapping[str, Any]) -> bool:
+        """Record that something happened; return False if the run had already finished."""
+        return self._append(Kind.EVENT, {"t": time_ns(), "event": name, **facts})
+
+    def _append(self, kind: Kind, facts: dict[str, Any]) -> bool:
+        """Write facts; those that the disk rejects are kept and written later."""
+        if self._writer.closed:
+            notices.once(
+                f"ended:{self.member.run_id}",
+                f"run {self.member.name} was changed after it had finished. The change is not recorded. Make it before "
+                "finish(), or edit the run in the dashboard.",
+            )
+            return False
+        return self._writer.append((kind, facts), keep=True)
+
+    # The end
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until device values and media have landed; return whether they have."""
+        deadline = time.monotonic() + timeout
+        landed = self._deferred.flush(timeout)
+        return self._encoder.flush(max(0.0, deadline - time.monotonic())) and landed
+
+    def drain(self, timeout: float) -> None:
+        """Wait for device values and media; values still on a device after that are lost."""
+        deadline = time.monotonic() + timeout
+        self._deferred.close(timeout)
+        self._encoder.flush(max(0.0, deadline - time.monotonic()))
+
+    def close(self, end: Mapping[str, Any]) -> None:
+        """Write the last frame and close the journal."""
+        self._encoder.close()
+        self._writer.close(end)
+
+    def after_fork_in_child(self) -> None:
+        """Continue in a journal of this process's own, opened on first use."""
+        self._writer.after_fork_in_child(self.member.worker_header())
+        self._deferred.after_fork_in_child()
+        self._encoder.after_fork_in_child()
+        self.tallies.after_fork_in_child()
+
     # Late parts: device values and media
 
-    def _landed(self, parts: Sequence[tuple[Call, Sequence[str], Sequence[Any]]]) -> None:
+    def _landed(self, parts: Sequence[tuple[LogCall, Sequence[str], Sequence[Any]]]) -> None:
         """Journal the values that have landed, all with one write(2)."""
         done = self._writer.rows([
             (keys, "".join([code_of(type(value)) or "d" for value in values]), call.time_ns, call.step, (call.seq,), values)
@@ -272,7 +319,7 @@ class Recorder:
         for call, _, _ in parts[done:]:
             self._writer.drop(call)
 
-    def _lose(self, call: Call, keys: Sequence[str], why: str) -> None:
+    def _lose(self, call: LogCall, keys: Sequence[str], why: str) -> None:
         """Warn about values that will never arrive, and mark them in the journal if it has a row for their call."""
         names = list(keys)
         notices.once(
@@ -281,16 +328,16 @@ class Recorder:
             "The gap is marked in the journal, and every such value is counted.",
         )
         if call.announced:
-            self._lost += len(names)
+            self.lost += len(names)
             lost = {"q": call.seq, "s": call.step, "t": call.time_ns, "keys": names, "why": why}
             self._writer.append((Kind.LOST, lost), keep=True)
 
-    def _lose_media(self, call: Call, keys: Sequence[str], why: str) -> None:
+    def _lose_media(self, call: LogCall, keys: Sequence[str], why: str) -> None:
         """Count a call as dropped if its media could not be stored."""
         self._lose(call, keys, why)
         self._writer.drop(call)
 
-    def _take_media(self, call: Call, media: dict[str, Any]) -> None:
+    def _take_media(self, call: LogCall, media: dict[str, Any]) -> None:
         """Encode media in the background; those still on a device are copied first, and encoded when all parts have landed."""
         items = [item for value in media.values() for item in (value if isinstance(value, list) else [value])]
         waiting = [part for item in items for part in item.waiting()]
@@ -299,8 +346,8 @@ class Recorder:
             return
         left = len(waiting)
 
-        def landing(part: Any) -> Callable[[Call, dict[str, Any]], None]:
-            def land(_call: Call, values: dict[str, Any]) -> None:
+        def landing(part: Any) -> Callable[[LogCall, dict[str, Any]], None]:
+            def land(_call: LogCall, values: dict[str, Any]) -> None:
                 nonlocal left
                 part.resolve(host_array(values[""]))
                 left -= 1
@@ -317,7 +364,7 @@ class Recorder:
         for part, what in launched:
             self._deferred.watch(call, (), what, landing(part))
 
-    def _media_landed(self, call: Call, entries: Mapping[str, Any]) -> None:
+    def _media_landed(self, call: LogCall, entries: Mapping[str, Any]) -> None:
         self._writer.append((Kind.VALUES, {"q": call.seq, "s": call.step, "t": call.time_ns, "v": dict(entries)}), keep=True)
 
 

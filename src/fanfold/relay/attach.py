@@ -26,14 +26,14 @@ from ..probes import energy
 from ..trackers import _mlflow as mlflow_runs
 from ..trackers.base import is_tracker
 from ..trackers.face import destination_of, own_class, tracker_of
-from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed, load_entry_points
+from ..trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE, find_class, installed, load_entry_points, without_setup
 from .cursor import Cursor
 from .deadline import can_limit
 from .process import Relay, address_of, check_arguments, cursor_of, hold_seconds, left_line, make, split_options
 from .worker import Worker
 
 MODES = ("process", "thread")
-START_SECONDS = 60.0
+START_SECONDS = 20.0
 GRACE_SECONDS = 3.0
 TURN_SECONDS = 5.0  # how long a user's call waits for the relay
 COUNT_SECONDS = 0.5  # the part of finish()'s timeout reserved for counting undelivered values
@@ -79,21 +79,14 @@ def _named(item: Any) -> str:
 
 def _all() -> list[str]:
     """Return every installed tracker that works without further setup; log one warning that names the others."""
-    usable, not_so = [], []
-    for row in TABLE:
-        if not installed(row.name):
-            continue
-        why = LOGGER_TYPE_TO_CLASS[row.name].unusable()
-        usable.append(row.name) if why is None else not_so.append(f"{row.name} ({why})")
-    if not usable and not not_so:
+    found = [row.name for row in TABLE if installed(row.name)]
+    if not found:
         notices.once(
             "all:none",
             "trackers='all' was asked for, but no tracker's library is installed. The run is kept here and goes nowhere else. "
             f"Run: pip install 'fanfold[NAME]', where NAME is one of {', '.join(row.extra for row in TABLE)}.",
         )
-    if not_so:
-        logger.warning("trackers='all' leaves out trackers that need setting up first: %s.", ", ".join(not_so))
-    return usable
+    return without_setup(found, "trackers='all'")
 
 
 def check(chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Any, mode: str) -> None:
@@ -116,13 +109,14 @@ class Attached:
     """The trackers of one run, held by rank 0."""
 
     def __init__(
-        self, run: Path, chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Mapping[str, str], mode: str
-    ) -> None:
+        self, run: Path, chosen: list[Any], kwargs: Mapping[str, Mapping[str, Any]], fold: Mapping[str, str], mode: str,
+        flush: Callable[[float], Any] = lambda _timeout: None,
+    ) -> None:  # fmt: skip
         names = [item if isinstance(item, str) else str(item.name) for item in chosen]
         self.relays: list[Relay | ThreadRelay] = [
             Relay(run, item, kwargs.get(item, {}), fold)
             if isinstance(item, str) and mode == "process"
-            else ThreadRelay(run, item, kwargs.get(names[i], {}), fold, copy=names[:i].count(names[i]))
+            else ThreadRelay(run, item, kwargs.get(names[i], {}), fold, flush, copy=names[:i].count(names[i]))
             for i, item in enumerate(chosen)
         ]
 
@@ -137,8 +131,7 @@ class Attached:
         self.look_after()  # restart any that died since the last check, so that it delivers the rest
         deadline = time.monotonic() + timeout
         enough = deadline - min(COUNT_SECONDS, timeout / 4)
-        for relay in self.relays:
-            relay.hurry()
+        self.hurry()
         return self._lines([relay for relay in self.relays if not relay.wait(max(0.0, enough - time.monotonic()))], deadline)
 
     def look_after(self) -> None:
@@ -158,14 +151,19 @@ class Attached:
         """Whether any tracker runs in this process."""
         return any(isinstance(relay, ThreadRelay) for relay in self.relays)
 
+    def hurry(self, *, here: bool = False) -> None:
+        """Tell the relays (`here`: only those in this process) that the run has ended."""
+        for relay in self.relays:
+            if isinstance(relay, ThreadRelay) or not here:
+                relay.hurry()
+
     def wait_here(self, timeout: float) -> None:
         """Wait for the trackers that run in this process, all together."""
         deadline = time.monotonic() + timeout
-        here = [relay for relay in self.relays if isinstance(relay, ThreadRelay)]
-        for relay in here:
-            relay.hurry()
-        for relay in here:
-            relay.wait(max(0.0, deadline - time.monotonic()))
+        self.hurry(here=True)
+        for relay in self.relays:
+            if isinstance(relay, ThreadRelay):
+                relay.wait(max(0.0, deadline - time.monotonic()))
 
     def _lines(self, late: list[Relay | ThreadRelay], deadline: float) -> list[str]:
         """Describe what is undelivered, with counts if time allows: counting a long journal takes a while."""
@@ -189,8 +187,12 @@ class Attached:
 class ThreadRelay:
     """The relay worker inside the training process: for tracker objects, and for callers who want the live object."""
 
-    def __init__(self, run: Path, item: Any, kwargs: Mapping[str, Any], fold: Mapping[str, str], *, copy: int = 0) -> None:
+    def __init__(
+        self, run: Path, item: Any, kwargs: Mapping[str, Any], fold: Mapping[str, str], flush: Callable[[float], Any], *,
+        copy: int = 0,
+    ) -> None:  # fmt: skip
         self.run = run
+        self._flush = flush  # waits until device values and media are in the journal
         options, plain = split_options(kwargs)
         self.tracker: Any = _made(item, plain, run) if isinstance(item, str) else item
         self.destination = destination_of(self.tracker)  # None for a user-written tracker
@@ -281,10 +283,14 @@ class ThreadRelay:
         """Whether the tracker has started, so that its library's objects exist."""
         return self._worker is not None and self._worker.started
 
-    def catch_up(self) -> None:
-        """Wait until everything logged so far has been handed to the tracker, for at most TURN_SECONDS."""
+    def catch_up(self, *, settled: bool = False) -> None:
+        """Wait until everything logged so far has been handed to the tracker (`settled`: and written), at most TURN_SECONDS."""
         if self._worker is not None and threading.current_thread() is not self._thread:
+            self._flush(TURN_SECONDS)
             self._worker.catch_up(TURN_SECONDS)
+            if settled:  # a second turn: during the first, the values may not have been read yet
+                self.later(self._worker.settle)
+                self._worker.catch_up(TURN_SECONDS)
 
     def _say_slow(self) -> None:
         logger.warning(
@@ -313,12 +319,13 @@ class ThreadRelay:
     def unwrapped(self) -> Any:
         """Return the library's own object, or a silent stand-in if the tracker could not start."""
         found, error = outcome(lambda: self.tracker.tracker)
-        if error is None:
+        if error is None and not (found is None and self.builtin):
             return found
+        why = f" ({type(error).__name__}: {error})" if error is not None else ""
         notices.once(
             f"{self.name}:unwrap",
-            f"the tracker {self.name} has no object to hand out, because it has not started ({type(error).__name__}: {error}). "
-            "Training goes on; calls to the object do nothing.",
+            f"the tracker {self.name} has no object to hand out, because it has not started{why}. Training goes on; calls to the "
+            "object do nothing.",
         )
         return Silent()
 

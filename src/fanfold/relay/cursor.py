@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..atomic import replace_text
 from ..errors import RunError
 from ..facts.mask import is_secret, mask
-from ..journal.files import is_folder, open_to_write, read_text, replace_text
+from ..journal.files import is_folder, open_to_write, read_text
 from ..journal.writer import try_lock
 from ..process import boot_id, digest
 from ..settings import resolve

@@ -22,7 +22,7 @@ from ..errors import JournalError, notices
 from ..journal import Record, bodies
 from ..journal.bodies import Artifact, Beat, End, Info, Lost, Metric, Values
 from ..journal.directory import journal_files
-from ..journal.walker import Row
+from ..journal.walker import LoggedRow
 from ..store.attempts import group
 from ..trackers.base import Alert, Point
 from .folding import Folding, Step
@@ -57,6 +57,7 @@ class Feed:
         probes: bool = False,
         hold: float = HOLD_SECONDS,
         patient: bool = True,
+        points: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run = run
@@ -65,6 +66,7 @@ class Feed:
         self.probes = probes
         self.hold = hold
         self.patient = patient
+        self.points = points  # whether rows, texts and events are wanted, or only how far the run is
         self.clock = clock
         self.tracks: dict[str, Track] = {}
         self.info: dict[str, Any] = {}
@@ -90,6 +92,11 @@ class Feed:
         for life in self._lives:
             self._read_life(life)
         return self._release()
+
+    @property
+    def moved(self) -> bool:
+        """Whether the last poll found anything new in the journals."""
+        return self._read_now > 0
 
     def behind(self) -> bool:
         """Return whether more can be read immediately."""
@@ -165,13 +172,13 @@ class Feed:
 
     def _read(self, tracks: list[Track]) -> None:
         """Read a chunk; merge the journals of one rank (forked children have their own) in the order of their timestamps."""
-        streams = [track.items() for track in tracks]
+        streams = [track.items(rows=self.points) for track in tracks]
         merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=itemgetter(0))
         count = 0
         for _, track, offset, end, item in merged:
             if offset in track.ahead:
                 track.frames.append(Frame(offset, end, 0))
-            elif type(item) is Row:
+            elif type(item) is LoggedRow:
                 self._take_row(track, offset, end, item)
             else:
                 self._take(track, item)
@@ -186,6 +193,8 @@ class Feed:
 
     def _take(self, track: Track, record: Record) -> None:
         match record.data:
+            case Values() | Lost() | Artifact() | bodies.Alert() if not self.points:
+                pass
             case Values() | Lost():
                 self._take_record(track, record)
             case Info() | End():
@@ -217,7 +226,7 @@ class Feed:
                 self._told[name] = facts.t
                 self.info[name] = value
 
-    def _take_row(self, track: Track, offset: int, end: int, row: Row) -> None:
+    def _take_row(self, track: Track, offset: int, end: int, row: LoggedRow) -> None:
         if row.origin not in SENT and not self.probes:
             return
         if row.step is not None and row.step > track.high:
@@ -238,7 +247,7 @@ class Feed:
         else:
             self._await_parts(track, row, None)
 
-    def _await_parts(self, track: Track, row: Row, call: Call | None) -> Call | None:
+    def _await_parts(self, track: Track, row: LoggedRow, call: Call | None) -> Call | None:
         """Count down a call's late parts; return the call that this row is a part of."""
         if row.late:
             return self._part_came(track, row.call)
@@ -256,7 +265,7 @@ class Feed:
                 del track.calls[number]
         return call
 
-    def _take_call(self, track: Track, row: Row, values: dict[str, Any], frame: Frame, folds: bool) -> None:
+    def _take_call(self, track: Track, row: LoggedRow, values: dict[str, Any], frame: Frame, folds: bool) -> None:
         call = Call(track, row.step, row.time / 1e9, self.clock(), values, {}, [frame], folds=folds)
         whole = self._await_parts(track, row, call)
         if whole is None:

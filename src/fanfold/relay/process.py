@@ -29,7 +29,8 @@ from ..journal.directory import check_folders, decode_name, journal_files
 from ..journal.files import open_to_write
 from ..journal.index import open_indexed
 from ..journal.spool import is_network
-from ..settings import cache_directory, find_directory, is_address, read_file, resolve, store_address
+from ..process import module_command, same_modules
+from ..settings import find_directory, is_address, read_file, resolve, store_address
 from ..trackers.face import own_class, tracker_class
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, ROWS, find_class
 from .cursor import Cursor, Owned, cursor_name, public
@@ -43,6 +44,7 @@ LOOK_SECONDS = 0.2
 RESTARTS = 5  # of a relay that keeps dying; one that ran for RECOVERED_SECONDS starts again from zero
 RECOVERED_SECONDS = 600.0
 RESTART_SECONDS = 2.0  # before the second restart in a row, doubled each time
+OWN = {"notify": "fanfold.notify.destination:NotifyDestination"}  # destinations of ours that are not trackers
 _RANKS = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK MASTER_ADDR MASTER_PORT "
     "FANFOLD_RANK FANFOLD_WORLD_SIZE FANFOLD_RUN_ID".split()
@@ -73,6 +75,8 @@ def split_options(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 def address_of(name: str) -> str:
     """Return the address by which another process finds a tracker's class: a built-in's name, or `module:Class`."""
+    if name in OWN:
+        return OWN[name]
     cls = own_class(find_class(name))
     if name in ROWS and cls.__module__.startswith("fanfold."):
         return name
@@ -114,13 +118,15 @@ def cursor_of(run: Path, name: str, kwargs: Mapping[str, Any]) -> Cursor:
 
 def remaining(run: Path, cursor: Cursor) -> int:
     """Return the number of rank 0's values that a tracker has not confirmed."""
+    if cursor.tracker in OWN:  # takes no values
+        return 0
     total = 0
     for path in journal_files(run):
         if not path.name.startswith("0-"):
             continue
         mark, ahead = cursor.settled.get(path.stem, (0, ()))
         try:
-            journal = open_indexed(path, cache_directory())
+            journal = open_indexed(path)
         except JournalError:
             continue  # the relay warns that it cannot be read
         for rows in journal.rows.values():
@@ -181,6 +187,13 @@ class Relay:
             self.restarts += 1
             self.start()
 
+    def revive(self) -> None:
+        """Start the process once more if it is dead, however often it died before: the run has ended."""
+        code = self.wait_code(0)
+        if code is not None and self._died(code):
+            self.restarts += 1
+            self.start()
+
     def _died(self, code: int) -> bool:
         """Return whether a relay ended early. One that reported why it cannot work would fail again, so it is not restarted."""
         if code == OWNED or not (self.run / "journal").is_dir():
@@ -203,7 +216,7 @@ class Relay:
             cursor.save()  # if this process and the relay both die now, `fanfold sync` still knows what to deliver
         with os.fdopen(open_to_write(folder / f"{self.name}.log", os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fanfold.relay"],
+                module_command("fanfold.relay"),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -282,8 +295,7 @@ def clean_environment() -> dict[str, str]:
         **kept,
         **origin.environment(),
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),  # noqa: PTH109 - a str is wanted
-        "PYTHONSAFEPATH": "1",  # `-m` would put the working directory first, where anything may be called `wandb`
+        **same_modules(),
     }
 
 

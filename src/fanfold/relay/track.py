@@ -65,13 +65,18 @@ class Track:
         self.stuck = -1  # the journal's length when all its valid frames had been read
         self._readers: dict[int, RowReader] = {}
 
-    def items(self) -> Iterator[tuple[int, Track, int, int, Any]]:
-        """Yield everything from `at` on: the time of the current or preceding row, track, offset, end, and the row or record."""
+    def items(self, *, rows: bool = True) -> Iterator[tuple[int, Track, int, int, Any]]:
+        """Yield everything from `at` on: the time of the current or preceding row, track, offset, end, and the row or record.
+
+        Without `rows`, only records.
+        """
         self.journal.seek(self.at)
         when = 0
         for found in self.journal.stream(most=AHEAD):
             if isinstance(found, Record):
                 yield when, self, found.offset, found.end, found
+                continue
+            if not rows:
                 continue
             reader = self._readers.get(found.shape.id)
             if reader is None:
@@ -113,7 +118,7 @@ class Track:
             self.dead = self.journal.status() != "running"
         spool = spool_of(self.journal.header) if self.dead else None
         if spool is not None and (spool / self.journal.path.name).exists():
-            recover(spool.parent)  # frames not copied from the spool yet
+            recover(spool.parent, runs=self.journal.path.parents[3])  # frames not copied from the spool yet
         self.size = self.journal.look()
 
     def behind(self) -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import logger, notices, outcome
-from ..journal.bodies import Artifact
-from ..journal.directory import decode_name
+from ..journal.bodies import Artifact, Fork
+from ..journal.directory import decode_name, project_of, run_path
 from ..process import digest
 from ..trackers.base import Alert, Identity
 from ..trackers.destination import Destination
@@ -23,7 +23,7 @@ from .cursor import Cursor
 from .custom import Custom
 from .deadline import within
 from .feed import HOLD_SECONDS, Feed
-from .sender import Sender
+from .sender import Sender, is_mistake
 from .track import Frame
 
 SETTLE_SECONDS = 5.0
@@ -31,6 +31,7 @@ IDLE_SECONDS = (0.25, 1.0)
 HURRY_SECONDS = (0.05, 30.0)  # polling interval, and for how long, once the run is about to end
 RETRY_SECONDS = (1.0, 60.0)
 PATIENCE_SECONDS = 24 * 3600.0  # how long a relay keeps trying a failing tracker after its run has ended
+FORKED = "forked_from"  # the entry of the config that names the run a fork continues
 _dice = random.Random()  # our own generator: the user's random state is untouched
 
 
@@ -54,7 +55,7 @@ class Worker:
         self.grace = grace
         self.feed = Feed(
             run, name=tracker.name, fold=fold, marks=cursor.settled, partial=cursor.folds, probes=probes, hold=hold, clock=clock,
-            patient=patient,
+            patient=patient, points=self.tracker.takes_points,
         )  # fmt: skip
         self.gave_up = False
         self.closed = False
@@ -107,18 +108,19 @@ class Worker:
             moved = self._tolerantly(self.turn)
             if not self.sender.out and not self.feed.behind():
                 self._answer(asked)
-            if not self.sender.out and not self.errands and (self.feed.finished() or self._alone()):
+            over = not self.sender.out and not self.errands and (self.feed.finished() or self._alone())
+            if over and not self._tolerantly(partial(self.tracker.look, over=True)):
                 self._tolerantly(self._close)
                 return
             if not (moved or self.feed.behind() or follow):
                 break
             if not moved and self._rank_zero_is_new():
-                self._tolerantly(self._settle)
+                self._tolerantly(self.settle)
             pause = IDLE_SECONDS[0] if moved else min(pause * 1.5, IDLE_SECONDS[1])
             if not self.feed.behind():
                 self._wait(pause)
         if self._sent and not self.gave_up:
-            outcome(self._settle)
+            outcome(self.settle)
 
     def catch_up(self, timeout: float) -> bool:
         """Wait until everything logged so far has been handed to the tracker; return whether it was, within `timeout`."""
@@ -181,10 +183,15 @@ class Worker:
     def _say(self, error: Exception) -> None:
         self.cursor.error = f"{type(error).__name__}: {error}"[:500]
         outcome(self.cursor.save)
+        what_now = (
+            "It is tried a few times more; then the values that fail are left out there, one by one, and kept here"
+            if is_mistake(error)
+            else f"It is tried again until it works, and `fanfold sync {self.run.name}` delivers what is left later"
+        )
         notices.once(
             f"{self.tracker.name}:{type(error).__name__}",
-            f"the tracker {self.tracker.name} failed: {self.cursor.error}. Training is not touched and nothing is lost; "
-            f"it is tried again until it works, and `fanfold sync {self.run.name}` delivers what is left later.",
+            f"the tracker {self.tracker.name} failed: {self.cursor.error}. Training goes on, and the journal keeps everything. "
+            f"{what_now}.",
         )
         logger.debug("tracker %s failed", self.tracker.name, exc_info=error)
 
@@ -201,23 +208,26 @@ class Worker:
             return False
         self._describe()
         self._tell()
-        moved = bool(sender.out or self.feed.events or self.errands)
+        moved = bool(sender.out or self.feed.events or self.errands) or (self.feed.moved and not self.tracker.takes_points)
         self._send_events()
         while sender.out and not self.stop.is_set():
             sender.send()
             if self.clock() - self._settled_at > SETTLE_SECONDS:
-                self._settle()
+                self.settle()
         self._run_errands()
+        self.tracker.look(over=False)
         # With user code in the process, its calls may belong to the same step: settling closes the step, so it happens less
         # often.
         if sender.sent and (not (moved or self.live) or self.clock() - self._settled_at > SETTLE_SECONDS):
-            self._settle()
+            self.settle()
         return moved
 
     def _has_news(self) -> bool:
         """Return whether there is anything to send: a destination that was served and closed is left alone."""
         if self.sender.out or self.feed.events or self.errands:
             return True
+        if not self.tracker.takes_points:
+            return any(track.started for track in self.feed.tracks.values())
         said = self._words()[0] == self._described and not self._untold()
         return bool(self.feed.info) and (self.cursor.closed is None or not said)
 
@@ -240,16 +250,26 @@ class Worker:
         header = next((track.journal.header for track in self.feed.tracks.values() if track.journal.begun), None)
         info = self.feed.info
         run_id = (header.run if header else None) or decode_name(self.run.name)
-        project = (header.project if header else None) or decode_name(self.run.parent.name)
+        project = project_of(self.run, header.project if header else None)
         name = info.get("name") or (header.name if header else None) or run_id
         folder = self.run / "trackers" / self.tracker.name
-        return Identity(run_id, name, project, info.get("group"), folder, self.live, self.layout)
+        fork = self._fork()
+        relays = None if fork is None else run_path(self.run.parent.parent, fork.project, fork.run) / "relay"
+        sent = relays is not None and any(relays.glob(f"{self.tracker.name}-*.cursor"))
+        return Identity(run_id, name, project, info.get("group"), folder, self.live, self.layout, fork if sent else None)
+
+    def _fork(self) -> Fork | None:
+        headers = (track.journal.header for track in self.feed.tracks.values() if track.journal.begun)
+        return next((header.fork for header in headers if header.fork is not None), None)
 
     def _words(self) -> tuple[str, Any, tuple[Any, ...]]:
         """Return a digest of the run's description, its config, and its name, tags, notes and group."""
         info = self.feed.info
         words = (info.get("name"), tuple(info.get("tags") or ()), info.get("notes"), info.get("group"))
-        return digest(json.dumps([info.get("config"), words], sort_keys=True, default=str)), info.get("config"), words
+        config, fork = info.get("config"), self._fork()
+        if fork is not None:  # every system has a place for the config, and few have one for forks
+            config = {FORKED: f"{fork.project}/{fork.run}@{fork.step}", **(config or {})}
+        return digest(json.dumps([config, words], sort_keys=True, default=str)), config, words
 
     def _describe(self) -> None:
         """Send config, name and tags when they are new or have changed."""
@@ -303,7 +323,7 @@ class Worker:
             name = f"{event.name}/{file.path}" if len(event.files) > 1 else event.name
             self.sender.send_file(name, file.blob)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         if self._started:
             self.tracker.settle()
         sender = self.sender
@@ -331,7 +351,7 @@ class Worker:
             self._start()
             self._describe()
             self._tell()
-        self._settle()
+        self.settle()
         if self._started:  # otherwise it was delivered and closed before, and nothing is new
             if not (self.joined and self.live):
                 self.sender.attempt("the end of the run", lambda: self.tracker.close(status))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from ..drawing import Markup, tag
-from ..drawing.markup import join, lone
+from ..drawing.markup import Markup, join, lone, tag
 
 _INLINE = re.compile(
     r"(?P<code>`+)(?P<inside>.+?)(?P=code)(?!`)"

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .._version import __version__
-from ..drawing import STYLE, Markup, chart, drawn, table, tag
-from ..drawing.chart import Line, legend
-from ..drawing.markup import join, lone, status, swatch
-from ..drawing.numbers import moment, number
+from ..drawing.chart import Line, chart, drawn, legend
+from ..drawing.markup import STYLE, Markup, join, lone, status, swatch, table, tag
+from ..drawing.numbers import cut, duration, moment, number
 from ..drawing.order import curve_order
-from ..drawing.runs import lasted, lines
+from ..drawing.runs import lines
 from ..plain import flat
 from ..store import StoredRun
-from . import markdown, values
-from .pictures import Budget, pictures
+from . import markdown, media
+from .media import Budget
+from .views import ReportView
 
 CHARTS = 24
 BUCKETS = 560  # as many as the chart has pixels
@@ -26,7 +25,7 @@ SUMMARY = 60
 AXES = ("step", "time", "relative")
 LEFT_OUT = 50  # maximum number of lines about omitted content
 # No script, no font, no frame, and nothing loaded from any address: pictures are in the file itself.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
 _LAYOUT = (
     "body{margin:0}main{max-width:1180px;margin:0 auto;padding:24px 20px 48px;--ff-wide:520px}h1{font-size:22px;margin:0 0 2px;"
     "overflow-wrap:anywhere}h2{font-size:15px;margin:26px 0 8px}section h3,section h4{margin:14px 0 4px}details{margin-top:6px}"
@@ -35,7 +34,10 @@ _LAYOUT = (
     "blockquote{margin:8px 0;padding-left:12px;border-left:3px solid var(--ff-line)}"
     "code,pre{font:12px ui-monospace,Menlo,Consolas,monospace}pre.bad,pre.text{white-space:pre-wrap;overflow-wrap:anywhere}"
     ".pictures{display:flex;flex-wrap:wrap;gap:12px}.pictures img{max-width:min(100%,320px);min-width:64px;height:auto;"
-    "image-rendering:auto;display:block;background:var(--ff-panel)}@media print{details,figure,tr{break-inside:avoid}}"
+    "image-rendering:auto;display:block;background:var(--ff-panel)}.pictures video{max-width:min(100%,480px)}"
+    ".pictures audio{width:280px}"
+    ".pictures svg.plot{width:min(420px,80vw)}iframe{width:100%;height:280px;border:1px solid var(--ff-line);background:#fff}"
+    "@media print{details,figure,tr{break-inside:avoid}}"
 )
 
 
@@ -49,43 +51,66 @@ class Options:
     x: str | None = None  # None: the x that define_metric names for a key, else its step
     smooth: float = 0.0
     log: bool = False
+    views: Sequence[tuple[ReportView, Sequence[StoredRun]]] = ()  # in place of one section of charts, each with the runs it shows
 
 
 def page(runs: Sequence[StoredRun], options: Options) -> tuple[str, dict[str, Any]]:
     """Return the report as HTML, and what it contains: runs, keys, points, pictures, left_out."""
-    keys = chosen(runs) if options.keys is None else list(options.keys)
-    title = options.title or _title(runs)
+    numbers = (key for run in runs for key in run.keys("number"))  # system metrics only on request
+    keys = list(options.keys) if options.keys is not None else curve_order(dict.fromkeys(numbers))
     shown = keys if options.keys is not None else keys[:CHARTS]
-    drawn_keys = {key: found for key in shown if (found := _lines(runs, key, options))}
-    budget = Budget()
-    budget.left_out += [
-        f"{key}: nothing to draw over {options.x or axis_of(runs, key)}" for key in shown if key not in drawn_keys
-    ]
-    values.others(runs, budget)
+    projects = ", ".join(dict.fromkeys(run.project for run in runs))
+    title = options.title or (runs[0].name if len(runs) == 1 else f"{projects}: {_count(len(runs), 'run')}")
+    axes = {key: options.x or axis_of(runs, key) for key in shown}
+    if options.views:
+        axes = {}  # the views say what is drawn
+    curves = {key: lines(runs, key, buckets=BUCKETS, x=axis, smooth=options.smooth) for key, axis in axes.items()}
+    drawn_keys = {key: found for key, found in curves.items() if found}
+    budget = Budget(left_out=[f"{key}: nothing to draw over {axis}" for key, axis in axes.items() if not curves[key]])
+    sections = [_view(view, shown_runs, runs, keys, options, drawn_keys) for view, shown_runs in options.views]
+    media.others(runs, budget)
     body = tag(
         "main",
         tag("h1", title),
         tag("p", f"{_count(len(runs), 'run')}, as of {moment(time.time())}. Made by fanfold {__version__}.", class_="dim"),
         tag("section", markdown.html(options.note), class_="note") if options.note.strip() else Markup(""),
         _section("Runs", _runs(runs), *map(_error, runs)),
-        _charts(drawn_keys, options, len(keys) - len(shown)),
+        _charts(drawn_keys, options, len(keys) - len(shown)) if not options.views else join(sections),
         _summary(runs),
         _config(runs),
-        _section("Pictures", *pictures(runs, budget)),
-        _section("Tables", *values.tables(runs, budget)),
-        _section("Histograms", *values.histograms(runs, budget)),
-        _section("Texts", *values.texts(runs, budget)),
+        _section("Pictures", *media.pictures(runs, budget)),
+        _section("Sounds", *media.sounds(runs, budget)),
+        _section("Tables", *media.tables(runs, budget)),
+        _section("Histograms", *media.histograms(runs, budget)),
+        _section("Texts", *media.texts(runs, budget)),
+        _section("Pages", *media.pages(runs, budget)),
         _left_out(budget),
     )
-    points = sum(line.total for some in drawn_keys.values() for line in some)
+    points = sum(line.data.total for some in drawn_keys.values() for line in some)
     facts = {"title": title, "runs": [run.id for run in runs], "keys": list(drawn_keys), "points": points,
-             "pictures": budget.count, "tables": budget.shown["tables"], "histograms": budget.shown["histograms"],
-             "texts": budget.shown["texts"], "left_out": budget.left_out}  # fmt: skip
+             **{kind: budget.shown[kind] for kind in ("pictures", "sounds", "tables", "histograms", "texts", "pages")},
+             "views": [view.name for view, _ in options.views],
+             "left_out": budget.left_out}  # fmt: skip
     return _document(title, body), facts
 
 
-def _lines(runs: Sequence[StoredRun], key: str, options: Options) -> list[Line]:
-    return lines(runs, key, buckets=BUCKETS, x=options.x or axis_of(runs, key), smooth=options.smooth)
+def _view(
+    view: ReportView, shown: Sequence[StoredRun], runs: Sequence[StoredRun], keys: Sequence[str], options: Options,
+    drawn_keys: dict[str, list[Line]],
+) -> Markup:  # fmt: skip
+    """Return the charts of one saved view. A run has the same colour in all of them."""
+    chosen, places = view.chosen(keys), {run.id: place for place, run in enumerate(runs)}
+    own = replace(options, smooth=view.smooth, log=view.log)
+    found: dict[str, list[Line]] = {}
+    for key in chosen[:CHARTS]:
+        axis = view.x or options.x or axis_of(shown, key)
+        some = [Line(line.name, places[run.id], line.data, smooth=view.smooth) for run in shown
+                for line in lines([run], key, buckets=BUCKETS, x=axis)]  # fmt: skip
+        if some:
+            found[key] = some
+            drawn_keys.setdefault(key, some)
+    body = _charts(found, own, len(chosen) - CHARTS, title=f"View: {view.name}")
+    return body or _section(f"View: {view.name}", tag("p", "This view shows none of these runs and keys.", class_="dim"))
 
 
 def axis_of(runs: Sequence[StoredRun], key: str) -> str:
@@ -115,16 +140,6 @@ def _document(title: str, body: Markup) -> str:
     return f'<!doctype html>\n<html lang="en">{head}<body class="fanfold">{body}</body></html>\n'
 
 
-def chosen(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the runs' numeric keys, most interesting first; system metrics are included only on request."""
-    return curve_order(dict.fromkeys(itertools.chain.from_iterable(run.keys() for run in runs)))
-
-
-def _title(runs: Sequence[StoredRun]) -> str:
-    projects = list(dict.fromkeys(run.project for run in runs))
-    return runs[0].name if len(runs) == 1 else f"{', '.join(projects)}: {_count(len(runs), 'run')}"
-
-
 def _count(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
@@ -141,7 +156,7 @@ def _named(place: int, run: StoredRun) -> Markup:
 def _runs(runs: Sequence[StoredRun]) -> Markup:
     titles = ("run", "id", "project", "status", "started", "lasted", "ranks", "attempts", "tags", "notes")
     rows = [
-        [_named(place, run), run.id, run.project, status(run.status), moment(run.started), lasted(run), len(run.ranks),
+        [_named(place, run), run.id, run.project, status(run.status), moment(run.started), duration(run.duration), len(run.ranks),
          len(run.attempts), ", ".join(map(str, run.tags)), run.notes or ""]
         for place, run in enumerate(runs)
     ]  # fmt: skip
@@ -155,11 +170,11 @@ def _error(run: StoredRun) -> Markup:
     return tag("details", tag("summary", f"Why {run.name} {run.status}"), tag("pre", run.error.strip(), class_="bad"))
 
 
-def _charts(found: dict[str, list[Line]], options: Options, more: int) -> Markup:
+def _charts(found: dict[str, list[Line]], options: Options, more: int, title: str = "Charts") -> Markup:
     """Return a figure per key: the chart, its legend, a description, and the same data as a table."""
     figures = [_figure(key, some, options) for key, some in found.items()]
     left = [tag("p", f"and {_count(more, 'key')} more; select with --keys.", class_="dim")] if more > 0 else []
-    return _section("Charts", *([tag("div", *figures, class_="charts")] if figures else []), *left)
+    return _section(title, *([tag("div", *figures, class_="charts")] if figures else []), *left)
 
 
 def _figure(key: str, some: Sequence[Line], options: Options) -> Markup:
@@ -180,13 +195,14 @@ def _statistics(line: Line) -> list[object]:
     first, last = (number(float(line.y[good[place]])) if len(good) else "" for place in (0, -1))
     low, high = (line.y if one is None else one for one in (line.low, line.high))
     ends = []
-    for column, ranks, pick in ((low, line.low_rank, np.nanargmin), (high, line.high_rank, np.nanargmax)):
+    for column, ranks, pick in ((low, line.data.low_rank, np.nanargmin), (high, line.data.high_rank, np.nanargmax)):
         if not np.isfinite(column).any():
             ends.append("")
             continue
         place = int(pick(np.where(np.isfinite(column), column, np.nan)))
         ends.append(number(float(column[place])) + (f" (rank {int(ranks[place])})" if ranks is not None else ""))
-    return [join([swatch(line.place), line.name]), number(line.total), first, last, *ends, line.marked, len(line.restarts)]
+    counts = [line.data.marked, len(line.data.restarts)]
+    return [join([swatch(line.place), line.name]), number(line.data.total), first, last, *ends, *counts]
 
 
 def _summary(runs: Sequence[StoredRun]) -> Markup:
@@ -203,9 +219,8 @@ def _summary(runs: Sequence[StoredRun]) -> Markup:
     return _section("Summary", *whole)
 
 
-def _value(value: object, width: int = 200) -> str:
-    text = number(value)
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _value(value: object) -> str:
+    return cut(number(value), 200)
 
 
 def _same(a: object, b: object) -> bool:
@@ -219,11 +234,11 @@ def _config(runs: Sequence[StoredRun]) -> Markup:
     absent = object()
     differing = [name for name in names if not all(_same(one.get(name, absent), configs[0].get(name, absent)) for one in configs)]
     same = [name for name in names if name not in set(differing)]
-    titles = ["setting", *(_named(place, run) for place, run in enumerate(runs))]
+    titles = ["key", *(_named(place, run) for place, run in enumerate(runs))]
     rows = [[name, *(_value(one[name]) if name in one else "" for one in configs)] for name in differing]
-    parts = [table(titles, rows, label="Settings that differ")] if rows else []
+    parts = [table(titles, rows, label="Config values that differ")] if rows else []
     if same:
-        shared = table(("setting", "value"), [[name, _value(configs[0][name])] for name in same], label="Settings")
-        said = f"{_count(len(same), 'setting')} the same in all runs"
-        parts.append(shared if len(runs) == 1 else tag("details", tag("summary", said), shared))
-    return _section("Settings" if len(runs) == 1 else "Settings that differ", *parts)
+        shared = table(("key", "value"), [[name, _value(configs[0][name])] for name in same], label="Config")
+        title = f"{_count(len(same), 'value')} the same in all runs"
+        parts.append(shared if len(runs) == 1 else tag("details", tag("summary", title), shared))
+    return _section("Config" if len(runs) == 1 else "Config values that differ", *parts)

@@ -15,6 +15,8 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from ..fleet.limits import party
+
 HEAD_SECONDS = 20.0
 BODY_SECONDS = 90.0
 MAX_HEAD = 64 << 10
@@ -25,7 +27,7 @@ FEWEST = 32
 
 
 class Connections:
-    """All open connections of one server: at most `most`, and a quarter of them from one address unless it is `trusted`."""
+    """All open connections of one server: at most `most`, and a quarter of them from one party unless it is `trusted`."""
 
     def __init__(self, most: int | None = None, *, trusted: Callable[[str], bool] = lambda _: False) -> None:
         self.most = most or max(FEWEST, raise_descriptor_limit() - RESERVED)
@@ -33,7 +35,7 @@ class Connections:
         self.refused = 0
         self._trusted = trusted
         self._open: dict[Connection, None] = {}
-        self._by_peer: Counter[str] = Counter()
+        self._by_party: Counter[str] = Counter()
         self._sweep: asyncio.TimerHandle | None = None
 
     def protocol(self) -> type[asyncio.Protocol]:
@@ -43,9 +45,9 @@ class Connections:
     def add(self, one: Connection) -> None:
         """Register a new connection; if there are too many, close the one we have waited for longest."""
         self._open[one] = None
-        self._by_peer[one.peer] += 1
-        if self._by_peer[one.peer] > self.each and not self._trusted(one.peer):
-            self._make_room([other for other in self._open if other.peer == one.peer], one)
+        self._by_party[one.party] += 1
+        if self._by_party[one.party] > self.each and not self._trusted(one.peer):
+            self._make_room([other for other in self._open if other.party == one.party], one)
         elif len(self._open) > self.most:
             self._make_room(list(self._open), one)
         if self._sweep is None:
@@ -55,9 +57,9 @@ class Connections:
         """Unregister a closed connection."""
         if one in self._open:
             del self._open[one]
-            self._by_peer[one.peer] -= 1
-            if not self._by_peer[one.peer]:
-                del self._by_peer[one.peer]
+            self._by_party[one.party] -= 1
+            if not self._by_party[one.party]:
+                del self._by_party[one.party]
 
     def _make_room(self, among: list[Connection], newest: Connection) -> None:
         """Close the connection we have waited for longest; if none, the longest response, such as a live stream."""
@@ -90,6 +92,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # whichev
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
+        self.party = party(self.peer)
         self.since = time.monotonic()  # when the connection, its newest request, or the wait for the next one began
         self._head = 0  # bytes of a request's head so far
         self._seen: Any = None

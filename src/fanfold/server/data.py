@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from ..errors import FanfoldError, RunNotFound, SettingError
+from ..errors import RunNotFound, SettingError
 from ..journal import Kind, directory
-from ..media import Table
-from ..plain import flat
+from ..plain import flat, json_safe
+from ..store import forks
+from ..store.blackbox import sections
 from ..store.buckets import Buckets
+from ..store.goodput import PARTS
 from ..store.ops import steps_of
 from ..store.query import Store
-from ..store.rows import Row
+from ..store.rows import RunRow
 from ..store.run import MediaPoint, StoredRun
 from . import wire
 
@@ -27,9 +31,12 @@ MOST_RUNS = 20_000  # named in one request
 MOST_CELLS = 10_000_000  # of the run table in one response
 MOST_MEDIA = 400  # the newest of one key and run
 MOST_ALERTS = 500
-MOST_ROWS = 1_000
+MOST_NODES = 64  # of one run, in charts of its system metrics
+MOST_REQUESTS = 500  # the newest of one run
+MOST_FLAGS = 100  # the newest of one series
 CONSOLE_BYTES = 256 << 10
-BASICS = ("id", "name", "status", "created", "seen", "duration", "tags", "notes", "group", "ranks", "attempts")
+STATISTICS = ("min", "max", "mean", "first", "last", "count", "min_step", "max_step")  # columns of the run table, per metric
+RUNS_IN_BLOCK = 250  # of a run list: a block that a page has already is not sent again
 
 
 class SeriesQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,10 +55,14 @@ class SeriesQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ColumnQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which columns of the run table: `config:lr`, `metric:loss`."""
+    """Which columns of the run table: `config:lr`, `metric:loss` (from the summary), or a statistic such as `min:loss`.
+
+    With `runs`, only the cells of these runs. Statistics are read from the points the first time, so ask for some runs at a time.
+    """
 
     project: str
     names: list[str]
+    runs: list[str] | None = None
 
 
 def open_run(store: Store, project: str, id: str) -> StoredRun:
@@ -62,34 +73,63 @@ def open_run(store: Store, project: str, id: str) -> StoredRun:
     return run
 
 
-def safe(value: Any) -> Any:
-    """Return JSON-serializable data: NaN and infinities become their names."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(name): safe(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [safe(item) for item in value]
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+def runs(store: Store, project: str, filter: str, sort: str, count: int = 0, known: str = "") -> dict[str, Any]:
+    """Return a project's runs with the fields the run list shows, and the available columns and keys.
 
-
-def runs(store: Store, project: str, filter: str, sort: str) -> dict[str, Any]:
-    """Return a project's runs with the fields the run list shows, and the available columns and keys."""
+    `count`: only the first runs. `known`: the names of the blocks of runs that the caller has, which are left out.
+    """
     rows = store.runs(project, filter, sort)
-    listed = [{**{name: row[name] for name in BASICS}, "archived": row.archived, "failed": _failed(row)}
-              for row in rows]  # fmt: skip
-    settings = dict.fromkeys(f"config:{path}" for row in rows for path in flat(row.config))
+    first = 0 < count < len(rows)
+    listed = [_listed(row) for row in (rows[:count] if first else rows)]
+    blocks = [] if first else _blocks(listed)
+    had = known.split(",") if known and blocks else []
+    fresh = [place for place, (name, _) in enumerate(blocks) if had[place : place + 1] != [name]]
     logged, figures = _keys(rows, "latest"), _keys(rows, "summary")
     seen = dict.fromkeys(key for row in rows for key in row.media)
     return {
-        "runs": safe(listed),
+        "runs": [run for place in reversed(fresh) for run in blocks[place][1]] if had else listed,
+        "total": len(rows),
+        "size": RUNS_IN_BLOCK,
+        "blocks": [name for name, _ in blocks],
+        "fresh": fresh,
         "keys": [key for key, number in logged.items() if number],
         "media": [*seen, *(key for key, number in logged.items() if not number)],
-        "columns": [*settings, *(f"metric:{key}" for key in {**logged, **figures})],
+        "goals": {key: rule for row in rows for key, rule in row.rules.items()},
+        "columns": [*(f"config:{path}" for path in _settings(rows)), *(f"metric:{key}" for key in {**logged, **figures})],
         "unreadable": rows.unreadable,
     }
+
+
+def _listed(row: RunRow) -> dict[str, Any]:
+    return {
+        "id": row.id, "name": row.name, "status": row.status, "created": row.created, "seen": row.seen,
+        "duration": row.duration, "tags": json_safe(row.tags), "notes": json_safe(row.notes), "group": json_safe(row.group),
+        "ranks": row.ranks, "attempts": row.attempts, "archived": row.archived, "failed": _failed(row),
+    }  # fmt: skip
+
+
+def _blocks(listed: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Split a list into blocks, each named by its content. They are counted from the end: new runs come first in the list."""
+    total = len(listed)
+    ends = range(total, 0, -RUNS_IN_BLOCK)
+    found = [listed[max(0, end - RUNS_IN_BLOCK) : end] for end in ends]
+    return [(blake2b(msgspec.json.encode(block), digest_size=8).hexdigest(), block) for block in found]
+
+
+def _settings(rows: Sequence[RunRow]) -> dict[str, None]:
+    """Return the names of the runs' config values. Runs of a sweep share them, and they are joined only once."""
+    found: dict[str, None] = {}
+    known: set[Any] = set()
+    for row in rows:
+        form = _form(row.config)
+        if form not in known:
+            known.add(form)
+            found.update(dict.fromkeys(flat(row.config)))
+    return found
+
+
+def _form(config: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return tuple([(name, _form(value)) if isinstance(value, dict) else name for name, value in config.items()])
 
 
 def passing(store: Store, project: str, filter: str) -> dict[str, Any]:
@@ -97,7 +137,7 @@ def passing(store: Store, project: str, filter: str) -> dict[str, Any]:
     return {"ids": [row.id for row in store.runs(project, filter)]}
 
 
-def _keys(rows: Sequence[Row], part: str) -> dict[str, bool]:
+def _keys(rows: Sequence[RunRow], part: str) -> dict[str, bool]:
     """Return the runs' keys, and whether each is numeric. Runs of a sweep share the same keys, which are checked only once."""
     found: dict[str, bool] = {}
     known: set[tuple[str, ...]] = set()
@@ -112,7 +152,7 @@ def _keys(rows: Sequence[Row], part: str) -> dict[str, bool]:
     return found
 
 
-def _figure(row: Row, key: str) -> Any:
+def _figure(row: RunRow, key: str) -> Any:
     """Return a metric's value from the user's summary, else its latest one."""
     return row.summary[key] if key in row.summary else row.latest.get(key)
 
@@ -121,14 +161,13 @@ def columns(store: Store, query: ColumnQuery) -> bytes:
     """Return columns of the run table, one number or text per run, in the order of the header's `runs`."""
     import numpy as np
 
-    rows = store.runs(query.project)
+    rows = _rows(store, query)
     if len(query.names) * len(rows) > MOST_CELLS:
         raise SettingError(f"that is more than {MOST_CELLS} cells. None was read. Ask for fewer columns at a time.")
     settings = [flat(row.config) for row in rows] if any(name.startswith("config:") for name in query.names) else []
     items = []
     for name in query.names:
-        origin, _, path = name.partition(":")
-        cells = [_figure(row, path) for row in rows] if origin == "metric" else [config.get(path) for config in settings]
+        cells = _cells(store, rows, settings, name)
         if all(cell is None or _is_number(cell) for cell in cells):
             numbers = np.array([math.nan if cell is None else float(cell) for cell in cells], np.float64)
             missing = [i for i, cell in enumerate(cells) if cell is None]
@@ -138,6 +177,31 @@ def columns(store: Store, query: ColumnQuery) -> bytes:
     return wire.encode({"runs": [row.id for row in rows]}, items)
 
 
+def column(store: Store, query: ColumnQuery, name: str) -> tuple[Sequence[RunRow], list[Any]]:
+    """Return the rows of the runs a query asks for, and one column of them."""
+    rows = _rows(store, query)
+    return rows, _cells(store, rows, [flat(row.config) for row in rows] if name.startswith("config:") else [], name)
+
+
+def _cells(store: Store, rows: Sequence[RunRow], settings: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    origin, _, path = name.partition(":")
+    if origin in STATISTICS:
+        return [_statistic(store, row, path, origin) for row in rows]
+    return [_figure(row, path) for row in rows] if origin == "metric" else [config.get(path) for config in settings]
+
+
+def _rows(store: Store, query: ColumnQuery) -> Sequence[RunRow]:
+    rows = store.runs(query.project)
+    if query.runs is None:
+        return rows
+    wanted = set(query.runs)
+    return [row for row in rows if row.id in wanted]
+
+
+def _statistic(store: Store, row: RunRow, key: str, name: str) -> Any:
+    return (store.statistics(row, key) or {}).get(name) if _is_number(row.latest.get(key)) else None
+
+
 def _is_number(cell: Any) -> bool:
     return isinstance(cell, (int, float)) and not isinstance(cell, bool)
 
@@ -145,12 +209,26 @@ def _is_number(cell: Any) -> bool:
 def _text(cell: Any) -> str | None:
     if cell is None or isinstance(cell, str):
         return cell
-    return msgspec.json.encode(safe(cell)).decode()
+    return msgspec.json.encode(json_safe(cell)).decode()
 
 
 def series(store: Store, query: SeriesQuery) -> bytes:
     """Return series of many runs and keys, downsampled to the pixels that show them. Missing runs are left out."""
-    return wire.encode({"axis": query.x}, [_packed(id, one) for id, _, one in found_series(store, query)])
+    found = found_series(store, query)
+    done = {id: [one for one in run.requests if one["state"] == "done"][-MOST_FLAGS:] for id, run, _ in found}
+    return wire.encode({"axis": query.x}, [_packed(id, one, _flags(run, one.axis, done[id])) for id, run, one in found])
+
+
+def _flags(run: StoredRun, axis: str, done: list[dict[str, Any]]) -> list[tuple[float, str]]:
+    """Return where on an axis requests to the job were carried out, and which."""
+    zero = {"time": 0.0, "relative": run.started}.get(axis)
+    found = []
+    for one in done:
+        given = ", ".join(f"{name}={value}" for name, value in one["values"].items())
+        x = one["step"] if axis == "step" else one["answered"] - zero if zero is not None else None
+        if x is not None:
+            found.append((float(x), f"{one['action']}{f' {given}' if given else ''} ({one['by']})"))
+    return found
 
 
 def found_series(store: Store, query: SeriesQuery, buckets: int | None = None) -> list[tuple[str, StoredRun, Buckets]]:
@@ -160,10 +238,34 @@ def found_series(store: Store, query: SeriesQuery, buckets: int | None = None) -
     opened = _several(store, query.project, query.runs)
     room = MOST_IN_ALL // max(1, len(query.runs) * len(query.keys))
     buckets = buckets or max(1, min(query.n, MOST_BUCKETS, room))
-    asked = [(id, run, key) for key in query.keys for id, run in opened.items()]
-    found = store.series_many([(run, key) for _, run, key in asked], buckets=buckets, x=query.x, rank=query.rank,
-                              fold=query.fold, lo=query.lo, hi=query.hi, log=query.log)  # fmt: skip
-    return [(id, run, one) for (id, run, _), one in zip(asked, found, strict=True) if one is not None]
+    ranks: dict[int | None, list[str]] = {}
+    for key in query.keys:
+        ranks.setdefault(_rank_of(key), []).append(key)
+    answer: list[tuple[str, StoredRun, Buckets]] = []
+    for rank, keys in ranks.items():
+        asked = [(id, run, key) for key in keys for id, run in opened.items()]
+        names = [(run, key if rank is None else key.rpartition("@")[0]) for _, run, key in asked]
+        found = store.series_many(names, buckets=buckets, x=query.x, rank=query.rank if rank is None else rank,
+                                  fold=query.fold if rank is None else None, lo=query.lo, hi=query.hi, log=query.log)  # fmt: skip
+        pairs = zip(asked, found, strict=True)
+        answer += [(id, run, one if rank is None else replace(one, key=key)) for (id, run, key), one in pairs if one is not None]
+    return answer
+
+
+def _rank_of(key: str) -> int | None:
+    """Return the rank in the name of a system metric of one node: `system/cpu@8` is what rank 8 sampled on its node."""
+    place = key.rpartition("@")[2] if key.startswith("system/") else ""
+    return int(place) if place.isascii() and place.isdecimal() and len(place) < 10 else None
+
+
+def _nodes(run: StoredRun) -> dict[str, int]:
+    """Return the nodes of a run, with the lowest rank of each: the one that samples it."""
+    found: dict[str, int] = {}
+    for journal in run.journals:
+        header = journal.header
+        if header is not None and header.node and header.role == "main":
+            found[header.node] = min(found.get(header.node, header.rank), header.rank)
+    return dict(sorted(found.items(), key=lambda one: one[1])[:MOST_NODES])
 
 
 def _several(store: Store, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
@@ -175,11 +277,11 @@ def _several(store: Store, project: str, ids: Sequence[str]) -> dict[str, Stored
     return {id: run for id, run in found.items() if not linked[run.path.parent] and not os.path.islink(run.path)}  # noqa: PTH114 - faster, for hundreds of runs
 
 
-def _packed(id: str, one: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _packed(id: str, one: Any, flags: Sequence[tuple[float, str]] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     import numpy as np
 
-    facts = {"run": id, "key": one.key, "total": one.total, "raw": one.raw, "axis": one.axis,
-             "marks": one.marks, "marked": one.marked, "restarts": one.restarts}  # fmt: skip
+    facts = {"run": id, "key": one.key, "total": one.total, "raw": one.raw, "axis": one.axis, "forked": one.forked,
+             "marks": one.marks, "marked": one.marked, "restarts": one.restarts, "flags": flags}  # fmt: skip
     ends = [[end] if end is not None else [] for end in (one.before, one.after)]
 
     def reached(column: Any, place: int) -> Any:  # adds the points just outside the range, so that lines reach the edge
@@ -208,37 +310,54 @@ def run(store: Store, project: str, id: str) -> dict[str, Any]:
     """Return everything about one run except its points."""
     one = open_run(store, project, id)
     attempts = [{"key": a.key, "started": a.started / 1e9, **a.verdict()} for a in one.attempts]
-    return safe({  # type: ignore[no-any-return]
+    return json_safe({  # type: ignore[no-any-return]
         "id": one.id, "project": one.project, "name": one.name, "status": one.status, "verdict": one.verdict,
         "created": one.started, "seen": one.seen, "tags": one.tags, "notes": one.notes, "group": one.group,
         "archived": bool(one.info.get("archived")), "config": flat(one.config), "values": one.latest,
-        "summary": one.summary, "facts": one.facts, "attempts": attempts, "ranks": one.ranks, "dropped": one.dropped,
-        "damaged": one.damaged, "artifacts": one.artifacts, "files": one.files, "alerts": one.alerts, "path": str(one.path),
+        "summary": one.summary, "facts": one.facts, "attempts": attempts, "fork": _fork(one), "ranks": one.ranks,
+        "dropped": one.dropped, "damaged": one.damaged, "artifacts": one.artifacts, "files": one.files, "alerts": one.alerts,
+        "requests": one.requests[-MOST_REQUESTS:], "knobs": one.info.get("knobs") or {}, "path": str(one.path),
         "keys": {kind: one.keys(kind) for kind in ("number", "system", "text", "media")},
+        "blackbox": sections(one), "nodes": _nodes(one),
         "console": any(True for j in one.journals for _ in j.records(Kind.CONSOLE)),
     })  # fmt: skip
+
+
+def _fork(run: StoredRun) -> dict[str, Any] | None:
+    """Return which run a run continues, from which step, and why some of that is not shown."""
+    if run.fork is None:
+        return None
+    parent = run.parent
+    where = (run.fork.project, run.fork.run) if parent is None else (parent.project, parent.id)
+    name = None if parent is None else parent.name
+    return {"project": where[0], "run": where[1], "step": run.fork.step, "name": name, "missing": forks.missing(run)}
+
+
+def opened(store: Store, project: str) -> list[StoredRun]:
+    """Open all runs of a project."""
+    return list(_several(store, project, [row.id for row in store.runs(project)]).values())
 
 
 def alerts(store: Store, project: str) -> list[dict[str, Any]]:
     """Return a project's alerts, newest first, with their runs."""
     found = []
     rows = store.runs(project)
-    opened = _several(store, project, [row.id for row in rows])
+    runs = _several(store, project, [row.id for row in rows])
     for row in rows:
-        one = opened.get(row.id)
+        one = runs.get(row.id)
         found += [{**alert, "run": row.id, "name": row.name} for alert in (one.alerts if one else ())]
         if _failed(row):
             found.append(_ending(row))
-    return safe(sorted(found, key=lambda alert: -alert["t"])[:MOST_ALERTS])  # type: ignore[no-any-return]
+    return json_safe(sorted(found, key=lambda alert: -alert["t"])[:MOST_ALERTS])  # type: ignore[no-any-return]
 
 
-def _failed(row: Row) -> bool:
+def _failed(row: RunRow) -> bool:
     """Return whether a run failed, was killed or got lost; stopping it with Ctrl-C does not count."""
     stopped = (row.error or "").rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")
     return row.status in ("failed", "killed", "lost") and not stopped
 
 
-def _ending(row: Row) -> dict[str, Any]:
+def _ending(row: RunRow) -> dict[str, Any]:
     last = (row.error or "").strip().splitlines()[-1:]
     return {"t": int(row.seen * 1e9), "level": "error", "title": f"run {row.status}", "text": "".join(last),
             "run": row.id, "name": row.name, "event": "end"}  # fmt: skip
@@ -273,7 +392,7 @@ def media(store: Store, project: str, ids: Sequence[str], key: str) -> list[dict
               for t in one.texts(key)),
         ]  # fmt: skip
         shown = sorted(points, key=lambda point: point["step"])[-MOST_MEDIA:]
-        found.append({"run": id, "points": safe(shown), "total": len(points)})
+        found.append({"run": id, "points": json_safe(shown), "total": len(points)})
     return found
 
 
@@ -285,23 +404,17 @@ def media_point(store: Store, project: str, id: str, key: str, n: int) -> MediaP
     return points[n]
 
 
-def table(store: Store, project: str, id: str, key: str, n: int, start: int, count: int) -> dict[str, Any]:
-    """Return some rows of a logged table."""
-    point = media_point(store, project, id, key, n)
-    loaded = point.load()
-    if not isinstance(loaded, Table):
-        raise FanfoldError(f"{point.key!r} is a {point.kind}, not a table. Nothing was read.")
-    rows = loaded.rows
-    cells = [[_shown(cell) for cell in row] for row in rows[max(0, start) : max(0, start) + min(count, MOST_ROWS)]]
-    return {"columns": loaded.columns, "rows": cells, "total": len(rows)}
-
-
-def _shown(cell: Any) -> Any:
-    kind = getattr(cell, "kind", None)
-    return f"({kind})" if isinstance(kind, str) else safe(cell)
-
-
 def profile(store: Store, project: str, id: str) -> dict[str, Any]:
     """Return a run's operator profile and the steps it is based on; both are empty if none was recorded."""
     stored = open_run(store, project, id)
-    return {"steps": steps_of(stored), "ops": safe(stored.ops())}
+    return {"steps": steps_of(stored), "ops": json_safe(stored.ops())}
+
+
+def goodput(store: Store, project: str, id: str) -> dict[str, Any]:
+    """Return where a run's wall time went, part by part."""
+    found = open_run(store, project, id).goodput()
+    seconds, shares = found.pop("seconds"), found.pop("shares")
+    parts = [
+        {"name": part, "meaning": meaning, "seconds": seconds[part], "share": shares[part]} for part, meaning in PARTS.items()
+    ]
+    return {**found, "parts": parts}

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import sys
 import threading
 from typing import Any
@@ -18,13 +17,12 @@ from ..store.merge import beside
 from ..stores import open_store
 from .app import app
 from .connections import Connections
+from .listen import listen
 
 
 def serve() -> None:
     """Serve the dashboard on a free port of this machine until the pipe on stdin closes."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()  # before the address is printed: its reader may connect at once
+    listeners = listen("localhost", 0)  # before the address is printed: its reader may connect at once
     token = secrets.token_urlsafe(24)  # other users of this machine can reach the port, too
     store = open_store()
     served = app(store=store, embed=True, token=token)
@@ -33,9 +31,9 @@ def serve() -> None:
     )
     server = uvicorn.Server(config)
     threading.Thread(target=_watch, args=[server, served.state.notices], daemon=True).start()
-    print(json.dumps({"address": f"http://localhost:{listener.getsockname()[1]}/?token={token}"}), flush=True)
+    print(json.dumps({"address": f"http://localhost:{listeners[0].getsockname()[1]}/?token={token}"}), flush=True)
     with beside(store):
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
 
 
 def _watch(server: Any, notices: Any) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from .._version import __version__
 from ..errors import SettingError
 from ..store.query import Store
-from . import data, edit, export, schemas
+from . import data, edit, export, samples, schemas, sweep
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Endpoint:
     body: type[msgspec.Struct] | None = None
     binary: bool = False
     writes: bool = False
+    own: bool = False  # writes only what belongs to the caller: whoever is logged in may
     answer: Any = None  # the type of a JSON response
 
     @property
@@ -77,7 +78,8 @@ ROWS = Argument("count", "integer", 100)
 ALL = (
     Endpoint("api/projects", _projects, "The projects, most recently active first.", answer=schemas.Projects),
     Endpoint("api/runs", data.runs, "A project's runs that pass a filter, and which keys and columns there are.",
-             (PROJECT, Argument("filter", default=""), Argument("sort", default="")), answer=schemas.Runs),
+             (PROJECT, Argument("filter", default=""), Argument("sort", default=""), Argument("count", "integer", 0),
+              Argument("known", default="")), answer=schemas.Runs),
     Endpoint("api/passing", data.passing, "The ids of a project's runs that pass a filter.", (PROJECT, Argument("filter")),
              answer=schemas.Passing),
     Endpoint("api/run", data.run, "Everything about one run except its points.", RUN, answer=schemas.Run),
@@ -85,19 +87,38 @@ ALL = (
     Endpoint("api/series", data.series, "Series of many runs and keys, thinned exactly.", body=data.SeriesQuery, binary=True),
     Endpoint("api/csv", export.csv, "Every point of these series as CSV.", body=data.SeriesQuery, binary=True),
     Endpoint("api/parquet", export.parquet, "Every point of these series as a Parquet file.", body=data.SeriesQuery, binary=True),
+    Endpoint("api/importance", sweep.importance, "How much each config value matters for a metric.", body=sweep.ImportanceQuery,
+             answer=schemas.Importance),
     Endpoint("api/alerts", data.alerts, "Alerts of a project, newest first.", (PROJECT,), answer=list[schemas.Alert]),
     Endpoint("api/console", data.console, "Console output of a run.", (*RUN, Argument("before", "integer")),
              answer=schemas.Console),
     Endpoint("api/media", data.media, "Media and texts logged under a key.",
              (PROJECT, Argument("ids", many=True), Argument("key")), answer=list[schemas.Media]),
-    Endpoint("api/table", data.table, "Rows of a logged table.",
-             (*RUN, Argument("key"), Argument("n", "integer", 0), Argument("start", "integer", 0), ROWS), answer=schemas.Table),
+    Endpoint("api/table", samples.table, "Rows of a logged table that match, sorted.",
+             (*RUN, Argument("key"), Argument("n", "integer", 0), Argument("start", "integer", 0), ROWS,
+              Argument("search", default=""), Argument("sort", default=""), Argument("where", default="")), answer=schemas.Table),
+    Endpoint("api/sample", samples.sample, "The same row of logged tables, at every step of some runs.", body=samples.SampleQuery,
+             answer=schemas.Samples),
     Endpoint("api/profile", data.profile, "A run's operator profile.", RUN, answer=schemas.Profile),
+    Endpoint("api/goodput", data.goodput, "Where a run's wall time went.", RUN, answer=schemas.Goodput),
     Endpoint("api/views", edit.views, "A project's saved views.", (PROJECT,), answer=schemas.Views),
+    Endpoint("api/workspace", edit.workspace, "What the caller last looked at in a project.", (PROJECT,),
+             answer=schemas.Workspace),
+    Endpoint("api/rules", edit.rules, "The alert rules of a project, and those its programs brought.", (PROJECT,),
+             answer=schemas.Rules),
     Endpoint("api/edit", edit.edit, "Rename, tag, note or archive runs.", body=edit.Edit, writes=True, answer=schemas.Changed),
+    Endpoint("api/tell", edit.tell, "Ask a running job to stop, save, evaluate, log or set values.", body=edit.Tell, writes=True,
+             answer=schemas.Told),
     Endpoint("api/delete", edit.delete, "Delete runs that are no longer written.", body=edit.Delete, writes=True,
              answer=schemas.Deleted),
+    Endpoint("api/move", edit.move, "Move runs to another project.", body=edit.Move, writes=True, answer=schemas.Moved),
     Endpoint("api/view", edit.save_view, "Save or delete a named view.", body=edit.SaveView, writes=True, answer=schemas.Views),
+    Endpoint("api/examples", edit.add_examples, "Write example runs, for a first look.", body=edit.AddExamples, writes=True,
+             answer=schemas.Added),
+    Endpoint("api/keep", edit.keep_workspace, "Keep what the caller looks at now, for the next time.", body=edit.KeepWorkspace,
+             writes=True, own=True, answer=schemas.Workspace),
+    Endpoint("api/rule", edit.save_rule, "Add or remove an alert rule of a project.", body=edit.SaveRule, writes=True,
+             answer=schemas.Rules),
 )  # fmt: skip
 
 

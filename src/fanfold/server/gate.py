@@ -14,12 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import FanfoldError, Forbidden
 from ..fleet.grants import Holder, Person
-from ..fleet.responses import answered, refused, tell, unavailable
+from ..fleet.responses import answered, peer_of, refused, tell, unavailable, whole_number
 from ..fleet.tokens import READ
 from ..fleet.views import ProjectsView
-from ..fleet.wire import Refused
+from ..fleet.wire import Rejected
 from ..store.query import Store
 from .access import Access
+from .app import MOST_BYTES
 from .app import app as dashboard
 from .login import Entrance, Logins
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from .gateway import Gateway
 
 HOME = "/ui"
-MAX_BODY = 4 << 20
 
 
 def routes(gateway: Gateway, logins: Logins, store: Store) -> list[BaseRoute]:
@@ -42,10 +42,12 @@ def routes(gateway: Gateway, logins: Logins, store: Store) -> list[BaseRoute]:
         ("/oidc/callback", "GET", entrance.finish),
     )
     inside = [Route(path, answered(gateway.metrics, HOME + path, way), methods=[method]) for path, method, way in ways]
+    behind = Gate(gateway, logins, store, page)
     return [
         Route("/", _to("ui/")),
         Route(HOME, _to("ui/")),
-        Mount(HOME, routes=[*inside, Mount("/", Gate(gateway, logins, store, page))]),
+        Route("/mcp", behind),
+        Mount(HOME, routes=[*inside, Mount("/", behind)]),
     ]
 
 
@@ -77,10 +79,11 @@ class Gate:
 
         try:
             access = await self._found(request)
-            size = _size(request)
+            read_only = request.method in ("GET", "HEAD")
+            size = 0 if read_only else whole_number(request.headers, "content-length", MOST_BYTES)
             with self.gateway.budget.reserve(size) if size else nullcontext():
                 inner = {**scope, "state": {**scope.get("state", {}), "access": access}}
-                await self.page(inner, _bounded(receive), noted)
+                await self.page(inner, receive, noted)
         except FanfoldError as error:
             if status:
                 raise
@@ -101,7 +104,7 @@ class Gate:
         if holder is None:
             if "authorization" in request.headers:
                 raise self.gateway.stranger(request)
-            raise Refused(401, "nobody is logged in here, or no longer. Nothing was read. Load the page again to log in.")
+            raise Rejected(401, "you are not logged in. Nothing was read. Load the page again to log in.")
         request.state.by = holder.label
         if isinstance(holder, Person) and not holder.rights:
             raise Forbidden(f"no project is open to {holder.label}. Nothing was read. Ask whoever runs this gateway.")
@@ -114,43 +117,15 @@ class Gate:
         def holds() -> bool:
             return self.logins.caller(request) == holder  # a stream ends when rights change; the browser reopens it
 
-        peer = request.client.host if request.client else ""
-        view = ProjectsView(self.store, sees, self.gateway.change.by(holder, peer))
+        view = ProjectsView(self.store, sees, self.gateway.change.by(holder, peer_of(request)))
         return Access(view, holder.may_write, holder.label, sees, holds)
 
 
 def _login(request: Request, error: FanfoldError) -> Response | None:
     """Return a redirect to the login for a browser that was refused; None for other clients."""
-    turned_away = isinstance(error, Forbidden) or (isinstance(error, Refused) and error.status == 401)
+    turned_away = isinstance(error, Forbidden) or (isinstance(error, Rejected) and error.status == 401)
     opens = request.method == "GET" and "text/html" in request.headers.get("accept", "")
     if not (turned_away and opens) or "authorization" in request.headers:
         return None
     inside = request.url.path.removeprefix(request.scope.get("root_path", "")).strip("/")
     return RedirectResponse("../" * inside.count("/") + "login", 303)
-
-
-def _size(request: Request) -> int:
-    """Return the announced size of the body; refuse a request without one."""
-    if request.method in ("GET", "HEAD"):
-        return 0
-    text = request.headers.get("content-length", "")
-    if not (text.isascii() and text.isdecimal()):
-        raise Refused(411, "the request lacks content-length. Nothing was done.")
-    if len(text) > 20 or int(text) > MAX_BODY:
-        raise Refused(413, f"the request is longer than {MAX_BODY} bytes. Nothing was done. Ask for less at a time.")
-    return int(text)
-
-
-def _bounded(receive: Receive) -> Receive:
-    """Wrap `receive` to refuse a body over the limit."""
-    have = 0
-
-    async def bounded() -> Message:
-        nonlocal have
-        message = await receive()
-        have += len(message.get("body", b""))
-        if have > MAX_BODY:
-            raise Refused(413, f"the request is longer than {MAX_BODY} bytes. Nothing was done.")
-        return message
-
-    return bounded

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,16 +25,17 @@ from starlette.routing import BaseRoute, Route
 
 from ..errors import FanfoldError, SettingError
 from ..fleet.audit import Audit
-from ..fleet.changes import Change
+from ..fleet.changes import ChangeTargets
 from ..fleet.grants import Anybody, Holder
 from ..fleet.intake import Intake, Result
-from ..fleet.limits import Budget, Busy, Rates
+from ..fleet.limits import Budget, Busy, Rates, party
 from ..fleet.metrics import Metrics
 from ..fleet.proxy import Proxied
-from ..fleet.responses import answered
+from ..fleet.responses import answered, peer_of, read_body, whole_number
 from ..fleet.responses import as_json as _json
 from ..fleet.tokens import ALL, READ, WRITE, Token, TokenBook
 from ..fleet.wire import (
+    ANSWER,
     APPEND,
     BATCH,
     BLOB,
@@ -42,20 +43,30 @@ from ..fleet.wire import (
     MAX_RAW,
     MISSING,
     OFFSET,
+    REQUESTS,
     RUN,
     RUNS,
+    TELL,
     Conflict,
+    Fetched,
+    Fetching,
     Gone,
     Piece,
-    Refused,
+    Rejected,
+    Telling,
     checked_name,
     decode,
 )
+from ..journal import requests
+from ..journal.requests import Answer
+from ..store import monitoring
 from ..store.changes import Views
 from ..store.query import Store
+from ..store.tell import answer_so_far
+from ..store.tell import tell as ask_job
 from . import gate
 from .guard import Guard
-from .live import Notices
+from .live import LiveNotices
 from .login import Logins
 from .turns import Turns
 
@@ -79,13 +90,13 @@ class Limits:
 class Gateway:
     """State shared by the routes. With `tokens=None` anyone may do everything, which is safe only on loopback."""
 
-    def __init__(self, change: Change, tokens: TokenBook | None, limits: Limits, store: Store | None) -> None:
+    def __init__(self, change: ChangeTargets, tokens: TokenBook | None, limits: Limits, store: Store | None) -> None:
         self.change = change
         self.intake = change.intake
         self.audit = change.audit
         self.tokens = tokens
         self.store = store
-        self.notices: Notices | None = None  # of the dashboard, if it is served
+        self.notices: LiveNotices | None = None  # of the dashboard, if it is served
         self.turns = Turns()  # for store queries, shared with the dashboard
         self.budget = Budget(limits.memory)
         self.rates = Rates(limits.rate, limits.burst)
@@ -109,33 +120,38 @@ class Gateway:
             known = kind.lower() == "bearer"  # tokens may be in a database: the lookup must not block the event loop
             token = await run_in_threadpool(self.tokens.find, word.strip()) if known else None
         except SettingError as error:  # the token file is unusable: nobody gets in, and the log shows why
-            raise Refused(503, str(error)) from error
+            raise Rejected(503, str(error)) from error
         if token is None:
             raise self.stranger(request)
         if not any(token.allows(scope, project) for scope in scopes):
-            raise Refused(403, f"this token may not {' or '.join(scopes)} there. Nothing was done. Ask for one that may.")
+            raise Rejected(403, f"this token may not {' or '.join(scopes)} there. Nothing was done. Ask for one that may.")
         return token
 
-    def stranger(self, request: Request) -> Refused:
+    def stranger(self, request: Request) -> Rejected:
         """Return the error for a request without a valid token; repeated attempts are rate-limited."""
-        peer = request.client.host if request.client else ""
+        peer = party(peer_of(request))
         self.strangers.check(peer, "what this address tries")  # only now: valid tokens may come from the same address
         self.strangers.take(peer, 1.0)
-        return Refused(401, "a token is needed. Nothing was done. Ask whoever runs this gateway for one.")
+        what = "this token is not valid" if "authorization" in request.headers else "a token is needed"
+        return Rejected(401, f"{what}. Nothing was done. Ask whoever runs this gateway for one.")
 
 
 Handler = Callable[[Gateway, Request, str], Awaitable[Response]]
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
 class Door:
-    """One route: its method, the scopes of which it needs one (none: open to all), and whether it is about a project."""
+    """One route: its method, the scopes of which it needs one (none: open to all), and whether it is about a project.
+
+    Where that is None, it is about one project if the caller names it, else about all, which needs a token for all.
+    """
 
     path: str
     method: str
     handler: Handler
     scopes: tuple[str, ...] = ()
-    of_project: bool = True
+    of_project: bool | None = True
 
     def route(self, gateway: Gateway) -> Route:
         async def answer(request: Request) -> Response:
@@ -146,7 +162,9 @@ class Door:
     async def _answer(self, gateway: Gateway, request: Request) -> Response:
         if not self.scopes:
             return await self.handler(gateway, request, "")
-        project = request.query_params.get("project") if self.of_project else ALL
+        project = request.query_params.get("project") if self.of_project is not False else ALL
+        if self.of_project is None:
+            project = project or ALL
         token = await gateway.admit(request, self.scopes, project or "")
         request.state.token, request.state.holder = (token.id, token) if token else (None, Anybody())
         return await self.handler(gateway, request, checked_name("project", project))
@@ -154,8 +172,8 @@ class Door:
 
 async def _append(gateway: Gateway, request: Request, project: str) -> Response:
     gateway.rates.check(project, f"project {project[:100]!r}")
-    length = _whole_number(request.headers, LENGTH, MAX_RAW)
-    size = _whole_number(request.headers, "content-length", MAX_RAW)
+    length = whole_number(request.headers, LENGTH, MAX_RAW)
+    size = whole_number(request.headers, "content-length", MAX_RAW)
     with gateway.budget.reserve(size + 3 * length):  # the body, unpacked, its pieces, and the one being checked
         pieces = await run_in_threadpool(decode, await _body(request, size), length)
         gateway.rates.take(project, length + sum(max(0, piece.gap) for piece in pieces))
@@ -179,7 +197,7 @@ def _answer(gateway: Gateway, project: str, piece: Piece, outcome: Result) -> di
         case Conflict():
             gateway.metrics.add("pieces_total", outcome="conflict")
             return {"status": 409, "offset": outcome.offset}
-        case Refused():
+        case Rejected():
             gateway.metrics.add("pieces_total", outcome="refused")
             facts = {"event": "refused", "project": project, "run": piece.run, "journal": piece.journal, "offset": piece.offset}
             logger.warning("%s", outcome, extra=facts)
@@ -203,14 +221,14 @@ async def _offset(gateway: Gateway, request: Request, project: str) -> Response:
 
 
 async def _missing(gateway: Gateway, request: Request, project: str) -> Response:
-    size = _whole_number(request.headers, "content-length", BATCH)
+    size = whole_number(request.headers, "content-length", BATCH)
     with gateway.budget.reserve(2 * size):
         try:
             names = msgspec.json.decode(await _body(request, size), type=list[str])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Refused(400, f"the body is no list of names: {error}. Nothing was done.") from error
+            raise Rejected(400, f"the body is no list of names: {error}. Nothing was done.") from error
         if len(names) > MAX_NAMES:
-            raise Refused(413, f"more than {MAX_NAMES} names at once. Nothing was done.")
+            raise Rejected(413, f"more than {MAX_NAMES} names at once. Nothing was done.")
         found = await run_in_threadpool(gateway.intake.missing, project, request.query_params.get("run", ""), names)
     return _json({"missing": found})
 
@@ -218,8 +236,8 @@ async def _missing(gateway: Gateway, request: Request, project: str) -> Response
 async def _blob(gateway: Gateway, request: Request, project: str) -> Response:
     gateway.rates.check(project, f"project {project[:100]!r}")
     query = request.query_params
-    size = _whole_number(request.headers, "content-length", 2 * BATCH)
-    place = {name: _whole_number(query, name, 1 << 50) for name in ("offset", "total")}
+    size = whole_number(request.headers, "content-length", 2 * BATCH)
+    place = {name: whole_number(query, name, 1 << 50) for name in ("offset", "total")}
     with gateway.budget.reserve(2 * size):
         data = await _body(request, size)
         gateway.rates.take(project, size)
@@ -242,7 +260,7 @@ async def _blob(gateway: Gateway, request: Request, project: str) -> Response:
 
 async def _runs(gateway: Gateway, request: Request, project: str) -> Response:
     if gateway.store is None:
-        raise Refused(404, "this store lists no runs. Nothing was read.")
+        raise Rejected(404, "this store lists no runs. Nothing was read.")
     rows = await gateway.turns.run(request.state.holder.label, partial(gateway.store.runs, project))
     return _json({"runs": [{name: row[name] for name in _COLUMNS} for row in rows]})
 
@@ -250,22 +268,108 @@ async def _runs(gateway: Gateway, request: Request, project: str) -> Response:
 async def _delete(gateway: Gateway, request: Request, project: str) -> Response:
     store, run = gateway.store, checked_name("run", request.query_params.get("run"))
     if store is None:
-        raise Refused(404, "this store lists no runs. Nothing was deleted.")
+        raise Rejected(404, "this store lists no runs. Nothing was deleted.")
     holder: Holder = request.state.holder
-    changes = gateway.change.by(holder, request.client.host if request.client else "")
+    changes = gateway.change.by(holder, peer_of(request))
 
     def delete() -> None:
         if gateway.intake.deleted(project, run):
             raise Gone(project, run)
-        changes.delete(store.run(project, run))
+        found = store.run(project, run)
+        changes.check_deletable(found)
+        changes.delete(found)
 
     await run_in_threadpool(delete)
     return _json({"deleted": 1})
 
 
+async def _tell(gateway: Gateway, request: Request, project: str) -> Response:
+    given = await _small(gateway, request, Telling)
+    store, run = gateway.store, checked_name("run", request.query_params.get("run"))
+    if store is None:
+        raise Rejected(404, "this store lists no runs. Nothing was asked.")
+    holder: Holder = request.state.holder
+    changes = gateway.change.by(holder, peer_of(request))
+
+    def tell() -> Answer:
+        found = store.run(project, run)
+        try:
+            return ask_job(
+                found, given.action, given.values, wait=False, timeout=given.seconds, by=holder.label,
+                leave=partial(changes.ask, found),
+            )  # fmt: skip
+        except SettingError as error:
+            raise Rejected(400, str(error)) from error
+
+    return _json(msgspec.to_builtins(await gateway.turns.run(holder.label, tell)))
+
+
+async def _answer_of(gateway: Gateway, request: Request, project: str) -> Response:
+    store, run = gateway.store, checked_name("run", request.query_params.get("run"))
+    id = _id(request.query_params.get("id", ""))
+    if store is None:
+        raise Rejected(404, "this store lists no runs. Nothing was read.")
+
+    def find() -> Answer:
+        return answer_so_far(store.run(project, run), id)
+
+    return _json(msgspec.to_builtins(await gateway.turns.run(request.state.holder.label, find)))
+
+
+async def _requests(gateway: Gateway, request: Request, project: str) -> Response:
+    """Hand out requests to the forwarder that serves rank 0 of their runs."""
+    given = await _small(gateway, request, Fetching)
+
+    def fetch() -> list[tuple[str, requests.JobRequest]]:
+        for run, id in given.got:
+            gateway.intake.fetched(project, checked_name("run", run), _id(id))
+        return gateway.intake.asked(project, [checked_name("run", run) for run in given.runs])
+
+    try:
+        found = await run_in_threadpool(fetch)
+    except OSError as error:
+        raise Busy(503, f"the gateway cannot read its requests: {error.strerror or error}. Try again.", 5.0) from error
+    return _json(msgspec.to_builtins(Fetched(time.time(), found)))
+
+
+def _id(word: str) -> str:
+    try:
+        return requests.checked_id(word)
+    except SettingError as error:
+        raise Rejected(400, str(error)) from error
+
+
+async def _small(gateway: Gateway, request: Request, kind: type[Body]) -> Body:
+    """Read a small JSON body."""
+    size = whole_number(request.headers, "content-length", BATCH)
+    with gateway.budget.reserve(2 * size):
+        try:
+            return msgspec.json.decode(await _body(request, size), type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Rejected(400, f"the body is malformed: {error}. Nothing was done.") from error
+
+
 async def _metrics(gateway: Gateway, request: Request, project: str) -> Response:  # noqa: ARG001 - the interface
     gauges = {"body_bytes": gateway.budget.used, "up_seconds": time.monotonic() - gateway.started}
     return PlainTextResponse(gateway.metrics.text(**gauges), media_type="text/plain; version=0.0.4")
+
+
+async def _run_metrics(gateway: Gateway, request: Request, project: str) -> Response:
+    """Answer with the metrics of live runs, of one project or of all."""
+    store = gateway.store
+    if store is None:
+        raise Rejected(404, "this store lists no runs. Nothing was read.")
+    try:
+        what = monitoring.check(request.query_params.get("what", ""))
+    except SettingError as error:
+        raise Rejected(400, str(error)) from error
+    of = None if project == ALL else project
+
+    def read() -> str:
+        return monitoring.prometheus(*monitoring.collect(monitoring.live(store, of), what))
+
+    text = await gateway.turns.run(request.state.holder.label, read)
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
 async def _healthz(gateway: Gateway, request: Request, project: str) -> Response:  # noqa: ARG001 - the interface
@@ -287,12 +391,16 @@ DOORS = (
     Door("/healthz", "GET", _healthz),
     Door("/readyz", "GET", _readyz),
     Door("/metrics", "GET", _metrics, (READ,), of_project=False),
+    Door("/metrics/runs", "GET", _run_metrics, (READ,), of_project=None),
     Door(RUNS, "GET", _runs, (READ,)),
     Door(RUN, "DELETE", _delete, (WRITE,)),
     Door(OFFSET, "GET", _offset, (READ, WRITE)),
     Door(APPEND, "POST", _append, (WRITE,)),
     Door(MISSING, "POST", _missing, (WRITE,)),
     Door(BLOB, "POST", _blob, (WRITE,)),
+    Door(TELL, "POST", _tell, (WRITE,)),
+    Door(ANSWER, "GET", _answer_of, (READ, WRITE)),
+    Door(REQUESTS, "POST", _requests, (WRITE,)),
 )
 
 
@@ -316,7 +424,7 @@ def app(
     logins = logins or Logins(tokens)
     if logins.tokens is None and (logins.oidc is not None or logins.proxies.user):
         raise SettingError("people have to log in here, and forwarders not. The gateway was not started. Name a file of tokens.")
-    gateway = Gateway(Change(intake, audit, views, allow_delete), logins.tokens, limits or Limits(), store)
+    gateway = Gateway(ChangeTargets(intake, audit, views, allow_delete), logins.tokens, limits or Limits(), store)
     routes: list[BaseRoute] = [door.route(gateway) for door in DOORS]
     served = Starlette(
         routes=[*routes, *(gate.routes(gateway, logins, store) if store is not None else [])],
@@ -332,34 +440,13 @@ def _guard(logins: Logins) -> Middleware:
     return Middleware(Guard, hosts=hosts, token=None, embed=False, pages=names)
 
 
-def _whole_number(values: Any, name: str, limit: int) -> int:
-    text = values.get(name)
-    if text is None:
-        raise Refused(411 if name == "content-length" else 400, f"the request lacks {name}. Nothing was stored.")
-    if not (text.isascii() and text.isdecimal()) or len(text) > 20:
-        raise Refused(400, f"{name} is no whole number. Nothing was stored.")
-    if int(text) > limit:
-        raise Refused(413, f"{name} is {int(text)}, over the limit of {limit}. Nothing was stored.")
-    return int(text)
-
-
 async def _body(request: Request, size: int) -> bytes:
     """Read a body of exactly the announced size, within BODY_SECONDS."""
-    parts: list[bytes] = []
-    have = 0
-
-    async def read() -> None:
-        nonlocal have
-        async for chunk in request.stream():
-            parts.append(chunk)
-            have += len(chunk)
-            if have > size:
-                raise Refused(413, "the body is longer than announced. Nothing was stored.")
-
+    too_long = "the body is longer than announced. Nothing was stored."
     try:
-        await asyncio.wait_for(read(), BODY_SECONDS)
+        body = await asyncio.wait_for(read_body(request, size, too_long), BODY_SECONDS)
     except asyncio.TimeoutError as error:
-        raise Refused(408, "the body came too slowly. Nothing was stored. Try again.") from error
-    if have != size:
-        raise Refused(400, "the body is shorter than announced. Nothing was stored.")
-    return b"".join(parts)
+        raise Rejected(408, "the body came too slowly. Nothing was stored. Try again.") from error
+    if len(body) != size:
+        raise Rejected(400, "the body is shorter than announced. Nothing was stored.")
+    return body

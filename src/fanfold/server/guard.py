@@ -16,7 +16,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+from ..process import LOOPBACK
+from .share import shared_project
+
 COOKIE = "fanfold"
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; "
@@ -25,6 +27,13 @@ PAGE_POLICY = (
 )
 # For logged media: no scripts, no access to this origin, nothing fetched from anywhere.
 MEDIA_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; frame-ancestors 'self'"
+# For Plotly figures: scripts run, in an origin of their own, and nothing can be fetched from or sent to anywhere.
+PLOT_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:; frame-ancestors 'self'"
+)
+# For one chart in a page of any site: it can change nothing, and shows something only with a share link.
+EMBED_POLICY = PAGE_POLICY.format(ancestors="*")
 LOCAL_PAGES = "'self' http://localhost:* http://127.0.0.1:*"
 
 
@@ -47,16 +56,19 @@ def netloc_of(address: str) -> str:
 class Guard:
     """The middleware that checks every request. `hosts` are the accepted host names (None: any, safe only with a token).
 
-    `pages`: further host names under which a proxy serves our own page.
+    `pages`: further host names under which a proxy serves our own page. `public`: paths of files with nothing of any run in
+    them, which need no token: a chart in another site's page has none for them.
     """
 
     def __init__(
-        self, app: ASGIApp, *, hosts: Iterable[str] | None, token: str | None, embed: bool, pages: Iterable[str] = ()
-    ) -> None:
+        self, app: ASGIApp, *, hosts: Iterable[str] | None, token: str | None, embed: bool, pages: Iterable[str] = (),
+        public: Iterable[str] = (),
+    ) -> None:  # fmt: skip
         self.app = app
         self.hosts = None if hosts is None else LOOPBACK | {name.lower() for name in hosts}
         self.extra = frozenset(name.lower() for name in (*(hosts or ()), *pages)) - LOOPBACK
         self.token = token
+        self.public = frozenset(public)
         self.embed = embed
         self.policy = PAGE_POLICY.format(ancestors=LOCAL_PAGES if embed else "'self'")
 
@@ -99,8 +111,15 @@ class Guard:
             answer = RedirectResponse("./" + (f"?{rest}" if rest else ""), 303)
             answer.headers["set-cookie"] = f"{_cookie_name(headers)}={self.token}; HttpOnly; Path=/; {self._cookie_rules(scope)}"
             return answer
+        if scope["method"] in ("GET", "HEAD") and scope["path"].removeprefix(scope.get("root_path", "")) in self.public:
+            return None
         kind, _, word = headers.get("authorization", "").partition(" ")
-        if self._is_token(_cookie(headers)) or (kind.lower() == "bearer" and self._is_token(word)):
+        bearer = word if kind.lower() == "bearer" else ""
+        if self._is_token(bearer) or (not bearer and self._is_token(_cookie(headers))):
+            return None
+        project = shared_project(self.token, bearer)
+        if project is not None:
+            scope.setdefault("state", {})["share"] = project
             return None
         return _refused(401, "A token is needed. Nothing was read. Open the whole address that `fanfold ui` printed.")
 

@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 INTERVAL = 0.5
 QUIET = 15.0  # a comment line at least this often: proxies drop silent connections, and sending detects closed pages
+STILL_HERE = b": still here\n\n"
+END = "end"
 MANY = 500  # more changed runs than this are not listed: the page reloads all
 
 
-class Notices:
+class LiveNotices:
     """One watcher for all open pages. It polls only while there are listeners."""
 
     def __init__(self, changed: Callable[[Any], Awaitable[tuple[Any, list[Any]]]], interval: float = INTERVAL) -> None:
         self._changed = changed
         self._interval = interval
-        self._listeners: set[asyncio.Queue[bytes]] = set()
+        self._listeners: set[asyncio.Queue[Any]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events until the page disconnects."""
-        queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=8)
+    async def stream(self, sees: Callable[[str], bool] | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield server-sent events about the projects a caller sees (None: all of them) until the page disconnects."""
+        queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=8)
         self._loop = asyncio.get_running_loop()
         self._listeners.add(queue)
         try:
@@ -39,12 +41,13 @@ class Notices:
             yield b"retry: 1000\nevent: hello\ndata: {}\n\n"
             while True:
                 try:
-                    notice = await asyncio.wait_for(queue.get(), QUIET)
-                    if not notice:
-                        return
-                    yield notice
+                    runs = await asyncio.wait_for(queue.get(), QUIET)
                 except asyncio.TimeoutError:  # not the built-in TimeoutError before Python 3.11
-                    yield b": still here\n\n"
+                    yield STILL_HERE
+                    continue
+                if runs == END:
+                    return
+                yield notice(runs, sees)
         finally:
             self._listeners.discard(queue)
 
@@ -64,7 +67,7 @@ class Notices:
         for queue in self._listeners:
             while queue.full():
                 queue.get_nowait()
-            queue.put_nowait(b"")
+            queue.put_nowait(END)
 
     async def _watch(self, token: Any) -> None:
         took = 0.0
@@ -77,15 +80,16 @@ class Notices:
                 self._tell(runs)
 
     def _tell(self, runs: list[Any]) -> None:
-        notice = _notice(runs if len(runs) <= MANY else None)
         for queue in self._listeners:
             if queue.full():  # the page does not read: replace what it missed by one notice for all runs
                 while not queue.empty():
                     queue.get_nowait()
-                queue.put_nowait(_notice(None))
+                queue.put_nowait(None)
             else:
-                queue.put_nowait(notice)
+                queue.put_nowait(runs if len(runs) <= MANY else None)
 
 
-def _notice(runs: list[Any] | None) -> bytes:
-    return b"event: changed\ndata: " + msgspec.json.encode({"runs": runs}) + b"\n\n"
+def notice(runs: list[Any] | None, sees: Callable[[str], bool] | None = None) -> bytes:
+    """Return the event for changed runs (None: too many to list), or a comment line if the caller sees none of them."""
+    shown = runs if runs is None or sees is None else [run for run in runs if sees(run[0])]
+    return b"event: changed\ndata: " + msgspec.json.encode({"runs": shown}) + b"\n\n" if shown != [] else STILL_HERE

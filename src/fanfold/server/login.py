@@ -18,19 +18,21 @@ from starlette.responses import RedirectResponse, Response
 
 from ..fleet import audit as record
 from ..fleet.grants import Anybody, Grants, Holder, Person
-from ..fleet.limits import Rates
+from ..fleet.limits import Rates, party
 from ..fleet.login_form import form
 from ..fleet.oidc import LoginFailed, Oidc
 from ..fleet.proxy import Proxies
-from ..fleet.sessions import Errand, Session, Sessions
+from ..fleet.responses import peer_of, read_body
+from ..fleet.sessions import Errand, LoginSession, Sessions
 from ..fleet.tokens import TokenBook
-from ..fleet.wire import Refused
+from ..fleet.wire import Rejected
 
 if TYPE_CHECKING:
     from .gateway import Gateway
 
 logger = logging.getLogger("fanfold.gateway")
 MAX_FORM = 4096
+TOO_LONG = "the form is too long. You are not logged in."
 PROVIDER_THREADS = 4  # a slow provider must not block every thread
 REFUSALS, REFUSALS_BURST = 0.2, 100.0  # audit entries about refused logins, per second and at once: they must not fill the disk
 
@@ -64,10 +66,10 @@ class Logins:
             return self.tokens.find(word.strip())
         if user := getattr(request.state, "user", ""):  # set only for requests from a trusted proxy
             return self.grants.person(user, request.state.groups)
-        session = self.sessions.take(request, Session, secure=self.secure(request))
+        session = self.sessions.take(request, LoginSession, secure=self.secure(request))
         return self.of(session) if session is not None else None
 
-    def of(self, session: Session) -> Holder | None:
+    def of(self, session: LoginSession) -> Holder | None:
         """Return the holder of a session, with their current permissions."""
         if session.token:
             return self.tokens.get(session.token) if self.tokens is not None else None
@@ -97,21 +99,21 @@ class Entrance:
 
     async def log_in(self, request: Request) -> Response:
         """Start a session for the token sent in the form."""
-        peer = _peer(request)
-        self.gateway.strangers.check(peer, "what this address tries")
-        given = dict(parse_qsl((await _body(request)).decode("utf-8", "replace")))
+        peer = peer_of(request)
+        self.gateway.strangers.check(party(peer), "what this address tries")
+        given = dict(parse_qsl((await read_body(request, MAX_FORM, TOO_LONG)).decode("utf-8", "replace")))
         word = given.get("token", "").strip()
         tokens = self.logins.tokens
         found = await run_in_threadpool(tokens.find, word) if tokens is not None else None
         if found is None:
-            self.gateway.strangers.take(peer, 1.0)
+            self.gateway.strangers.take(party(peer), 1.0)
             await self._refused(peer, "a token that is none")
-            return self._form(None, "This is no token of this gateway, or no longer. Nobody was logged in.", 401)
-        return await self._welcome(request, found, Session(self._until(), token=found.id))
+            return self._form(None, "This token is not valid, or no longer valid. You are not logged in.", 401)
+        return await self._welcome(request, found, LoginSession(self._until(), token=found.id))
 
     async def log_out(self, request: Request) -> Response:
         answer = RedirectResponse("./login", 303)
-        self.logins.sessions.drop(answer, Session, secure=self.logins.secure(request))
+        self.logins.sessions.drop(answer, LoginSession, secure=self.logins.secure(request))
         return answer
 
     async def start(self, request: Request) -> Response:
@@ -129,28 +131,30 @@ class Entrance:
     async def finish(self, request: Request) -> Response:
         """Complete a login when the provider redirects back."""
         oidc, sessions, secure = self._oidc(), self.logins.sessions, self.logins.secure(request)
+        self.gateway.strangers.check(party(peer_of(request)), "what this address tries")  # each code is a request to the provider
         errand = sessions.take(request, Errand, secure=secure)
         redirect = self.logins.address(request, "oidc/callback")
         try:
             answer = dict(request.query_params)
             who = await to_thread.run_sync(oidc.finish, errand, answer, redirect, limiter=self._threads)
         except LoginFailed as error:
+            self.gateway.strangers.take(party(peer_of(request)), 1.0)
             return await self._failed(request, error, 403)
         groups = self.logins.grants.known(who.groups)
         person = self.logins.grants.person(who.user, groups)
-        welcome = await self._welcome(request, person, Session(self._until(), user=who.user, groups=groups), "../")
+        welcome = await self._welcome(request, person, LoginSession(self._until(), user=who.user, groups=groups), "../")
         sessions.drop(welcome, Errand, secure=secure)
         return welcome
 
-    async def _welcome(self, request: Request, who: Holder, session: Session, home: str = "./") -> Response:
-        await self._record(record.LOGIN, who.label, _peer(request), {})
+    async def _welcome(self, request: Request, who: Holder, session: LoginSession, home: str = "./") -> Response:
+        await self._record(record.LOGIN, who.label, peer_of(request), {})
         answer = RedirectResponse(home, 303)
         self.logins.sessions.put(answer, session, secure=self.logins.secure(request))
         return answer
 
     async def _failed(self, request: Request, error: LoginFailed, status: int) -> Response:
-        logger.warning("%s", error, extra={"event": "login", "peer": _peer(request)})
-        await self._refused(_peer(request), str(error))
+        logger.warning("%s", error, extra={"event": "login", "peer": peer_of(request)})
+        await self._refused(peer_of(request), str(error))
         return self._form(None, str(error), status, up=True)
 
     def _form(self, who: Holder | None, said: str = "", status: int = 200, *, up: bool = False) -> Response:
@@ -167,7 +171,7 @@ class Entrance:
 
     def _oidc(self) -> Oidc:
         if self.logins.oidc is None:
-            raise Refused(404, "this gateway knows no provider. Nobody was logged in. Use a token.")
+            raise Rejected(404, "this gateway has no login provider. You are not logged in. Use a token.")
         return self.logins.oidc
 
     def _until(self) -> float:
@@ -189,19 +193,6 @@ class Entrance:
         if self.gateway.audit is None:
             return
         try:
-            await run_in_threadpool(self.gateway.audit.write, record.Entry(time.time(), action, by, peer, detail=detail))
+            await run_in_threadpool(self.gateway.audit.write, record.AuditEntry(time.time(), action, by, peer, detail=detail))
         except OSError as error:
             logger.error("the audit log cannot be written: %s", error, extra={"event": "storage"})  # noqa: TRY400 - no trace
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_FORM:
-            raise Refused(413, "the form is too long. Nobody was logged in.")
-    return body
-
-
-def _peer(request: Request) -> str:
-    return request.client.host if request.client else ""

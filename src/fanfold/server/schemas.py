@@ -55,13 +55,22 @@ class Unreadable(TypedDict):
 class Runs(TypedDict):
     """A project's runs, its numeric keys, its media and text keys, and the columns of the run table.
 
-    `unreadable` lists the runs that could not be read.
+    `goals`: whether low ("min") or high ("max") values of a metric are better, where define_metric says so. `unreadable` lists
+    the runs that could not be read.
+
+    `total` is the number of runs. `runs` has all of them, the first `count`, or, if the request names the blocks it `known`, the
+    runs of the `fresh` ones. Blocks have `size` runs each, counted from the end of the list; `blocks` has their names.
     """
 
     runs: list[Listed]
+    total: int
+    size: int
+    blocks: list[str]
+    fresh: list[int]
     keys: list[str]
     media: list[str]
     columns: list[str]
+    goals: dict[str, str]
     unreadable: list[Unreadable]
 
 
@@ -90,20 +99,35 @@ class Run(TypedDict):
     summary: Facts
     facts: Facts
     attempts: list[Facts]
+    fork: Facts | None
     ranks: list[int]
     dropped: int
     damaged: int
     artifacts: list[Facts]
     files: list[Facts]
     alerts: list[Facts]
+    requests: list[Facts]
+    knobs: Facts
     path: str
     keys: dict[str, list[str]]
+    blackbox: list[Facts]
+    nodes: dict[str, int]
     console: bool
+
+
+class Told(TypedDict):
+    """A request that was left for a job, or refused at once, and why."""
+
+    id: str
+    state: str
+    why: str
 
 
 class _Words(TypedDict, total=False):
     level: str
     text: str | None
+    rule: str
+    key: str | None
 
 
 class Alert(_Words):
@@ -131,6 +155,34 @@ class Console(TypedDict):
     more: bool
 
 
+class FieldImportance(TypedDict):
+    """A config value (`config:lr`): rank correlation and permutation importance, each with the range it may lie in."""
+
+    name: str
+    values: int
+    runs: int
+    correlation: float | None
+    correlation_low: float | None
+    correlation_high: float | None
+    importance: float
+    importance_low: float
+    importance_high: float
+
+
+class Importance(TypedDict):
+    """How much each config value matters for a metric, most important first.
+
+    `score` is the share of the metric's variance that the forest predicts for runs it has not seen; None with too few runs.
+    """
+
+    metric: str
+    runs: int
+    score: float | None
+    score_low: float | None
+    score_high: float | None
+    fields: list[FieldImportance]
+
+
 class Media(TypedDict):
     """What one run logged under a key; content is fetched by blob name."""
 
@@ -140,11 +192,37 @@ class Media(TypedDict):
 
 
 class Table(TypedDict):
-    """Some rows of a logged table, and how many there are."""
+    """Some rows of a logged table: `found` match, of `total`; `numbers` counts them from 0 in the whole table.
+
+    `media` says where there are media: row in this answer, column, kind, facts. The `cell` address serves them.
+    """
 
     columns: list[str]
     rows: list[list[Any]]
+    numbers: list[int]
+    media: list[list[Any]]
+    found: int
     total: int
+
+
+class Sample(TypedDict):
+    """A row of one logged table."""
+
+    run: str
+    step: int
+    rank: int
+    n: int
+    row: int
+    columns: list[str]
+    cells: list[Any]
+    media: list[list[Any]]
+
+
+class Samples(TypedDict):
+    """The same row of the tables logged under a key, by step; `tables` is how many there are."""
+
+    found: list[Sample]
+    tables: int
 
 
 class Profile(TypedDict):
@@ -152,6 +230,18 @@ class Profile(TypedDict):
 
     steps: list[Facts]
     ops: list[Facts]
+
+
+class Goodput(TypedDict):
+    """A run's wall time by part, as the mean over its ranks; `unmeasured`: what nothing was recorded about."""
+
+    wall_seconds: float
+    goodput: float
+    ranks: int
+    attempts: int
+    steps: int
+    parts: list[Facts]
+    unmeasured: list[str]
 
 
 class Changed(TypedDict):
@@ -164,6 +254,28 @@ class Deleted(TypedDict):
     """How many runs were deleted."""
 
     deleted: int
+
+
+class Rules(TypedDict):
+    """Rules of a project with the times they were added, and rules of its programs with the number of runs that have each."""
+
+    rules: dict[str, float]
+    programs: dict[str, int]
+
+
+class Moved(TypedDict):
+    """How many runs were moved to another project."""
+
+    moved: int
+
+
+class Added(TypedDict):
+    project: str
+    added: int
+
+
+class Workspace(TypedDict):
+    fragment: str
 
 
 Views = dict[str, str]

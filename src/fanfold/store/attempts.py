@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,9 +120,17 @@ def _split(key: str, members: Sequence[Journal]) -> list[Attempt]:
     if len(starts) <= 1:
         return [Attempt(key, list(members))]
     attempts = {ordinal: Attempt(f"{key}.{ordinal}") for ordinal, _ in starts}
+    by_time = {began: ordinal for ordinal, began in reversed(starts)}
+    times = sorted(by_time)
     for journal in members:
         ordinal, began = journal.header.ordinal, journal.header.started
         if ordinal is None or ordinal not in attempts or journal.header.rank != 0:
-            ordinal = min(starts, key=lambda start: abs(start[1] - began))[0]
+            ordinal = by_time[_nearest(times, began)]
         attempts[ordinal].journals.append(journal)
     return list(attempts.values())
+
+
+def _nearest(times: Sequence[int], moment: int) -> int:
+    """Return which of some ascending times is nearest to a moment. There may be thousands of each."""
+    place = bisect_left(times, moment)
+    return min(times[max(0, place - 1) : place + 1], key=lambda time: abs(time - moment))

@@ -35,7 +35,8 @@ class Buckets:
     were logged (the first of equal extremes; x and x_last are the bucket's ends if no value is finite). `x_min` and `x_max` are
     None if a database of an older version stored the extremes without their steps. `before` and `after` are the neighbours just
     outside of lo and hi, so that a line can be drawn to the edge. `restarts`: where later attempts begin. `axis` is the x in use:
-    a key without steps (system metrics) requested by step is returned over `relative` time. A fold adds per bucket the lowest and
+    a key without steps (system metrics) requested by step is returned over `relative` time. `forked`: in a fork, where its own
+    points begin; those before are its parent's. A fold adds per bucket the lowest and
     highest value of any rank, and which rank that was.
     """
 
@@ -61,26 +62,27 @@ class Buckets:
     high_rank: Ints | None = None
     x_min: Floats | None = None
     x_max: Floats | None = None
+    forked: float | None = None
 
     def __len__(self) -> int:
         return len(self.x)
 
 
-class Piece(NamedTuple):
+class SeriesPiece(NamedTuple):
     """Points in ascending order of x. `band`, for a fold: the extremes over ranks, and which ranks hold them."""
 
     x: Any
     values: NDArray[Any]
     band: tuple[Floats, Floats, Ints, Ints] | None = None
 
-    def cut(self, start: int, stop: int) -> Piece:
+    def cut(self, start: int, stop: int) -> SeriesPiece:
         band = None if self.band is None else tuple(column[start:stop] for column in self.band)
-        return Piece(self.x[start:stop], self.values[start:stop], band)  # type: ignore[arg-type]
+        return SeriesPiece(self.x[start:stop], self.values[start:stop], band)  # type: ignore[arg-type]
 
 
 def bucket(
     key: str,
-    pieces: Sequence[Piece],
+    pieces: Sequence[SeriesPiece],
     *,
     buckets: int = 330,
     lo: float | None = None,
@@ -113,7 +115,7 @@ def bucket(
     return _thinned(key, inside, edges, total, zero, shown, ends)
 
 
-def _least_positive(pieces: Sequence[Piece], zero: float) -> float:
+def _least_positive(pieces: Sequence[SeriesPiece], zero: float) -> float:
     """Return a bound just below the first x above zero, or infinity if there is none."""
     import numpy as np
 
@@ -125,10 +127,10 @@ def _least_positive(pieces: Sequence[Piece], zero: float) -> float:
 
 
 def _cut(
-    pieces: Sequence[Piece], lo: float | None, hi: float | None, zero: float
-) -> tuple[list[Piece], Piece | None, Piece | None]:
+    pieces: Sequence[SeriesPiece], lo: float | None, hi: float | None, zero: float
+) -> tuple[list[SeriesPiece], SeriesPiece | None, SeriesPiece | None]:
     """Return the pieces within lo and hi, and the pieces just before and after them."""
-    inside: list[Piece] = []
+    inside: list[SeriesPiece] = []
     left = right = None
     for piece in pieces:
         start = 0 if lo is None else _position(piece.x, lo + zero, "left")
@@ -142,7 +144,7 @@ def _cut(
     return inside, left, right
 
 
-def _neighbour(piece: Piece | None, place: int, zero: float) -> tuple[float, float] | None:
+def _neighbour(piece: SeriesPiece | None, place: int, zero: float) -> tuple[float, float] | None:
     return None if piece is None else (float(piece.x[place]) - zero, float(piece.values[place]))
 
 
@@ -176,7 +178,9 @@ def _edges(low: float, high: float, buckets: int, zero: float, log: bool) -> Flo
     return edges
 
 
-def _raw(key: str, pieces: Sequence[Piece], total: int, zero: float, restarts: list[float], ends: dict[str, Any]) -> Buckets:
+def _raw(
+    key: str, pieces: Sequence[SeriesPiece], total: int, zero: float, restarts: list[float], ends: dict[str, Any]
+) -> Buckets:
     import numpy as np
 
     x = np.concatenate([np.asarray(p.x, np.float64) for p in pieces]) - zero if pieces else np.empty(0)
@@ -217,7 +221,7 @@ class _Part(NamedTuple):
 
 
 def _thinned(
-    key: str, pieces: Sequence[Piece], edges: Floats, total: int, zero: float, restarts: list[float], ends: dict[str, Any]
+    key: str, pieces: Sequence[SeriesPiece], edges: Floats, total: int, zero: float, restarts: list[float], ends: dict[str, Any]
 ) -> Buckets:
     parts = [_part(piece, edges) for piece in pieces]
     whole = parts[0] if len(parts) == 1 else _united(parts)
@@ -282,7 +286,7 @@ def extremes(values: Floats, holders: NDArray[Any], starts: Ints, better: Any) -
     return best, holders[np.minimum.reduceat(holds, starts)]
 
 
-def _part(piece: Piece, edges: Floats) -> _Part:
+def _part(piece: SeriesPiece, edges: Floats) -> _Part:
     """Reduce one piece to the buckets it touches."""
     import numpy as np
 
@@ -327,7 +331,7 @@ def _first_of(values: NDArray[Any], starts: Ints, sizes: Ints, better: Any) -> I
     return np.asarray(places[np.searchsorted(places, starts)], np.int64)
 
 
-def _with_gaps(piece: Piece, where: Ints, starts: Ints, stops: Ints) -> tuple[Any, ...]:
+def _with_gaps(piece: SeriesPiece, where: Ints, starts: Ints, stops: Ints) -> tuple[Any, ...]:
     """Reduce values of which some are NaN or infinite: these are skipped and listed as marks. Return positions, then values."""
     import numpy as np
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
@@ -24,48 +25,30 @@ from ..errors import FanfoldError, RunError, outcome
 from ..journal import directory, packed
 from ..journal import format as fmt
 from ..settings import cache_directory
-from . import deadline, segments
-from .points import holders, points
-from .rows import LIVE, Row
+from . import deadline, forks
+from .rows import LIVE, RunRow
 from .run import Runs, StoredRun
 
 VERSION = 4  # part of the file name; a change that breaks older readers starts a new file
 SETTLED_SECONDS = 60.0
 _UNUSABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter if sqlite reports damage with bytes that are not UTF-8
 MOST_OPEN = 16_384  # journals at once: each is mapped, and Linux allows a process about 65,000 maps
-_rows, _statistics = msgspec.msgpack.Decoder(Row), msgspec.msgpack.Decoder(dict[str, Any])
+_rows, _statistics = msgspec.msgpack.Decoder(RunRow), msgspec.msgpack.Decoder(dict[str, Any])
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]  # shows the progress of a listing
+_TOGETHER = 256  # rows written in one transaction
 _Kept = TypeVar("_Kept")
 
 
-def _runs_table(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, signature TEXT NOT NULL, row BLOB NOT NULL, seen REAL NOT NULL) "
-        "WITHOUT ROWID"
-    )
+# Created where they are missing. They only ever get more columns and tables, so that an older fanfold can share the file.
+_TABLES = {
+    "runs": "path TEXT PRIMARY KEY, signature TEXT NOT NULL, row BLOB NOT NULL, seen REAL NOT NULL",
+    "stats": "path TEXT, key TEXT, signature TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (path, key)",
+}
 
 
-def _statistics_table(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS stats (path TEXT, key TEXT, signature TEXT NOT NULL, row BLOB NOT NULL, "
-        "PRIMARY KEY (path, key)) WITHOUT ROWID"
-    )
-
-
-# Run in order, once per file. They only add, so that an older fanfold can share the file.
-MIGRATIONS = (_runs_table, _statistics_table)
-
-
-def _migrate(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """Upgrade the tables to this version in one transaction, because two processes may start at once."""
-    if connection.execute("PRAGMA user_version").fetchone()[0] >= len(MIGRATIONS):
-        return connection
-    connection.execute("BEGIN IMMEDIATE")
-    done = connection.execute("PRAGMA user_version").fetchone()[0]
-    for migration in MIGRATIONS[done:]:
-        migration(connection)
-    connection.execute(f"PRAGMA user_version = {max(done, len(MIGRATIONS))}")
-    connection.execute("COMMIT")
+def _with_tables(connection: sqlite3.Connection) -> sqlite3.Connection:
+    for name, columns in _TABLES.items():
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITHOUT ROWID")
     return connection
 
 
@@ -86,7 +69,7 @@ def _connect() -> sqlite3.Connection:
             _discard()
             return _opened(path)
     except (OSError, *_UNUSABLE):
-        return _migrate(sqlite3.connect(":memory:", isolation_level=None))
+        return _with_tables(sqlite3.connect(":memory:", isolation_level=None))
 
 
 def _discard() -> None:
@@ -101,10 +84,41 @@ def _opened(path: Path) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=OFF")
-        return _migrate(connection)
+        return _with_tables(connection)
     except _UNUSABLE:
         connection.close()
         raise
+
+
+class _Session:
+    """One reader's use of the catalogue. New rows are written many at a time: a transaction costs more than a row."""
+
+    def __init__(self) -> None:
+        self.connection = _connect()
+        self._new: list[tuple[Any, ...]] = []
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write()
+        self.connection.close()
+
+    def keep(self, folder: Path, signature: str, row: RunRow) -> None:
+        """Write a run's row, sooner or later."""
+        self._new.append((str(folder), signature, _sealed(row, str(folder), signature), row.seen))
+        if len(self._new) >= _TOGETHER:
+            self._write()
+
+    def _write(self) -> None:
+        new, self._new = self._new, []
+        if not new:
+            return
+        with contextlib.suppress(*_UNUSABLE):
+            self.connection.execute("BEGIN IMMEDIATE")
+            with self.connection:  # commits, or rolls back
+                query = "INSERT OR REPLACE INTO runs (path, signature, row, seen) VALUES (?, ?, ?, ?)"
+                self.connection.executemany(query, new)
 
 
 def _ask(connection: sqlite3.Connection, query: str, *given: str) -> list[tuple[Any, ...]]:
@@ -192,6 +206,7 @@ class Shelf:
             fresh = run is None or date is None or self.whole.get(folder) != date or date_of(folder) != date
             if run is None or fresh:
                 run = StoredRun(folder).refresh() if run is None else run.reopened()
+                run.kin = partial(forks.in_directory, folder.parent.parent, self.run)
                 self.whole[folder] = date
             self._keep(folder, run, count=fresh)
             return run
@@ -229,15 +244,15 @@ def listed(root: Path, project: str | None = None, *, shelf: Shelf | None = None
     dates = {folder: date for folder in directory.run_folders(root, project, failed=failed) if (date := date_of(folder))}
     folders = list(dates)
     shelf = Shelf() if shelf is None else shelf
-    with contextlib.closing(_connect()) as connection:
+    with _Session() as session:
         if not all(folder in shelf.rows for folder in folders):
             shelf.rows.update(
-                {f: kept for f, kept in _known(connection, root, folders, project is None).items() if f not in shelf.rows}
+                {f: kept for f, kept in _known(session.connection, root, folders, project is None).items() if f not in shelf.rows}
             )
         found = []
         for folder in progress(folders, len(folders)) if progress else folders:
             deadline.check()
-            run = _entry(connection, folder, dates[folder], shelf, failed)
+            run = _entry(session, folder, dates[folder], shelf, failed)
             found += [] if run is None else [run]
     unreadable = [{"path": _printable(path), "reason": reason} for path, reason in sorted(failed.items())]
     return Runs(sorted(found, key=lambda run: run.started, reverse=True), unreadable)
@@ -258,18 +273,17 @@ def unreadable_text(unreadable: list[dict[str, str]], shown: int = 3) -> str:
 
 def last_signs(root: Path, shelf: Shelf) -> Iterator[tuple[Path, float]]:
     """Yield each run's folder and when it was last active, without decoding its row, which is slow for wide runs."""
-    with contextlib.closing(_connect()) as connection:
+    with _Session() as session:
         query = "SELECT path, signature, seen FROM runs WHERE path >= ? AND path < ?"
-        known = {
-            path: (sign, seen) for path, sign, seen in _ask(connection, query, f"{root}/", f"{root}0") if isinstance(seen, float)
-        }
+        rows = _ask(session.connection, query, f"{root}/", f"{root}0")
+        known = {path: (sign, seen) for path, sign, seen in rows if isinstance(seen, float)}
         for folder in directory.run_folders(root):
             date = date_of(folder)
             run = shelf.unchanged(folder, date)
             sign, seen = known.get(str(folder), ("", 0.0))
             if date and run is None and not (sign and _signature(folder) == sign):
                 deadline.check()
-                run = _entry(connection, folder, date, shelf, {})
+                run = _entry(session, folder, date, shelf, {})
                 sign = ""
             if run is not None or sign:
                 yield folder, seen if run is None else run.seen
@@ -318,13 +332,13 @@ def touched(run: Path) -> float:
         return 0.0
 
 
-def _entry(connection: sqlite3.Connection, folder: Path, date: int, shelf: Shelf, failed: dict[Path, str]) -> StoredRun | None:
+def _entry(session: _Session, folder: Path, date: int, shelf: Shelf, failed: dict[Path, str]) -> StoredRun | None:
     """Return a run from its row if valid; else read the run and update the row. Record why it cannot be read in `failed`."""
     settled = shelf.unchanged(folder, date)
     if settled is not None:
         return settled
     with shelf.reading(folder):
-        run, error = outcome(lambda: _current(connection, folder, date, shelf))
+        run, error = outcome(lambda: _current(session, folder, date, shelf))
     if isinstance(error, deadline.TookTooLong):
         raise error
     if error is not None and not isinstance(error, FileNotFoundError):  # else deleted meanwhile
@@ -339,7 +353,7 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, FanfoldError) else f"{type(error).__name__}: {error}"
 
 
-def _current(connection: sqlite3.Connection, folder: Path, date: int, shelf: Shelf) -> StoredRun | None:
+def _current(session: _Session, folder: Path, date: int, shelf: Shelf) -> StoredRun | None:
     now = signature(folder)
     if not now:
         return None
@@ -352,50 +366,59 @@ def _current(connection: sqlite3.Connection, folder: Path, date: int, shelf: She
         return kept[1]
     row = _read(folder, shelf)
     if not same or kept is None or kept[1].verdict != row.verdict:
-        with contextlib.suppress(*_UNUSABLE):
-            query = "INSERT OR REPLACE INTO runs (path, signature, row, seen) VALUES (?, ?, ?, ?)"
-            connection.execute(query, (str(folder), now, _sealed(row, str(folder), now), row.seen))
+        session.keep(folder, now, row)
     run = StoredRun(folder, row.whole(str(folder)))
     shelf.rows[folder] = (now, run)
     return run
 
 
-def _read(folder: Path, shelf: Shelf) -> Row:
+def _read(folder: Path, shelf: Shelf) -> RunRow:
     kept = folder in shelf.opened
-    run = shelf.run(folder)
-    if run.status not in LIVE and not kept:
+    row = shelf.run(folder).row()
+    if row.status not in LIVE and not kept:
         shelf.close(folder)  # only its row is needed
-    return run.row().slim()
+    return row.slim()
 
 
-def statistics(row: Row, key: str, *, run: StoredRun | None = None) -> dict[str, Any] | None:
-    """Return min, max, mean, first, last and count of a run's key; cached until the run grows."""
+def statistics(row: RunRow, key: str, *, run: StoredRun | None = None) -> dict[str, Any] | None:
+    """Return min, max (and their steps), mean, first, last and count of a run's key; cached until the run grows."""
     folder = Path(row.path)
     now = signature(folder)
     with contextlib.closing(_connect()) as connection:
         query = "SELECT row FROM stats WHERE path = ? AND key = ? AND signature = ?"
         for (kept,) in _ask(connection, query, str(folder), key, now):
-            if (found := _unsealed(kept, _statistics, str(folder), key, now)) is not None:
+            found = _unsealed(kept, _statistics, str(folder), key, now)
+            if found is not None and "min_step" in found:  # older versions stored no steps
                 return found
+        from .points import holders, points
+
         run = run or StoredRun(folder).refresh()
-        ranks = holders(run, key)
-        if not ranks:
+        ranks = holders(run, key, own=True)
+        found = points(run, key, ranks[0], own=True).statistics() if ranks else _computed(run, key)
+        if found is None:
             return None
-        found = points(run, key, ranks[0]).statistics()
         with contextlib.suppress(*_UNUSABLE):
             query = "INSERT OR REPLACE INTO stats (path, key, signature, row) VALUES (?, ?, ?, ?)"
             connection.execute(query, (str(folder), key, now, _sealed(found, str(folder), key, now)))
     return found
 
 
+def _computed(run: StoredRun, key: str) -> dict[str, Any] | None:
+    from . import goodput
+
+    return goodput.statistics(run, key) if key.startswith(goodput.PREFIX) else None
+
+
 def forget(folder: Path) -> None:
     """Delete everything derived from a deleted run."""
+    from . import segments
+
     with contextlib.closing(_connect()) as connection, contextlib.suppress(*_UNUSABLE):
         for (sign,) in _ask(connection, "SELECT signature FROM runs WHERE path = ?", str(folder)):
             for journal in _journals(sign):
                 segments.discard(cache_directory(), journal)
                 packed.discard(cache_directory(), journal)
-        for table in ("runs", "stats"):
+        for table in _TABLES:
             connection.execute(f"DELETE FROM {table} WHERE path = ?", (str(folder),))  # noqa: S608 - the two names above
 
 
@@ -412,7 +435,7 @@ def reindex(root: Path, *, progress: Progress | None = None) -> tuple[int, int]:
         gone = [path for path, _ in rows if not directory.is_run(Path(path))]
         for path in gone:
             forget(Path(path))
-        for table in ("runs", "stats"):
+        for table in _TABLES:
             span = (f"{root}/", f"{root}0")
             connection.execute(f"DELETE FROM {table} WHERE path >= ? AND path < ?", span)  # noqa: S608 - the two names above
     return len(listed(root, progress=progress)), len(gone)

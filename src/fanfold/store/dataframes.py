@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from ..errors import missing_extra
@@ -29,25 +30,14 @@ def columns(run: StoredRun, keys: list[str] | None, *, rank: int | None, fold: s
     return table
 
 
-def to_arrow(run: StoredRun, keys: list[str] | None, **how: Any) -> Any:
+_LIBRARIES = {"arrow": ("pyarrow", "table"), "pandas": ("pandas", "DataFrame"), "polars": ("polars", "DataFrame")}
+
+
+def frame(run: StoredRun, kind: str, keys: list[str] | None, *, rank: int | None, fold: str | None) -> Any:
+    """Return a table of the given kind."""
+    library, constructor = _LIBRARIES[kind]
     try:
-        import pyarrow as pa
+        module = importlib.import_module(library)
     except ImportError as error:
-        raise missing_extra("pyarrow", "arrow", "to_arrow()") from error
-    return pa.table(columns(run, keys, **how))
-
-
-def to_pandas(run: StoredRun, keys: list[str] | None, **how: Any) -> Any:
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise missing_extra("pandas", "pandas", "to_pandas()") from error
-    return pd.DataFrame(columns(run, keys, **how))
-
-
-def to_polars(run: StoredRun, keys: list[str] | None, **how: Any) -> Any:
-    try:
-        import polars as pl
-    except ImportError as error:
-        raise missing_extra("polars", "polars", "to_polars()") from error
-    return pl.DataFrame(columns(run, keys, **how))
+        raise missing_extra(library, kind, f"to_{kind}()") from error
+    return getattr(module, constructor)(columns(run, keys, rank=rank, fold=fold))

@@ -15,10 +15,10 @@ from typing import Any
 
 from ..errors import SettingError
 from . import deadline
-from .rows import Row
+from .rows import RunRow
 
-Stats = Callable[[Row, str], Mapping[str, Any] | None]
-Test = Callable[[Row, float, Stats], bool]
+Stats = Callable[[RunRow, str], Mapping[str, Any] | None]
+Test = Callable[[RunRow, float, Stats], bool]
 
 FIELDS = ("id", "name", "project", "status", "group", "notes", "tags", "created", "seen", "age", "duration", "ranks", "attempts")
 STATUSES = ("running", "finished", "failed", "killed", "preempted", "lost")
@@ -48,13 +48,13 @@ _MOST_DIGITS = 400  # of a number stored as text
 class FilterError(SettingError):
     """A filter that cannot be parsed; `column` is the position of the error, counted from 1."""
 
-    def __init__(self, text: str, column: int, what: str) -> None:
-        self.column = column
+    def __init__(self, text: str, column: int, what: str, noun: str = "filter") -> None:
+        self.column, self.text, self.what = column, text, what
         shown = text.replace("\n", " ").replace("\t", " ")
-        super().__init__(f"the filter has a mistake at column {column}: {what}\n  {shown}\n  {'^':>{column}}")
+        super().__init__(f"the {noun} has a mistake at column {column}: {what}\n  {shown}\n  {'^':>{column}}")
 
 
-class _Token:
+class Token:
     def __init__(self, kind: str, text: str, column: int) -> None:
         self.kind, self.text, self.column = kind, text, column
 
@@ -68,20 +68,23 @@ class Filter:
     def __init__(self, text: str = "") -> None:
         self.text = text
         self.names: list[str] = []
-        parser = _Parser(text, self.names)
+        parser = Parser(text, self.names)
         self._test: Test | None = parser.whole()
 
-    def matches(self, row: Row, *, now: float | None = None, stats: Stats = lambda *_: None) -> bool:
+    def matches(self, row: RunRow, *, now: float | None = None, stats: Stats = lambda *_: None) -> bool:
         """Return whether a row matches. `stats` is called for a metric's min, max, … only if the result depends on it."""
         deadline.check()
         return self._test is None or self._test(row, time.time() if now is None else now, stats)
 
-    def unknown(self, rows: Sequence[Row]) -> list[str]:
+    def unknown(self, rows: Sequence[RunRow]) -> list[str]:
         """Return the names in the filter that no row has; most likely they are misspelled."""
-        return [name for name in self.names if not any(value_of(row, name) is not None for row in rows)]
+        from .goodput import PARTS, PREFIX
+
+        named = [name for name in self.names if name not in {PREFIX + part for part in PARTS}]  # these are computed when needed
+        return [name for name in named if not any(value_of(row, name) is not None for row in rows)]
 
 
-class _Parser:
+class Parser:
     """A recursive descent parser: or, and (also implicit between conditions), not, brackets, comparisons."""
 
     def __init__(self, text: str, names: list[str]) -> None:
@@ -90,18 +93,18 @@ class _Parser:
         self.text = text
         self.names = names
         self.conditions = 0
-        self.tokens = _tokens(text)
+        self.tokens = tokens_of(text)
         self.at = 0
         self.depth = 0
 
-    def fail(self, what: str, token: _Token | None = None) -> FilterError:
+    def fail(self, what: str, token: Token | None = None) -> FilterError:
         return FilterError(self.text, token.column if token else len(self.text) + 1, what)
 
     @property
-    def next(self) -> _Token | None:
+    def next(self) -> Token | None:
         return self.tokens[self.at] if self.at < len(self.tokens) else None
 
-    def take(self) -> _Token:
+    def take(self) -> Token:
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -143,7 +146,7 @@ class _Parser:
         finally:
             self.depth -= 1
 
-    def condition(self, token: _Token) -> Test:
+    def condition(self, token: Token) -> Test:
         if token.is_word("not"):
             test = self.unary()
             return lambda *row: not test(*row)
@@ -157,14 +160,14 @@ class _Parser:
             return self.comparison(token, self.take())
         return _contains(token.text)
 
-    def bracket(self, opened: _Token) -> Test:
+    def bracket(self, opened: Token) -> Test:
         test = self.either()
         if self.next is None:
             raise self.fail("this bracket is never closed.", opened)
         self.take()
         return test
 
-    def tag(self, token: _Token) -> Test:
+    def tag(self, token: Token) -> Test:
         wanted = token.text[4:]
         if not wanted:
             if self.next is None or self.next.kind != "quoted":
@@ -172,7 +175,7 @@ class _Parser:
             wanted = self.take().text
         return lambda row, _now, _stats: wanted in (row.get("tags") or ())
 
-    def comparison(self, name: _Token, op: _Token) -> Test:
+    def comparison(self, name: Token, op: Token) -> Test:
         value = self.next
         if value is None or value.kind not in ("word", "quoted"):
             raise self.fail(f"{op.text} has no value on its right.", value)
@@ -180,7 +183,7 @@ class _Parser:
         self.names.append(name.text)
         return self.checked(name.text, "=" if op.text == "==" else op.text, value)
 
-    def checked(self, name: str, op: str, value: _Token) -> Test:
+    def checked(self, name: str, op: str, value: Token) -> Test:
         """Build a comparison. Values that can never match are rejected here, where their column is known."""
         text = value.text
         if name == "status" and op in ("=", "!=") and text not in STATUSES:
@@ -198,7 +201,7 @@ class _Parser:
         return _comparison(name, op, text)
 
 
-def _tokens(text: str) -> list[_Token]:
+def tokens_of(text: str) -> list[Token]:
     found, at = [], 0
     end = len(text.rstrip())
     while at < end:
@@ -216,7 +219,7 @@ def _tokens(text: str) -> list[_Token]:
         word = match.group(kind)
         if kind == "quoted":
             word = re.sub(r"\\(.)", r"\1", word[1:-1], flags=re.DOTALL)
-        found.append(_Token(kind, word, match.start(kind) + 1))
+        found.append(Token(kind, word, match.start(kind) + 1))
         at = match.end()
     return found
 
@@ -224,7 +227,7 @@ def _tokens(text: str) -> list[_Token]:
 # Values of names
 
 
-def value_of(row: Row, name: str, *, now: float | None = None, stats: Stats = lambda *_: None) -> Any:
+def value_of(row: RunRow, name: str, *, now: float | None = None, stats: Stats = lambda *_: None) -> Any:
     """Return the value of a name in a row, or None: a field, else a config path, else a metric's last value or statistic."""
     kind, _, rest = name.partition(".")
     if rest and kind == "config":
@@ -253,13 +256,15 @@ def config_value(config: Mapping[str, Any], path: str) -> Any:
     return None
 
 
-def metric_value(row: Row, name: str, stats: Stats) -> Any:
+def metric_value(row: RunRow, name: str, stats: Stats) -> Any:
     latest = row.get("latest") or {}
     if name in latest:
         return latest[name]
     summary = row.get("summary") or {}
     if name in summary:
         return summary[name]
+    if name.startswith("goodput/"):
+        return (stats(row, name) or {}).get("last")
     key, _, which = name.rpartition(".")
     if which not in STATISTICS or key not in latest:
         return None
@@ -351,7 +356,7 @@ def _comparison(name: str, op: str, text: str) -> Test:
     negated = op.startswith("!")
     compare = _comparer(op.removeprefix("!") if negated else op, text)
 
-    def test(row: Row, now: float, stats: Stats) -> bool:
+    def test(row: RunRow, now: float, stats: Stats) -> bool:
         deadline.check()
         value = value_of(row, name, now=now, stats=stats)
         found = any(map(compare, value)) if isinstance(value, (list, tuple)) else compare(value)
@@ -436,8 +441,12 @@ def _moments(name: str, op: str, span: tuple[float, float]) -> Test:
 
 def sort_rows(rows: list[Any], by: str, *, stats: Stats = lambda *_: None) -> list[Any]:
     """Sort rows by a name: ascending, or descending with a leading minus. Rows without a value are always last."""
+    if not isinstance(by, str):
+        raise SettingError(f"sort={by!r} is not the name of a column. Nothing was read. Pass a text such as '-loss'.")
     down, name = by.startswith("-"), by.removeprefix("-")
     keyed = [(value_of(row, name, stats=stats), row) for row in rows]
+    if name not in FIELDS and rows and all(value is None for value, _ in keyed):
+        raise SettingError(f"no run has {name!r} to sort by. Nothing was read. Sort by a field, a config value or a metric.")
     numbers = [(float(value), row) for value, row in keyed if isinstance(value, (int, float)) and not _is_nan(value)]
     words = [(str(value), row) for value, row in keyed if value is not None and not isinstance(value, (int, float))]
     rest = [row for value, row in keyed if value is None or _is_nan(value)]

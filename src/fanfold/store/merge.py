@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,11 +16,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+from ..atomic import replacing
 from ..errors import JournalError, notices
 from ..journal import Journal, Kind
 from ..journal import format as fmt
 from ..journal.index import open_indexed
 from ..journal.packed import raw_size
+from ..process import module_command, same_modules
 from ..settings import cache_directory
 from . import segments
 from .query import LocalStore, Store
@@ -71,9 +72,10 @@ def merge(path: Path, *, cache: Path | None = None, finished: bool | None = None
 
 def start(root: Path, *, quiet: bool = True) -> subprocess.Popen[bytes]:
     """Start merging in a low-priority process that runs until its stdin is closed: by the caller, or when the caller exits."""
-    command = [sys.executable, "-m", "fanfold", "merge", "--follow", "--dir", str(root)]
+    command = module_command("fanfold", "merge", "--follow", "--dir", str(root))
+    environment = {**os.environ, **same_modules()}
     output = subprocess.DEVNULL if quiet else subprocess.PIPE
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, env=environment)
 
 
 @contextlib.contextmanager
@@ -133,16 +135,9 @@ def _sweep(folder: Path) -> None:
 def _write(journal: Journal, cache: Path, start: int, end: int) -> Merged:
     path = segments.path_of(cache, journal.id, start, end)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            points = _columns(file, journal, start, end)
-            file.flush()
-            os.fsync(file.fileno())
-            written = file.tell()
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with replacing(path, sync=True) as file:
+        points = _columns(file, journal, start, end)
+        written = file.tell()
     return Merged(path, points, end - start, written)
 
 

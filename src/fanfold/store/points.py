@@ -6,15 +6,16 @@ is never loaded into memory as a whole unless its steps go backwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..journal import Journal
 from ..journal.walker import NO_STEP
-from . import deadline
-from .segments import place, stored
+from . import deadline, forks
+from .segments import SegmentChunk, place, positions, stored
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,33 +23,7 @@ if TYPE_CHECKING:
 
     from .run import StoredRun
 
-
-class Chunk(Protocol):
-    """Some points of one key, in the order they were written.
-
-    `axis` are the steps and `narrow` the values in their stored form: cheaper to access, and the same numbers.
-    """
-
-    @property
-    def steps(self) -> NDArray[Any]: ...
-    @property
-    def axis(self) -> Any: ...
-    @property
-    def times(self) -> NDArray[np.float64]: ...
-    @property
-    def values(self) -> NDArray[Any]: ...
-    @property
-    def narrow(self) -> NDArray[Any]: ...
-    @property
-    def kind(self) -> np.dtype[Any]: ...
-    @property
-    def began(self) -> float: ...
-    @property
-    def bounds(self) -> tuple[int, int]: ...
-    @property
-    def ascending(self) -> bool: ...
-    def __len__(self) -> int: ...
-    def cut(self, start: int, stop: int) -> Chunk: ...
+STEPLESS = ("system/", "energy/")  # metrics without steps, which a fork does not inherit
 
 
 @dataclass
@@ -98,15 +73,24 @@ class Loaded:
         return Loaded(self.steps[which], self.times[which], self.values[which])
 
 
+# Some points of one key, in the order they were written. `axis` are the steps and `narrow` the values in their stored form:
+# cheaper to access, and the same numbers.
+Chunk = Loaded | SegmentChunk
+
+
 @dataclass
 class Points:
-    """The points a rank logged under a key, by step; `restarts` has the step and time at which each later attempt began."""
+    """The points a rank logged under a key, by step; `restarts` has the step and time at which each later attempt began.
+
+    `forked`: the step and time of the run's own first point, if those before it are inherited from the run it was forked from.
+    """
 
     key: str
     rank: int
     chunks: list[Chunk]
     restarts: list[tuple[int, float]] = field(default_factory=list)
     kinds: set[np.dtype[Any]] = field(default_factory=set)  # of all logged points, hidden or not
+    forked: tuple[int, float] | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.chunks))
@@ -120,52 +104,150 @@ class Points:
         return whole.steps, whole.times, whole.values.astype(kind, copy=False)
 
     def statistics(self) -> dict[str, Any]:
-        """Return min, max, mean, first, last and count; the first three ignore NaN if there are other numbers."""
+        """Return min, max, mean, first, last and count, and the first step of the min and of the max.
+
+        Min, max and mean ignore NaN if there are other numbers. The steps are None for metrics logged without steps.
+        """
         import numpy as np
 
         count, total, low, high = 0, 0.0, float("nan"), float("nan")
+        low_step: int | None = None
+        high_step: int | None = None
         for chunk in self.chunks:
             deadline.check()
             values = chunk.narrow.astype(np.float64, copy=False)
-            numbers = values[~np.isnan(values)] if np.isnan(values.max()) else values
+            kept = ~np.isnan(values) if np.isnan(values.max()) else slice(None)
+            numbers, steps = values[kept], chunk.axis[kept]
             if len(numbers):
                 with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, which is the correct result
                     total += float(numbers.sum())
-                low, high = float(np.fmin(low, numbers.min())), float(np.fmax(high, numbers.max()))
+                lowest, highest = int(numbers.argmin()), int(numbers.argmax())
+                if not low <= numbers[lowest]:
+                    low, low_step = float(numbers[lowest]), _step(steps[lowest])
+                if not high >= numbers[highest]:
+                    high, high_step = float(numbers[highest]), _step(steps[highest])
                 count += len(numbers)
         return {
             "min": low, "max": high, "mean": total / count if count else float("nan"), "count": len(self),
             "first": self.chunks[0].values[0].item(), "last": self.chunks[-1].values[-1].item(),
+            "min_step": low_step, "max_step": high_step,
         }  # fmt: skip
 
 
-def holders(run: StoredRun, key: str) -> list[int]:
-    """Return the ranks that logged numbers under a key, lowest first."""
-    return sorted({journal.header.rank for _, journal in run.holding(key) if journal.count(key)})
+def _step(step: Any) -> int | None:
+    return None if int(step) == NO_STEP else int(step)
 
 
-def points(run: StoredRun, key: str, rank: int, *, raw: bool = False) -> Points:
-    """Collect a rank's points over its attempts. Each attempt hides earlier points from its first step on, unless `raw`."""
+Held = list[tuple[int, Journal]]  # journals, each with the index of its attempt
+Elders = list[tuple[dict[int, Held], int]]  # the journals of a fork's ancestors by rank, nearest first, and their last step
+
+
+def held(run: StoredRun, key: str, *, own: bool = True) -> dict[int, Held]:
+    """Return the journals with numbers under a key by rank, lowest first; unless `own`, with the ranks of a fork's ancestors."""
+    found: dict[int, Held] = {}
+    for attempt, journal in run.holding(key):
+        if journal.count(key):
+            found.setdefault(journal.header.rank, []).append((attempt, journal))
+    for ranks, _ in [] if own else _elders(run, key):
+        for rank in ranks:
+            found.setdefault(rank, [])
+    return dict(sorted(found.items()))
+
+
+def _elders(run: StoredRun, key: str) -> Elders:
+    if run.fork is None or key.startswith(STEPLESS):
+        return []
+    return [(held(ancestor.run, key), ancestor.last) for ancestor in forks.ancestors(run)]
+
+
+def holders(run: StoredRun, key: str, *, own: bool = False) -> list[int]:
+    """Return the ranks that logged numbers under a key, lowest first; a fork has those of its parent, too, unless `own`."""
+    return list(held(run, key, own=own))
+
+
+def points(run: StoredRun, key: str, rank: int, *, raw: bool = False, own: bool = False) -> Points:
+    """Collect a rank's points over its attempts. Each attempt hides earlier points from its first step on, unless `raw`.
+
+    The points that a fork inherits count as those of an earlier attempt; `own` and `raw` leave them out.
+    """
+    elders = [] if own or raw else _elders(run, key)
+    return _points(held(run, key).get(rank, []), key, rank, raw=raw, elders=elders)
+
+
+def points_by_rank(run: StoredRun, key: str, *, raw: bool = False, own: bool = False) -> Iterator[Points]:
+    """Yield the points of each rank; searching the journals once per rank would take the square of their number."""
+    elders = [] if own or raw else _elders(run, key)
+    ranks = held(run, key, own=own or raw)
+    found = (_points(journals, key, rank, raw=raw, elders=elders) for rank, journals in ranks.items())
+    return (one for one in found if one.chunks)  # a fork may be before the first point of its parent
+
+
+def _points(journals: Held, key: str, rank: int, *, raw: bool, elders: Elders) -> Points:
     kept: list[Chunk] = []
+    highs: list[int] = []  # the highest step of each kept chunk and of those before it
     restarts: list[tuple[int, float]] = []
     kinds: set[np.dtype[Any]] = set()
     deadline.check()
     attempts: dict[int, list[Journal]] = {}
-    for attempt, journal in run.holding(key):
-        if journal.header.rank == rank:
-            attempts.setdefault(attempt, []).append(journal)
-    for journals in attempts.values():
-        own = [chunk for journal in journals for chunk in chunks(journal, key)]
-        if not own:
+    for attempt, journal in journals:
+        attempts.setdefault(attempt, []).append(journal)
+    inherited = _inherited(elders, key, rank)
+    _add(kept, highs, inherited)
+    kinds |= {chunk.kind for chunk in inherited}
+    forked: tuple[int, float] | None = None
+    begun = False
+    for members in attempts.values():
+        logged = [chunk for journal in members for chunk in chunks(journal, key)]
+        if not logged:
             continue
-        first = int(own[0].axis[0])
-        if kept:
-            restarts.append((first, own[0].began))
+        first = int(logged[0].axis[0])
+        if begun:
+            restarts.append((first, logged[0].began))
+        elif inherited:
+            forked = (first, logged[0].began)
+        begun = True
         if first != NO_STEP and not raw:
-            kept = [part for chunk in kept if (part := before(chunk, first)) is not None]
-        kept += own
-        kinds |= {chunk.kind for chunk in own}
-    return Points(key, rank, kept if raw else in_order(kept), restarts, kinds)
+            hidden = bisect_left(highs, first)  # the chunks before it stay as they are: there may be thousands of attempts
+            later = _until(kept[hidden:], first)
+            del kept[hidden:], highs[hidden:]
+            _add(kept, highs, later)
+        _add(kept, highs, logged)
+        kinds |= {chunk.kind for chunk in logged}
+    if inherited and not begun:
+        forked = (inherited[-1].bounds[1] + 1, float(inherited[-1].times[-1]) + 1e-6)
+    return Points(key, rank, kept if raw else in_order(kept), restarts, kinds, forked)
+
+
+def _inherited(elders: Elders, key: str, rank: int) -> list[Chunk]:
+    """Return what a rank's curve begins with in a fork: the points of its ancestors up to where each was forked."""
+    found: list[Chunk] = []
+    for ranks, last in reversed(elders):
+        whole = _points(ranks.get(rank, []), key, rank, raw=False, elders=[])
+        own = [part for chunk in whole.chunks if len(part := stepped(chunk))]
+        if own:
+            found = _until(found, own[0].bounds[0])
+        found += _until(own, last + 1)
+    return found
+
+
+def _until(parts: Iterable[Chunk], step: int) -> list[Chunk]:
+    """Return the parts of chunks before a step."""
+    return [part for chunk in parts if (part := before(chunk, step)) is not None]
+
+
+def stepped(chunk: Chunk) -> Chunk:
+    """Leave out points without a step; they come first in a sorted chunk."""
+    if chunk.bounds[0] != NO_STEP:
+        return chunk
+    import numpy as np
+
+    return chunk.cut(int(positions(chunk.axis, np.array([NO_STEP]), "right")[0]), len(chunk))
+
+
+def _add(kept: list[Chunk], highs: list[int], some: Iterable[Chunk]) -> None:
+    for chunk in some:
+        kept.append(chunk)
+        highs.append(max(chunk.bounds[1], highs[-1] if highs else NO_STEP))
 
 
 def chunks(journal: Journal, key: str) -> list[Chunk]:
@@ -176,7 +258,7 @@ def chunks(journal: Journal, key: str) -> list[Chunk]:
 
 
 def before(chunk: Chunk, step: int) -> Chunk | None:
-    """Return the part of a chunk before a step."""
+    """Return the part of a chunk before a step, sorted by step if the chunk was not: it may be cut again."""
     low, high = chunk.bounds
     if high < step:
         return chunk
@@ -184,8 +266,7 @@ def before(chunk: Chunk, step: int) -> Chunk | None:
         return None
     if chunk.ascending:
         return chunk.cut(0, place(chunk.axis, step))
-    whole = joined([chunk])
-    return whole.pick(whole.steps < step)
+    return before(in_order([chunk])[0], step)
 
 
 def in_order(parts: Sequence[Chunk]) -> list[Chunk]:

@@ -1,82 +1,94 @@
-"""The interface of every store, and the store over a directory of runs. `clickhouse/store.py` is the same over a database."""
+"""What every store offers, and the store over a directory of runs. `clickhouse/store.py` is the same over a database."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import FanfoldError, RunError, RunNotFound, notices
+from ..errors import RunError, RunNotFound, SettingError, notices
 from ..journal import directory
 from ..settings import find_directory
-from . import axes, catalogue, deadline
+from . import catalogue
 from .attempts import UNFINISHED
-from .buckets import Buckets
 from .catalogue import Progress
-from .changes import Changes, OnDisk
-from .filter import Filter, sort_rows
-from .rows import LIVE, Project, Row, Rows
+from .rows import LIVE, Project, RunRow, RunRows
 from .run import Runs, StoredRun, not_found
+
+if TYPE_CHECKING:
+    from .buckets import Buckets
+    from .changes import Changes
 
 Name = tuple[str, str]  # project, run id
 
 
-class Store(Protocol):
-    """The interface of a store, wherever it keeps its runs. `fanfold.stores.open_store` opens the store at an address."""
+class Store(ABC):
+    """A store, wherever it keeps its runs. `fanfold.stores.open_store` opens the store at an address."""
+
+    place: str  # where the runs are, for display
+    root: Path  # the local folder with the runs, or with local copies of runs kept elsewhere
 
     @property
-    def place(self) -> str:
-        """Where the runs are, for display."""
-
-    @property
-    def root(self) -> Path:
-        """The local folder with the runs, or with local copies of runs kept elsewhere."""
-
-    @property
+    @abstractmethod
     def changes(self) -> Changes:
         """Changes to the runs: renaming, tagging, deleting, saving views."""
 
+    @abstractmethod
     def projects(self) -> list[Project]:
         """Return the projects, the most recently active first."""
 
+    @abstractmethod
     def names(self, project: str | None = None) -> Iterable[Name]:
         """Return the project and id of each run."""
 
+    @abstractmethod
     def listed(self, project: str | None = None, *, progress: Progress | None = None) -> Runs:
         """Return all runs, newest first. Their facts are loaded; their journals are opened only when more is needed."""
 
+    @abstractmethod
+    def statistics(self, row: RunRow, key: str) -> dict[str, Any] | None:
+        """Return min, max (and their steps: `min_step`, `max_step`), mean, first, last and count of a metric of a run."""
+
+    @abstractmethod
+    def run(self, project: str, id: str) -> StoredRun:
+        """Open a run, or read what was appended since it was last opened."""
+
+    @abstractmethod
+    def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
+        """Open many runs in one call and return them by id. Missing runs are left out."""
+
+    @abstractmethod
+    def changed(self, since: int = 0) -> tuple[int, list[Name]]:
+        """Return a token, and the runs that appeared, grew, ended or disappeared since the given token. 0 returns every run."""
+
     def runs(
-        self,
-        project: str | None = None,
-        filter: str = "",
-        sort: str = "",
-        limit: int | None = None,
-        *,
+        self, project: str | None = None, filter: str = "", sort: str = "", limit: int | None = None, *,
         stats: Sequence[str] = (),
-    ) -> Rows:
+    ) -> RunRows:  # fmt: skip
         """Return one row of facts per run, newest first unless `sort` names a column (`-loss`: highest first).
 
         `filter` uses the language of docs/query.md. `stats` names metrics whose min, max, mean, first, last and count are
         included in each row under `stats`.
         """
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise SettingError(f"limit={limit!r} is not a number of runs. Nothing was read. Pass 0 or more, or None for all.")
+        found = _selected(self, project, filter)
+        rows = [run.row() for run in found]
+        if sort:
+            from .filter import sort_rows
 
-    def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
-        """Return min, max, mean, first, last and count of a metric of a run."""
-
-    def run(self, project: str, id: str) -> StoredRun:
-        """Open a run, or read what was appended since it was last opened."""
-
-    def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
-        """Open many runs in one call and return them by id. Missing runs are left out."""
-
-    def changed(self, since: int = 0) -> tuple[int, list[Name]]:
-        """Return a token, and the runs that appeared, grew, ended or disappeared since the given token. 0 returns every run."""
+            rows = sort_rows(rows, sort, stats=self.statistics)
+        rows = rows if limit is None else rows[:limit]
+        if stats:
+            rows = [_with_statistics(self, row, stats) for row in rows]
+        return RunRows(rows, found.unreadable)
 
     def series(
         self, run: StoredRun, key: str, *, buckets: int = 330, x: str = "step", rank: int | None = None,
@@ -89,12 +101,40 @@ class Store(Protocol):
         is sorted by x, then by step. rank: the rank to read (default: the lowest that has the key). fold: reduce all ranks to one
         series (mean, min, max, sum, std, last). log: buckets for a logarithmic axis.
         """
+        from .axes import thin
+
+        return thin(run, key, buckets=buckets, x=x, rank=rank, fold=fold, lo=lo, hi=hi, log=log)
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
         """Return many series in one call, in the given order; None where a run has no points under the key."""
+        from .axes import thin_or_none
+
+        return [thin_or_none(run, key, **how) for run, key in wanted]
 
 
-class LocalStore:
+class Watched:
+    """The state of a store's runs at each call of `changed()`, which tells what changed since an earlier one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.seen: dict[Any, Any] = {}
+        self._version: dict[Any, int] = {}
+        self._token = 0
+
+    def update(self, now: dict[Any, Any]) -> None:
+        """Compare the current state of all runs with the last one."""
+        moved = [run for run in {**self.seen, **now} if self.seen.get(run) != now.get(run)]
+        if moved:
+            self._token += 1
+            self._version.update(dict.fromkeys(moved, self._token))
+        self.seen = now
+
+    def since(self, token: int) -> tuple[int, list[Any]]:
+        """Return the current token, and the runs that changed after the given one."""
+        return self._token, [run for run, version in self._version.items() if version > token]
+
+
+class LocalStore(Store):
     """The runs below one directory. Journals stay open, so that repeated queries are cheap.
 
     Threads may share it: they block each other only while updating the same run, or while both call changed().
@@ -102,17 +142,18 @@ class LocalStore:
 
     def __init__(self, dir: str | os.PathLike[str] | None = None) -> None:
         self.root = find_directory(dir)
+        if self.root.is_file():
+            raise SettingError(f"{self.root} is a file, not a directory of runs. Nothing was opened. Name the directory.")
         self.place = str(self.root)
-        self._watching = threading.Lock()  # guards the state of changed()
         self._shelf = catalogue.Shelf()
-        self._seen: dict[Path, tuple[str, str]] = {}  # signature, and any status change without a write, as of changed()
-        self._version: dict[Path, int] = {}
-        self._token = 0
+        self._watched = Watched()  # by folder: its signature, and any status change without a write
 
     # Runs
 
     @cached_property
     def changes(self) -> Changes:
+        from .changes import OnDisk
+
         return OnDisk(self.root)
 
     def projects(self) -> list[Project]:
@@ -130,13 +171,7 @@ class LocalStore:
     def listed(self, project: str | None = None, *, progress: Progress | None = None) -> Runs:
         return catalogue.listed(self.root, project, shelf=self._shelf, progress=progress)
 
-    def runs(
-        self, project: str | None = None, filter: str = "", sort: str = "", limit: int | None = None, *,
-        stats: Sequence[str] = (),
-    ) -> Rows:  # fmt: skip
-        return rows_of(self, project, filter, sort, limit, stats)
-
-    def statistics(self, row: Row, key: str) -> dict[str, Any] | None:
+    def statistics(self, row: RunRow, key: str) -> dict[str, Any] | None:
         return catalogue.statistics(row, key, run=self._shelf.opened.get(Path(row.path)))
 
     def run(self, project: str, id: str) -> StoredRun:
@@ -155,23 +190,17 @@ class LocalStore:
         return found
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
-        """Return a token, and the runs that appeared, grew, ended or disappeared since the given token. 0 returns every run.
+        """A finished run costs one stat of its folder, a growing one a stat of each file."""
+        with self._watched.lock:
+            dates = ((folder, catalogue.date_of(folder)) for folder in directory.run_folders(self.root))
+            self._watched.update({folder: self._sight(folder, date) for folder, date in dates if date})
+            token, folders = self._watched.since(since)
+            return token, [_name(folder) for folder in folders]
 
-        A finished run costs one stat of its folder, a growing one a stat of each file.
-        """
-        with self._watching:
-            now = {folder: self._sight(folder) for folder in directory.run_directories(self.root)}
-            moved = [folder for folder in {**self._seen, **now} if self._seen.get(folder) != now.get(folder)]
-            if moved:
-                self._token += 1
-                self._version.update(dict.fromkeys(moved, self._token))
-            self._seen = now
-            return self._token, [_name(folder) for folder, version in self._version.items() if version > since]
-
-    def _sight(self, folder: Path) -> tuple[str, str]:
+    def _sight(self, folder: Path, date: int) -> tuple[str, str]:
         """Return a run's state as seen from outside. Only a live run can end without its files changing."""
-        before = self._seen.get(folder)
-        if before is not None and self._shelf.unchanged(folder, catalogue.date_of(folder)) is not None:
+        before: tuple[str, str] | None = self._watched.seen.get(folder)
+        if before is not None and self._shelf.unchanged(folder, date) is not None:
             return before
         try:
             sign = catalogue.signature(folder)
@@ -184,79 +213,46 @@ class LocalStore:
                 return sign, now
         return sign, before[1] if before is not None and before[0] == sign else ""
 
-    # Points
-
-    def series(
-        self,
-        run: StoredRun,
-        key: str,
-        *,
-        buckets: int = 330,
-        x: str = "step",
-        rank: int | None = None,
-        fold: str | None = None,
-        lo: float | None = None,
-        hi: float | None = None,
-        log: bool = False,
-    ) -> Buckets:
-        return axes.thin(run, key, buckets=buckets, x=x, rank=rank, fold=fold, lo=lo, hi=hi, log=log)
-
-    def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
-        return [self._or_none(run, key, how) for run, key in wanted]
-
-    def _or_none(self, run: StoredRun, key: str, how: dict[str, Any]) -> Buckets | None:
-        try:
-            return self.series(run, key, **how) if any(key in journal.by_key for journal in run.journals) else None
-        except deadline.TookTooLong:
-            raise
-        except FanfoldError:  # the requested rank or x does not exist
-            return None
-
 
 def _name(folder: Path) -> Name:
     return directory.decode_name(folder.parent.name), directory.decode_name(folder.name)
 
 
-def rows_of(
-    store: Store, project: str | None, filter: str, sort: str, limit: int | None, stats: Sequence[str]
-) -> Rows:  # fmt: skip
-    """Return the rows of a store's runs; see Store.runs."""
-    wanted, found = Filter(filter), store.listed(project)
-    rows = [run.row() for run in found]
-    if filter:
-        rows = [row for row in rows if wanted.matches(row, stats=store.statistics)]
-    if sort:
-        rows = sort_rows(rows, sort, stats=store.statistics)
-    rows = rows if limit is None else rows[:limit]
-    if stats:
-        rows = [_with_statistics(store, row, stats) for row in rows]
-    return Rows(rows, found.unreadable)
-
-
-def _with_statistics(store: Store, row: Row, keys: Sequence[str]) -> Row:
+def _with_statistics(store: Store, row: RunRow, keys: Sequence[str]) -> RunRow:
     return msgspec.structs.replace(row, stats={key: store.statistics(row, key) for key in keys if key in row.latest})
 
 
 def matching(store: Store, project: str | None = None, filter: str = "", *, progress: Progress | None = None) -> Runs:
     """Return a store's runs that match a filter, newest first. Warn once about unreadable ones."""
-    wanted, found = Filter(filter), store.listed(project, progress=progress)
+    found = _selected(store, project, filter, progress)
     if found.unreadable:
         notices.once(f"unreadable:{store.place}", catalogue.unreadable_text(found.unreadable))
+    return found
+
+
+def _selected(store: Store, project: str | None, filter: str, progress: Progress | None = None) -> Runs:
     if not filter:
-        return found
+        return store.listed(project, progress=progress)
+    from .filter import Filter
+
+    wanted, found = Filter(filter), store.listed(project, progress=progress)
     return Runs((run for run in found if wanted.matches(run.row(), stats=store.statistics)), found.unreadable)
 
 
-def find(store: Store, word: str, project: str | None = None) -> StoredRun:
-    """Open the run whose id, id prefix or name is `word`. `-` is the newest run."""
-    exact = [name for name in store.names(project) if name[1] == word]
+def find(store: Store, word: str, project: str | None = None, *, besides: Name | None = None) -> StoredRun:
+    """Open the run whose id, id prefix, name, PROJECT/ID or PROJECT/NAME is `word`. `-` is the newest run.
+
+    `besides`: a run that is not meant.
+    """
+    exact = [name for name in store.names(project) if name[1] == word and name != besides]
     if len(exact) == 1:
         with contextlib.suppress(RunNotFound):  # a folder renamed by hand: the listing knows the run's own id
             return store.run(*exact[0])
-    matches = list(_meant(word, matching(store, project)))
+    matches = list(_meant(word, Runs(run for run in matching(store, project) if (run.project, run.id) != besides)))
     if len(matches) > 1:
-        names = ", ".join(f"{run.id} ({run.name}, {run.project})" for run in matches[:6])
-        raise RunError(f"{word!r} names {len(matches)} runs: {names}. None was opened. Give more of the id, or --project.")
+        names = ", ".join(f"{run.project}/{run.id} ({run.name})" for run in matches[:6])
+        more = f" and {len(matches) - 6} more" if len(matches) > 6 else ""
+        raise RunError(f"{word!r} names {len(matches)} runs: {names}{more}. None was opened. Write PROJECT/ID as it is here.")
     if not matches:
         raise not_found(word, store.place)
     return matches[0].reopened()
@@ -266,8 +262,13 @@ def _meant(word: str, found: Runs) -> Iterator[StoredRun]:
     if word == "-":
         yield from found[:1]
         return
-    named = [run for run in found if word in (run.id, run.name)]
-    yield from named or [run for run in found if run.id.startswith(word)]
+    named = [run for run in found if word in (run.id, run.name)] or [run for run in found if word in _full_names(run)]
+    yield from named or [run for run in found if word and run.id.startswith(word)]
+
+
+def _full_names(run: StoredRun) -> tuple[str, str]:
+    """Return a run's names with its project: a copy in another project has the same id."""
+    return f"{run.project}/{run.id}", f"{run.project}/{run.name}"
 
 
 def open_run(path: Path) -> StoredRun:

@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 
+from ..journal.bodies import Fork
+
 LIVE = frozenset({"running", "lost"})  # the two statuses that can change without a write
 
 
-class Life(msgspec.Struct, array_like=True):
+class AttemptRow(msgspec.Struct, array_like=True):
     """One attempt of a run: its key, its status, and when it started and was last active (ns)."""
 
     key: str
@@ -20,7 +22,7 @@ class Life(msgspec.Struct, array_like=True):
     seen: int
 
 
-class Row(msgspec.Struct, kw_only=True):
+class RunRow(msgspec.Struct, kw_only=True):
     """The facts of one run, read-only. `row["id"]` is `row.id`, for every field and property."""
 
     id: str = ""
@@ -36,10 +38,11 @@ class Row(msgspec.Struct, kw_only=True):
     rank_list: list[int] = msgspec.field(default_factory=list, name="ranks")
     summary: dict[str, Any] = {}
     rules: dict[str, str] = {}
-    lives: list[Life] = msgspec.field(default_factory=list, name="attempts")
+    lives: list[AttemptRow] = msgspec.field(default_factory=list, name="attempts")
     latest: dict[str, Any] = {}
     media: list[str] = []
     archived: bool = False
+    fork: Fork | None = None
     unsummed: list[str] = []  # only in the stored form: keys of `latest` that `summary` leaves out
     path: str = ""
     stats: dict[str, Any] | None = None  # statistics of metrics, if requested
@@ -70,13 +73,13 @@ class Row(msgspec.Struct, kw_only=True):
     def get(self, name: str, default: Any = None) -> Any:
         return getattr(self, name, default)
 
-    def slim(self) -> Row:
+    def slim(self) -> RunRow:
         """Return the row as it is stored: without summary values that are also in `latest`, in a wide run nearly all of them."""
         latest, summary = self.latest, self.summary
         own = {key: value for key, value in summary.items() if latest.get(key, self) is not value}
         return msgspec.structs.replace(self, path="", summary=own, unsummed=[key for key in latest if key not in summary])
 
-    def whole(self, path: str) -> Row:
+    def whole(self, path: str) -> RunRow:
         """Restore a stored row: set its path, and fill in the summary values it shares with `latest`."""
         own, without = self.summary, set(self.unsummed)
         if own or without:
@@ -85,10 +88,10 @@ class Row(msgspec.Struct, kw_only=True):
         return self
 
 
-class Rows(list[Row]):
+class RunRows(list[RunRow]):
     """Rows of runs. `unreadable` has the path and the reason of each run that could not be read."""
 
-    def __init__(self, rows: Iterable[Row] = (), unreadable: Sequence[dict[str, str]] = ()) -> None:
+    def __init__(self, rows: Iterable[RunRow] = (), unreadable: Sequence[dict[str, str]] = ()) -> None:
         super().__init__(rows)
         self.unreadable = list(unreadable)
 
@@ -102,6 +105,13 @@ class Project(msgspec.Struct):
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
+
+
+def cause(verdict: dict[str, Any]) -> dict[str, Any]:
+    """Return how a run ended and on which rank; the time is in seconds since 1970."""
+    ended = verdict.get("time")
+    found = {name: verdict.get(name) for name in ("rank", "signal", "exit_code", "error", "reason")}
+    return {**found, "time": ended / 1e9 if ended else None}
 
 
 def lasted(lives: Iterable[tuple[int, int]], *, running: bool) -> float:

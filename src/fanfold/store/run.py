@@ -6,34 +6,29 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar, overload
 
-from .. import fold as folding
 from ..errors import FanfoldError, JournalError, RunNotFound, notices
 from ..journal import Journal, Kind, blobs, bodies, directory
-from ..journal.bodies import NewerFormat
+from ..journal.bodies import Fork, NewerFormat
 from ..journal.format import PACKED
 from ..journal.index import open_indexed
 from ..journal.packed import MostlyHoles
-from ..journal.walker import NO_STEP
-from ..settings import cache_directory
-from . import deadline
+from . import deadline, forks
 from .attempts import Attempt, group
-from .points import holders, points, reduce
-from .rows import Life, Row, lasted
+from .rows import AttemptRow, RunRow, lasted
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..journal.requests import Answer, JobRequest
     from .buckets import Buckets
+    from .changes import Changes
 
-
-MOST_PATTERNS = 256  # the newest define_metric patterns that are used
-MOST_PATTERN = 256  # characters of a pattern; longer ones are ignored
-_WILD = re.compile(r"[*?\[]")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -85,27 +80,60 @@ class TextPoint(NamedTuple):
 
 
 # Facts in a row, by their names in StoredRun. A listed run has them already, until it is refreshed.
-_SAME = ("id", "project", "name", "group", "notes", "tags", "config", "seen", "summary", "rules", "latest")
+_SAME = ("id", "project", "name", "group", "notes", "tags", "archived", "config", "seen", "summary", "rules", "latest", "fork")
 _KNOWN = {"started": "created", "ranks": "rank_list"} | {name: name for name in _SAME}
-_READ = (*_KNOWN, "info", "metrics", "_rules", "_patterns", "_holders")
+_READ = (*_KNOWN, "info", "metrics", "requests", "_rules", "_patterns", "_holders")
+
+
+class _editable(cached_property[T]):  # noqa: N801 - used like a property
+    """A fact that is read once, and that assigning changes in the store."""
+
+    def __set__(self, run: Any, value: T) -> None:
+        run._edit({str(self.attrname): value})  # noqa: SLF001 - a part of that class
 
 
 class StoredRun:
     """A run on disk. Reading never disturbs the processes that write it; `refresh()` reads what they appended.
 
-    A listed run has the facts of its row; its journals are opened when more is needed.
+    A listed run has the facts of its row; its journals are opened when more is needed. `name`, `tags`, `notes`, `group` and
+    `archived` can be assigned.
+
+    Attributes:
+        path: The run's directory.
+        id: Its id.
+        config: Its config.
+        journals: One object for each journal file.
+        status: `"running"`, `"finished"`, `"failed"`, `"killed"`, `"preempted"` or `"lost"`.
+        ranks: The ranks that logged something.
+        artifacts: The artifacts, oldest first.
+
+    Example:
+        ```python
+        import fanfold
+
+        with fanfold.init("llm", config={"lr": 1e-3}) as run:
+            run.log({"loss": 0.5}, step=0)
+        stored = fanfold.open(run.id)
+        print(stored.status, stored.config["lr"], stored.series("loss").values)
+        ```
     """
 
-    def __init__(self, path: Path | str, row: Row | None = None) -> None:
+    def __init__(self, path: Path | str, row: RunRow | None = None) -> None:
         self.path = path if isinstance(path, Path) and path.is_absolute() else Path(path).absolute()
         self._journals: dict[Path, Journal] = {}
         self._attempts: list[Attempt] | None = None
         self._row = row
+        self.kin: forks.Kin = partial(forks.in_directory, self.path.parent.parent, open_folder)  # opens its parent
+        self.lineage: tuple[float, list[forks.Ancestor]] | None = None  # kept by forks.ancestors
         if row is not None:
             self.__dict__.update({name: getattr(row, field) for name, field in _KNOWN.items()})
 
     def refresh(self) -> StoredRun:
-        """Read what was written since the last read."""
+        """Read what was written since the last read.
+
+        Returns:
+            The same object.
+        """
         journals = {file: self._read_on(file) for file in directory.journal_files(self.path, strict=True)}
         self._journals = {file: journal for file, journal in journals.items() if journal is not None and journal.begun}
         self._read(group(list(self._journals.values())))
@@ -114,6 +142,7 @@ class StoredRun:
     def _read(self, attempts: list[Attempt]) -> None:
         """Set the journals' current state, and drop everything cached before."""
         self._attempts, self._row = attempts, None
+        self.forget_parents()
         for name in _READ:
             self.__dict__.pop(name, None)
 
@@ -128,13 +157,21 @@ class StoredRun:
         return str(self.path.parent.parent)
 
     def pulled(self) -> Path:
-        """Return the folder with the run's journals and blobs, after copying into it any that are stored elsewhere."""
+        """Return the folder with the run's journals and blobs, after copying into it any that are stored elsewhere.
+
+        Returns:
+            The folder.
+        """
         return self.path
 
     def reopened(self) -> StoredRun:
-        """Return the run in its current state, reading only what was appended since; this object stays unchanged."""
+        """Return the run in its current state, reading only what was appended since; this object stays unchanged.
+
+        Returns:
+            A new object.
+        """
         run = StoredRun(self.path)
-        run._journals = dict(self._journals)
+        run._journals, run.kin = dict(self._journals), self.kin
         return run.refresh()
 
     def _read_on(self, file: Path) -> Journal | None:
@@ -150,7 +187,7 @@ class StoredRun:
 
     def _open(self, file: Path) -> Journal | None:
         try:
-            return open_indexed(file, cache_directory())
+            return open_indexed(file)
         except (FileNotFoundError, JournalError) as error:
             if isinstance(error, NewerFormat):
                 raise
@@ -166,12 +203,34 @@ class StoredRun:
         assert self._attempts is not None
         return self._attempts
 
+    @cached_property
+    def fork(self) -> Fork | None:
+        """The run that this one continues: its `project` and id (`run`), and the last `step` that both have."""
+        journals = self.journals
+        return next((journal.header.fork for journal in journals if journal.header.fork is not None), None)
+
+    @property
+    def parent(self) -> StoredRun | None:
+        """The run that this one was forked from; None if there is none, or if it is not in the same store any more."""
+        return None if self.fork is None else self.kin(self.fork.project, self.fork.run)
+
+    def forget_parents(self) -> None:
+        """Look the ancestors up again when they are needed next."""
+        self.lineage = None
+
     @property
     def journals(self) -> list[Journal]:
         return [journal for attempt in self.attempts for journal in attempt.journals]
 
     def holding(self, key: str) -> Iterable[tuple[int, Journal]]:
-        """Return the journals that have a key, each with the index of its attempt."""
+        """Return the journals that have a key, each with the index of its attempt.
+
+        Args:
+            key: A logged key.
+
+        Returns:
+            Pairs of attempt and journal.
+        """
         if "_holders" in self.__dict__:
             return self._holders.get(key, ())
         return ((n, journal) for n, attempt in enumerate(self.attempts) for journal in attempt.journals if key in journal.by_key)
@@ -212,9 +271,10 @@ class StoredRun:
 
     @cached_property
     def project(self) -> str:
-        return str(self._header("project") or directory.decode_name(self.path.parent.name))
+        """The project whose folder the run is in: a run may be moved."""
+        return directory.project_of(self.path, self._header("project"))
 
-    @cached_property
+    @_editable
     def name(self) -> str:
         return str(self.info.get("name") or self._header("name") or self.id)
 
@@ -222,17 +282,47 @@ class StoredRun:
     def config(self) -> dict[str, Any]:
         return dict(self.info.get("config") or {})
 
-    @cached_property
+    @_editable
     def tags(self) -> list[str]:
         return list(self.info.get("tags") or [])
 
-    @cached_property
+    @_editable
     def group(self) -> str | None:
         return self.info.get("group")
 
-    @cached_property
+    @_editable
     def notes(self) -> str | None:
         return self.info.get("notes")
+
+    @_editable
+    def archived(self) -> bool:
+        """Whether lists leave the run out."""
+        return bool(self.info.get("archived"))
+
+    def _edit(self, facts: dict[str, Any]) -> None:
+        """Set facts in the store, as `fanfold tag` and the dashboard do; nothing that training wrote is changed."""
+        from .changes import checked_facts
+
+        self._changes().edit(self, checked_facts(facts))
+        self.refresh()
+
+    def move(self, project: str) -> None:
+        """Move the run to another project, as `fanfold mv` does; a run that is still being written is refused.
+
+        Args:
+            project: The project it goes to.
+
+        Raises:
+            RunError: The run is still being written, or the project has a run of this id.
+        """
+        self._changes().move([self], project)
+        self.path, self._journals = directory.run_path(self.path.parent.parent, project, self.id), {}
+        self.refresh()
+
+    def _changes(self) -> Changes:
+        from .changes import OnDisk
+
+        return OnDisk(self.path.parent.parent)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -294,71 +384,82 @@ class StoredRun:
     # Numbers
 
     def keys(self, kind: str = "number") -> list[str]:
-        """Return the logged keys of a kind (number, text, media or system), in order of first appearance."""
+        """Return the logged keys of a kind (number, text, media or system), in order of first appearance.
+
+        Args:
+            kind: Which keys.
+
+        Returns:
+            The keys.
+
+        Example:
+            ```python
+            import fanfold
+
+            fanfold.init("llm").log({"loss": 0.5})
+            print(fanfold.open("-").keys())
+            ```
+        """
         if kind not in ("number", "text", "media", "system"):
             raise FanfoldError(f"keys({kind!r}) is not known. Known: number, text, media, system.")
         if kind in ("number", "system"):
             origins = ("",) if kind == "number" else ("system", "energy")
-            return list(dict.fromkeys(key for origin in origins for journal in self.journals for key in journal.keys(origin)))
+            runs = [self, *(one.run for one in forks.ancestors(self) if kind == "number")]  # a fork has its parent's curves, too
+            journals = [journal for run in runs for journal in run.journals]
+            return list(dict.fromkeys(key for origin in origins for journal in journals for key in journal.keys(origin)))
         wanted = str if kind == "text" else (dict, list)
         return list(
             dict.fromkeys(key for _, data in self._values() for key, value in data.v.items() if isinstance(value, wanted))
         )
 
-    def series(self, key: str, *, rank: int | None = None, fold: str | None = None, raw: bool = False) -> Series:
+    def series(
+        self, key: str, *, rank: int | None = None, fold: str | None = None, raw: bool = False, own: bool = False
+    ) -> Series:
         """Return one key's points by step: of one rank (default: 0, else the lowest that has it), or folded over all.
 
-        Points that a later attempt logged again are hidden; `raw` includes the whole history.
-        """
-        import numpy as np
+        Points that a later attempt logged again are hidden; `raw` includes the whole history. A fork's curve begins with its
+        parent's points up to the fork.
 
-        if fold is not None:
-            return self._folded(key, folding.check(fold), raw)
-        if rank is None:
-            rank = self._rank_of(key)
-        steps, times, values = self._of_rank(key, rank, raw) if rank is not None else self._nothing(key)
-        if len(steps) and steps.min() == NO_STEP:
-            steps = np.where(steps == NO_STEP, -1, steps)
-        return Series(key, steps, times, values)
+        Args:
+            key: A logged key.
+            rank: Only this rank.
+            fold: Fold all ranks: `"mean"`, `"min"`, `"max"`, `"sum"`, `"std"`, …
+            raw: Keep points of earlier attempts that a later attempt logged again, and leave out those of a fork's parent.
+            own: Leave out the points of a fork's parent.
+
+        Returns:
+            Numpy arrays `steps`, `times` and `values`; a fold also has `min`, `max`, `min_rank`, `max_rank` and `count`.
+
+        Raises:
+            MetricNotFound: The run has no numbers under this key, or not on this rank.
+
+        Example:
+            ```python
+            import fanfold
+
+            fanfold.init("llm").log({"loss": 0.5}, step=0)
+            series = fanfold.open("-").series("loss", fold="mean")
+            print(series.steps, series.values, series.max_rank)
+            ```
+        """
+        from .series import series
+
+        return series(self, key, rank=rank, fold=fold, raw=raw, own=own or raw)
 
     def curve(self, key: str, *, buckets: int = 330, x: str = "auto") -> Buckets | None:
-        """Return a key's series for a chart: the mean over ranks if several have it, None if there are no points."""
+        """Return a key's series for a chart: the mean over ranks if several have it, None if there are no points.
+
+        Args:
+            key: A logged key.
+            buckets: How many pixels wide the chart is.
+            x: The x axis: `"step"`, `"time"`, `"relative"`, a key, or `"auto"`, as define_metric says.
+
+        Returns:
+            The first, last, lowest and highest point of each bucket.
+        """
         from .axes import curve
 
         return curve(self, key, buckets=buckets, x=x)
-
-    def _nothing(self, key: str, rank: int | None = None) -> Any:
-        ranks = holders(self, key)
-        if ranks:
-            raise FanfoldError(
-                f"rank {rank} of run {self.id} has no numbers under {key!r}. Nothing was read. "
-                f"Ranks that have it: {', '.join(map(str, ranks))}."
-            )
-        known = self.keys() + self.keys("system")
-        close = [name for name in known if key.lower() in name.lower()][:8] or known[:8]
-        raise FanfoldError(
-            f"run {self.id} has no numbers under {key!r}. It has {len(known)} keys, among them: {', '.join(close) or 'none'}."
-        )
-
-    def _rank_of(self, key: str) -> int | None:
-        return next(iter(holders(self, key)), None)
-
-    def _of_rank(self, key: str, rank: int, raw: bool) -> tuple[Any, Any, Any]:
-        found = points(self, key, rank, raw=raw)
-        if not found.chunks:
-            self._nothing(key, rank)
-        return found.columns()
-
-    def _folded(self, key: str, how: str, raw: bool) -> Series:
-        import numpy as np
-
-        ranks_with = holders(self, key)
-        if not ranks_with:
-            self._nothing(key)
-        parts = [(rank, *self._of_rank(key, rank, raw)) for rank in ranks_with]
-        ranks = np.concatenate([np.full(len(part[1]), part[0], np.int64) for part in parts])
-        done = folding.fold(how, ranks, *(np.concatenate([part[i] for part in parts]) for i in (1, 2, 3)))
-        return Series(key, done.steps, done.times, done.values, done.min, done.max, done.min_rank, done.max_rank, done.count)
 
     @cached_property
     def latest(self) -> dict[str, Any]:
@@ -377,7 +478,14 @@ class StoredRun:
         return {str(event["key"]): event for event in self._events("metric")}
 
     def metric(self, key: str) -> dict[str, Any]:
-        """Return the define_metric arguments for a key: those of the key itself, else of the last pattern that matches."""
+        """Return the define_metric arguments for a key: those of the key itself, else of the last pattern that matches.
+
+        Args:
+            key: A logged key.
+
+        Returns:
+            The arguments.
+        """
         if key in self.metrics:
             return self.metrics[key]
         match = self._patterns.match(key)
@@ -385,9 +493,9 @@ class StoredRun:
 
     @cached_property
     def _rules(self) -> list[dict[str, Any]]:
-        """Rules for patterns, newest first. Each is tried on each key, so very many or very long patterns are limited."""
-        named = [(name, rule) for name, rule in self.metrics.items() if _WILD.search(name) and len(name) <= MOST_PATTERN]
-        return [rule for _, rule in reversed(named[-MOST_PATTERNS:])]
+        """Rules for patterns, newest first."""
+        named = [rule for name, rule in self.metrics.items() if bodies.is_pattern(name) and len(name) <= bodies.MOST_PATTERN]
+        return named[-bodies.MOST_PATTERNS :][::-1]
 
     @cached_property
     def _patterns(self) -> re.Pattern[str]:
@@ -408,16 +516,21 @@ class StoredRun:
         If several ranks have a key, the lowest counts, as in `latest` and `series`.
         """
         found = {key: value for key, value in self.latest.items() if not key.startswith("system/")}
-        if self.metrics:
-            self._holders  # noqa: B018 - built before every key is looked up
-        for key in list(found) if self.metrics else ():
+        return {**(self._ruled(found) if self.metrics else found), **self.assigned}
+
+    def _ruled(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Apply the summary rules of define_metric to the last values."""
+        from .points import reduce
+
+        self._holders  # noqa: B018 - built before every key is looked up
+        for key in list(found):
             deadline.check()
             rule = self.metric(key).get("summary")
             if rule == "none":
                 del found[key]
             elif rule not in (None, "last") and not isinstance(found[key], str):
-                found[key] = reduce(str(rule), self.series(key).values)
-        return {**found, **self.assigned}
+                found[key] = reduce(str(rule), self.series(key, own=True).values)
+        return found
 
     @property
     def assigned(self) -> dict[str, Any]:
@@ -438,7 +551,14 @@ class StoredRun:
                     yield {**bodies.as_dict(record.data), "rank": journal.header.rank}
 
     def texts(self, key: str) -> list[TextPoint]:
-        """Return the texts logged under a key, by step."""
+        """Return the texts logged under a key, by step.
+
+        Args:
+            key: A logged key.
+
+        Returns:
+            The texts, each with its step and time.
+        """
         points = [
             TextPoint(data.s, data.t / 1e9, journal.header.rank, text)
             for journal, data in self._values()
@@ -447,7 +567,14 @@ class StoredRun:
         return sorted(points, key=lambda point: point.step)
 
     def media(self, key: str) -> list[MediaPoint]:
-        """Return the images, tables, histograms, … logged under a key, by step."""
+        """Return the images, tables, histograms, … logged under a key, by step.
+
+        Args:
+            key: A logged key.
+
+        Returns:
+            The media, each with its step, time and file.
+        """
         points: list[MediaPoint] = []
         for journal, data in self._values():
             found = data.v.get(key, "")
@@ -456,7 +583,18 @@ class StoredRun:
         return sorted(points, key=lambda point: point.step)
 
     def table(self, key: str, step: int | None = None) -> Any:
-        """Return the last table logged under a key, or the one of a step."""
+        """Return the last table logged under a key, or the one of a step.
+
+        Args:
+            key: A logged key.
+            step: The step. Default: the last one.
+
+        Returns:
+            A fanfold.Table.
+
+        Raises:
+            FanfoldError: There is no such table.
+        """
         points = [point for point in self.media(key) if point.kind == "table" and step in (None, point.step)]
         if not points:
             raise FanfoldError(f"run {self.id} has no table under {key!r}. Its media: {', '.join(self.keys('media')) or 'none'}.")
@@ -464,7 +602,73 @@ class StoredRun:
 
     @property
     def alerts(self) -> list[dict[str, Any]]:
-        return sorted(self._events("alert"), key=lambda event: event["t"])
+        """Alerts, by time: those of the program, and those of rules, which have the fields `rule` and `key`."""
+        found: dict[Any, dict[str, Any]] = {}
+        for number, event in enumerate(self._events("alert")):
+            rule, key = event.pop("rule"), event.pop("key")
+            if rule:  # two readers may have seen the same crossing at the same time
+                found.setdefault((rule, key, event["t"]), {**event, "rule": rule, "key": key})
+            else:
+                found[number] = event
+        return sorted(found.values(), key=lambda event: event["t"])
+
+    @cached_property
+    def requests(self) -> list[dict[str, Any]]:
+        """Requests to the job, oldest first: `action`, `values`, `by`, `state` (asked, done, refused, expired), `step`, `why`.
+
+        `asked` and `answered` are times in seconds since 1970.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for event in sorted(self._events("request"), key=lambda event: event["t"]):
+            known = found.setdefault(event["id"], {"asked": event["t"] / 1e9, "answered": None})
+            given = {name: event[name] for name in ("id", "action", "by", "state", "why")}
+            known |= {**given, "values": event["values"] or {}, "step": event["s"]}
+            known["answered"] = None if event["state"] == "asked" else event["t"] / 1e9
+        return list(found.values())
+
+    def tell(self, action: str, /, *, wait: bool = True, timeout: float = 600.0, **values: Any) -> Answer:
+        """Ask the running job to stop, save, evaluate, log, or set values (`tell("set", lr=1e-4)`); return its answer.
+
+        The request expires after `timeout` seconds. See docs/tell.md.
+
+        Args:
+            action: `"stop"`, `"save"`, `"evaluate"`, `"log"` or `"set"`.
+            wait: Wait for the answer.
+            timeout: How long to wait, in seconds; the request expires then.
+            values: The values to set.
+
+        Returns:
+            The answer of the job.
+
+        Raises:
+            SettingError: No job could do that.
+        """
+        from .tell import tell
+
+        return tell(self, action, values, wait=wait, timeout=timeout)
+
+    def leave_request(self, request: JobRequest) -> None:
+        """Put a request where the job finds it.
+
+        Args:
+            request: The request.
+        """
+        from ..journal.requests import leave
+
+        leave(self.path, request)
+
+    def withdraw_request(self, id: str) -> bool:
+        """Take a request back; return False if the job has taken it.
+
+        Args:
+            id: The id of the request.
+
+        Returns:
+            Whether it was still there.
+        """
+        from ..journal.requests import withdraw
+
+        return withdraw(self.path, id)
 
     @property
     def artifacts(self) -> list[dict[str, Any]]:
@@ -475,33 +679,76 @@ class StoredRun:
         """Model files this run saved and stamped: `path`, `size`, `s` (the step), `rank`, and `t`, in nanoseconds."""
         return list(self._events("saved"))
 
+    @property
+    def evidence(self) -> list[dict[str, Any]]:
+        """What the black box recorded, oldest first; `store.blackbox` makes sense of it."""
+        return sorted(self._events("blackbox"), key=lambda event: event["t"])
+
     def ops(self) -> list[dict[str, Any]]:
         """Return the operator profile: one row per op, scope, thread, label and rank, sorted by self time, longest first.
 
         `count`, `total_ns`, `self_ns`, `max_ns`, `p50_ns` and `p99_ns` describe the observed calls, in host time; each of them
         represents `scale` calls.
+
+        Returns:
+            One dict per row: `op`, `scope`, `thread`, `label`, `rank`, `count`, `self_ns`, `total_ns`, `scale`, …
         """
         from .ops import rows
 
         return rows(self)
 
+    def goodput(self) -> dict[str, Any]:
+        """Return where the run's wall time went: `seconds` and `shares` by part, `goodput` (the share of steps), and more.
+
+        Returns:
+            The account.
+        """
+        from .goodput import goodput
+
+        return goodput(self).facts()
+
     def usage(self) -> list[dict[str, Any]]:
-        """Return the APIs of PyTorch and others that the processes used, once per key, and the model files written or read."""
+        """Return the APIs of PyTorch and others that the processes used, once per key, and the model files written or read.
+
+        Returns:
+            One dict per record.
+        """
         from .ops import usage
 
         return usage(self)
 
     def blob(self, name: str) -> bytes:
-        """Return the content of a media file or artifact, checked against its name."""
+        """Return the content of a media file or artifact, checked against its name.
+
+        Args:
+            name: The name of the blob.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            JournalError: The content does not match its name.
+        """
         self.artifact_file(name)
         return blobs.get(self.path, name)
 
     def artifact_file(self, blob: str) -> Path:
-        """Return the file with the content of an artifact or media file."""
+        """Return the file with the content of an artifact or media file.
+
+        Args:
+            blob: The name of the blob.
+
+        Returns:
+            The path of its file.
+        """
         return blobs.path_of(self.path, blob)
 
     def console(self) -> bytes:
-        """Return the captured console output of the processes, in order of time."""
+        """Return the captured console output of the processes, in order of time.
+
+        Returns:
+            What the processes printed.
+        """
         chunks = [record.data for journal in self.journals for record in journal.records(Kind.CONSOLE)]
         return b"".join(chunk.b for chunk in sorted(chunks, key=lambda chunk: chunk.t))
 
@@ -510,37 +757,88 @@ class StoredRun:
         """Device values that never arrived, with the reason."""
         return [bodies.as_dict(record.data) for journal in self.journals for record in journal.records(Kind.LOST)]
 
-    def row(self) -> Row:
-        """Return the facts of the run as one row, as stored in the catalogue and used by filters."""
+    def row(self) -> RunRow:
+        """Return the facts of the run as one row, as stored in the catalogue and used by filters.
+
+        Returns:
+            The row.
+        """
         if self._row is not None:
             return self._row
-        return Row(
+        verdicts = [attempt.verdict() for attempt in self.attempts]
+        lives = [AttemptRow(a.key, v["status"], a.started, a.seen) for a, v in zip(self.attempts, verdicts, strict=True)]
+        return RunRow(
             id=self.id, project=self.project, name=self.name, group=self.group, notes=self.notes, tags=self.tags,
-            config=self.config, verdict=self.verdict, created=self.started, seen=self.seen, rank_list=self.ranks,
-            summary=self.summary, rules=self.rules, latest=self.latest, media=self.keys("media"),
-            lives=[Life(a.key, a.verdict()["status"], a.started, a.seen) for a in self.attempts],
-            archived=bool(self.info.get("archived")), path=str(self.path),
+            config=self.config, verdict=verdicts[-1] if verdicts else self.verdict, created=self.started, seen=self.seen,
+            rank_list=self.ranks, summary=self.summary, rules=self.rules, latest=self.latest, media=self.keys("media"),
+            lives=lives, archived=self.archived, fork=self.fork, path=str(self.path),
         )  # fmt: skip
 
     # Data frames
 
     def to_arrow(self, keys: list[str] | None = None, *, rank: int | None = None, fold: str | None = None) -> Any:
-        """Return a pyarrow Table: one row per step, a column per key (and `step`)."""
-        from .dataframes import to_arrow
+        """Return a pyarrow Table: one row per step, a column per key (and `step`).
 
-        return to_arrow(self, keys, rank=rank, fold=fold)
+        Args:
+            keys: Which keys. Default: all numbers.
+            rank: Only this rank.
+            fold: Fold all ranks.
+
+        Returns:
+            The table.
+
+        Raises:
+            MissingExtra: pyarrow is not installed.
+            MetricNotFound: The run has no such key.
+        """
+        return self._frame("arrow", keys, rank, fold)
 
     def to_pandas(self, keys: list[str] | None = None, *, rank: int | None = None, fold: str | None = None) -> Any:
-        """Return a pandas DataFrame: one row per step, a column per key (and `step`)."""
-        from .dataframes import to_pandas
+        """Return a pandas DataFrame: one row per step, a column per key (and `step`).
 
-        return to_pandas(self, keys, rank=rank, fold=fold)
+        Args:
+            keys: Which keys. Default: all numbers.
+            rank: Only this rank.
+            fold: Fold all ranks.
+
+        Returns:
+            The frame.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+            MetricNotFound: The run has no such key.
+
+        Example:
+            ```python
+            import fanfold
+
+            fanfold.init("llm").log({"loss": 0.5}, step=0)
+            print(fanfold.open("-").to_pandas(["loss"]))
+            ```
+        """
+        return self._frame("pandas", keys, rank, fold)
 
     def to_polars(self, keys: list[str] | None = None, *, rank: int | None = None, fold: str | None = None) -> Any:
-        """Return a polars DataFrame: one row per step, a column per key (and `step`)."""
-        from .dataframes import to_polars
+        """Return a polars DataFrame: one row per step, a column per key (and `step`).
 
-        return to_polars(self, keys, rank=rank, fold=fold)
+        Args:
+            keys: Which keys. Default: all numbers.
+            rank: Only this rank.
+            fold: Fold all ranks.
+
+        Returns:
+            The frame.
+
+        Raises:
+            MissingExtra: polars is not installed.
+            MetricNotFound: The run has no such key.
+        """
+        return self._frame("polars", keys, rank, fold)
+
+    def _frame(self, kind: str, keys: list[str] | None, rank: int | None, fold: str | None) -> Any:
+        from .dataframes import frame
+
+        return frame(self, kind, keys, rank=rank, fold=fold)
 
     def __repr__(self) -> str:
         return f"<run {self.name} ({self.id}) of {self.project}: {self.status}>"
@@ -550,6 +848,11 @@ class StoredRun:
         from ..notebook import shown
 
         return {"text/plain": repr(self), "text/html": shown(run_html(self), [self])}
+
+
+def open_folder(path: Path) -> StoredRun:
+    """Open the run in a folder that is known to be one."""
+    return StoredRun(path).refresh()
 
 
 SHOWN = 50  # maximum number of runs in a printed list
@@ -583,6 +886,6 @@ class Runs(list[StoredRun]):
 
 
 def not_found(what: str, place: str) -> RunNotFound:
-    return RunNotFound(
-        f"no run {what!r} in {place}. Nothing was read. `fanfold ls` lists the runs; --dir or FANFOLD_DIR names the place."
-    )
+    """Return the error for a run that does not exist; `-` is the newest run of a place that has none."""
+    found = "there are no runs" if what == "-" else f"no run {what!r}"
+    return RunNotFound(f"{found} in {place}. Nothing was read. `fanfold ls` lists the runs; FANFOLD_DIR names another place.")

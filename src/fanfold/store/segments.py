@@ -40,7 +40,7 @@ class Damaged(Exception):
     """A segment that cannot be used."""
 
 
-class Line:
+class EvenSteps:
     """Evenly spaced steps, without an array."""
 
     def __init__(self, base: int, stride: int, count: int) -> None:
@@ -55,7 +55,7 @@ class Line:
 
         if isinstance(place, slice):
             start, stop, _ = place.indices(self.count)
-            return Line(self.base + start * self.stride, self.stride, max(0, stop - start))
+            return EvenSteps(self.base + start * self.stride, self.stride, max(0, stop - start))
         if isinstance(place, np.ndarray):
             return self.base + place.astype(np.int64) * self.stride
         return np.int64(self.base + (place if place >= 0 else self.count + place) * self.stride)
@@ -89,7 +89,7 @@ def positions(steps: Any, wanted: NDArray[np.int64], side: Any = "left") -> NDAr
     """Find steps among ascending ones of any integer type, without numpy copying all of them to the wider type."""
     import numpy as np
 
-    if isinstance(steps, Line):
+    if isinstance(steps, EvenSteps):
         return steps.find(wanted, side)
     found: NDArray[np.int64]
     if steps.dtype == np.int64:
@@ -109,7 +109,7 @@ def place(steps: Any, step: int) -> int:
     return int(positions(steps, np.array([step], np.int64))[0])
 
 
-class Stored:
+class SegmentChunk:
     """A chunk of points in a segment; its columns are decoded when accessed."""
 
     def __init__(self, segment: Segment, family: dict[str, Any], key: str, start: int = 0, stop: int | None = None) -> None:
@@ -168,8 +168,8 @@ class Stored:
         axis = self.axis
         return int(axis[0]), int(axis[-1])
 
-    def cut(self, start: int, stop: int) -> Stored:
-        return Stored(self._segment, self._family, self._key, self._start + start, self._start + stop)
+    def cut(self, start: int, stop: int) -> SegmentChunk:
+        return SegmentChunk(self._segment, self._family, self._key, self._start + start, self._start + stop)
 
 
 @dataclass
@@ -200,14 +200,14 @@ class Segment:
         self._keys = {key: family for family in self.footer["families"] for key in family["keys"]}
         return self
 
-    def chunk(self, key: str) -> Stored | None:
+    def chunk(self, key: str) -> SegmentChunk | None:
         """Return a key's points, after verifying their checksums."""
         family = self._keys.get(key)
         if family is None:
             return None
         for column in (family["steps"], family["times"], family["keys"][key]):
             self._check(column)
-        return Stored(self, family, key)
+        return SegmentChunk(self, family, key)
 
     def _check(self, column: dict[str, Any]) -> None:
         at, size = column.get("at", 0), column.get("size", 0)
@@ -224,7 +224,7 @@ class Segment:
 
         how, count = column["how"], column["count"]
         if how == "line":
-            return Line(column["base"], column["stride"], count)
+            return EvenSteps(column["base"], column["stride"], count)
         if how == "same":
             return np.full(count, np.frombuffer(column["value"], column["type"])[0])
         data = np.frombuffer(self._map, column["type"], column["length"], column["at"])
@@ -322,12 +322,12 @@ def chain_of(journal: Journal, cache: Path | None = None) -> Chain:
     return chain.extend(journal, cache or cache_directory())
 
 
-def stored(journal: Journal, key: str) -> tuple[list[Stored], int]:
+def stored(journal: Journal, key: str) -> tuple[list[SegmentChunk], int]:
     """Return a key's points that are in segments, and the byte of the journal where the segments end."""
     if journal.verified < WORTH_BYTES or not journal.on_disk:
         return [], 0
     chain = chain_of(journal)
-    found: list[Stored] = []
+    found: list[SegmentChunk] = []
     end = 0
     for segment in chain.segments:
         try:

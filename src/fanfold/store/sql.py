@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import FanfoldError, missing_extra
 from ..plain import flat
 from .filter import number
-from .points import holders, points
+from .points import Points, points_by_rank
 from .query import LocalStore, Store
 from .run import StoredRun
 
@@ -61,9 +61,19 @@ class Result:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
+@dataclass(frozen=True)
+class Most:
+    """What a query of someone else may cost: rows of the result, seconds, and memory."""
+
+    rows: int
+    seconds: float
+    memory: str
+
+
 def query(
-    text: str, *, dir: str | os.PathLike[str] | None = None, project: str | None = None, store: Store | None = None
-) -> Result:
+    text: str, *, dir: str | os.PathLike[str] | None = None, project: str | None = None, store: Store | None = None,
+    most: Most | None = None,
+) -> Result:  # fmt: skip
     """Run one SELECT over the runs of a store, or of a directory; see docs/query.md for the tables."""
     try:
         import duckdb
@@ -76,12 +86,32 @@ def query(
             _check(engine, text)
             for name, table in _tables(listing, wanted(engine, text)).items():
                 engine.register(name, table)
+            if most is not None:
+                engine.execute(
+                    f"SET memory_limit = '{most.memory}'; SET threads = 2; SET max_temp_directory_size = '{most.memory}'"
+                )
             _lock(engine, spill)
-            found = engine.execute(text)
-            rows = found.fetchall()
+            with _within(engine, most):
+                found = engine.execute(text)
+                rows = found.fetchall() if most is None else found.fetchmany(most.rows)
             return Result([column[0] for column in found.description or ()], rows, listing.unreadable)
         except duckdb.Error as error:
             raise _explained(error) from error
+
+
+@contextlib.contextmanager
+def _within(engine: Any, most: Most | None) -> Iterator[None]:
+    """Interrupt a query that takes too long."""
+    if most is None:
+        yield
+        return
+    timer = threading.Timer(most.seconds, engine.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Listing:
@@ -334,14 +364,15 @@ def _point_batches(runs: Iterable[StoredRun], wanted: Wanted) -> Iterator[dict[s
         run = listed_run.reopened()  # a separate object, so that only one run is open at a time
         for key in [*run.keys(), *run.keys("system")]:
             if wanted.passes("key", key):
-                for rank in holders(run, key):
-                    yield from _batches(run, key, rank)
+                for found in points_by_rank(run, key):
+                    yield from _batches(run, found)
 
 
-def _batches(run: StoredRun, key: str, rank: int) -> Iterator[dict[str, Any]]:
+def _batches(run: StoredRun, found: Points) -> Iterator[dict[str, Any]]:
     import numpy as np
 
-    for chunk in points(run, key, rank).chunks:
+    key, rank = found.key, found.rank
+    for chunk in found.chunks:
         steps, times, values = chunk.steps, chunk.times, np.asarray(chunk.values, np.float64)
         for start in range(0, len(chunk), BATCH):
             part = slice(start, start + BATCH)

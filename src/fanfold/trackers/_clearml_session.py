@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -14,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .base import Identity
-from .tools import replace
+from .tools import Tail, cut_torn_end, replace
 
 METRICS = "metrics.jsonl"
+TAG = "fanfold:"  # of a task, followed by the run's id
 PLACE = "CLEARML_CACHE_DIR"  # where offline sessions are stored
 _places: set[str] = set()  # values of it that we set, not the user
 
@@ -30,27 +29,17 @@ def place_in(folder: Path) -> None:
 
 
 class Events:
-    """A session's events, counted as the file grows."""
+    """The events of an offline session by title and series, counted as its file grows."""
 
-    def __init__(self) -> None:
-        self.at = 0
+    def __init__(self, path: Path | None) -> None:
+        self._tail = None if path is None else Tail(path)
         self.found: Counter[tuple[str, str]] = Counter()
 
-    def on(self, path: Path) -> int:
-        """Read new events, and return how many there are in total."""
-        if path.exists():
-            with path.open("rb") as file:
-                file.seek(self.at)
-                new = file.read()
-            whole = new[: new.rfind(b"\n") + 1]
-            self.at += len(whole)
-            self.found.update((event["metric"], event["variant"]) for line in whole.splitlines() for event in json.loads(line))
-        return sum(self.found.values())
-
-
-def id_of(identity: Identity) -> str:
-    """Return the id of a run's session."""
-    return "offline-" + hashlib.sha256(f"{identity.project}/{identity.run_id}".encode()).hexdigest()[:32]
+    def refresh(self) -> int:
+        """Count new events, and return how many there are in total."""
+        for line in self._tail.read() if self._tail else ():
+            self.found.update((event["metric"], event["variant"]) for event in json.loads(line))
+        return self.found.total()
 
 
 def prepared(number: str, arguments: dict[str, Any]) -> str:
@@ -63,9 +52,7 @@ def prepared(number: str, arguments: dict[str, Any]) -> str:
         about: dict[str, Any] = {"id": number, "type": "training", "output": {}, "execution": {"parameters": {}, "artifacts": []}}
         about |= {"name": arguments["task_name"], "project_name": arguments["project_name"]}
         replace(folder / "task.json", json.dumps(about))
-    if (folder / METRICS).exists():
-        data = (folder / METRICS).read_bytes()
-        os.truncate(folder / METRICS, data.rfind(b"\n") + 1)  # a line torn by a kill would also corrupt the next one
+    cut_torn_end(folder / METRICS)  # a line torn by a kill would also corrupt the next one
     return number
 
 

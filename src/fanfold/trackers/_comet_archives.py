@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import os
+import re
 import shutil
 import zipfile
 import zlib
@@ -12,28 +12,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .tools import cut_torn_end, read_json, replace
+
 MESSAGES = "messages.json"
 TAGS = "tags.json"
 EMPTY = 22  # size in bytes of an archive without files
 
 
-def says_online(online: bool | None) -> bool:
-    """Return whether Comet would go online: by argument, else by COMET_START_ONLINE."""
-    if online is not None:
-        return online
-    return os.environ.get("COMET_START_ONLINE", "1").strip().lower() not in ("0", "false", "no", "off")
-
-
 def has_key() -> bool:
     """Return whether one of Comet's own config files holds an API key."""
-    for place in (os.environ.get("COMET_CONFIG"), "./.comet.config", "~/.comet.config"):
-        parser = configparser.ConfigParser(interpolation=None)
-        try:
-            if place and parser.read(Path(place).expanduser(), encoding="utf-8") and parser.has_option("comet", "api_key"):
-                return bool(parser.get("comet", "api_key").strip())
-        except (configparser.Error, UnicodeDecodeError):
-            continue
-    return False
+    places = (os.environ.get("COMET_CONFIG"), "./.comet.config", "~/.comet.config")
+    files = [Path(place).expanduser() for place in places if place]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
+    return any(re.search(r"^\s*api_key\s*[=:]\s*\S", text, re.MULTILINE | re.IGNORECASE) for text in texts)
 
 
 def messages(folder: Path, key: str) -> Iterator[dict[str, Any]]:
@@ -54,14 +45,7 @@ def lines(data: bytes) -> list[dict[str, Any]]:
 
 def keep_tags(folder: Path, tags: Sequence[str]) -> None:
     """Save the tags of the open experiment."""
-    aside = folder / "tags.tmp"
-    aside.write_text(json.dumps(list(tags)), encoding="utf-8")
-    aside.replace(folder / TAGS)
-
-
-def _tags(folder: Path) -> list[str]:
-    path = folder / TAGS
-    return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
+    replace(folder / TAGS, json.dumps({"tags": list(tags)}))
 
 
 def key_of(message: dict[str, Any]) -> str | None:
@@ -79,21 +63,12 @@ def seal(folder: Path, target: Path, key: str, *, project: str, workspace: str |
     """Archive what killed processes left in `folder`, each exactly once, even if this is killed repeatedly."""
     for left in sorted(path for path in folder.iterdir() if path.is_dir()):
         path = left / MESSAGES
-        if path.exists():
-            _drop_torn_line(path)
-            if path.stat().st_size and zlib.crc32(path.read_bytes()) not in _sums(target, key):
-                _archive(left, target / f"{key}-{left.name}.zip", key, project, workspace)
+        if cut_torn_end(path) and zlib.crc32(path.read_bytes()) not in _sums(target, key):
+            _archive(left, target / f"{key}-{left.name}.zip", key, project, workspace)
         shutil.rmtree(left)
     for path in target.glob(f"{key}*.zip"):
         if not zipfile.is_zipfile(path) or path.stat().st_size == EMPTY:  # torn, or the empty one Comet starts with
             path.unlink()
-
-
-def _drop_torn_line(path: Path) -> None:
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
 
 
 def _sums(target: Path, key: str) -> set[int]:
@@ -111,10 +86,10 @@ def _sums(target: Path, key: str) -> set[int]:
 def _archive(left: Path, target: Path, key: str, project: str, workspace: str | None) -> None:
     from comet_ml.offline_utils import write_experiment_meta_file
 
-    began = left.stat().st_ctime
+    began, tags = left.stat().st_ctime, (read_json(left.parent / TAGS) or {}).get("tags", [])
     write_experiment_meta_file(
         tempdir=str(left), experiment_key=key, workspace=workspace, project_name=project,
-        start_time=int(began * 1000), stop_time=int((left / MESSAGES).stat().st_mtime * 1000), tags=_tags(left.parent),
+        start_time=int(began * 1000), stop_time=int((left / MESSAGES).stat().st_mtime * 1000), tags=tags,
         resume_strategy="get_or_create", user_provided_experiment_key=True, comet_start_sourced=True,
     )  # fmt: skip
     aside = target.with_suffix(".tmp")

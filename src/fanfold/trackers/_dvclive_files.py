@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .base import Refused
-from .tools import replace
+from .tools import cut_torn_end, read_json, replace
 
 ITSELF = "_"  # in metrics.json: the metric `a` next to a group `a/…`
 _LONGEST = 240  # bytes of a file name without its extension
@@ -22,7 +21,8 @@ def mend(folder: Path) -> None:
     from dvclive.serialize import YAMLError, load_yaml
 
     for path in _tables(folder).values():
-        _cut(path)
+        if cut_torn_end(path, quoted=True) == 0:  # long texts are written in pieces
+            path.unlink()  # Live writes a table's header only if there is no file
     params, summary = folder / "params.yaml", folder / "metrics.json"
     if params.exists():
         try:
@@ -33,18 +33,6 @@ def mend(folder: Path) -> None:
             params.unlink()
     if summary.exists() and read_json(summary) is None:
         replace_json(summary, _latest(folder))
-
-
-def _cut(path: Path) -> None:
-    """Truncate a table after its last complete row: long texts are written in pieces. A row ends where quotes are balanced."""
-    data = path.read_bytes()
-    whole = len(data)
-    while whole and not (data[whole - 1 : whole] == b"\n" and data.count(b'"', 0, whole) % 2 == 0):
-        whole = data.rfind(b"\n", 0, whole - 1) + 1
-    if whole == 0:
-        path.unlink()  # Live writes a table's header only if there is no file
-    elif whole < len(data):
-        os.truncate(path, whole)
 
 
 def _latest(folder: Path) -> dict[str, Any]:
@@ -97,6 +85,15 @@ def summarise(summary: dict[str, Any], parts: Sequence[str], value: Any) -> None
         summary[parts[-1]] = value
 
 
+def clashes(summary: Any, parts: Sequence[str]) -> bool:
+    """Return whether metrics.json has a number where this name needs a group, or the reverse."""
+    for part in parts[:-1]:
+        summary = summary.get(part, {})
+        if not isinstance(summary, dict):
+            return True
+    return isinstance(summary.get(parts[-1]), dict)
+
+
 def file_name(key: str) -> str:
     """Return a key as a file path: parts that are empty or would lead out of the folder are escaped."""
     parts = [_escaped(part) for part in key.split("/")]
@@ -124,15 +121,6 @@ def _unescaped(part: str) -> str:
     if re.fullmatch("step_+", part):
         return part[:-1]
     return re.sub("%(2E|25|00)", lambda found: chr(int(found[1], 16)), part)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a file with one JSON object; return None if it is missing or torn."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def replace_json(path: Path, content: Any, **options: Any) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from ..drawing.markup import Markup, join, lone, tag
+from .destination import Item
 
 _STYLE = "<style>table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:2px 6px;text-align:left}</style>"
 
@@ -54,61 +56,51 @@ class History:
                 file.write(("\n" + lines).encode())  # the empty line terminates a torn one
         self.fresh = []
 
-    def html(self) -> str:
+    def html(self) -> Markup:
         """Render the table, with a note about rows left out."""
-        rows = list(self.rows.items())
-        keys = list(dict.fromkeys(key for _, cells in rows for key in cells))
-        more = f"<p>{self.left_out} earlier rows are in the journal: <code>fanfold show</code></p>" if self.left_out else ""
-        head = "".join(f"<th>{escape(key)}</th>" for key in ["step", *keys])
-        body = "".join(_row(step, keys, cells) for (step, *_), cells in rows)
-        return f"{more}<table class='history'><tr>{head}</tr>{body}</table>"
+        keys = list(dict.fromkeys(key for cells in self.rows.values() for key in cells))
+        rows = (
+            ["" if step is None else step, *(Markup(cells.get(key, "")) for key in keys)]
+            for (step, *_), cells in self.rows.items()
+        )
+        note = (
+            tag("p", f"{self.left_out} earlier rows are in the journal: ", tag("code", "fanfold show")) if self.left_out else ""
+        )
+        return join([note, _table(["step", *keys], rows, class_="history")])
 
 
 def draw(title: str, facts: Mapping[str, Mapping[str, Any]], history: History) -> str:
     """Render the page."""
-    tables = "".join(_facts_table(heading, values) for heading, values in facts.items())
-    return f"{_STYLE}<h2>{escape(title)}</h2>{tables}{history.html()}"
+    tables = (part for heading, values in facts.items() for part in (tag("h3", heading), _facts_table(heading, values)))
+    return join([Markup(_STYLE), tag("h2", title), *tables, history.html()])
 
 
-def _facts_table(title: str, values: Mapping[str, Any]) -> str:
-    rows = "".join(f"<tr><th>{escape(str(key))}</th><td>{escape(str(value))}</td></tr>" for key, value in values.items())
-    return f"<h3>{escape(title)}</h3><table class='{escape(title.lower())}'>{rows}</table>"
+def _facts_table(title: str, values: Mapping[str, Any]) -> Markup:
+    rows = (tag("tr", tag("th", key), tag("td", value)) for key, value in values.items())
+    return tag("table", *rows, class_=title.lower())
 
 
-def _row(step: int | None, keys: Sequence[str], cells: Mapping[str, str]) -> str:
-    columns = "".join(f"<td>{cells.get(key, '')}</td>" for key in keys)
-    return f"<tr><td>{'' if step is None else step}</td>{columns}</tr>"
+def _table(columns: Iterable[object], rows: Iterable[Iterable[object]], **attributes: object) -> Markup:
+    head = tag("tr", *(tag("th", column) for column in columns))
+    return tag("table", head, *(tag("tr", *(tag("td", cell) for cell in row)) for row in rows), **attributes)
 
 
-def media(item: Any) -> Iterator[str]:
+def media(item: Item) -> Markup:
     """Render a text or media object as self-contained HTML."""
+    return join([_shown(item), tag("div", item.caption) if item.caption else ""])
+
+
+def _shown(item: Item) -> Markup:
     value = item.value
     if item.kind == "text":
-        yield f"<pre>{escape(item.text)}</pre>"
-    elif item.kind == "table":
-        yield _table(value.columns, value.rows)
-    elif item.kind == "histogram":
-        yield _table(["from", "to", "count"], zip(value.edges[:-1], value.edges[1:], value.counts, strict=True))
-    elif item.kind in ("html", "plotly"):
-        yield f'<iframe sandbox="allow-scripts" srcdoc="{escape(value.html)}"></iframe>'
-    else:
-        data, ext = item.content
-        yield _element(item.kind, ext, data)
-    if item.caption:
-        yield f"<div>{escape(item.caption)}</div>"
-
-
-def _element(kind: str, ext: str, data: bytes) -> str:
-    if kind in ("image", "figure") or ext == "gif":
-        return f'<img src="{_data(f"image/{ext}", data)}">'
-    return f'<{kind} controls src="{_data(f"{kind}/{ext}", data)}"></{kind}>'
-
-
-def _data(mime: str, data: bytes) -> str:
-    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
-
-
-def _table(columns: Sequence[str], rows: Any) -> str:
-    head = "".join(f"<th>{escape(str(column))}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+        return tag("pre", item.text)
+    if item.kind == "table":
+        return _table(value.columns, value.rows)
+    if item.kind == "histogram":
+        return _table(["from", "to", "count"], zip(value.edges[:-1], value.edges[1:], value.counts, strict=True))
+    if item.kind in ("html", "plotly"):
+        return tag("iframe", sandbox="allow-scripts", srcdoc=value.html)
+    data, ext = item.content
+    kind = "image" if item.kind == "figure" or ext == "gif" else item.kind
+    source = f"data:{kind}/{ext};base64,{base64.b64encode(data).decode()}"
+    return lone("img", src=source) if kind == "image" else tag(kind, controls="", src=source)

@@ -111,17 +111,11 @@ _FOLDERS = {"text": "texts", "table": "tables", "histogram": "histograms", "figu
 
 def files_of(item: Item, ms: int) -> Kept:
     """Return the file for one logged text or media object."""
-    data, ext = _content(item)
+    data, ext = item.content
+    if item.kind == "table":
+        data, ext = json.dumps({"columns": item.value.columns, "data": item.value.rows}, default=str).encode(), "json"
     mark = hashlib.blake2b(b"%d %s" % (item.at, data), digest_size=4).hexdigest()
     return Kept(f"{_FOLDERS.get(item.kind, item.kind)}/{_path(item.key)}/{item.step or 0}-{ms}-{mark}.{ext}", data)
-
-
-def _content(item: Item) -> tuple[bytes, str]:
-    if item.kind == "table":
-        return json.dumps({"columns": item.value.columns, "data": item.value.rows}, default=str).encode(), "json"
-    if item.kind == "histogram":
-        return json.dumps(item.value.encode().meta, default=str).encode(), "json"
-    return item.content
 
 
 def pictures_of(item: Item, ms: int) -> list[Kept]:

@@ -1,33 +1,22 @@
-"""Neptune's offline folders: their location, their operations, and the points those add to each path."""
+"""Neptune's paths and offline folders: where a key is, and the operations that add points to it."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
+import math
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import notices
+from .tools import read_json
+
 OURS = ("sys", "fanfold", "parameters", "artifacts", "monitoring", "source_code")  # folders that never hold user keys
+LONGEST_ID = 36
+LONGEST_FIELD = 16384
 _KINDS = {"LogFloats": "number", "LogStrings": "text", "LogImages": "image", "UploadFile": "file"}
-
-
-class data_directory:  # noqa: N801 - reads as a statement
-    """A context manager that makes Neptune store its files in our folder; it reads the location only from the environment."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        self.before = os.environ.get("NEPTUNE_DATA_DIRECTORY")
-        os.environ["NEPTUNE_DATA_DIRECTORY"] = str(self.folder)
-
-    def __exit__(self, *_error: object) -> None:
-        if self.before is None:
-            del os.environ["NEPTUNE_DATA_DIRECTORY"]
-        else:
-            os.environ["NEPTUNE_DATA_DIRECTORY"] = self.before
 
 
 def operations(folder: Path) -> Iterator[dict[str, Any]]:
@@ -42,11 +31,8 @@ def operations(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _age(file: Path) -> tuple[str, int]:
-    try:
-        created = str(json.loads((file.parent / "metadata.json").read_text(encoding="utf-8"))["createdAt"])
-    except (OSError, ValueError, KeyError):
-        created = ""
-    return created, int(file.stem.split("-")[1])
+    created = (read_json(file.parent / "metadata.json") or {}).get("createdAt", "")
+    return str(created), int(file.stem.split("-")[1])
 
 
 def counted(operation: dict[str, Any]) -> tuple[str, int]:
@@ -55,11 +41,44 @@ def counted(operation: dict[str, Any]) -> tuple[str, int]:
     if kind in ("LogFloats", "LogStrings"):
         return "/".join(path), len(operation["values"])
     if kind == "LogImages":
-        places = [value["value"].get("description") for value in operation["values"]]
-        return "/".join(path), sum(place is None or place.startswith("1 of ") for place in places)
+        return "/".join(path), sum(at == of for at, of in _places(operation))
     if kind == "UploadFile" and path[0] not in ("artifacts", "source_code"):
         return "/".join(path[:-1]), int("." not in path[-1])
     return "", 0
+
+
+def _places(operation: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield where each image of an operation stands in its list: (1, 1) if it is by itself."""
+    for value in operation["values"]:
+        at, of, last = str(value["value"].get("description")).partition(" of ")
+        yield (int(at), int(last)) if of and at.isdecimal() and last.isdecimal() else (1, 1)
+
+
+def begun_lists(folder: Path) -> dict[str, int]:
+    """Return, by path, how many images of a list a killed relay had sent."""
+    found: dict[str, int] = {}
+    for operation in operations(folder):
+        for at, of in _places(operation) if operation["type"] == "LogImages" else ():
+            found["/".join(operation["path"])] = at if at < of else 0
+    return found
+
+
+class Paths(dict[tuple[str, str], str]):
+    """The path of each key and kind of value: in Neptune a path is either a field of one type, or a folder."""
+
+    def __missing__(self, owner: tuple[str, str]) -> str:
+        key, kind = owner
+        base = "/".join(part for part in key.split("/") if part) or "unnamed"
+        if kind != "parameter" and base.split("/")[0] in OURS:
+            base = f"logged/{base}"
+        base += f"_{kind}" if kind in ("nonfinite", "long") else ""
+        dotted = base.replace("/", ".")
+        spellings = itertools.chain((base, f"{base}_{kind}", dotted), (f"{dotted}_{i}" for i in itertools.count(2)))
+        self[owner] = path = next(name for name in spellings if self._is_free(name))
+        return path
+
+    def _is_free(self, path: str) -> bool:
+        return not any(f"{path}/".startswith(f"{one}/") or one.startswith(f"{path}/") for one in self.values())
 
 
 def names_in(folder: Path) -> dict[tuple[str, str], str]:
@@ -85,3 +104,17 @@ def gather(folder: Path, run_id: str) -> None:
         while target != one and target.exists():  # left by an earlier start in the same process
             target = target.with_name(f"{target.name}0")
         one.rename(target)
+
+
+def short_id(run_id: str) -> str:
+    """Return a run's id within Neptune's limit."""
+    return run_id if len(run_id) <= LONGEST_ID else str(uuid.uuid5(uuid.NAMESPACE_OID, run_id))
+
+
+def field_value(value: Any) -> bool | int | float | str:
+    """Return a config value as a field can hold it: types it does not have become text."""
+    if isinstance(value, (bool, int, float)) and (abs(value) < 1 << 31 if isinstance(value, int) else math.isfinite(value)):
+        return value
+    if len(str(value)) > LONGEST_FIELD:
+        notices.once("neptune:parameter", f"Neptune cuts parameters at {LONGEST_FIELD} characters. The journal has them whole.")
+    return str(value)

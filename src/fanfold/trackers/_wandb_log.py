@@ -25,10 +25,7 @@ class WandbLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows = 0
-        self.artifacts = 0
-        self.configs = 0
-        self.alerts = 0
+        self.seen: Counter[str] = Counter()  # records by kind: history (a row), config, artifact, alert, …
         self.summary: set[str] = set()
         self.exit: int | None = None
         self.last_step = -1
@@ -39,16 +36,10 @@ class WandbLog:
         """Read new records and update the counts."""
         for record in self.records():
             kind = record.WhichOneof("record_type")
+            self.seen[kind] += 1
             if kind == "history":
-                self.rows += 1
                 self.last_step = max(self.last_step, record.history.step.num)
                 self.keys.update({key_of(item) for item in record.history.item})
-            elif kind == "artifact":
-                self.artifacts += 1
-            elif kind == "config":
-                self.configs += 1
-            elif kind == "alert":
-                self.alerts += 1
             elif kind == "summary":
                 self.summary.update(key_of(item) for item in record.summary.update)
             elif kind == "exit":

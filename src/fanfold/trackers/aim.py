@@ -5,21 +5,19 @@ So sending a point again changes nothing, but a step cannot hold two different v
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import logging
 import os
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any
 
 from ._aim_repo import EXACT, hash_exactly, index, opened, place_of, reserved, stored
 from .base import Alert, Identity, Point, Refused, clean_config, on_main_process
 from .destination import LEFT_OUT, Destination, Item, kind_of
 from .face import Tracker
-from .tools import mapped, markdown
+from .tools import mapped, markdown, small_integer
 
 EMPTY = "(empty)"  # an empty name or key makes the whole run unreadable for Aim
 _QUIET = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
@@ -28,87 +26,73 @@ _QUIET = {"system_tracking_interval": None, "log_system_params": False, "capture
 class Aim(Destination):
     """Track into the Aim repository `logging_dir`; other arguments go to `aim.Run`; files go to `artifacts_uri`."""
 
-    name: ClassVar[str] = "aim"
-    library_name: ClassVar[str] = "aim"
-    requires_logging_directory: ClassVar[bool] = True
-    delivery: ClassVar[str] = "idempotent"
-    delivery_online: ClassVar[str | None] = "idempotent"
+    name = "aim"
+    own_name = "writer"
+    ends_with = "close"
+    requires_logging_directory = True
+    delivery = "idempotent"
+    delivery_online = "idempotent"
+    accepts = frozenset({"context", "epoch"})
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
-        self.aim_repo_path = logging_dir
+        self.aim_repo_path = None if logging_dir is None else os.fspath(logging_dir)
         self.artifacts_uri: str | None = self.init_kwargs.pop("artifacts_uri", None)
         self._tags: set[str] = set()
         self._facts: dict[str, Any] = {}
         self._high: dict[tuple[str, str], int] = {}
 
-    # Opening and closing
-
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
+        super().open(identity, remote)
+        if identity is not None:
+            self._note(run=identity.run_id, status="running")
+        self.run.name = identity.name if identity is not None and self.run_name == identity.project else self.run_name
+
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
         """Open the run; one of ours has a hash derived from its id, and records nothing about the relay's own process."""
-        from aim import Run
-
-        known = json.loads(remote) if remote else {}
-        inside = identity is not None and str(self.aim_repo_path) == str(identity.directory)
-        # A repository inside the run's directory moves with it, and a server is chosen by the user; any other stays where it was.
-        if known and not inside and "://" not in str(known["repo"]):
-            self.aim_repo_path = known["repo"]
-        where = os.fspath(self.aim_repo_path) if self.aim_repo_path is not None else None
-        named = {"run_hash": known["hash"]} if known else {}
         if identity is None:
-            self.writer = Run(repo=where, **{**self.init_kwargs, **named})
-            self.writer.name = self.run_name
-            return
-        self.identity = identity
-        derived = hashlib.sha256(f"{identity.project}\0{identity.run_id}".encode()).hexdigest()[:24]
-        own = {"run_hash": derived, "experiment": identity.project, **_QUIET}
-        arguments = {**own, **self.init_kwargs, **named}
-        repo = opened(where, arguments["run_hash"])
-        self.writer = Run(repo=repo, **reserved(repo, arguments))
-        self._note(run=identity.run_id, status="running")
-        self.writer.name = identity.name if self.run_name == identity.project else self.run_name
-
-    @property
-    def tracker(self) -> Any:
-        return self.writer
+            return self.library.Run(repo=self.aim_repo_path, **self.init_kwargs)
+        known = json.loads(remote) if remote else {}
+        # A repository inside the run's directory moves with it, and a server is chosen by the user; any other stays where it was.
+        if known and self.aim_repo_path != str(identity.directory) and "://" not in str(known["repo"]):
+            self.aim_repo_path = known["repo"]
+        own = {"run_hash": identity.digest(24), "experiment": identity.project, **_QUIET}
+        arguments = {**own, **self.init_kwargs, **({"run_hash": known["hash"]} if known else {})}
+        repo = opened(self.aim_repo_path, arguments["run_hash"])
+        return self.library.Run(repo=repo, **reserved(repo, arguments))
 
     @property
     def remote(self) -> str:
-        return json.dumps({"hash": self.writer.hash, "repo": place_of(self.writer.repo)})
+        return json.dumps({"hash": self.run.hash, "repo": place_of(self.run.repo)})
 
     def close(self, status: str) -> None:
         """Record the status, end the run, and index it: until then Aim's queries do not find it."""
         self._note(status=status)
         if status == "finished":
-            self.writer.report_successful_finish(block=True)
-        repo, run_hash = self.writer.repo, self.writer.hash
+            self.run.report_successful_finish(block=True)
+        repo, run_hash = self.run.repo, self.run.hash
         self.finish()
         if not repo.is_remote_repo:
             index(repo, run_hash)
 
-    def finish(self) -> None:
-        self.writer.close()
-
-    # Config, description and files
-
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config as `run["hparams"]`."""
-        self.writer["hparams"] = _storable(values)
+        self.run["hparams"] = _storable(values)
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
         """Store the summary as `run["summary"]`, where queries can use it."""
-        self.writer["summary"] = _storable(values)
+        self.run["summary"] = _storable(values)
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         if name and self.identity is not None and self.run_name == self.identity.project:
-            self.writer.name = name
+            self.run.name = name
         if notes is not None:
-            self.writer.description = notes
+            self.run.description = notes
         for tag in self._tags - set(tags):
-            self.writer.remove_tag(tag)
+            self.run.remove_tag(tag)
         for tag in dict.fromkeys(tags):
-            if tag not in self.writer.tags:
-                self.writer.add_tag(tag)
+            if tag not in self.run.tags:
+                self.run.add_tag(tag)
         self._tags = set(tags)
         if group is not None:
             self._note(group=group)
@@ -116,7 +100,7 @@ class Aim(Destination):
     def _note(self, **facts: Any) -> None:
         """Store facts that Aim has no field for where its queries can use them: `run.fanfold.status == "failed"`."""
         self._facts.update(facts)
-        self.writer["fanfold"] = dict(self._facts)
+        self.run["fanfold"] = dict(self._facts)
 
     def alert(self, alert: Alert) -> None:
         """Add an alert to the run's log records, which Aim's notifier watches; sending it again yields the same record."""
@@ -125,13 +109,13 @@ class Aim(Destination):
         level = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}[alert.level]
         text = f"{alert.title}: {alert.text}" if alert.text else alert.title
         record = LogRecord(text, level, timestamp=alert.time, logger_info=("fanfold", 0), step=alert.step)
-        tracker = self.writer._tracker  # noqa: SLF001 - as Run.log_warning() does, which would stamp the time of delivery
+        tracker = self.run._tracker  # noqa: SLF001 - as Run.log_warning() does, which would stamp the time of delivery
         tracker._track(record, alert.time, "__log_records", int(alert.time * 1000))  # noqa: SLF001
-        self.writer._checkins.check_in(flag_name="new_logs", block=alert.level == "error")  # noqa: SLF001
+        self.run._checkins.check_in(flag_name="new_logs", block=alert.level == "error")  # noqa: SLF001
 
     def artifact(self, path: Path, name: str) -> None:
         """Copy a file to `artifacts_uri`, by default a folder in the repository."""
-        run = self.writer
+        run = self.run
         if self.artifacts_uri is None and run.repo.is_remote_repo:
             self.cannot("keep files on a server without artifacts_uri", name, path)
             return
@@ -141,10 +125,8 @@ class Aim(Destination):
 
     def settle(self) -> None:
         """Wait for a server's queue. A local repository needs nothing: each value reaches the kernel when tracked."""
-        if self.writer.repo.is_remote_repo:
-            self.writer.repo._client.get_queue().wait_for_finish()  # noqa: SLF001 - Run.close() waits for the same
-
-    # Points
+        if self.run.repo.is_remote_repo:
+            self.run.repo._client.get_queue().wait_for_finish()  # noqa: SLF001 - Run.close() waits for the same
 
     def add(self, key: str, value: Any, point: Point) -> None:
         made = self.convert(key, value, point)
@@ -158,29 +140,24 @@ class Aim(Destination):
         except ValueError as error:
             if "Incompatible data types" not in str(error):
                 raise Refused(str(error)) from error
-            plain = isinstance(value, (bool, int, float))
-            kind = "number" if plain else "list" if isinstance(value, list) else getattr(value, "kind", kind_of(value))
+            plain = {bool: "number", int: "number", float: "number", list: "list"}
+            kind = plain.get(type(value)) or getattr(value, "kind", kind_of(value))
             context = {**(point.kwargs.get("context") or {}), "kind": kind}
             self._put(key or EMPTY, made, point._replace(kwargs={**point.kwargs, "context": context}))
 
     def _put(self, name: str, value: Any, point: Point) -> None:
         if point.time is None:
-            self.writer.track(value, name=name, step=point.step, **point.kwargs)
+            self.run.track(value, name=name, step=point.step, **point.kwargs)
             return
-        for unknown in set(point.kwargs) - {"context", "epoch"} if point.kwargs else ():
-            self.warn(
-                f"argument:{unknown}",
-                f"aim takes no argument {unknown!r} with a value; it is left out and the values are tracked. "
-                "Pass context= or epoch= in log_kwargs={'aim': {...}}.",
-            )
-        context, epoch = point.kwargs.get("context"), point.kwargs.get("epoch")
+        given = self.arguments(point)
+        context, epoch = given.get("context"), given.get("epoch")
         # Aim would number the steps itself, and a resent point would become another one.
         step = point.step if point.step is not None else int(point.time * 1000)
         self._check_repeat(name, value, step, context or {})
         if abs(step) > EXACT:
-            hash_exactly(self.writer, name, value, context or {})
+            hash_exactly(self.run, name, value, context or {})
         # track() would stamp the time of delivery, which may be hours after the call.
-        tracker = self.writer._tracker  # noqa: SLF001 - no public way to set the time
+        tracker = self.run._tracker  # noqa: SLF001 - no public way to set the time
         tracker._track(value, point.time, name, step, epoch, context=context)  # noqa: SLF001
 
     def _check_repeat(self, name: str, value: Any, step: int, context: Mapping[str, Any]) -> None:
@@ -190,22 +167,9 @@ class Aim(Destination):
         self._high[place] = step if high is None else max(high, step)
         if high is None or step > high:
             return
-        before = stored(self.writer, name, step, context)
+        before = stored(self.run, name, step, context)
         if before is not None and _differs(before, value):
-            self.warn(
-                f"repeat:{name}",
-                f"aim holds one value per step, and {name!r} has several at step {step}; the last one is there, "
-                "all of them are in the journal. Look at them with `fanfold show`, or log under different steps.",
-            )
-
-    # Media become Aim's own objects
-
-    def _left_out(self, item: Item) -> Any:
-        self.cannot(f"hold this kind of {item.value.kind}", item.key, item.value)
-        return LEFT_OUT
-
-    def take_native(self, item: Item) -> Any:
-        return item.value
+            self.warn_repeat(name, step)
 
     def take_text(self, item: Item) -> Any:
         return self.library.Text(item.text)
@@ -222,7 +186,7 @@ class Aim(Destination):
     def take_audio(self, item: Item) -> Any:
         data, ext = item.content
         if ext not in self.library.Audio.audio_formats:
-            return self._left_out(item)
+            return self.left_out(item)
         return self.library.Audio(data, format=ext, caption=item.caption or "")
 
     def take_video(self, item: Item) -> Any:
@@ -231,7 +195,7 @@ class Aim(Destination):
 
         data, ext = item.content
         if ext != "gif":
-            return self._left_out(item)
+            return self.left_out(item)
         return self.library.Image(PIL.Image.open(io.BytesIO(data), formats=("GIF",)), caption=item.caption or "")
 
     def take_histogram(self, item: Item) -> Any:
@@ -241,7 +205,7 @@ class Aim(Destination):
         edges = item.value.edges
         even = np.linspace(edges[0], edges[-1], len(edges))
         if not np.allclose(edges, even, rtol=1e-9, atol=1e-9 * float(edges[-1] - edges[0])):
-            return self._left_out(item)
+            return self.left_out(item)
         ends = (float(edges[0]), float(edges[-1]))
         return self.library.Distribution(hist=np.asarray(item.value.counts), bin_range=ends)
 
@@ -254,10 +218,7 @@ class Aim(Destination):
 
 
 class AimTracker(Tracker):
-    """Track into the Aim repository `logging_dir`; other arguments go to `aim.Run`; files go to `artifacts_uri`."""
-
     destination_class = Aim
-    destination: Aim
 
     @on_main_process
     def log_images(  # type: ignore[override]  # the signature is Accelerate's
@@ -268,19 +229,14 @@ class AimTracker(Tracker):
         for key, value in values.items():
             image, caption = value if isinstance(value, tuple) else (value, "")
             made = self.destination.library.Image(image, caption=caption, **chosen.get("aim_image", {}))
-            self.destination.writer.track(made, name=key, step=step, **chosen.get("track", {}))
+            self.destination.run.track(made, name=key, step=step, **chosen.get("track", {}))
 
 
 def _storable(values: Mapping[str, Any]) -> Any:
     """Return a config without what Aim refuses: integers beyond 64 bits and empty keys."""
-    return mapped(clean_config(values), _small, key=lambda name: name or EMPTY)
-
-
-def _small(value: Any) -> Any:
-    return str(value) if type(value) is int and not -(1 << 63) <= value < 1 << 63 else value
+    return mapped(clean_config(values), small_integer, key=lambda name: name or EMPTY)
 
 
 def _differs(before: Any, value: Any) -> bool:
-    if isinstance(before, (int, float)) and isinstance(value, (int, float)):
-        return struct.pack("<d", before) != struct.pack("<d", value)
-    return True
+    numbers = isinstance(before, (int, float)) and isinstance(value, (int, float))
+    return not numbers or repr(float(before)) != repr(float(value))

@@ -10,12 +10,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from ..errors import notices
 from .base import Identity, Point, flat_config
 from .destination import Destination, Item
 from .face import Tracker
+from .tools import text_of
 
 LONGEST_TAG = 1000
 LONGEST_TABLE = 250  # rows of a table metric; longer tables are files
@@ -24,25 +24,20 @@ LONGEST_TABLE = 250  # rows of a table metric; longer tables are files
 class AzureML(Destination):
     """Log to `azureml_run`, or to the current job's run. The job's status is left to the platform."""
 
-    name: ClassVar[str] = "azure_ml"
-    delivery: ClassVar[str] = "at least once"
-    delivery_online: ClassVar[str | None] = "at least once"
+    name = "azure_ml"
+    own_name = "azureml_run"
+    delivery = delivery_online = "at least once"
 
     def __init__(self, run_name: str, azureml_run: Any = None) -> None:
         super().__init__(run_name)
-        self.azureml_run = azureml_run
+        self.run = self.given = azureml_run
 
     @classmethod
     def unusable(cls) -> str | None:
         return None if os.environ.get("AZUREML_RUN_ID") else "not inside an Azure Machine Learning job"
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        del identity, remote
-        if self.azureml_run is None:
-            from azureml.core.run import Run
-
-            self.azureml_run = Run.get_context()
-        self.run = self.azureml_run
+        super().open(identity, remote)
         self._steps = "step" in inspect.signature(self.run.log).parameters
         self._offline = not hasattr(self.run, "get_metrics")
         if self._offline:
@@ -52,22 +47,28 @@ class AzureML(Destination):
                 "and keeps nothing. The journal has everything. Run it in a job to log there.",
             )
 
-    @property
-    def remote(self) -> str:
-        return str(self.run.id)
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
+        from azureml.core.run import Run
+
+        return Run.get_context()
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config as tags: unlike properties they can change, and unlike files they can be set twice."""
-        self.run.set_tags({f"config.{key}": _tag(f"config.{key}", value) for key, value in flat_config(values).items()})
+        self._tag({f"config.{key}": value for key, value in flat_config(values).items()})
+
+    def set_summary(self, values: Mapping[str, Any]) -> None:
+        self._tag({f"summary.{key}": value for key, value in flat_config(values).items()})
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         words = {"fanfold.name": name, "fanfold.notes": notes, "fanfold.group": group}
-        found = {key: _tag(key, value) for key, value in words.items() if value} | dict.fromkeys(tags, "")
-        if found:
-            self.run.set_tags(found)
+        self._tag({key: value for key, value in words.items() if value} | dict.fromkeys(tags, ""))
 
-    def set_summary(self, values: Mapping[str, Any]) -> None:
-        self.run.set_tags({f"summary.{key}": _tag(f"summary.{key}", value) for key, value in flat_config(values).items()})
+    def _tag(self, values: Mapping[str, Any]) -> None:
+        texts = {key: text_of(value) for key, value in values.items()}
+        for key in (key for key, text in texts.items() if len(text) > LONGEST_TAG):
+            self.warn(f"tag:{key}", f"Azure ML tags have {LONGEST_TAG} characters, so {key!r} is cut; the journal has it whole.")
+        if texts:
+            self.run.set_tags({key: text[:LONGEST_TAG] for key, text in texts.items()})
 
     def number(self, key: str, value: float | str, point: Point) -> None:
         step = {"step": point.step} if self._steps else {}
@@ -115,26 +116,13 @@ class AzureML(Destination):
     def close(self, status: str) -> None:
         """Record the run's status as a tag, and leave the job's own status alone: the script may continue."""
         self.run.tag("fanfold.status", status)
-        self.finish()
-
-    def finish(self) -> None:
         self.settle()
+
+    finish = settle
 
 
 class AzureMLTracker(Tracker):
-    """Log to `azureml_run`, or to the current job's run."""
-
     destination_class = AzureML
-
-
-def _tag(key: str, value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    if len(text) > LONGEST_TAG:
-        notices.once(
-            f"azure_ml:tag:{key}",
-            f"Azure Machine Learning has {LONGEST_TAG} characters for a tag, so {key!r} is cut there. The journal has it whole.",
-        )
-    return text[:LONGEST_TAG]
 
 
 def _columns(value: Any) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .. import process
 from ..errors import notices
+from ..journal.bodies import Fork
 from ..plain import plain
 from ..values import flatten, split
 
@@ -117,6 +119,11 @@ class Identity(NamedTuple):
     directory: Path
     live: bool = False  # served from the user's process: the library's globals (`wandb.run`) refer to this run
     layout: str = "fanfold"  # names and paths at the destination: ours, or those of "accelerate" or "transformers"
+    fork: Fork | None = None  # the run it continues, if that one was sent to the same tracker
+
+    def digest(self, length: int) -> str:
+        """Return an id derived from project and run, for systems whose ids are hexadecimal digits."""
+        return hashlib.sha256(f"{self.project}/{self.run_id}".encode()).hexdigest()[:length]
 
 
 class Refused(Exception):

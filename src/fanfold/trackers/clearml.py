@@ -15,19 +15,18 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from . import _clearml_session as session
 from .base import NO_STEP, Identity, Point, Refused, clean_config, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
-from .tools import named, truthy, until
+from .tools import cell_of, named, text_of, truthy
 
-SETTLE_SECONDS = 60.0
 SECTION = "config"  # of the hyperparameters
-STATUS = "fanfold_status"
+STATUS, RUN = "fanfold_status", "fanfold_run"
 _ours: set[str] = set()  # tasks opened in this process for our runs
-_LISTED = re.compile(r"(.*) \[(\d+)/(\d+)\]", re.DOTALL)
+LISTED = re.compile(r"(.*) \[(\d+)/(\d+)\]", re.DOTALL)
 _FRAMEWORKS = (
     "matplotlib tensorflow tensorboard pytorch xgboost scikit fastai lightgbm hydra detect_repository tfdefines joblib "
     "megengine catboost gradio"
@@ -44,20 +43,16 @@ class ClearML(Destination):
     `CLEARML_PROJECT` and `CLEARML_TASK` take precedence over `run_name`.
     """
 
-    name: ClassVar[str] = "clearml"
-    delivery: ClassVar[str] = "readable"
-    delivery_online: ClassVar[str | None] = "at least once"
-    layouts: ClassVar[tuple[str, ...]] = ("fanfold", "accelerate")
-    task: Any = None
+    name = "clearml"
+    own_name = "task"
+    delivery = "readable"
+    delivery_online = "at least once"
+    layouts = ("fanfold", "accelerate")
 
     def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
         self.user_provided_run_name = run_name
-        self._layout = "accelerate"  # how titles, series and config are named
-        self._users = False  # whether the task belongs to the user
-        self._tried = False
-        self._sent = 0  # events sent since the start, plus those already there
-        self._events = session.Events()
+        self._users = self._tried = False  # whether the task belongs to the user; whether we have tried to create one
         self._summary: dict[str, Any] = {}
 
     @classmethod
@@ -70,12 +65,16 @@ class ClearML(Destination):
             return None
         return "no credentials: run `clearml-init`, set CLEARML_API_ACCESS_KEY, or set CLEARML_OFFLINE_MODE=1"
 
-    # Opening and closing
-
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
+        self._layout = "accelerate" if identity is None else identity.layout  # how titles, series and config are named
+        super().open(identity, remote)
+        folder = self.run.get_offline_mode_folder()
+        self._events = session.Events(None if folder is None else Path(str(folder)) / session.METRICS)
+        self._sent = self._events.refresh()  # events sent since the start, plus those already there
+
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
         from clearml import Task
 
-        self.identity, self._layout = identity, "accelerate" if identity is None else identity.layout
         current = Task.current_task()
         if current and self._tried:
             current.close()  # left half-created by a failed start
@@ -85,24 +84,22 @@ class ClearML(Destination):
                 "has finished. Use relay='process', the default, to have both at once."
             )
         elif current:
-            self._users, self.task = True, current
-            self._sent = self._arrived()
-            return
+            self._users = True
+            return current
         Task.set_random_seed(None)  # otherwise Task.init seeds Python, numpy and torch
         Task._report_subprocess_enabled = False  # noqa: SLF001 - only switch outside a config file; the reporter's fork can hang
-        arguments = {**self.init_kwargs}
-        arguments.setdefault("project_name", os.environ.get("CLEARML_PROJECT") or self.run_name)
-        arguments.setdefault("task_name", os.environ.get("CLEARML_TASK") or (identity.name if identity else self.run_name))
-        if identity is None:
-            self.task = Task.init(**arguments)
-        else:
-            self._open_ours(identity, remote, Task, arguments)
+        arguments = {
+            "project_name": os.environ.get("CLEARML_PROJECT") or self.run_name,
+            "task_name": os.environ.get("CLEARML_TASK") or (identity.name if identity else self.run_name),
+            **self.init_kwargs,
+        }
+        return Task.init(**arguments) if identity is None else self._begin_ours(identity, remote, Task, arguments)
 
-    def _open_ours(self, identity: Identity, remote: str | None, task: Any, arguments: dict[str, Any]) -> None:
-        known, tag = remote, f"fanfold:{identity.run_id}"  # the tag finds a task whose relay was killed before it knew the id
+    def _begin_ours(self, identity: Identity, known: str | None, task: Any, arguments: dict[str, Any]) -> Any:
+        tag = f"{session.TAG}{identity.run_id}"  # finds a task whose relay was killed before it knew the id
         if task.is_offline():
             session.place_in(identity.directory)
-            known = session.prepared(remote or session.id_of(identity), arguments)
+            known = session.prepared(known or f"offline-{identity.digest(32)}", arguments)
         elif known is None:
             known = next(map(str, task.query_tasks(project_name=arguments["project_name"], tags=[tag])), None)
         if known is not None:
@@ -111,26 +108,18 @@ class ClearML(Destination):
             arguments |= {"reuse_last_task_id": False, "tags": [*arguments.get("tags", ()), tag]}
         self._tried = True
         with session.hooks_kept():
-            self.task = task.init(**{**_QUIET, **arguments})
-        _ours.add(str(self.task.id))
-        self._sent = self._arrived()
-
-    @property
-    def tracker(self) -> Any:
-        return self.task
-
-    @property
-    def remote(self) -> str | None:
-        return None if self.task is None else str(self.task.id)
+            made = task.init(**{**_QUIET, **arguments})
+        _ours.add(str(made.id))
+        return made
 
     @property
     def _offline(self) -> bool:
-        return bool(self.task.is_offline())
+        return bool(self.run.is_offline())
 
     def close(self, status: str) -> None:
         """End the task: completed, failed, or stopped for killed and preempted. Offline the status is a property of the task."""
-        self.task.set_user_properties(**{STATUS: status})
-        ended, offline = self.task.id, self._offline
+        self._set_properties({STATUS: status})
+        ended, offline = self.run.id, self._offline
         self.finish()
         if status == "finished" or offline or self._users:
             return
@@ -143,22 +132,27 @@ class ClearML(Destination):
             again.mark_stopped(status_message=status, force=True)
 
     def finish(self) -> None:
-        if self.task and not self._users:
-            self.task.close()
-
-    # Config, description and files
+        if self.run and not self._users:
+            self.run.close()
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config: as Accelerate does if used directly, else as JSON and as flat hyperparameters."""
         if self.identity is None:
-            self.task.connect_configuration(values)
+            self.run.connect_configuration(values)
             return
         if self._layout == "accelerate":
-            self.task.connect_configuration(clean_config(values))
+            self.run.connect_configuration(clean_config(values))
         else:
             text = json.dumps(clean_config(values), indent=1, ensure_ascii=False)
-            self.task.set_configuration_object(name=SECTION, config_text=text, config_type="json")
-        self.task.set_parameters({f"{SECTION}/{key}": value for key, value in flat_config(values).items()})
+            self.run.set_configuration_object(name=SECTION, config_text=text, config_type="json")
+        self.run.set_parameters({f"{SECTION}/{key}": value for key, value in flat_config(values).items()})
+        self._set_properties({})  # setting parameters removes them
+
+    def _set_properties(self, properties: dict[str, str]) -> None:
+        """Set properties of the task; that of an offline session says which run it is, so that an import recognises it."""
+        ours = {RUN: self.identity.run_id} if self.identity is not None and self._offline else {}
+        if ours or properties:
+            self.run.set_user_properties(**ours, **properties)
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
         """Report numbers as single values, and anything else as user properties."""
@@ -167,38 +161,36 @@ class ClearML(Destination):
                 continue
             if isinstance(value, (bool, int, float)):
                 self._allow(value)
-                self.task.get_logger().report_single_value(name=key, value=float(value))
+                self.run.get_logger().report_single_value(name=key, value=float(value))
                 self._sent += 1
             else:
-                self.task.set_user_properties(**{f"summary.{key}": value if isinstance(value, str) else json.dumps(value)})
+                self.run.set_user_properties(**{f"summary.{key}": text_of(value)})
             self._summary[key] = value
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         if name and "task_name" not in self.init_kwargs and not os.environ.get("CLEARML_TASK"):
-            self.task.set_name(name)
+            self.run.set_name(name)
         if tags:
-            self.task.add_tags(list(tags))
+            self.run.add_tags(list(tags))
         if notes:
-            self.task.set_comment(notes)
+            self.run.set_comment(notes)
         if group:
-            self.task.set_user_properties(group=group)
+            self.run.set_user_properties(group=group)
 
     def artifact(self, path: Path, name: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = named(path, Path(folder), Path(name).name)  # its name on the server; the blob's name is a hash
-            if not self.task.upload_artifact(name, artifact_object=file, wait_on_upload=True):
+            if not self.run.upload_artifact(name, artifact_object=file, wait_on_upload=True):
                 raise ConnectionError(f"ClearML did not take the file {name!r}")
-
-    # Values
 
     def number(self, key: str, value: float, point: Point) -> None:
         self._allow(value)
         arguments = {name: argument for name, argument in point.kwargs.items() if name != NO_STEP}
-        logger = self.task.get_logger()
+        logger = self.run.get_logger()
         if point.step is None or NO_STEP in point.kwargs:
             logger.report_single_value(name=key, value=value, **arguments)
         else:
-            title, series = self.place(key)
+            title, series = _PLACES[self._layout](key)
             logger.report_scalar(title=title, series=series, value=value, iteration=point.step, **arguments)
         self._sent += 1
 
@@ -207,22 +199,18 @@ class ClearML(Destination):
         if math.isfinite(value):
             return
         if self._offline and math.isnan(value):
-            self.task.get_logger().set_reporting_nan_value(value)
+            self.run.get_logger().set_reporting_nan_value(value)
         elif self._offline:
-            self.task.get_logger().set_reporting_inf_value(value)  # read when the event is created, so each keeps its sign
+            self.run.get_logger().set_reporting_inf_value(value)  # read when the event is created, so each keeps its sign
         elif self.identity is not None:
             raise Refused(f"ClearML's server has no {value}")  # https://github.com/clearml/clearml/issues/604
-
-    def place(self, key: str) -> tuple[str, str]:
-        """Return title and series of a key."""
-        return _PLACES[self._layout](key)
 
     def take(self, item: Item) -> None:
         super().take(item)
         self._sent += 1
 
     def _where(self, item: Item) -> dict[str, Any]:
-        title, series = self.place(item.key)
+        title, series = _PLACES[self._layout](item.key)
         one = f"{series} [{item.at + 1}/{item.of}]" if item.of > 1 else series  # in one series and step, only one would show
         return {"title": title, "series": one, "iteration": item.step}
 
@@ -233,60 +221,48 @@ class ClearML(Destination):
         data, ext = item.content
         where = self._where(item)
         # Files are numbered from 0 in each process, so those of a resumed run would overwrite the first ones.
-        getattr(UploadEvent, "_metric_counters", {}).setdefault(
-            f"{where['title']}_{where['series']}", time.time_ns() // 1_000_000
-        )
-        self.task.get_logger().report_media(**where, stream=io.BytesIO(data), file_extension=f".{ext}", max_history=-1)
+        numbers = getattr(UploadEvent, "_metric_counters", {})
+        numbers.setdefault(f"{where['title']}_{where['series']}", time.time_ns() // 1_000_000)
+        self.run.get_logger().report_media(**where, stream=io.BytesIO(data), file_extension=f".{ext}", max_history=-1)
 
     def take_histogram(self, item: Item) -> None:
         middles = (item.value.edges[:-1] + item.value.edges[1:]) / 2
         names = [f"{middle:.6g}" for middle in middles]
-        self.task.get_logger().report_histogram(values=item.value.counts.tolist(), xlabels=names, **self._where(item))
+        self.run.get_logger().report_histogram(values=item.value.counts.tolist(), xlabels=names, **self._where(item))
 
     def take_table(self, item: Item) -> None:
-        rows = [[_cell(cell) for cell in row] for row in item.value.rows]
-        self.task.get_logger().report_table(table_plot=[list(item.value.columns), *rows], **self._where(item))
+        rows = [[cell_of(cell) for cell in row] for row in item.value.rows]
+        self.run.get_logger().report_table(table_plot=[list(item.value.columns), *rows], **self._where(item))
 
     def take_plotly(self, item: Item) -> None:
-        self.task.get_logger().report_plotly(figure=json.loads(item.value.json), **self._where(item))
-
-    # Settling and counting
+        self.run.get_logger().report_plotly(figure=json.loads(item.value.json), **self._where(item))
 
     def settle(self) -> None:
         """Wait until everything is sent; offline, until the session's file holds as many events as were sent."""
-        if not until(self._flushed, SETTLE_SECONDS, pause=0.01):
-            raise TimeoutError(f"ClearML did not write its events within {SETTLE_SECONDS:.0f} s")
+        self.wait_until(self._flushed, "written its events")
 
     def _flushed(self) -> bool:
-        self.task.flush(wait_for_uploads=True)
-        return not self._offline or self.identity is None or self._arrived() >= self._sent
-
-    def _arrived(self) -> int:
-        """Return how many events the offline session holds."""
-        folder = self.task.get_offline_mode_folder()
-        return self._events.on(Path(str(folder)) / session.METRICS) if folder is not None else 0
+        self.run.flush(wait_for_uploads=True)
+        return not self._offline or self.identity is None or self._events.refresh() >= self._sent
 
     def counts(self) -> dict[str, int] | None:
         if self._layout == "accelerate" or self._users or not self._offline:
             return None  # in Accelerate's naming, `loss` and `train_loss` are one series
-        self._arrived()
+        self._events.refresh()
         key_at = _key_in_transformers if self._layout == "transformers" else key_of
         keys = ((key_at(*place), n) for place, n in self._events.found.items())
         return {key: n for key, n in keys if key is not None}
 
 
 class ClearMLTracker(Tracker):
-    """Log to a ClearML task: the open one, or a new one; arguments go to `Task.init`."""
-
     destination_class = ClearML
-    destination: ClearML
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add an image under each key; arguments go to `report_image`."""
         for key, value in values.items():
             title, series = in_accelerate(key)
-            self.task.get_logger().report_image(title=title, series=series, iteration=step, image=value, **kwargs)
+            self.run.get_logger().report_image(title=title, series=series, iteration=step, image=value, **kwargs)
 
     @on_main_process
     def log_table(
@@ -299,18 +275,18 @@ class ClearMLTracker(Tracker):
                 raise ValueError("`ClearMLTracker.log_table` requires that `data` to be supplied if `dataframe` is `None`")
             dataframe = [columns, *data] if columns else data
         title, series = in_accelerate(table_name)
-        self.task.get_logger().report_table(title=title, series=series, table_plot=dataframe, iteration=step, **kwargs)
+        self.run.get_logger().report_table(title=title, series=series, table_plot=dataframe, iteration=step, **kwargs)
 
 
 def place_of(key: str) -> tuple[str, str]:
     """Return title and series of a key: `val/loss` is series `val` of `loss`, a one-to-one mapping."""
     series, _, title = key.rpartition("/")
-    return (key, key) if not series or not title or series == title or _LISTED.fullmatch(series) else (title, series)
+    return (key, key) if not series or not title or series == title or LISTED.fullmatch(series) else (title, series)
 
 
 def key_of(title: str, series: str) -> str | None:
     """Return the key for a title and series from `place_of`, or None if more items of the same list follow."""
-    listed = _LISTED.fullmatch(series)
+    listed = LISTED.fullmatch(series)
     if listed and title != series:
         series, at, items = listed.groups()
         if at != items:
@@ -337,7 +313,3 @@ def _key_in_transformers(title: str, series: str) -> str:
 
 
 _PLACES = {"fanfold": place_of, "accelerate": in_accelerate, "transformers": in_transformers}
-
-
-def _cell(cell: Any) -> Any:
-    return cell if isinstance(cell, (bool, int, float, str)) else "" if cell is None else str(cell)

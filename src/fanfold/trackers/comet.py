@@ -6,17 +6,14 @@ the next relay archives it. Offline nothing is lost or repeated; online a kill m
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import io
 import json
 import os
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ..journal.writer import try_lock
 from ..process import digest
@@ -24,11 +21,11 @@ from . import _comet_archives as archives
 from .base import Alert, Identity, Point, Refusal, clean_config, flat_config
 from .destination import Destination, Item
 from .face import Tracker
+from .tools import Tail, text_of
 
-SETTLE_SECONDS = 60.0
 MAX_NAME = 100  # Comet cuts longer names, so two keys could collide
 MAX_VALUE = 1000  # longer parameters are cut, too
-STATUS, SETTLED = "fanfold_status", "fanfold_settled"
+STATUS, SETTLED, RUN = "fanfold_status", "fanfold_settled", "fanfold_run"
 
 # Comet's automatic features: it reads the script, the host and its network, patches stdout, starts codecarbon.
 _QUIET = {
@@ -42,56 +39,50 @@ _QUIET = {
 class Comet(Destination):
     """Log to a Comet experiment; `run_name` is the project, other arguments go to `comet_ml.start`."""
 
-    name: ClassVar[str] = "comet_ml"
-    delivery: ClassVar[str] = "readable"
-    delivery_online: ClassVar[str | None] = "at least once"
-    writer: Any = None
-    _scratch: tempfile.TemporaryDirectory[str] | None = None
+    name = "comet_ml"
+    own_name = "writer"
+    delivery = "readable"
+    delivery_online = "at least once"
     _lock = -1
     _settles = 0
-    _read_to = 0
 
     @classmethod
     def unusable(cls) -> str | None:
-        if not archives.says_online(None) or os.environ.get("COMET_API_KEY") or archives.has_key():
+        offline = os.environ.get("COMET_START_ONLINE", "1").strip().lower() in ("0", "false", "no", "off")
+        if offline or os.environ.get("COMET_API_KEY") or archives.has_key():
             return None
         return "no API key: set COMET_API_KEY, run `comet login`, or set COMET_START_ONLINE=0"
 
-    # Opening and closing
-
-    def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        if self.given is not None:
-            self.writer = self.given
-            return
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
         if identity is not None:
             os.environ.setdefault("COMET_DISABLE_AUTO_LOGGING", "1")  # otherwise importing Comet mirrors every MLflow run
             os.environ.setdefault("COMET_ERROR_TRACKING_ENABLE", "false")
-        import comet_ml
-
-        self.identity = identity
-        begin = getattr(comet_ml, "start", None) or comet_ml.Experiment  # `start` was added in 3.41
         arguments = {"project_name": self.run_name, **self.init_kwargs}
-        if remote is not None:
-            arguments |= {"experiment_key": remote, "mode": "get_or_create"}
         if identity is None:
-            self.writer = begin(**arguments)
-            return
-        derived = hashlib.sha256(f"{identity.project}/{identity.run_id}".encode()).hexdigest()[:32]
-        key = arguments.setdefault("experiment_key", os.environ.get("COMET_EXPERIMENT_KEY") or derived)
-        arguments.setdefault("mode", "get_or_create")
-        self._end_others(comet_ml, key)
+            return self.library.start(**arguments)
+        known = {"experiment_key": os.environ.get("COMET_EXPERIMENT_KEY") or identity.digest(32), "mode": "get_or_create"}
+        arguments = {**known, **arguments} if remote is None else {**arguments, "experiment_key": remote, "mode": "get_or_create"}
+        key = arguments["experiment_key"]
+        self._end_others(key)
         self._acquire(identity.directory)
-        self._archives, arguments["experiment_config"] = self._config(comet_ml, identity.directory)
+        self._archives, arguments["experiment_config"] = self._config(identity.directory)
         self._pending = identity.directory / "open" / key  # where Comet keeps messages not archived yet
         self._pending.mkdir(parents=True, exist_ok=True)
         archives.seal(self._pending, self._archives, key, project=self.run_name, workspace=arguments.get("workspace"))
-        with _temporary_files_in(self._pending):
-            self.writer = begin(**arguments)
-        if not self.writer.alive:
+        before, tempfile.tempdir = tempfile.tempdir, str(self._pending)  # Comet has no setting for it
+        try:
+            experiment = self.library.start(**arguments)
+        finally:
+            tempfile.tempdir = before
+        if not experiment.alive:
             raise ConnectionError("Comet could not be reached, or refused the API key; its log above says which")
-        self.writer.set_name(identity.name)
+        experiment.set_name(identity.name)
+        experiment.log_other(RUN, identity.run_id)  # an import recognises the run by it
+        if self._is_offline(experiment):
+            self._messages = Tail(Path(experiment.tmpdir) / archives.MESSAGES)
+        return experiment
 
-    def _config(self, comet_ml: Any, directory: Path) -> tuple[Path, Any]:
+    def _config(self, directory: Path) -> tuple[Path, Any]:
         """Return the folder for offline archives, and Comet's configuration."""
         config = self.init_kwargs.get("experiment_config")
         given = config.get("offline_directory") if isinstance(config, Mapping) else getattr(config, "offline_directory", None)
@@ -99,7 +90,7 @@ class Comet(Destination):
         folder.mkdir(parents=True, exist_ok=True)
         if config is not None and not isinstance(config, Mapping):
             return folder, config
-        return folder, comet_ml.ExperimentConfig(**{**_QUIET, **(config or {}), "offline_directory": str(folder)})
+        return folder, self.library.ExperimentConfig(**{**_QUIET, **(config or {}), "offline_directory": str(folder)})
 
     def _acquire(self, directory: Path) -> None:
         """Become the only process with this experiment: one told to stop may still be writing its archive at exit."""
@@ -109,9 +100,9 @@ class Comet(Destination):
         if try_lock(self._lock) is False:
             raise BlockingIOError("another process still closes this experiment")
 
-    def _end_others(self, comet_ml: Any, key: str) -> None:
+    def _end_others(self, key: str) -> None:
         """End an experiment that is open in this process: starting a second one would discard its queue."""
-        other = comet_ml.get_running_experiment()
+        other = self.library.get_running_experiment()
         if other is not None and not other.ended and other.get_key() != key:
             other.end()
             self.warn(
@@ -121,87 +112,75 @@ class Comet(Destination):
             )
 
     @property
-    def tracker(self) -> Any:
-        return self.writer
-
-    @property
     def remote(self) -> str | None:
-        return None if self.writer is None else str(self.writer.get_key())
+        return None if self.run is None else str(self.run.get_key())
 
-    @property
-    def _offline(self) -> bool:
-        import comet_ml
-
-        return isinstance(self.writer, comet_ml.OfflineExperiment)
+    def _is_offline(self, experiment: Any) -> bool:
+        return isinstance(experiment, self.library.OfflineExperiment)
 
     def close(self, status: str) -> None:
-        self.writer.log_other(STATUS, status)
+        self.run.log_other(STATUS, status)
         self.finish()
 
     def finish(self) -> None:
-        self.writer.end()
+        self.run.end()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
-    # Config, description and files
-
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config as parameters, and also as `config.json` if Comet would cut a value."""
         config = clean_config(values)
-        self.writer.log_parameters(config)
+        self.run.log_parameters(config)
         if any(len(str(value)) > MAX_VALUE for value in config.values()):
-            self.writer.log_asset_data(json.dumps(config, indent=1), name="config.json", overwrite=True)
+            self.run.log_asset_data(json.dumps(config, indent=1), name="config.json", overwrite=True)
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
         """Store the summary as "other" values, which Comet's tables show next to metrics."""
         for key, value in flat_config(values).items():
-            plain = value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-            self.writer.log_other(_name(key), plain)
+            self.run.log_other(_name(key), value if isinstance(value, (bool, int, float)) else text_of(value))
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         if name:
-            self.writer.set_name(name)
+            self.run.set_name(name)
         if tags:
-            self.writer.add_tags(list(tags))
+            self.run.add_tags(list(tags))
             if self.identity is not None:  # for an archive built after a kill: Comet keeps tags only in memory until the end
                 archives.keep_tags(self._pending, tags)
         for key, value in (("notes", notes), ("group", group)):
             if value:
-                self.writer.log_other(key, value)
+                self.run.log_other(key, value)
 
     def alert(self, alert: Alert) -> None:
         """Store an alert as a text, and send it as a notification if Comet is online."""
         facts = {"alert": alert.level, "title": alert.title, "id": alert.id}
-        self.writer.log_text(f"{alert.title}\n{alert.text}".strip(), step=alert.step, metadata=facts)
-        if not self._offline:
+        self.run.log_text(f"{alert.title}\n{alert.text}".strip(), step=alert.step, metadata=facts)
+        if not self._is_offline(self.run):
             more = {"text": alert.text, "step": alert.step}
-            self.writer.send_notification(alert.title, status=alert.level, additional_data=more)
+            self.run.send_notification(alert.title, status=alert.level, additional_data=more)
 
     def artifact(self, path: Path, name: str) -> None:
-        self.writer.log_asset(str(path), file_name=name)
-
-    # Values
+        self.run.log_asset(str(path), file_name=name)
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
         if step is not None:
-            self.writer.set_step(step)
+            self.run.set_step(step)
         return super().record(values, step, kwargs)
 
     def number(self, key: str, value: float, point: Point) -> None:
         number = int(value) if isinstance(value, bool) else value  # a bool would be stored as text
-        self.writer.log_metric(_name(key), number, step=point.step, **point.kwargs)
+        self.run.log_metric(_name(key), number, step=point.step, **point.kwargs)
 
     def take_text(self, item: Item) -> None:
         if isinstance(item.value, str):
-            self.writer.log_other(_name(item.key), item.value)
+            self.run.log_other(_name(item.key), item.value)
             if self.identity is None:
                 return  # when used directly, texts are stored as Accelerate does
-        self.writer.log_text(item.text, **_where(item))
+        self.run.log_text(item.text, **_where(item))
 
     def take_image(self, item: Item) -> None:
         data, ext = item.content
-        self.writer.log_image(io.BytesIO(data), name=_name(item.key), image_format=ext, **_where(item))
+        self.run.log_image(io.BytesIO(data), name=_name(item.key), image_format=ext, **_where(item))
 
     def take_histogram(self, item: Item) -> None:
         from comet_ml.data_structure import Histogram
@@ -211,21 +190,17 @@ class Comet(Destination):
         if held.is_empty():  # Comet refuses an empty one
             self._asset(item, b"[]", "json")
         else:
-            self.writer.log_histogram_3d(held, name=_name(item.key), **_where(item))
+            self.run.log_histogram_3d(held, name=_name(item.key), **_where(item))
 
     def take_audio(self, item: Item) -> None:
         """Log a file, kept until the next settle: Comet scales an array to its loudest sample, and reads files later."""
-        data, ext = item.content
-        self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="fanfold-comet-")
-        fd, path = tempfile.mkstemp(suffix=f".{ext}", dir=self._scratch.name)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        named = {"file_name": f"{_name(item.key)}.{ext}", "sample_rate": item.value.sample_rate}
-        self.writer.log_audio(path, **named, **_where(item))
+        path = self.file_of(item)
+        named = {"file_name": f"{_name(item.key)}{path.suffix}", "sample_rate": item.value.sample_rate}
+        self.run.log_audio(str(path), **named, **_where(item))
 
     def take_video(self, item: Item) -> None:
         data, ext = item.content
-        self.writer.log_video(io.BytesIO(data), name=f"{_name(item.key)}.{ext}", format=ext, **_where(item))
+        self.run.log_video(io.BytesIO(data), name=f"{_name(item.key)}.{ext}", format=ext, **_where(item))
 
     def take_plotly(self, item: Item) -> None:
         self._asset(item, item.value.json.encode(), "json")
@@ -234,60 +209,32 @@ class Comet(Destination):
         self._asset(item, *item.content)
 
     def _asset(self, item: Item, data: bytes, ext: str) -> None:
-        self.writer.log_asset_data(data, name=f"{_name(item.key)}.{ext}", **_where(item))
-
-    # Settling and counting
+        self.run.log_asset_data(data, name=f"{_name(item.key)}.{ext}", **_where(item))
 
     def settle(self) -> None:
         """Wait until the server has everything; offline, until a final message is in the file: messages are written in order."""
-        if not self._offline:
-            if not self.writer.flush():
+        if not self._is_offline(self.run):
+            if not self.run.flush():
                 raise ConnectionError("Comet has not confirmed everything yet")
         elif self.identity is not None:
             self._settles += 1
             mark = f"{os.getpid()}.{self._settles}"
-            self.writer.log_other(SETTLED, mark)
-            self._wait_for(f'"value":"{mark}"'.encode())
-        if self._scratch is not None:
-            self._scratch.cleanup()
-            self._scratch = None
-
-    def _wait_for(self, mark: bytes) -> None:
-        deadline = time.monotonic() + SETTLE_SECONDS
-        path, tail = Path(self.writer.tmpdir) / archives.MESSAGES, b""
-        while time.monotonic() < deadline:
-            with path.open("rb") as file:
-                file.seek(self._read_to)
-                new = file.read()
-            self._read_to += len(new)
-            tail = tail[-200:] + new
-            if mark in tail:
-                return
-            time.sleep(0.005)
-        raise TimeoutError(f"Comet did not write its messages within {SETTLE_SECONDS:.0f} s")
+            self.run.log_other(SETTLED, mark)
+            wanted = f'"value":"{mark}"'.encode()
+            self.wait_until(lambda: any(wanted in line for line in self._messages.read()), "written its messages")
+        self.drop_files()
 
     def counts(self) -> dict[str, int] | None:
         """Count points by key in the archives and open messages; a list of media counts once its last item is there."""
-        if self.identity is None or not self._offline:
+        if self.identity is None or not self._is_offline(self.run):
             return None
-        path = Path(self.writer.tmpdir) / archives.MESSAGES
-        known = (*archives.messages(self._archives, self.writer.get_key()), *archives.lines(path.read_bytes()))
+        new = archives.lines(self._messages.path.read_bytes())
+        known = (*archives.messages(self._archives, self.run.get_key()), *new)
         return dict(Counter(key for message in known if (key := archives.key_of(message)) is not None))
 
 
 class CometMLTracker(Tracker):
-    """Log to a Comet experiment; `run_name` is the project, other arguments go to `comet_ml.start`."""
-
     destination_class = Comet
-
-
-@contextlib.contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    before, tempfile.tempdir = tempfile.tempdir, str(folder)  # Comet has no setting for it
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
 
 
 def _name(key: str) -> str:

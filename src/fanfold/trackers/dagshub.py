@@ -9,15 +9,16 @@ import csv
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from .base import Identity, Point, Refusal, clean_config
 from .destination import Destination, Item
 from .face import Tracker
 from .mlflow import MLflow
+from .tools import cut_torn_end
 
 HOST = "https://dagshub.com"
 Folder = str | os.PathLike[str] | None
@@ -26,7 +27,7 @@ Folder = str | os.PathLike[str] | None
 class Hosted(MLflow):
     """The MLflow server that DagsHub hosts for each repository."""
 
-    name: ClassVar[str] = "dagshub"
+    name = "dagshub"
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
         if not {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN"} & os.environ.keys():
@@ -38,9 +39,10 @@ class Hosted(MLflow):
 class Files(Destination):
     """DAGsHubLogger's two files. The library starts them from scratch each time; here a resumed run appends to them."""
 
-    name: ClassVar[str] = "dagshub"
-    delivery: ClassVar[str] = "readable"
-    delivery_online: ClassVar[str | None] = "idempotent"  # for the hosted MLflow
+    name = "dagshub"
+    settles_each_call = True
+    delivery = "readable"
+    delivery_online = "idempotent"  # for the hosted MLflow
     tracking_uri: str | None = None
 
     def __init__(
@@ -64,8 +66,7 @@ class Files(Destination):
         path = str(hparams or folder / "params.yml")
         self.run = DAGsHubLogger(str(self.metrics_path), hparams_path=path, eager_logging=False)
         self.run.ensure_dir(self.run.metrics_path)
-        if remote == self.remote and (whole := _whole_rows(self.metrics_path)):
-            os.truncate(self.metrics_path, whole)  # a kill may have left half a row
+        if remote == self.remote and cut_torn_end(self.metrics_path, quoted=True):
             self.run.metrics_file = self.metrics_path.open("a", newline="", encoding="utf-8")
             self.run.metrics_csv_writer = csv.writer(self.run.metrics_file, quoting=csv.QUOTE_NONNUMERIC)
         self.run.save_metrics()
@@ -80,23 +81,17 @@ class Files(Destination):
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         rows, refused = self.converted(points)
-        times = [self.run.epoch_milisec() if point.time is None else int(point.time * 1000) for point in points]
+        times = [self.run.epoch_milisec() if point.time is None else round(point.time * 1000) for point in points]
         steps = [point.step for point in points]
         self.run.unsaved_metrics = list(zip(rows, times, steps, strict=True))  # drops what a failed write left: it is sent again
         self.run.save_metrics()
         return refused
 
     def number(self, key: str, value: float, point: Point) -> float:
-        del key, point
         return int(value) if isinstance(value, bool) else value
 
     def take_text(self, item: Item) -> str:
         return item.text
-
-    def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
-        refused = super().record(values, step, kwargs)
-        self.settle()
-        return refused
 
     def settle(self) -> None:
         self.run.metrics_file.flush()
@@ -129,19 +124,6 @@ class DagsHubTracker(Tracker):
             self.face(Hosted(run_name, tracking_uri=uri, **kwargs))
         else:
             self.face(Files(run_name, logging_dir, metrics_path=metrics_path, hparams_path=hparams_path))
-
-
-def _whole_rows(path: Path) -> int:
-    """Return how many bytes of a CSV file are complete rows: a line end inside quotes does not end a row."""
-    end, whole, quotes = 0, 0, 0
-    if path.exists():
-        with path.open("rb") as file:
-            for line in file:
-                end += len(line)
-                quotes += line.count(b'"')
-                if line.endswith(b"\n") and quotes % 2 == 0:
-                    whole = end
-    return whole
 
 
 def _repository_uri(repo: str | None, host: str | None) -> str | None:

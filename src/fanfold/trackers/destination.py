@@ -7,6 +7,8 @@ kind its system accepts, and a kind without such a method falls back to the near
 from __future__ import annotations
 
 import importlib
+import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,9 +17,10 @@ from typing import Any, ClassVar, NamedTuple
 from ..errors import FanfoldError, notices
 from ..media import Image, Media
 from .base import Alert, Identity, Point, Refusal, Refused, clean
-from .tools import content_of
+from .tools import OWNERS, content_of, library_of, until
 
 LEFT_OUT = object()  # the result for a value that the system cannot hold
+SETTLE_SECONDS = 60.0
 
 
 class Item(NamedTuple):
@@ -87,10 +90,16 @@ class Destination:
     delivery: ClassVar[str] = "at least once"
     delivery_online: ClassVar[str | None] = None  # the same when delivering to a service; None: there is no service
     counts_each: ClassVar[bool] = False  # whether each item of a media list counts as an entry in counts()
-    library_name: ClassVar[str] = ""  # the module that `library` imports
+    settles_each_call: ClassVar[bool] = False  # whether a user's direct call is stored at once
+    library_name: ClassVar[str] = ""  # the module that `library` imports; usually it has the tracker's name
+    own_name: ClassVar[str] = "run"  # what users call `run`, the library's own object
+    ends_with: ClassVar[str] = ""  # the method of `run` that ends it with the library's defaults
+    own_media: ClassVar[frozenset[str]] = frozenset()  # classes of the library that log_images and log_table use instead of ours
+    accepts: ClassVar[frozenset[str] | None] = None  # the arguments that a relay passes on with a point; None: all
+    takes_points: ClassVar[bool] = True  # False: it reads the run itself, in `look`
     layouts: ClassVar[tuple[str, ...]] = ("fanfold",)  # with "accelerate", names and paths can follow Accelerate
 
-    run: Any  # the library's own object, unless `tracker` says otherwise
+    run: Any = None  # the library's own object
     given: Any = None  # an object the user has already opened: if set before `open`, it is used instead of a new one
     identity: Identity | None = None  # of the delivered run; None if the user opened it directly
 
@@ -98,11 +107,11 @@ class Destination:
     # is paused, so that the library sees the program's order.
     users_turn: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
+    _scratch: tempfile.TemporaryDirectory[str] | None = None
+
     def __init__(self, run_name: Any = None, **kwargs: Any) -> None:
         self.run_name = run_name
         self.init_kwargs = kwargs
-
-    # Opening and closing
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -115,15 +124,21 @@ class Destination:
         A new remote run's id must be derived from `identity`, so that a relay killed during creation does not create a second
         one. Without an identity the user opened it directly: everything follows the library's defaults.
         """
+        self.identity = identity if self.given is None else None
+        self.run = self.begin(identity, remote) if self.given is None else self.given
+
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
+        """Return the library's own object, newly opened; what `open` calls unless the user has passed one."""
         raise NotImplementedError
 
     def close(self, status: str) -> None:
         """End the remote run as finished, failed, killed or preempted."""
-        del status
         self.finish()
 
     def finish(self) -> None:
         """End the run with the library's own defaults; this is all that is needed if the user opened it directly."""
+        if self.ends_with:
+            getattr(self.run, self.ends_with)()
 
     @property
     def tracker(self) -> Any:
@@ -133,12 +148,13 @@ class Destination:
     @property
     def library(self) -> Any:
         """The system's module, imported on first use."""
-        return importlib.import_module(self.library_name)
+        return importlib.import_module(self.library_name or self.name)
 
     @property
     def remote(self) -> str | None:
         """The remote run's id, once there is one; `open` with it continues that run."""
-        return None
+        found = getattr(self.run, "id", None)
+        return None if found is None else str(found)
 
     def show_here(self) -> None:
         """Make the run the library's current one on this thread, if the library tracks that per thread and none is current.
@@ -148,8 +164,6 @@ class Destination:
 
     def hide_here(self) -> None:
         """Revert `show_here` after the run has ended."""
-
-    # Points
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         """Send points, oldest first, and return the values that the system will never accept; all others are written.
@@ -177,8 +191,11 @@ class Destination:
 
     def number(self, key: str, value: float, point: Point) -> Any:
         """Send a number; if points are `converted`, return the converted value."""
-        del key, point
         return value
+
+    def take_native(self, item: Item) -> Any:
+        """Return an object of the library's own."""
+        return item.value
 
     def take(self, item: Item) -> Any:
         """Pass a text or media object to the method for its kind, or for the nearest kind that has one; else leave it out."""
@@ -188,11 +205,46 @@ class Destination:
             if method is not None:
                 return method(_as_picture(item) if item.kind == "figure" and kind == "image" else item)
             kind = _NEXT.get(kind)
+        return self.left_out(item)
+
+    def nested(self, value: Any, item: Item) -> Any:
+        """Return media inside other media, such as an image in a table, as the library's own object."""
+        return self.take(Item(item.key, value, kind_of(value), item.point))
+
+    def left_out(self, item: Item) -> Any:
+        """Warn once that the system cannot hold this kind of media."""
         self.cannot(f"hold this kind of {getattr(item.value, 'kind', item.kind)}", item.key, item.value)
         return LEFT_OUT
 
+    def file_of(self, item: Item) -> Path:
+        """Write media to a file for the library, which is there until the next batch is converted, or `drop_files`."""
+        data, ext = item.content
+        self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="fanfold-")
+        path = Path(self._scratch.name) / f"{uuid.uuid4().hex}.{ext}"
+        path.write_bytes(data)
+        return path
+
+    def drop_files(self) -> None:
+        """Delete the files made by `file_of`."""
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+    def arguments(self, point: Point) -> dict[str, Any]:
+        """Return the user's arguments for a point. In a relay, one that the system does not accept must not stop delivery."""
+        if not point.kwargs or self.accepts is None or (self.identity is None and self.accepts):
+            return dict(point.kwargs)
+        for name in point.kwargs.keys() - self.accepts:
+            self.warn(
+                f"argument:{name}",
+                f"{self.name} does not accept the argument {name!r} with a value, so the values are logged without it. "
+                f"In log_kwargs={{{self.name!r}: ...}} it accepts: {', '.join(sorted(self.accepts)) or 'nothing'}.",
+            )
+        return {name: value for name, value in point.kwargs.items() if name in self.accepts}
+
     def converted(self, points: Sequence[Point]) -> tuple[list[dict[str, Any]], list[Refusal]]:
         """Convert all values of a batch before any is sent; return the rows and the refused values."""
+        self.drop_files()
         rows: list[dict[str, Any]] = []
         refused = []
         for index, point in enumerate(points):
@@ -222,11 +274,18 @@ class Destination:
 
     def together(self, key: str, made: list[Any]) -> Any:
         """Return the result for a list of converted values."""
-        del key
         return made
 
     def settle(self) -> None:
         """Wait until everything sent so far is stored safely at the destination."""
+
+    def wait_until(self, done: Callable[[], bool], what: str) -> None:
+        """Wait for the library's own threads or processes; raise if they take too long, and the relay tries again later."""
+        if not until(done, SETTLE_SECONDS):
+            raise TimeoutError(
+                f"{self.name} has not {what} within {SETTLE_SECONDS:g} s. Nothing is lost; the relay tries again. Check that its "
+                "server can be reached, or that its folder can be written to."
+            )
 
     def counts(self) -> dict[str, int] | None:
         """Return how many points of each key the destination has, or None if unknown."""
@@ -234,9 +293,12 @@ class Destination:
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
         """Record one call the user made on the tracker directly; return the refused values."""
-        return self.write([Point(clean(values), step, None, kwargs)])
-
-    # Config, description and files
+        own = {key: value for key, value in values.items() if OWNERS.get(library_of(value)) == self.name}
+        found = clean({key: value for key, value in values.items() if key not in own}) if own else clean(values)
+        refused = self.write([Point({**found, **own}, step, None, kwargs)])
+        if self.settles_each_call:
+            self.settle()
+        return refused
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the run's config: all of it, whenever some of it has changed."""
@@ -250,20 +312,19 @@ class Destination:
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
         """Store the values assigned to `run.summary`: all of them, whenever some have changed."""
-        del values
         self.lacks("a run summary", "the values assigned to run.summary are")
 
     def define_metric(self, key: str, *, x: str | None, summary: str | None) -> None:
         """Set the x axis of a key (or of `val/*`), and its summary statistic. Defining it again replaces the definition."""
-        del key, x, summary
         self.lacks("definitions of metrics", "define_metric() calls are")
 
     def alert(self, alert: Alert) -> None:
         """Show an alert. One sent right before a kill is sent again, with the same id."""
-        del alert
         self.lacks("alerts", "they are")
 
-    # Warnings, once for each cause
+    def look(self, *, over: bool) -> bool:
+        """Do what is due by the clock; called after each pass, and when the run is `over`. Return whether the end has to wait."""
+        return False
 
     def warn_refused(self, refused: Sequence[Refusal]) -> None:
         """Warn once per key about values of the user's direct calls that were left out."""
@@ -287,6 +348,18 @@ class Destination:
             f"{what}:{key}",
             f"{self.name} cannot {what}; {key!r} ({type(value).__name__}) is not there, but it is kept in the journal. "
             "Look at it with `fanfold show`.",
+        )
+
+    def warn_renamed(self, key: str, name: str, why: str) -> None:
+        """Warn once that a key has another name in this system."""
+        self.warn(f"name:{key}", f"{self.name} has {key!r} as {name!r}: {why}. All of its values are there.")
+
+    def warn_repeat(self, key: str, step: object) -> None:
+        """Warn once that a step got a second value in a system that holds one per step."""
+        self.warn(
+            f"repeat:{key}",
+            f"{self.name} holds one value per step, and {key!r} has several at step {step}; the last one is there, all of them "
+            "are in the journal. Look at them with `fanfold show`, or log under different steps.",
         )
 
     def warn(self, cause: str, text: str) -> None:

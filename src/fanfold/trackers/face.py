@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import inspect
 import itertools
 from typing import Any, ClassVar, cast
 
+from .. import media
 from .base import GeneralTracker, Identity, on_main_process
 from .destination import Destination
 
@@ -31,22 +31,21 @@ class Tracker(GeneralTracker):
         if "destination_class" in cls.__dict__:
             for name in _SHARED:
                 setattr(cls, name, getattr(cls.destination_class, name))
-        made = cls.__dict__.get("__init__")
-        signature = inspect.signature(made if made is not None else cls.destination_class)
-        parameters = list(signature.parameters.values())[made is not None :]
-        cls.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+            cls.__doc__ = cls.__doc__ or cls.destination_class.__doc__
+        made = vars(cls).get("__init__")
+        cls.__signature__ = inspect.signature(functools.partial(made, None) if made else cls.destination_class)  # type: ignore[attr-defined]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.face(self.destination_class(*args, **kwargs))
 
     def face(self, destination: Destination) -> None:
         """Wrap a destination."""
-        vars(self).update(destination=destination, _identity=None, _remote=None)
+        vars(self).update(destination=destination, _opened_for=(None, None))
 
     def __getattr__(self, name: str) -> Any:
         if name in ("destination", "__setstate__"):  # not set yet
             raise AttributeError(name)
-        return getattr(self.destination, name)
+        return getattr(self.destination, "run" if name == self.destination.own_name else name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self):
@@ -58,25 +57,14 @@ class Tracker(GeneralTracker):
     def tracker(self) -> Any:
         return self.destination.tracker
 
-    def adopt(self, identity: Identity) -> None:
-        """Make the next start() open the destination for one of our runs."""
-        self._identity = identity
-
-    def resume(self, remote: str) -> None:
-        """Make the next start() continue a remote run."""
-        self._remote = remote
-
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
         """Open the destination through a subclass's own methods; used if it overrides any."""
-        if identity is not None:
-            self.adopt(identity)
-        if remote:
-            self.resume(remote)
+        self._opened_for = identity, remote
         self.start()
 
     @on_main_process
     def start(self) -> None:
-        self.destination.open(self._identity, self._remote)
+        self.destination.open(*self._opened_for)
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -90,9 +78,8 @@ class Tracker(GeneralTracker):
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Record a list of images under each key."""
-        from ..media import Image
-
-        self.log({key: [Image(image) for image in images] for key, images in values.items()}, step, **kwargs)
+        image = self._media("Image")
+        self.log({key: [image(one) for one in images] for key, images in values.items()}, step, **kwargs)
 
     @on_main_process
     def log_table(
@@ -100,16 +87,19 @@ class Tracker(GeneralTracker):
         step: int | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         """Record a table of columns and rows, or a data frame."""
-        from ..media import Table
+        table = self._media("Table")(columns=columns, data=data, dataframe=dataframe)
+        self.log({table_name: table}, step, **kwargs)
 
-        self.log({table_name: Table(columns, data, dataframe=dataframe)}, step, **kwargs)
+    def _media(self, name: str) -> Any:
+        """Return the media class for users' calls: the library's own where it accepts more than ours."""
+        return getattr(self.destination.library if name in self.destination.own_media else media, name)
 
     @on_main_process
     def finish(self) -> None:
         self.destination.finish()
 
 
-class Adapter(GeneralTracker, Destination, metaclass=abc.ABCMeta):
+class Adapter(GeneralTracker, Destination):
     """A tracker that is its own destination, with Accelerate's methods and a destination's in one class.
 
     New trackers are simpler as a `Destination`, to which `register_tracker_class` adds the rest.
@@ -119,33 +109,20 @@ class Adapter(GeneralTracker, Destination, metaclass=abc.ABCMeta):
         GeneralTracker.__init__(self, _blank)
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        if identity is not None:
-            self.adopt(identity)
-        if remote:
-            self.resume(remote)
         self.start()
-
-    def adopt(self, identity: Identity) -> None:
-        """Use the id, name and directory of our run where the user gave none. Called before start()."""
-
-    def resume(self, remote: str) -> None:
-        """Continue a remote run: called before start() with the earlier value of `remote`."""
 
     def set_config(self, values: dict[str, Any]) -> None:
         self.store_init_configuration(values)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record values immediately. Values the system will never accept are left out with a warning; the others are recorded."""
+        """Record values immediately, as `Tracker.log` does."""
         self.warn_refused(self.record(values, step, kwargs))
-
-
-Adapter.register(Tracker)
 
 
 @functools.cache
 def _face_of(cls: Any) -> type[Tracker]:
-    facts = {"destination_class": cls, "shared": True, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    facts = {"destination_class": cls, "shared": True, "__module__": cls.__module__}
     return type(f"{cls.__name__}Tracker", (Tracker,), facts)
 
 
@@ -175,7 +152,7 @@ def _changed(cls: type[Tracker]) -> bool:
     """Return whether a subclass of a tracker overrides methods that a relay calls; those are then used."""
     derived = itertools.takewhile(lambda one: "destination_class" not in vars(one), cls.__mro__)
     replaced = {name for one in derived for name in vars(one) if not name.startswith("_")}
-    return bool(replaced & {*dir(Destination), "start", "adopt", "resume"})
+    return bool(replaced & {*dir(Destination), "start"})
 
 
 def own_class(cls: Any) -> Any:

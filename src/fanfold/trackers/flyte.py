@@ -13,14 +13,14 @@ import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import notices
 from ._flyte_page import History, draw, media
 from .base import Alert, Identity, Point, Refusal, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
-from .tools import replace
+from .tools import read_json, replace
 
 ROWS = 10_000
 SHARE = 0.05  # share of time that may be spent redrawing the page
@@ -32,8 +32,8 @@ class Flyte(Destination):
     The last `rows` rows are shown.
     """
 
-    name: ClassVar[str] = "flyte"
-    delivery: ClassVar[str] = "idempotent"
+    name = "flyte"
+    delivery = "idempotent"
 
     def __init__(
         self, run_name: str, *, deck: str = "Log History", directory: str | os.PathLike[str] | None = None, rows: int = ROWS,
@@ -44,7 +44,6 @@ class Flyte(Destination):
         self.directory = None if directory is None else Path(directory)
         self.page = None if page is None else Path(page)
         self.deck: Any = None
-        self._saved: Path | None = None  # where rows and facts are saved for the next start
         self._history = History(rows)
         self._facts: dict[str, dict[str, Any]] = {}
         self._facts_saved = ""
@@ -55,13 +54,13 @@ class Flyte(Destination):
         return None if in_task() else "a Deck belongs to a running Flyte task"
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        del remote
-        if identity is not None:
+        self.identity = identity
+        if identity is not None:  # rows and facts are saved for the next start
             self.run_name = identity.name
-            self._saved = self.directory = self.directory or identity.directory
-            self._saved.mkdir(parents=True, exist_ok=True)
-            self._history.load(self._saved / "history.jsonl")
-            self._facts = _read_facts(self._saved / "facts.json")
+            self.directory = self.directory or identity.directory
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._history.load(self.directory / "history.jsonl")
+            self._facts = read_json(self.directory / "facts.json") or {}
         if in_task():
             self._context = contextvars.copy_context()  # a relay's thread has none of its own
             self.deck = _new_deck(self)
@@ -76,7 +75,7 @@ class Flyte(Destination):
     @property
     def tracker(self) -> Any:
         """The Deck, or the file that replaces it."""
-        return self.deck if self.deck is not None or self.directory is None else self._page
+        return self._page if self.deck is None and self.directory is not None else self.deck
 
     @property
     def _page(self) -> Path:
@@ -89,12 +88,12 @@ class Flyte(Destination):
     def set_config(self, values: dict[str, Any]) -> None:
         self._facts["Config"] = flat_config(values)
 
-    def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
-        words = {"name": name, "group": group, "tags": ", ".join(tags), "notes": notes}
-        self._facts["Run"] = {**self._facts.get("Run", {}), **{key: value for key, value in words.items() if value}}
-
     def set_summary(self, values: Mapping[str, Any]) -> None:
         self._facts["Summary"] = flat_config(values)
+
+    def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
+        words = {"name": name, "group": group, "tags": ", ".join(tags), "notes": notes}
+        self._facts.setdefault("Run", {}).update({key: value for key, value in words.items() if value})
 
     def alert(self, alert: Alert) -> None:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(alert.time))
@@ -108,27 +107,25 @@ class Flyte(Destination):
         return refused
 
     def number(self, key: str, value: float, point: Point) -> str:
-        del key, point
         return repr(value)
 
     def take(self, item: Item) -> str:
-        return "".join(media(item))
+        return media(item)
 
     def together(self, key: str, made: list[Any]) -> str:
-        del key
         return "".join(made)
 
     def settle(self) -> None:
         """Save new rows to a file, which the next start reads, and publish if that is cheap enough."""
-        if self._saved is not None:
-            self._history.save(self._saved / "history.jsonl")
+        if self.identity is not None and self.directory is not None:
+            self._history.save(self.directory / "history.jsonl")
             if (text := json.dumps(self._facts)) != self._facts_saved:  # a later start receives only changes
-                replace(self._saved / "facts.json", text)
+                replace(self.directory / "facts.json", text)
                 self._facts_saved = text
         if time.monotonic() - self._drawn_at > self._draw_seconds / SHARE:
-            self.publish()
+            self.finish()
 
-    def publish(self) -> None:
+    def finish(self) -> None:
         """Update the Deck or the file."""
         began = time.monotonic()
         if self.deck is not None:
@@ -154,16 +151,11 @@ class Flyte(Destination):
         self._context.run(lambda: current_context().checkpoint.save(str(path)))
 
     def close(self, status: str) -> None:
-        self._facts["Run"] = {**self._facts.get("Run", {}), "status": status}
+        self._facts.setdefault("Run", {})["status"] = status
         self.finish()
-
-    def finish(self) -> None:
-        self.publish()
 
 
 class FlyteTracker(Tracker):
-    """Show logged values as the Deck `deck`; outside a task, as `deck.html` in `directory`. The last `rows` rows are shown."""
-
     destination_class = Flyte
     destination: Flyte
 
@@ -194,10 +186,6 @@ def _new_deck(destination: Flyte) -> Any:
             return destination.html
 
     return HistoryDeck(destination.deck_name)
-
-
-def _read_facts(path: Path) -> dict[str, dict[str, Any]]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def _publish() -> None:

@@ -14,29 +14,30 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ._mlflow import Kept, Names, absolute, files_of, hide, is_folder, legal, pictures_of, quoted, safe_path
 from .base import Identity, Point, Refusal, Refused, clean, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
-from .tools import named, truthy
+from .tools import named, text_of, truthy
 
 Row = tuple[str, int, int, str]  # name, step, time, value
 _STATUS = {"finished": "FINISHED", "failed": "FAILED"}  # everything else was ended from outside: KILLED
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}  # otherwise a dead server blocks 246 s
 _TABLES = "mlflow.loggedArtifacts"
 _KEYS = "fanfold.key/"
+_RULES = "names there are letters, digits, spaces and _ - . : /, up to 250"
 
 
 class MLflow(Destination):
     """Log to an MLflow run. `MLFLOW_EXPERIMENT_NAME`, `_RUN_ID`, `_TAGS` and `_NESTED_RUN` override the arguments."""
 
-    name: ClassVar[str] = "mlflow"
-    delivery: ClassVar[str] = "idempotent"
-    delivery_online: ClassVar[str | None] = "idempotent"
-    active_run: Any = None
+    name = library_name = "mlflow"
+    own_name = "active_run"
+    delivery = delivery_online = "idempotent"
+    accepts = frozenset({"synchronous", "timestamp", "model_id"})
 
     def __init__(
         self, experiment_name: str | None = None, logging_dir: str | os.PathLike[str] | None = None, run_id: str | None = None,
@@ -61,24 +62,12 @@ class MLflow(Destination):
             return "MLflow refuses a file store unless MLFLOW_ALLOW_FILE_STORE=true"
         return None
 
-    # Opening the run
-
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
         if identity is not None and "mlflow" not in sys.modules:  # if the process's own code uses MLflow, its timeouts are kept
             for name, value in _PATIENCE.items():
                 os.environ.setdefault(name, value)
-        import mlflow
-
-        known = json.loads(remote) if remote else {}
-        uri = _local(str(known.get("uri", ""))) or self.tracking_uri
-        if identity is None and uri:
-            mlflow.set_tracking_uri(uri)
-        self.identity = identity
-        self._uri = absolute(uri or mlflow.get_tracking_uri())
-        self._client = mlflow.MlflowClient(tracking_uri=self._uri)
-        run_id = known.get("run_id", self.run_id)
-        self.active_run = self._start_fluent(run_id) if identity is None else self._start_ours(identity, run_id)
-        found = self.active_run.data
+        super().open(identity, remote)
+        found = self.run.data
         keys = {key: name[len(_KEYS) :] for name, key in found.tags.items() if name.startswith(_KEYS)}
         self._as_files = is_folder(self._uri)
         self._names = Names(as_files=self._as_files, known=keys, stored=found.metrics)
@@ -86,49 +75,52 @@ class MLflow(Destination):
         self._doubt = bool(found.metrics)  # whether a file store may already hold points that are sent again
         self._stored: dict[str, set[tuple[int, int, str]]] = {}
 
-    @property
-    def tracker(self) -> Any:
-        return self.active_run
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
+        known = json.loads(remote) if remote else {}
+        uri = _local(str(known.get("uri", ""))) or self.tracking_uri
+        if identity is None and uri:
+            self.library.set_tracking_uri(uri)
+        self._uri = absolute(uri or self.library.get_tracking_uri())
+        self._client = self.library.MlflowClient(tracking_uri=self._uri)
+        run_id = known.get("run_id", self.run_id)
+        if identity is not None:
+            return self._begin_ours(identity, run_id)
+        return self.library.start_run(
+            run_id=run_id, experiment_id=self._experiment(), run_name=self.run_name, nested=self.nested_run, tags=self.tags,
+            description=self.description,
+        )  # fmt: skip
 
     @property
     def remote(self) -> str | None:
         """The run's id, and its location if on local disk: a relative path may later mean another place."""
-        if self.active_run is None:
+        if self.run is None:
             return None
         place = {"uri": self._uri} if self._uri.startswith(("sqlite:", "file:")) else {}
         return json.dumps({"run_id": self._id, **place})
 
     @property
     def _id(self) -> str:
-        return str(self.active_run.info.run_id)
+        return str(self.run.info.run_id)
 
     def show_here(self) -> None:
         """Make ours the active run of this thread, so that `mlflow.log_metric` logs to it; a user's active run is kept."""
-        import mlflow
-
-        if mlflow.active_run() is not None:
-            return
-        if absolute(mlflow.get_tracking_uri()) != self._uri:
-            mlflow.set_tracking_uri(self._uri)
-        mlflow.start_run(run_id=self._id)
+        if self.library.active_run() is None:
+            if absolute(self.library.get_tracking_uri()) != self._uri:
+                self.library.set_tracking_uri(self._uri)
+            self.library.start_run(run_id=self._id)
 
     def hide_here(self) -> None:
-        if self.active_run is not None:
+        if self.run is not None:
             hide(self._id)
 
-    def _start_fluent(self, run_id: str | None) -> Any:
-        import mlflow
-
-        return mlflow.start_run(
-            run_id=run_id, experiment_id=self._experiment(), run_name=self.run_name, nested=self.nested_run, tags=self.tags,
-            description=self.description,
-        )  # fmt: skip
-
-    def _start_ours(self, identity: Identity, run_id: str | None) -> Any:
+    def _begin_ours(self, identity: Identity, run_id: str | None) -> Any:
         """Continue the run that carries our id, or create it: a kill in between leaves one run, not two."""
         tags = {"fanfold.run_id": quoted(identity.run_id), "fanfold.project": quoted(identity.project)}
         experiment = self._experiment() or "0"
-        run_id = run_id or self._find(experiment, tags)
+        if run_id is None:
+            wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+            found = self._client.search_runs([experiment], wanted, max_results=1, order_by=["attributes.start_time ASC"])
+            run_id = found[0].info.run_id if found else None
         if run_id is None:
             more = {str(key): str(value) for key, value in (self.tags or {}).items()}
             more |= {"mlflow.note.content": self.description} if self.description else {}
@@ -137,11 +129,6 @@ class MLflow(Destination):
         else:
             self._client.update_run(run_id, status="RUNNING")
         return self._client.get_run(run_id)
-
-    def _find(self, experiment: str, tags: Mapping[str, str]) -> str | None:
-        wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        found = self._client.search_runs([experiment], wanted, max_results=1, order_by=["attributes.start_time ASC"])
-        return found[0].info.run_id if found else None
 
     def _experiment(self) -> str | None:
         """Return the id of our experiment, created if there is none; None means MLflow's default."""
@@ -159,8 +146,6 @@ class MLflow(Destination):
                 raise
             found = self._client.get_experiment_by_name(self.experiment_name)  # another run has just created it
             return str(found.experiment_id)
-
-    # Points
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         self._batch = set()
@@ -190,14 +175,12 @@ class MLflow(Destination):
     take_figure = take_file
 
     def together(self, key: str, made: list[Any]) -> list[Any]:
-        del key
         return list(itertools.chain(*made))
 
     def _ms(self, point: Point) -> int:
-        """Return a point's time in milliseconds; of log_metrics' arguments, `timestamp` and `model_id` apply here."""
-        for other in set(point.kwargs) - {"synchronous", "timestamp", "model_id"} if point.kwargs else ():
-            self.cannot(f"take the argument {other!r} from a relay", ", ".join(point.values), point.kwargs[other])
-        return int(point.kwargs.get("timestamp") or (time.time() if point.time is None else point.time) * 1000)
+        """Return a point's time in milliseconds."""
+        given = self.arguments(point).get("timestamp")
+        return int(given) if given else round((time.time() if point.time is None else point.time) * 1000)
 
     def _moment(self, name: str, step: int, value: float, ms: int) -> int:
         """Return the time for a point: two equal points in one millisecond would be one row, so the second is shifted."""
@@ -223,15 +206,8 @@ class MLflow(Destination):
         name = self._names(key)
         if new and name != key:
             self._words[f"{_KEYS}{name}"] = key
-            self._warn_name(key, name)
+            self.warn_renamed(key, name, _RULES)
         return name
-
-    def _warn_name(self, key: str, name: str) -> None:
-        self.warn(
-            f"key:{key}",
-            f"MLflow does not take the name {key!r}; it is {name!r} there. Nothing else changes. "
-            "Use letters, digits and _ - . : / and spaces, up to 250, to have the same name everywhere.",
-        )
 
     def _set_words(self) -> None:
         """Set the tags that explain the following points; after a failure they are retried with the same points."""
@@ -267,25 +243,20 @@ class MLflow(Destination):
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
         """Record values; in direct calls, numbers go through `mlflow.log_metrics` with all its arguments."""
+        if self.identity is not None:
+            return super().record(values, step, kwargs)
         found = clean(values)
-        numbers = {} if self.identity else {key: value for key, value in found.items() if isinstance(value, (bool, int, float))}
-        rest = {key: value for key, value in found.items() if key not in numbers}
+        numbers = {key: value for key, value in found.items() if isinstance(value, (bool, int, float))}
         held = {self._name(key): value for key, value in numbers.items() if self._holds(key, value, step)}
         self._set_words()
         if held:
-            import mlflow
-
             where = {} if self._is_active() else {"run_id": self._id}  # on another thread, MLflow would open a stray run
-            mlflow.log_metrics(held, step=step, **{**where, **kwargs})
-        return self.write([Point(rest, step, None, kwargs if self.identity else {})])
+            self.library.log_metrics(held, step=step, **{**where, **kwargs})
+        return self.write([Point({key: value for key, value in found.items() if key not in numbers}, step)])
 
     def _is_active(self) -> bool:
-        import mlflow
-
-        active = mlflow.active_run()
+        active = self.library.active_run()
         return active is not None and active.info.run_id == self._id
-
-    # Config, tags and files
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config as params. They are write-once and short: whatever does not fit becomes a tag."""
@@ -299,7 +270,7 @@ class MLflow(Destination):
         for key, value in flat.items():
             name, text = names(str(key)), str(value)
             if name != str(key):
-                self._warn_name(str(key), name)
+                self.warn_renamed(str(key), name, _RULES)
             if len(text) > MAX_PARAM_VAL_LENGTH:
                 self._aside(key, name, text, f"MLflow keeps params up to {MAX_PARAM_VAL_LENGTH} characters")
             elif have.get(name, text) != text:
@@ -333,7 +304,7 @@ class MLflow(Destination):
         for key, value in flat_config(values).items():
             name = self._name(f"summary/{key}")
             if not isinstance(value, (int, float)):
-                self._tag(f"fanfold.summary/{legal(key)}", value if isinstance(value, str) else json.dumps(value))
+                self._tag(f"fanfold.summary/{legal(key)}", text_of(value))
             elif self._holds(f"summary/{key}", value, 0) and repr(have.get(name)) != repr(float(value)):
                 self._client.log_metric(self._id, name, float(value), step=0)
         self._set_words()
@@ -377,18 +348,13 @@ class MLflow(Destination):
 
     def finish(self) -> None:
         if self._is_active():
-            import mlflow
-
-            mlflow.end_run()
+            self.library.end_run()
         else:
             self.close("finished")
 
 
 class MLflowTracker(Tracker):
-    """Log to an MLflow run. `MLFLOW_EXPERIMENT_NAME`, `_RUN_ID`, `_TAGS` and `_NESTED_RUN` override the arguments."""
-
     destination_class = MLflow
-    destination: MLflow
 
     @on_main_process
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:

@@ -14,15 +14,8 @@ from ..errors import notices
 from ..media import Encoded, Text
 from .base import Refused
 from .face import destination_of
+from .tools import OWNERS, library_of
 
-OWNERS = {
-    "aim": "aim",
-    "neptune": "neptune",
-    "pyecharts": "swanlab",
-    "swanlab": "swanlab",
-    "trackio": "trackio",
-    "wandb": "wandb",
-}
 MOST = 1000  # waiting objects; a tracker that hangs must not fill the memory
 _waiting: dict[str, tuple[Any, list[int]]] = {}
 _lock = threading.Lock()
@@ -58,13 +51,6 @@ class _Held:
         self.value = value
 
 
-def library_of(value: Any) -> str | None:
-    """Return the tracker library that this object, or list of objects, belongs to."""
-    one = value[0] if isinstance(value, (list, tuple)) and value else value
-    family = type(one).__module__.partition(".")[0]
-    return family if family in OWNERS else None
-
-
 def takes(tracker: Any, library: str) -> bool:
     """Return whether a tracker gets a library's objects: that library's adapter does, and every user-written tracker."""
     return destination_of(tracker) is None or OWNERS[library] == tracker.name
@@ -80,7 +66,7 @@ def wrapped(values: Mapping[str, Any], trackers: Sequence[Any], elsewhere: Seque
             inner = wrapped(value, trackers, elsewhere)
             if inner is not value:
                 found[key] = inner
-        elif (library := library_of(value)) is not None:
+        elif (library := library_of(value)) in OWNERS:
             takers = [tracker for tracker in trackers if takes(tracker, library)]
             if takers or OWNERS[library] in elsewhere:
                 found[key] = Native(value, takers)

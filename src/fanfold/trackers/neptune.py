@@ -9,23 +9,19 @@ from __future__ import annotations
 import json
 import math
 import os
-import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from ..errors import notices
-from ._neptune_offline import OURS, counted, data_directory, gather, names_in, operations
-from .base import Identity, Point, Refusal, flat_config
+from ._neptune_offline import Paths, begun_lists, counted, field_value, gather, names_in, operations, short_id
+from .base import Identity, Point, flat_config
 from .destination import Destination, Item
 from .face import Tracker
-from .tools import copied
+from .tools import copied, environment
 
 LONGEST_TEXT = 1000  # of a string series; the client cuts the rest off
-LONGEST_PARAMETER = 16384
 LARGEST_IMAGE = 15_000_000  # the client skips larger ones
-LONGEST_ID = 36
 ASSIGN = "fanfold_assign"  # in a point's kwargs: its numbers are single values, of which the latest counts, not series
 _QUIET: dict[str, Any] = {
     "capture_stdout": False, "capture_stderr": False, "capture_hardware_metrics": False, "capture_traceback": False,
@@ -36,18 +32,17 @@ _QUIET: dict[str, Any] = {
 class Neptune(Destination):
     """Log to a Neptune run; arguments go to `neptune.init_run`. `run_name` is the project if it reads workspace/project."""
 
-    name: ClassVar[str] = "neptune"
-    delivery: ClassVar[str] = "readable"
-    delivery_online: ClassVar[str | None] = "at least once"
+    name = "neptune"
+    ends_with = "stop"
+    delivery = "readable"
+    delivery_online = "at least once"
+    _run_id: str | None = None
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
-        self._home: Path | None = None  # of our run
-        self._folder: Path | None = None  # the same if offline
-        self._run_id: str | None = None
-        self._paths: dict[tuple[str, str], str] = {}
-        self._fields: dict[str, tuple[str, str]] = {}
+        self._paths = Paths()
         self._uploads: Counter[str] = Counter()
+        self._begun: dict[str, int] = {}  # by path: images of a list that were sent before a kill
         self._parameters: dict[str, type] = {}
 
     @classmethod
@@ -57,49 +52,41 @@ class Neptune(Destination):
         missing = [name for name in ("NEPTUNE_API_TOKEN", "NEPTUNE_PROJECT") if not os.environ.get(name)]
         return f"{' and '.join(missing)} not set; set them, or NEPTUNE_MODE=offline" if missing else None
 
-    # Opening and closing
-
-    def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        if self.given is not None:
-            self.run = self.given
-            return
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
         import neptune
 
-        arguments = dict(self.init_kwargs) if identity is None else {**_QUIET, "name": identity.name, **self.init_kwargs}
+        arguments = {**({} if identity is None else {**_QUIET, "name": identity.name}), **self.init_kwargs}
         arguments.setdefault("project" if "/" in self.run_name else "name", self.run_name)
-        if "with_id" not in arguments and (remote is not None or identity is not None):
-            arguments["custom_run_id"] = remote or arguments.get("custom_run_id") or _short(identity.run_id if identity else "")
-        self._run_id = arguments.get("with_id") or arguments.get("custom_run_id")
         if identity is None:
-            self.run = neptune.init_run(**arguments)
-            return
-        self._home = identity.directory
-        offline = (arguments.get("mode") or os.environ.get("NEPTUNE_MODE")) == "offline"
-        self._folder = identity.directory if offline else None
-        self._gather()
-        with data_directory(identity.directory):
-            self.run = neptune.init_run(**arguments)
-        for owner, path in (names_in(self._folder) if self._folder else {}).items():
-            self._own(owner, path)
+            return neptune.init_run(**arguments)
+        if "with_id" not in arguments:
+            arguments["custom_run_id"] = remote or arguments.get("custom_run_id") or short_id(identity.run_id)
+        self._run_id = arguments.get("with_id") or arguments["custom_run_id"]
+        self._gather(identity)
+        with environment("NEPTUNE_DATA_DIRECTORY", str(identity.directory)):
+            run = neptune.init_run(**arguments)
+        run["fanfold/run"], run["fanfold/project"] = identity.run_id, identity.project  # by which `fanfold import` recognises it
+        self._paths.update(names_in(identity.directory) if self._offline else {})
+        return run
 
     @property
-    def remote(self) -> str:
-        return str(self._run_id)
+    def _offline(self) -> bool:
+        return (self.init_kwargs.get("mode") or os.environ.get("NEPTUNE_MODE")) == "offline"
+
+    @property
+    def remote(self) -> str | None:
+        return self._run_id
 
     def close(self, status: str) -> None:
         self.run["fanfold/status"] = status
         self.run["sys/failed"] = status != "finished"
         self.finish()
-        self._gather()
+        if self.identity is not None:
+            self._gather(self.identity)
 
-    def finish(self) -> None:
-        self.run.stop()
-
-    def _gather(self) -> None:
-        if self._folder is not None and self._run_id is not None and "with_id" not in self.init_kwargs:
-            gather(self._folder, self._run_id)
-
-    # Config, description and files
+    def _gather(self, identity: Identity) -> None:
+        if self._offline and "with_id" not in self.init_kwargs:
+            gather(identity.directory, str(self._run_id))
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store each value under `parameters`; types a field cannot have become text."""
@@ -111,28 +98,24 @@ class Neptune(Destination):
 
     def _assign(self, folder: str, values: Mapping[str, Any]) -> None:
         for key, value in flat_config(values).items():
-            path, kept = self._path(f"{folder}/{key}", "parameter"), _parameter(value)
+            path, kept = self._path(f"{folder}/{key}", "parameter"), field_value(value)
             if self._parameters.setdefault(path, type(kept)) is not type(kept):
                 self.run.pop(path)  # a field keeps its first type
                 self._parameters[path] = type(kept)
             self.run[path] = kept
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
-        if name:
-            self.run["sys/name"] = name
-        if notes:
-            self.run["sys/description"] = notes
-        if tags:
-            self.run["sys/tags"].add(list(tags))
-        if group:
-            self.run["sys/group_tags"].add([group])
+        for field, text in (("name", name), ("description", notes)):
+            if text:
+                self.run[f"sys/{field}"] = text
+        for field, words in (("tags", list(tags)), ("group_tags", [group] if group else [])):
+            if words:
+                self.run[f"sys/{field}"].add(words)
 
     def artifact(self, path: Path, name: str) -> None:
         """Upload a copy: Neptune records only the path, and the file must exist until it is sent."""
-        home = (self._home or Path.cwd() / ".neptune") / "artifacts"
+        home = (self.identity.directory if self.identity else Path.cwd() / ".neptune") / "artifacts"
         self.run[self._path(f"artifacts/{name}", "parameter")].upload(str(copied(path, home, name).absolute()))
-
-    # Values
 
     def number(self, key: str, value: float, point: Point) -> None:
         if ASSIGN in point.kwargs:
@@ -159,8 +142,12 @@ class Neptune(Destination):
         content, ext = item.content
         if ext == "png" and len(content) <= LARGEST_IMAGE:
             picture = File.from_content(content, extension="png")
+            path = self._path(item.key, "image")
+            if item.at < self._begun.get(path, 0):  # a killed relay had begun this list
+                return
+            self._begun.pop(path, None)
             place = f"{item.at + 1} of {item.of}" if item.of > 1 else None
-            self._append(self._path(item.key, "image"), picture, item.point, name=item.caption, description=place)
+            self._append(path, picture, item.point, name=item.caption, description=place)
         else:
             self._upload(item, "file", content, ext)
 
@@ -180,77 +167,27 @@ class Neptune(Destination):
         self.warn(f"{kind}:{key}", f"{what}, at {self._path(key, kind)!r}. Nothing is lost; look for it there.")
 
     def _path(self, key: str, kind: str) -> str:
-        """Return the path for a key's values of one kind: a Neptune path is either a field of one type or a folder."""
-        if (key, kind) not in self._paths:
-            base = "/".join(part for part in key.split("/") if part) or "unnamed"
-            if kind != "parameter" and base.split("/")[0] in OURS:
-                base = f"logged/{base}"
-            base += f"_{kind}" if kind in ("nonfinite", "long") else ""
-            path = next(name for name in _spellings(base, kind) if self._free(name))
-            self._own((key, kind), path)
-            if path != key:
-                self.run[f"fanfold/names/{len(self._paths)}"] = json.dumps([key, kind, path])
-        return self._paths[key, kind]
-
-    def _own(self, owner: tuple[str, str], path: str) -> None:
-        self._paths[owner], self._fields[path] = path, owner
-
-    def _free(self, path: str) -> bool:
-        parts = path.split("/")
-        above = any("/".join(parts[:i]) in self._fields for i in range(1, len(parts) + 1))
-        return not above and not any(field.startswith(f"{path}/") for field in self._fields)
-
-    def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
-        """Append values to their series; Neptune's own objects (File) are passed on unchanged."""
-        native = {key: value for key, value in values.items() if type(value).__module__.split(".")[0] == "neptune"}
-        for key, value in native.items():
-            self.run[key].append(value, step=step, **kwargs)
-        return super().record({key: value for key, value in values.items() if key not in native}, step, kwargs)
+        """Return the path for a key's values of one kind; a path other than the key is recorded for the next start."""
+        new = (key, kind) not in self._paths
+        path = self._paths[key, kind]
+        if new and path != key:
+            self.run[f"fanfold/names/{len(self._paths)}"] = json.dumps([key, kind, path])
+        return path
 
     def settle(self) -> None:
-        mode = self.init_kwargs.get("mode") or os.environ.get("NEPTUNE_MODE")
-        self.run.wait(disk_only=mode == "offline")
+        self.run.wait(disk_only=self._offline)
 
     def counts(self) -> dict[str, int] | None:
         """Count points in the folders of this offline run; None online, where reading back costs a request per series."""
-        if self._folder is None:
+        if self.identity is None or not self._offline:
             return None
-        names = {path: key for (key, _), path in names_in(self._folder).items()}
+        names = {path: key for (key, _), path in names_in(self.identity.directory).items()}
         found: Counter[str] = Counter()
-        for operation in operations(self._folder):
-            path, count = counted(operation)
+        for path, count in map(counted, operations(self.identity.directory)):
             found[names.get(path, path)] += count
+        self._begun = begun_lists(self.identity.directory)
         return dict(+found)
 
 
 class NeptuneTracker(Tracker):
-    """Log to a Neptune run; arguments go to `neptune.init_run`. `run_name` is the project if it reads workspace/project."""
-
     destination_class = Neptune
-
-
-def _short(run_id: str) -> str:
-    return run_id if len(run_id) <= LONGEST_ID else str(uuid.uuid5(uuid.NAMESPACE_OID, run_id))
-
-
-def _spellings(base: str, kind: str) -> Iterator[str]:
-    yield base
-    yield f"{base}_{kind}"
-    yield base.replace("/", ".")
-    i = 2
-    while True:
-        yield f"{base.replace('/', '.')}_{i}"
-        i += 1
-
-
-def _parameter(value: Any) -> bool | int | float | str:
-    if isinstance(value, bool) or (isinstance(value, int) and abs(value) < 1 << 31):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    text = value if isinstance(value, str) else str(value)
-    if len(text) > LONGEST_PARAMETER:
-        notices.once(
-            "neptune:parameter", f"Neptune cuts parameters at {LONGEST_PARAMETER} characters. The journal has them whole."
-        )
-    return text

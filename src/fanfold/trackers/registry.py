@@ -7,11 +7,12 @@ import importlib
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections import UserDict
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from ..errors import missing_extra, notices
+from ..errors import logger, missing_extra, notices
 from .base import GeneralTracker, is_tracker, tracker_bases
 from .destination import Destination
 from .face import tracker_class as with_face
@@ -102,42 +103,17 @@ def _is_logger_type(value: object) -> bool:
     return isinstance(value, enum.Enum) and type(value).__name__ == "LoggerType"
 
 
-class _Registry(dict[str, Any]):
+class _Registry(UserDict[str, Any]):
     """name → class. Built-in classes are imported on first use; entries may be added or replaced."""
 
-    def __missing__(self, name: str) -> Any:
-        row = ROWS.get(str(name))
-        if row is None:
-            raise KeyError(name)
-        self[row.name] = found = getattr(importlib.import_module(f".{row.module}", __package__), row.cls)
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if isinstance(found, Row):
+            self[name] = found = getattr(importlib.import_module(f".{found.module}", __package__), found.cls)
         return found
 
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or name in ROWS
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*super().__iter__(), *ROWS}))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def get(self, name: Any, default: Any = None) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            return default
-
-    def keys(self) -> Any:
-        return list(self)
-
-    def values(self) -> Any:
-        return [self[name] for name in self]
-
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
-
-
-LOGGER_TYPE_TO_CLASS: dict[str, Any] = _Registry()
+LOGGER_TYPE_TO_CLASS = _Registry(ROWS)
 
 
 def installed(name: str) -> bool:
@@ -159,6 +135,23 @@ def get_available_trackers() -> list[LoggerType]:
     return [LoggerType(row.name) for row in TABLE if installed(row.name)]
 
 
+def without_setup(names: Iterable[str], asked: str, known: Mapping[str, str | None] | None = None) -> list[str]:
+    """Return the trackers that work without further setup, and log one warning that names the others.
+
+    `asked` is what the user wrote; `known` gives the reasons against some trackers, or None for none.
+    """
+    why = {name: known[name] if known and name in known else _unusable(name) for name in names}
+    if left_out := [f"{name} ({reason})" for name, reason in why.items() if reason]:
+        logger.warning("%s leaves out trackers that need setting up first: %s.", asked, ", ".join(left_out))
+    return [name for name, reason in why.items() if not reason]
+
+
+def _unusable(name: str) -> str | None:
+    """Return why a tracker cannot be used as things are; a tracker of the user's own cannot tell."""
+    reason: str | None = getattr(LOGGER_TYPE_TO_CLASS[name], "unusable", lambda: None)()
+    return reason
+
+
 def load_entry_points() -> None:
     """Add the trackers of other packages: entry points of the group `fanfold.trackers`, name = class."""
     for point in metadata.entry_points(group=ENTRY_POINTS):
@@ -166,11 +159,16 @@ def load_entry_points() -> None:
             LOGGER_TYPE_TO_CLASS[point.name] = with_face(point.load())
 
 
-def find_class(name: str) -> Any:
-    """Return a tracker's class by name, or raise an error that lists the known names or what to install."""
+def _known(name: str) -> bool:
+    """Return whether there is a tracker of this name, here or in another installed package."""
     if name not in LOGGER_TYPE_TO_CLASS:
         load_entry_points()
-    if name not in LOGGER_TYPE_TO_CLASS:
+    return name in LOGGER_TYPE_TO_CLASS
+
+
+def find_class(name: str) -> Any:
+    """Return a tracker's class by name, or raise an error that lists the known names or what to install."""
+    if not _known(name):
         known = list(dict.fromkeys([*LoggerType.list(), *LOGGER_TYPE_TO_CLASS]))
         raise ValueError(f"Unsupported logging capability: {name}. Choose between {known}")
     row = ROWS.get(name)
@@ -207,9 +205,10 @@ def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = 
     if log_with is None:
         return []
     wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
-    if any(_is_all(item) for item in wanted):
-        wanted = [item for item in wanted if is_tracker(item) or _is_custom(item)]
-        return filter_trackers(wanted, logging_dir) + _with_directory(get_available_trackers(), logging_dir)
+    if any(item == "all" or (_is_logger_type(item) and str(item) == "all") for item in wanted):
+        own = [item for item in wanted if is_tracker(item) or (isinstance(item, str) and item not in {*ROWS, "all"})]
+        usual = [item for item in get_available_trackers() if logging_dir is not None or not _needs_directory(str(item))]
+        return filter_trackers(own, logging_dir) + usual
     chosen: list[Any] = []
     for item in map(tracker_of, wanted):
         if is_tracker(item):
@@ -219,25 +218,13 @@ def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = 
     return chosen
 
 
-def _is_all(item: Any) -> bool:
-    return item == "all" or (_is_logger_type(item) and str(item) == "all")
-
-
-def _is_custom(item: Any) -> bool:
-    """Return whether something is the name of a registered tracker that is not built in."""
-    return isinstance(item, str) and item in LOGGER_TYPE_TO_CLASS and item not in ROWS
-
-
-def _with_directory(found: Iterable[LoggerType], logging_dir: Any) -> list[LoggerType]:
-    """Leave out trackers that need a directory if there is none: "all" means all that can work."""
-    return [item for item in found if logging_dir is not None or not LOGGER_TYPE_TO_CLASS[str(item)].requires_logging_directory]
+def _needs_directory(name: str) -> bool:
+    return bool(LOGGER_TYPE_TO_CLASS[name].requires_logging_directory)
 
 
 def _checked(item: Any, logging_dir: Any) -> Any:
     name = str(item) if isinstance(item, (str, enum.Enum)) else None
-    if name is None or name not in LOGGER_TYPE_TO_CLASS:
-        load_entry_points()
-    if name is None or name not in LOGGER_TYPE_TO_CLASS:
+    if name is None or not _known(name):
         raise ValueError(f"Unsupported logging capability: {item}. Choose between {LoggerType.list()}")
     if name in ROWS and not installed(name):
         row = ROWS[name]
@@ -247,6 +234,6 @@ def _checked(item: Any, logging_dir: Any) -> Any:
             f"Run: pip install 'fanfold[{row.extra}]'",
         )
         return None
-    if LOGGER_TYPE_TO_CLASS[name].requires_logging_directory and logging_dir is None:
+    if _needs_directory(name) and logging_dir is None:
         raise ValueError(f"Logging with `{name}` requires a `logging_dir` to be passed in.")
     return LoggerType(name) if name in ROWS else name

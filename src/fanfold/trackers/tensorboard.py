@@ -2,74 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
+import json
 import os
 import time
 import wave
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from ..atomic import replace_text
 from ..journal.directory import encode_name
 from ..media import Image
-from .base import Identity, Point, Refusal, clean_config, flat_config, on_main_process
+from .base import Identity, Point, clean_config, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
 from .tools import markdown
+
+_PLAIN = (bool, int, float, str)
 
 
 class TensorBoard(Destination):
     """Write event files to `logging_dir/run_name`; other arguments go to SummaryWriter."""
 
-    name: ClassVar[str] = "tensorboard"
-    requires_logging_directory: ClassVar[bool] = True
-    delivery: ClassVar[str] = "readable"
-    counts_each: ClassVar[bool] = True
-    layouts: ClassVar[tuple[str, ...]] = ("fanfold", "accelerate")
+    name = "tensorboard"
+    own_name = "writer"
+    ends_with = "close"
+    requires_logging_directory = True
+    delivery = "readable"
+    counts_each = settles_each_call = True
+    layouts = ("fanfold", "accelerate")
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
-        self._given = os.path.join(logging_dir, run_name)  # noqa: PTH118 - a str, as users of the attribute expect
-        self.logging_dir = self._given
+        self._given = self.logging_dir = os.path.join(logging_dir, run_name)  # noqa: PTH118 - a str, as users expect
         self._files = "events.out.tfevents.*"  # of this run
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
+        if identity is not None:
+            self.logging_dir = self._folder(identity, remote)
+        super().open(identity, remote)
+
+    def _folder(self, identity: Identity, remote: str | None) -> str:
+        """Return the run's own folder, or the points of several runs would mix; a run is continued in the same folder."""
+        given = Path(self._given)
+        if given.parent == identity.directory:  # inside the run's directory, it moves with it
+            return str(identity.directory / (Path(remote).name if remote else encode_name(identity.name)))
+        own = identity.layout == "fanfold"
+        folder = str(given / encode_name(f"{identity.name}-{identity.run_id}")) if own else self._given
+        # Remote storage is chosen by the user, not by a file.
+        local = remote is not None and ("://" not in remote or remote.rpartition("/")[0] == folder.rpartition("/")[0])
+        return str(remote) if local else folder
+
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             from tensorboardX import SummaryWriter
         arguments = dict(self.init_kwargs)
-        if identity is not None:
-            self._place(identity, arguments)
-        if remote is not None:
-            self._continue(remote, inside=identity is not None and Path(self._given).parent == identity.directory)
-        self.writer = self.given or SummaryWriter(self.logging_dir, **arguments)
-
-    def _place(self, identity: Identity, arguments: dict[str, Any]) -> None:
-        """Set folder and file names: each run has its own, or their points would mix."""
-        if Path(self._given).parent == identity.directory:
-            self.logging_dir = str(identity.directory / encode_name(identity.name))
-        elif identity.layout == "accelerate":  # a project's runs share its folder; file names tell them apart
+        if identity is not None and identity.layout == "accelerate" and Path(self._given).parent != identity.directory:
+            # A project's runs share its folder; the names of the files tell them apart.
             arguments["filename_suffix"] = f"{arguments.get('filename_suffix', '')}.{encode_name(identity.run_id)}"
             self._files = f"events.out.tfevents.*{glob.escape(arguments['filename_suffix'])}"
-        elif identity.layout == "transformers":  # a folder only for this training
-            self.logging_dir = self._given
-        else:
-            self.logging_dir = str(Path(self._given) / encode_name(f"{identity.name}-{identity.run_id}"))
+        writer = SummaryWriter(self.logging_dir, **arguments)
+        if identity is not None and identity.layout == "fanfold" and "://" not in self.logging_dir:
+            self._leave_mark(identity)
+        return writer
 
-    def _continue(self, remote: str, *, inside: bool) -> None:
-        """Continue in the same folder. One inside the run's directory moves with it; remote storage is chosen by the user."""
-        parent = self.logging_dir.rpartition("/")[0]
-        if inside:
-            self.logging_dir = f"{parent}/{Path(remote).name}"
-        elif "://" not in remote or remote.rpartition("/")[0] == parent:
-            self.logging_dir = remote
-
-    @property
-    def tracker(self) -> Any:
-        return self.writer
+    def _leave_mark(self, identity: Identity) -> None:
+        """Name our run in its folder, so that importing the folder recognises it."""
+        with contextlib.suppress(OSError):  # the folder is written to all the same
+            replace_text(Path(self.logging_dir) / "fanfold.json", json.dumps({"run": identity.run_id}))
 
     @property
     def remote(self) -> str:
@@ -79,22 +84,15 @@ class TensorBoard(Destination):
         """Store the config as hyperparameters, and in full as `hparams.yml`."""
         import yaml
 
-        flat = {
-            key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in flat_config(values).items()
-        }
-        self.writer.add_hparams(flat, metric_dict={})
-        self.writer.flush()
-        folder = Path(self.writer.log_dir if hasattr(self.writer, "log_dir") else self.writer.logdir) / str(time.time())
+        flat = flat_config(values).items()
+        self.run.add_hparams({key: value if isinstance(value, _PLAIN) else str(value) for key, value in flat}, metric_dict={})
+        self.run.flush()
+        folder = Path(self.run.log_dir if hasattr(self.run, "log_dir") else self.run.logdir) / str(time.time())
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hparams.yml").write_text(yaml.safe_dump(clean_config(values)), encoding="utf-8")
 
-    def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
-        refused = super().record(values, step, kwargs)
-        self.writer.flush()
-        return refused
-
     def settle(self) -> None:
-        self.writer.flush()
+        self.run.flush()
 
     def counts(self) -> dict[str, int]:
         """Count points in the event files, by key."""
@@ -112,52 +110,43 @@ class TensorBoard(Destination):
         return dict(found)
 
     def artifact(self, path: Path, name: str) -> None:
-        self.writer.add_text(f"artifact/{name}", f"`{path}` ({path.stat().st_size} bytes)")
-
-    def finish(self) -> None:
-        self.writer.close()
-
-    # Values
+        self.run.add_text(f"artifact/{name}", f"`{path}` ({path.stat().st_size} bytes)")
 
     def number(self, key: str, value: float, point: Point) -> None:
-        self.writer.add_scalar(key, value, global_step=point.step, walltime=point.time, **point.kwargs)
+        self.run.add_scalar(key, value, global_step=point.step, walltime=point.time, **point.kwargs)
 
-    def _add_text(self, item: Item, text: str) -> None:
-        self.writer.add_text(item.key, text, global_step=item.step, walltime=item.point.time)
+    def _add(self, method: str, item: Item, *values: Any, **options: Any) -> None:
+        getattr(self.run, method)(item.key, *values, global_step=item.step, walltime=item.point.time, **options)
 
     def take_text(self, item: Item) -> None:
-        self._add_text(item, item.text)
+        self._add("add_text", item, item.text)
 
     def take_html(self, item: Item) -> None:
-        self._add_text(item, item.value.html)
+        self._add("add_text", item, item.value.html)
 
     def take_table(self, item: Item) -> None:
-        self._add_text(item, markdown(item.value, most=1000))
+        self._add("add_text", item, markdown(item.value, most=1000))
 
     def take_plotly(self, item: Item) -> None:
-        self._add_text(item, f"```json\n{item.value.json}\n```")
+        self._add("add_text", item, f"```json\n{item.value.json}\n```")
 
     def take_image(self, item: Item) -> None:
-        at = {"global_step": item.step, "walltime": item.point.time}
-        self.writer.add_image(item.key, item.value.array(), dataformats="HWC", **at)
+        self._add("add_image", item, item.value.array(), dataformats="HWC")
 
     def take_video(self, item: Item) -> None:
         for frame in list(item.value.frames())[:1]:  # event files have no video; use the first frame
             self.take_image(item._replace(value=Image(frame)))
 
     def take_histogram(self, item: Item) -> None:
-        import numpy as np
-
-        edges, counts = np.asarray(item.value.edges, float), np.asarray(item.value.counts, float)
+        edges, counts = item.value.edges.astype(float), item.value.counts.astype(float)
         middles = (edges[:-1] + edges[1:]) / 2
         sums = float((middles * counts).sum()), float((middles**2 * counts).sum())
         ends = (float(edges[0]), float(edges[-1])) if len(edges) else (0.0, 0.0)
-        at = {"global_step": item.step, "walltime": item.point.time}
-        self.writer.add_histogram_raw(item.key, *ends, int(counts.sum()), *sums, edges[1:].tolist(), counts.tolist(), **at)
+        self._add("add_histogram_raw", item, *ends, int(counts.sum()), *sums, edges[1:].tolist(), counts.tolist())
 
     def take_audio(self, item: Item) -> None:
         """Store the sound file unchanged, with all channels: `add_audio` takes one channel, as floats, and rounds it again."""
-        if type(self.writer).__module__.startswith("tensorboardX"):
+        if type(self.run).__module__.startswith("tensorboardX"):
             from tensorboardX.proto.summary_pb2 import Summary
         else:
             from tensorboard.compat.proto.summary_pb2 import Summary
@@ -168,20 +157,17 @@ class TensorBoard(Destination):
             encoded_audio_string=data, content_type=f"audio/{'mpeg' if ext == 'mp3' else ext}",
         )  # fmt: skip
         summary = Summary(value=[Summary.Value(tag=item.key, audio=sound)])
-        self.writer._get_file_writer().add_summary(summary, item.step, item.point.time)  # noqa: SLF001 - as add_audio does
+        self.run._get_file_writer().add_summary(summary, item.step, item.point.time)  # noqa: SLF001 - as add_audio does
 
 
 class TensorBoardTracker(Tracker):
-    """Write event files to `logging_dir/run_name`; other arguments go to SummaryWriter."""
-
     destination_class = TensorBoard
-    destination: TensorBoard
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add a batch of images under each key; arguments go to `add_images`."""
         for key, value in values.items():
-            self.destination.writer.add_images(key, value, global_step=step, **kwargs)
+            self.destination.run.add_images(key, value, global_step=step, **kwargs)
 
 
 def _wav_size(data: bytes) -> tuple[int, int]:

@@ -9,45 +9,41 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import json
 import os
 import sqlite3
-import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ..media import Media
 from .base import Alert, Identity, Point, Refusal, Refused, clean, clean_config
-from .destination import Destination, Item, items_of
+from .destination import Destination, Item
 from .face import Tracker
-from .tools import file_of, mapped, plain_name, until
+from .tools import cell_of, mapped, plain_name, small_integer
 
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
-SETTLE_SECONDS = 60.0
 MAX_INTEGER = 1 << 63
+_small = functools.partial(small_integer, most=2 * MAX_INTEGER - 1)  # as JSON can hold it
 _PLAIN = (bool, int, float, str)
 
 
 class Trackio(Destination):
     """Log to the project `run_name`; other arguments go to `trackio.init`."""
 
-    name: ClassVar[str] = "trackio"
-    library_name: ClassVar[str] = "trackio"
+    name = "trackio"
     main_process_only = False
-    delivery: ClassVar[str] = "readable"
-    delivery_online: ClassVar[str | None] = "at least once"
-    run: Any = None
+    delivery = "readable"
+    delivery_online = "at least once"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
         self._config: dict[str, Any] = {}
-        self._words: dict[str, Any] = {}
-        self._queued = 0  # rows passed to trackio's own queue, which must reach the database eventually
-        self._before = 0
+        self._words: dict[str, Any] = {}  # in the config, because trackio has no other place for them
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -61,31 +57,26 @@ class Trackio(Destination):
         return None
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        import trackio
+        super().open(identity, remote)
+        self._queued = 0  # rows passed to trackio's own queue, which must reach the database eventually
+        self._before = 0 if identity is None else len(self._rows())
+        if self.identity is not None:
+            self._take_over_config()
 
-        if self.given is not None:
-            self.run = self.given
-            self._before = len(self._rows())
-            return
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
+        if identity is None:
+            return self.library.init(project=self.run_name, **self.init_kwargs)
         known = json.loads(remote) if remote else {}
-        arguments = {**self.init_kwargs, **({"name": known["name"]} if known else {})}
-        if identity is None and not known:
-            self.run = trackio.init(project=self.run_name, **arguments)
-            return
-        if identity is not None:  # our probes measure the machine, and a relay has no notebook to show a page in
-            quiet = dict.fromkeys(("auto_log_gpu", "auto_log_cpu", "embed"), False)
-            named = {"name": identity.name, "group": identity.group}
-            arguments = {**quiet, **{key: value for key, value in named.items() if value is not None}, **arguments}
-
-        def start() -> Any:
-            return trackio.init(project=self.run_name, **arguments)
-
+        # Our probes measure the machine, and a relay has no notebook to show a page in.
+        own = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False, "name": identity.name, "group": identity.group}
+        arguments = {**{key: value for key, value in own.items() if value is not None}, **self.init_kwargs}
+        arguments |= {"name": known["name"]} if known else {}
         # init() ends the run it finds in its context; in an empty context, a user's open run stays open.
-        alone = identity is not None and identity.live and trackio.context_vars.current_run.get() is None
-        self.run = start() if alone else contextvars.Context().run(start)
-        self.run.id = known.get("id") or (identity.run_id if identity else self.run.id)
-        self._before = len(self._rows())
-        self._take_over_config()
+        alone = identity.live and self.library.context_vars.current_run.get() is None
+        start = functools.partial(self.library.init, project=self.run_name, **arguments)
+        run = start() if alone else contextvars.Context().run(start)
+        run.id = known.get("id") or identity.run_id
+        return run
 
     def _take_over_config(self) -> None:
         """Continue with the existing config: trackio replaces all of it with the next row's."""
@@ -108,15 +99,12 @@ class Trackio(Destination):
         local = self.run.url is None and utils.get_storage_mode() == "sqlite"
         return Path(SQLiteStorage.get_project_db_path(self.run.project)) if local else None
 
-    # Config and description
-
     def set_config(self, values: dict[str, Any]) -> None:
         self._config = _writable(clean_config(values))
         self._update_config()
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         """Store tags and notes in the config, where the dashboard shows them; the name was set at the start."""
-        del name, group
         self._words |= {key: value for key, value in (("tags", list(tags)), ("notes", notes)) if value}
         self._update_config()
 
@@ -161,29 +149,23 @@ class Trackio(Destination):
         found.add_file(str(path), name=Path(name).name)
         self.run.log_artifact(found)
 
-    # Points
-
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
-        with tempfile.TemporaryDirectory(prefix="fanfold-trackio-") as folder:
-            self._folder = Path(folder)
-            rows, refused = self.converted(points)
-            if self.database is not None:
-                plain = [{key: value for key, value in row.items() if isinstance(value, _PLAIN)} for row in rows]
-                self._insert([point._replace(values=row) for point, row in zip(points, plain, strict=True) if row])
-                rows = [{key: value for key, value in row.items() if not isinstance(value, _PLAIN)} for row in rows]
-            for point, row in zip(points, rows, strict=True):
-                if row:
-                    self.run.log(row, step=point.step)
-                    self._queued += 1
+        rows, refused = self.converted(points)
+        if self.database is not None:
+            plain = [{key: value for key, value in row.items() if isinstance(value, _PLAIN)} for row in rows]
+            self._insert([point._replace(values=row) for point, row in zip(points, plain, strict=True) if row])
+            rows = [{key: value for key, value in row.items() if not isinstance(value, _PLAIN)} for row in rows]
+        for point, row in zip(points, rows, strict=True):
+            if row:
+                self.run.log(row, step=point.step)
+                self._queued += 1
         return refused
 
     def record(self, values: Mapping[str, Any], step: int | None, kwargs: Mapping[str, Any]) -> Sequence[Refusal]:
         """Log as trackio does; values it would skip (tensors, integers beyond 64 bits) become plain numbers first."""
-        with tempfile.TemporaryDirectory(prefix="fanfold-trackio-") as folder:
-            self._folder = Path(folder)
-            ours = {key: value for key, value in values.items() if _is_ours(value)}
-            rows, refused = self.converted([Point(clean(ours), step)])
-            self.run.log({**{key: value for key, value in values.items() if key not in ours}, **rows[0]}, step=step, **kwargs)
+        ours = {key: value for key, value in values.items() if _is_ours(value)}
+        rows, refused = self.converted([Point(clean(ours), step)])
+        self.run.log({**{key: value for key, value in values.items() if key not in ours}, **rows[0]}, step=step, **kwargs)
         return refused
 
     def _insert(self, points: Sequence[Point], log_ids: list[str] | None = None) -> None:
@@ -205,11 +187,7 @@ class Trackio(Destination):
     def settle(self) -> None:
         """Wait until trackio's sender has written everything: media rows are in the database, a server has everything."""
         self._flush_config()
-        if not until(self._written, SETTLE_SECONDS, pause=0.05):
-            raise TimeoutError(
-                f"trackio has not written all rows of {self.run.name!r} within {SETTLE_SECONDS:g} s. Nothing is lost; it is "
-                "looked at again. Check that its folder can be written to, or that its server answers."
-            )
+        self.wait_until(self._written, "written all rows")
 
     def _written(self) -> bool:
         if self.database is not None:
@@ -230,8 +208,6 @@ class Trackio(Destination):
             return None
         return dict(Counter(key.removeprefix("__") for row in self._rows() for key in json.loads(row)))
 
-    # The end
-
     def close(self, status: str) -> None:
         """Finish; trackio has no final status, so it is stored in the config."""
         self._words["status"] = status
@@ -249,17 +225,12 @@ class Trackio(Destination):
         if self.run is not None and context_vars.current_run.get() is self.run:
             context_vars.current_run.set(None)  # otherwise it is finished again at process exit
 
-    # Media become trackio's own objects
-
     def together(self, key: str, made: list[Any]) -> Any:
         """Return several media of one key as a table with one column: a row holds one value per key."""
         lib = self.library
         if not all(isinstance(one, (lib.Image, lib.Audio, lib.Video)) for one in made):
             raise Refused("trackio takes lists of images, sounds and videos only")
         return lib.Table(columns=[key], data=[[one] for one in made])
-
-    def take_native(self, item: Item) -> Any:
-        return item.value
 
     def take_text(self, item: Item) -> Any:
         return item.value if isinstance(item.value, str) else self.library.Markdown(item.text)
@@ -268,13 +239,13 @@ class Trackio(Destination):
         return self.library.Image(item.value.pil(), caption=item.caption)
 
     def take_audio(self, item: Item) -> Any:
-        path = file_of(item.value, self._folder)
-        if not path.endswith((".wav", ".mp3")):
-            raise Refused(f"trackio takes WAV and MP3, not {Path(path).suffix}")
-        return self.library.Audio(path, caption=item.caption)
+        path = self.file_of(item)
+        if path.suffix not in (".wav", ".mp3"):
+            raise Refused(f"trackio takes WAV and MP3, not {path.suffix}")
+        return self.library.Audio(str(path), caption=item.caption)
 
     def take_video(self, item: Item) -> Any:
-        return self.library.Video(file_of(item.value, self._folder), caption=item.caption)
+        return self.library.Video(str(self.file_of(item)), caption=item.caption)
 
     def take_histogram(self, item: Item) -> Any:
         return self.library.Histogram(np_histogram=(item.value.counts, item.value.edges))
@@ -286,8 +257,8 @@ class Trackio(Destination):
     def _cell(self, cell: Any, item: Item) -> Any:
         if isinstance(cell, Media):
             known = cell.kind in ("image", "audio", "video")
-            return self.take(next(items_of(item.key, cell, item.point))) if known else f"<{cell.kind}>"
-        return _small(cell) if cell is None or isinstance(cell, _PLAIN) else str(cell)
+            return self.nested(cell, item) if known else f"<{cell.kind}>"
+        return None if cell is None else _small(cell_of(cell))
 
     def take_plotly(self, item: Item) -> Any:
         return self.library.Html(item.value.html, caption=item.caption)
@@ -297,8 +268,6 @@ class Trackio(Destination):
 
 
 class TrackioTracker(Tracker):
-    """Log to the project `run_name`; other arguments go to `trackio.init`."""
-
     destination_class = Trackio
 
 
@@ -322,8 +291,3 @@ def _time(seconds: float | None) -> str:
 def _writable(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config without keys that trackio uses itself and integers its JSON cannot hold."""
     return {f"config{key}" if key.startswith("_") else key: mapped(value, _small) for key, value in config.items()}
-
-
-def _small(value: Any) -> Any:
-    big = isinstance(value, int) and not -MAX_INTEGER <= value < 2 * MAX_INTEGER
-    return str(value) if big else value

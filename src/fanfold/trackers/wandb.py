@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import netrc
 import os
+import re
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlparse
 
 from ..media import Media
 from ._wandb_log import WandbLog, logs_of
-from .base import Alert, Identity, Point, Refusal, Refused, clean_config, on_main_process
-from .destination import Destination, Item, items_of
+from .base import Alert, Identity, Point, Refusal, Refused, clean_config
+from .destination import SETTLE_SECONDS, Destination, Item
 from .face import Tracker
-from .tools import file_of, mapped, plain_name, until
+from .tools import mapped, plain_name, until
 
 STEP = "fanfold/step"
 OWN_KEYS = frozenset({"_step", "_runtime", "_timestamp", STEP})
 EXIT_CODES = {"finished": 0, "failed": 1, "killed": 137, "preempted": 143}
 HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")
-SETTLE_SECONDS = 60.0
 QUIET_SECONDS = 2.0  # wandb's own process outlives a killed one by 1.3 s, and may write until then
 MAX_BINS = 512
 LONGEST_TITLE = 64  # of an alert
@@ -42,19 +41,16 @@ SETTINGS: dict[str, Any] = {
 class Wandb(Destination):
     """Log to the project `run_name`; other arguments go to `wandb.init`."""
 
-    name: ClassVar[str] = "wandb"
-    library_name: ClassVar[str] = "wandb"
+    name = "wandb"
+    own_media = frozenset({"Image", "Table"})
     main_process_only = False
-    delivery: ClassVar[str] = "readable"
-    delivery_online: ClassVar[str | None] = "at least once"
-    run: Any = None
-    _log: WandbLog | None = None  # of this start
-    _logs: Sequence[WandbLog] = ()  # of all starts
+    delivery = "readable"
+    delivery_online = "at least once"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
         self.axis: str = self.init_kwargs.pop("axis", STEP)  # the key of our step in a row
-        self._sent: Counter[str] = Counter()  # expected contents of the log, by the names of its counters
+        self._logs: Sequence[WandbLog] = ()  # of all starts
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -69,23 +65,10 @@ class Wandb(Destination):
             return None
         return "no key: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
 
-    # Opening and closing
-
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        import wandb
-
-        self.identity = identity
-        arguments = self._arguments(identity)
-        if remote is not None:
-            arguments = {"resume": "allow", **arguments, "id": remote}
-        if identity is not None:
-            self.run_name = _without(self.run_name, "/\\#?%:")[:128]
-            if folder := arguments.get("dir") or os.environ.get("WANDB_DIR"):
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                _await_silence(Path(folder) / "wandb", str(arguments.get("id")))
-        self.run = wandb.init(project=self.run_name, **arguments)
+        super().open(identity, remote)
         self._own_log = self.run.log
-        self._sent.clear()
+        self._sent: Counter[str] = Counter()  # expected records of the log, by kind
         self._summary: set[str] = set()
         self._open: tuple[int | None, set[str]] | None = None  # our step and the keys of the row still open
         self._stamp: dict[str, Any] = {}
@@ -93,57 +76,80 @@ class Wandb(Destination):
         settings = self.run.settings
         self._log = None if self.run.disabled or settings.x_skip_transaction_log else WandbLog(Path(settings.sync_file))
         if identity is not None:
-            self._take_up(wandb)
+            self._take_up()
+
+    def begin(self, identity: Identity | None, remote: str | None) -> Any:
+        arguments = self._arguments(identity)
+        if remote is not None:
+            arguments = {"resume": "allow", **arguments, "id": remote}
+        if identity is not None:
+            self.run_name = re.sub(r"[/\\#?%:]", "-", self.run_name)[:128]  # wandb refuses these characters
+            if folder := arguments.get("dir") or os.environ.get("WANDB_DIR"):
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                _await_silence(Path(folder) / "wandb", str(arguments.get("id")))
+        fork = self._fork_from(identity) if remote is None and "fork_from" not in arguments else None
+        if fork is not None:
+            forked = {name: value for name, value in arguments.items() if name != "resume"}  # wandb takes one of the two
+            try:
+                return self.library.init(project=self.run_name, **forked, fork_from=fork)
+            except self.library.Error as error:
+                self.warn(
+                    "fork",
+                    f"wandb could not fork {fork}: {error}. The run there has its own points only, and its parent in its config. "
+                    "A fork needs its parent in the same project of a wandb server that supports forks.",
+                )
+        return self.library.init(project=self.run_name, **arguments)
+
+    def _fork_from(self, identity: Identity | None) -> str | None:
+        """Return wandb's name for the point a run was forked at: online, if wandb has the parent in the same project."""
+        if identity is None or identity.fork is None or identity.fork.project != identity.project:
+            return None
+        offline = self.init_kwargs.get("mode") or os.environ.get("WANDB_MODE") or "online"
+        return f"{_run_id(identity.fork.run)}?_step={identity.fork.step}" if offline == "online" else None
 
     def _arguments(self, identity: Identity | None) -> dict[str, Any]:
         """Return the arguments of `wandb.init`: for our runs with id, name and folder unless the user gave them."""
         if identity is None:
             return dict(self.init_kwargs)
+        free = getattr(sys.modules.get("wandb"), "run", None) is None  # a user's run stays open
         own = {
-            "id": ("WANDB_RUN_ID", _without(identity.run_id, ":;,#?/'")),
+            "id": ("WANDB_RUN_ID", _run_id(identity.run_id)),
             "name": ("WANDB_NAME", identity.name),
             "group": ("WANDB_RUN_GROUP", identity.group),
             "dir": ("WANDB_DIR", str(identity.directory)),
             "resume": ("WANDB_RESUME", "allow"),
-            "reinit": ("WANDB_REINIT", None if identity.live and _no_run() else "create_new"),  # a user's run stays open
+            "reinit": ("WANDB_REINIT", None if identity.live and free else "create_new"),
         }
         found = {key: value for key, (variable, value) in own.items() if value is not None and not os.environ.get(variable)}
         found |= self.init_kwargs
         settings: Any = found.get("settings") or {}
         return found | ({"settings": {**SETTINGS, **settings}} if isinstance(settings, Mapping) else {})
 
-    def _take_up(self, wandb: Any) -> None:
+    def _take_up(self) -> None:
         """Find the last step of earlier starts, and make users' calls place rows as the relay does."""
-        folders = Path(self.run.settings.sync_dir).parent
-        logs = [log for log in logs_of(folders, self.run.id) if self._log is None or log.path != self._log.path]
-        self._logs = [*logs, *([self._log] if self._log is not None else [])]
-        self._last: int = max([log.refresh().last_step for log in self._logs] + [self.run.step - 1])  # wandb's, of the last row
+        logs = logs_of(Path(self.run.settings.sync_dir).parent, self.run.id)
+        log = self._log
+        self._logs = logs if log is None else [*(one for one in logs if one.path != log.path), log]
+        self._last: int = max([one.refresh().last_step for one in self._logs] + [self.run.step - 1])  # wandb's, of the last row
         self.run.define_metric(self.axis, hidden=self.axis == STEP)
-        self.run.define_metric("*", step_metric=self.axis, step_sync=self.axis != STEP)
+        self.run.define_metric("*", step_metric=self.axis, step_sync=self.axis != STEP)  # each row has a hidden axis anyway
         self.run.log = self._log_as_wandb  # wandb drops a row whose step is below the last one
-        if wandb.run is self.run:
-            wandb.log = self._log_as_wandb
+        if self.library.run is self.run:
+            self.library.log = self._log_as_wandb
 
     def _log_as_wandb(self, data: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
         del commit  # a row is complete when another step begins, or when it is settled
         with self.users_turn():
             self.warn_refused(self.record(data, step, {}))
 
-    @property
-    def remote(self) -> str | None:
-        return None if self.run is None else str(self.run.id)
-
     def close(self, status: str) -> None:
         self.settle()
         if status == "preempted":
             self.run.mark_preempting()
-        self._end(exit_code=EXIT_CODES.get(status, 1))
+        self.finish(exit_code=EXIT_CODES.get(status, 1))
 
-    def finish(self) -> None:
-        self._end()
-
-    def _end(self, **kwargs: Any) -> None:
-        """Finish, and wait for the exit record: offline, finish() returns before the log is complete."""
+    def finish(self, **kwargs: Any) -> None:
+        """End the run, and wait for the exit record: offline, wandb returns before its log is complete."""
         self.run.finish(**kwargs)
         log = self._log
         if log is not None and not until(lambda: log.refresh().exit is not None, SETTLE_SECONDS):
@@ -153,15 +159,11 @@ class Wandb(Destination):
                 "Look into debug-internal.log beside it.",
             )
 
-    # Rows
-
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
-        with tempfile.TemporaryDirectory(prefix="fanfold-wandb-") as folder:
-            self._folder = Path(folder)
-            rows, refused = self.converted(points)
-            for point, row in zip(points, rows, strict=True):
-                if row:
-                    self._log_row(point._replace(values=row))
+        rows, refused = self.converted(points)
+        for point, row in zip(points, rows, strict=True):
+            if row:
+                self._log_row(point._replace(values=row))
         return refused
 
     def _log_row(self, point: Point) -> None:
@@ -172,7 +174,7 @@ class Wandb(Destination):
         if self._open is not None and place == self._last:
             self._open[1].update(point.values)
         else:
-            self._sent["rows"] += self._open is not None  # a new step commits the row before it
+            self._sent["history"] += self._open is not None  # a new step commits the row before it
             self._open = (point.step, set(point.values))
         self._last, self._step = place, point.step
 
@@ -187,10 +189,8 @@ class Wandb(Destination):
         """Log as wandb does, with its own rules for steps; next to a relay, with the relay's rules, which drop nothing."""
         if self.identity is not None:
             return self.write([Point(dict(values), self._step if step is None else step)])
-        with tempfile.TemporaryDirectory(prefix="fanfold-wandb-") as folder:
-            self._folder = Path(folder)
-            rows, refused = self.converted([Point(dict(values), step)])
-            self.run.log(rows[0], step=step, **kwargs)
+        rows, refused = self.converted([Point(dict(values), step)])
+        self.run.log(rows[0], step=step, **kwargs)
         return refused
 
     def settle(self) -> None:
@@ -198,21 +198,12 @@ class Wandb(Destination):
         if self._open is not None:
             self._own_log(self._stamp, step=self._last, commit=True)  # every call sets the row's time, including this one
             self._open = None
-            self._sent["rows"] += 1
+            self._sent["history"] += 1
         log = self._log
-        if log is None:
-            return
-        # Written with the rest, and sent again if not.
-        until(lambda: log.refresh().configs >= self._sent["configs"] and self._summary <= log.summary, 2.0)
-        if not until(lambda: self._arrived(log), SETTLE_SECONDS):
-            raise TimeoutError(
-                f"wandb's log {log.path} has {log.rows} of {self._sent['rows']} rows after {SETTLE_SECONDS:g} s. Nothing is "
-                "lost; it is looked at again. Look into debug-internal.log beside it if this stays."
-            )
-
-    def _arrived(self, log: WandbLog) -> bool:
-        log.refresh()
-        return all(getattr(log, kind) >= self._sent[kind] for kind in ("rows", "artifacts", "alerts"))
+        if log is not None:
+            # Config and summary are written with the rest, and sent again if not.
+            until(lambda: log.refresh().seen["config"] >= self._sent["config"] and self._summary <= log.summary, 2.0)
+            self.wait_until(lambda: self._sent - Counter(config=self._sent["config"]) <= log.refresh().seen, "written its log")
 
     def counts(self) -> dict[str, int] | None:
         """Count the rows of each key in this run's logs, over all attempts: each has its own folder.
@@ -226,12 +217,10 @@ class Wandb(Destination):
             found.update(log.refresh().keys)
         return {key: count for key, count in found.items() if key not in OWN_KEYS and key != self.axis}
 
-    # Config, description and files
-
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config; values may change later. NaN becomes text, since wandb would turn it into null."""
         self.run.config.update(mapped(clean_config(values), _no_nan), allow_val_change=True)
-        self._sent["configs"] += 1
+        self._sent["config"] += 1
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         del group  # set at wandb.init, and fixed from then on
@@ -264,23 +253,18 @@ class Wandb(Destination):
         level = {"info": "INFO", "warning": "WARN", "error": "ERROR"}[alert.level]
         at = "" if alert.step is None else f" (step {alert.step})"
         self.run.alert(title=alert.title[:LONGEST_TITLE], text=f"{alert.text}{at}".strip() or alert.title, level=level)
-        self._sent["alerts"] += 1
+        self._sent["alert"] += 1
 
     def artifact(self, path: Path, name: str) -> None:
         found = self.library.Artifact(plain_name(name)[:128], type="file")
         found.add_file(str(path), name=Path(name).name, policy="immutable", skip_cache=True)  # blobs never change: no copy
         self.run.log_artifact(found)
-        self._sent["artifacts"] += 1
-
-    # Media become wandb's own objects
+        self._sent["artifact"] += 1
 
     def convert(self, key: str, value: Any, point: Point) -> Any:
         if key in OWN_KEYS and self.identity is not None:
             raise Refused(f"the key {key!r} is wandb's own")
         return super().convert(key, value, point)
-
-    def take_native(self, item: Item) -> Any:
-        return item.value
 
     def take_text(self, item: Item) -> str:
         return item.text
@@ -289,12 +273,11 @@ class Wandb(Destination):
         return self.library.Image(item.value.pil(), caption=item.caption)
 
     def take_audio(self, item: Item) -> Any:
-        path = file_of(item.value, self._folder)
-        return self.library.Audio(path, sample_rate=item.value.sample_rate, caption=item.caption)
+        return self.library.Audio(str(self.file_of(item)), sample_rate=item.value.sample_rate, caption=item.caption)
 
     def take_video(self, item: Item) -> Any:
-        path = file_of(item.value, self._folder)
-        return self.library.Video(path, caption=item.caption, format=path.rpartition(".")[2])
+        path = self.file_of(item)
+        return self.library.Video(str(path), caption=item.caption, format=path.suffix[1:])
 
     def take_histogram(self, item: Item) -> Any:
         edges, counts = item.value.edges, item.value.counts
@@ -303,11 +286,8 @@ class Wandb(Destination):
         return self.library.Histogram(np_histogram=(counts.astype(float).tolist(), edges.astype(float).tolist()))
 
     def take_table(self, item: Item) -> Any:
-        rows = [[self._cell(cell, item) for cell in row] for row in item.value.rows]
+        rows = [[self.nested(cell, item) if isinstance(cell, Media) else cell for cell in row] for row in item.value.rows]
         return self.library.Table(columns=list(item.value.columns), data=rows, allow_mixed_types=True)
-
-    def _cell(self, cell: Any, item: Item) -> Any:
-        return self.take(next(items_of(item.key, cell, item.point))) if isinstance(cell, Media) else cell
 
     def take_plotly(self, item: Item) -> Any:
         import plotly.io
@@ -319,25 +299,7 @@ class Wandb(Destination):
 
 
 class WandBTracker(Tracker):
-    """Log to the project `run_name`; other arguments go to `wandb.init`."""
-
     destination_class = Wandb
-    destination: Wandb
-
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log a list of images under each key."""
-        for key, images in values.items():
-            self.log({key: [self.destination.library.Image(image) for image in images]}, step=step, **kwargs)
-
-    @on_main_process
-    def log_table(
-        self, table_name: str, columns: list[str] | None = None, data: list[list[Any]] | None = None, dataframe: Any = None,
-        step: int | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
-        """Log a table of columns and rows, or a data frame."""
-        table = self.destination.library.Table(columns=columns, data=data, dataframe=dataframe)
-        self.log({table_name: table}, step=step, **kwargs)
 
 
 def _await_silence(folder: Path, run_id: str) -> None:
@@ -347,14 +309,9 @@ def _await_silence(folder: Path, run_id: str) -> None:
             until(lambda path=log.path: time.time() - path.stat().st_mtime > QUIET_SECONDS, 30.0)  # type: ignore[misc]
 
 
-def _no_run() -> bool:
-    """Return whether `wandb.run` is free for our run."""
-    return getattr(sys.modules.get("wandb"), "run", None) is None
-
-
-def _without(text: str, signs: str) -> str:
-    """Replace characters that wandb refuses in an id or a project with dashes."""
-    return "".join("-" if sign in signs else sign for sign in text)
+def _run_id(id: str) -> str:
+    """Return our run's id as wandb takes it."""
+    return re.sub("[:;,#?/']", "-", id)
 
 
 def _no_nan(value: Any) -> Any:

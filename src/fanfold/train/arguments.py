@@ -159,7 +159,77 @@ class LoopArguments:
 
 @dataclass
 class TrainingArguments(LoopArguments):
-    """Arguments of the Trainer: LoopArguments, and those for data, computation, optimisation and checkpoints."""
+    """Arguments of the Trainer, with the names and meanings of Transformers. Steps below 1 are a share of all steps.
+
+    Args:
+        output_dir: Where checkpoints go.
+        num_train_epochs: How many epochs to train.
+        max_steps: How many steps to train; above 0, it overrides the epochs.
+        gradient_accumulation_steps: Batches per step.
+        logging_strategy: When callbacks get values: `"steps"`, `"epoch"` or `"no"`.
+        logging_steps: Every so many steps.
+        logging_first_step: Also after the first step.
+        logging_last_step: Also after the last step.
+        eval_strategy: When to evaluate: `"steps"`, `"epoch"` or `"no"`. Default: `"steps"` if `eval_steps` is given.
+        eval_steps: Every so many steps.
+        eval_delay: Not before this step or epoch.
+        eval_on_start: Also before training.
+        save_strategy: When to save: `"steps"`, `"epoch"`, `"best"` or `"no"`.
+        save_steps: Every so many steps.
+        save_total_limit: Keep so many checkpoints.
+        load_best_model_at_end: Load the best checkpoint after training.
+        metric_for_best_model: The metric that decides which one is best.
+        greater_is_better: Whether high values of it are better.
+        ignore_data_skip: After a resume, begin the epoch from its first batch.
+        restore_callback_states_from_checkpoint: After a resume, restore the state of callbacks.
+        report_to: Trackers that get a run of their own, as in Transformers.
+        project: The project of a new run.
+        run_name: The name of a new run.
+        disable_tqdm: Show no progress bar.
+        per_device_train_batch_size: Examples per batch and process.
+        per_device_eval_batch_size: The same, in evaluations.
+        learning_rate: The learning rate after the warmup.
+        lr_scheduler_type: The schedule, such as `"linear"` or `"cosine"`.
+        lr_scheduler_kwargs: Arguments of the schedule.
+        warmup_steps: How many steps the learning rate rises; below 1, a share of all steps.
+        warmup_ratio: The same, as a share of all steps.
+        optim: The optimizer. Default: AdamW, fused.
+        optim_args: Arguments of the optimizer.
+        weight_decay: The weight decay.
+        adam_beta1: Adam's first beta.
+        adam_beta2: Adam's second beta.
+        adam_epsilon: Adam's epsilon.
+        max_grad_norm: Clip gradients to this norm; 0 for never.
+        bf16: Compute in bfloat16.
+        fp16: Compute in float16, with loss scaling.
+        gradient_checkpointing: Compute activations again in backward, to save memory.
+        gradient_checkpointing_kwargs: Arguments for that.
+        seed: The seed of all random generators.
+        data_seed: The seed of the order of examples.
+        use_cpu: Train on the CPU although there is a GPU.
+        dataloader_drop_last: Leave out the last batch if it is smaller.
+        dataloader_num_workers: Processes that load data.
+        dataloader_pin_memory: Load into pinned memory.
+        dataloader_persistent_workers: Keep these processes between epochs.
+        dataloader_prefetch_factor: Batches that each of them loads ahead.
+        train_sampling_strategy: The order of examples, such as `"random"`.
+        remove_unused_columns: Leave out columns that the model does not take.
+        label_names: The keys of labels in a batch. Default: `["labels"]`.
+        prediction_loss_only: Evaluations return only the loss.
+        save_only_model: Save no optimizer state; training cannot be resumed from it.
+        resume_from_checkpoint: A checkpoint to continue from.
+        ddp_find_unused_parameters: Passed to DistributedDataParallel.
+
+    Raises:
+        SettingError: An argument is unknown, or arguments contradict each other.
+
+    Example:
+        ```python
+        import fanfold
+
+        args = fanfold.TrainingArguments("out", max_steps=100, learning_rate=1e-3, eval_steps=20)
+        ```
+    """
 
     per_device_train_batch_size: int = 8
     per_device_eval_batch_size: int = 8
@@ -245,7 +315,14 @@ class TrainingArguments(LoopArguments):
         return PartialState(cpu=on_cpu(self.use_cpu)).device
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return how many steps the learning rate rises."""
+        """Return how many steps the learning rate rises.
+
+        Args:
+            num_training_steps: All steps.
+
+        Returns:
+            The number of steps.
+        """
         steps = self.warmup_ratio if self.warmup_ratio is not None else self.warmup_steps
         return int(-(-num_training_steps * steps // 1)) if steps < 1 else int(steps)
 

@@ -64,7 +64,7 @@ class Batches:
         return (end - first) * self.world / total
 
 
-class Part:
+class RankShare:
     """The contiguous part of a dataset that one rank evaluates; all ranks' parts in order form the whole."""
 
     def __init__(self, dataset: Any, rank: int, world: int) -> None:
@@ -124,7 +124,7 @@ def eval_loader(dataset: Any, args: TrainingArguments, collate: Callable[[list[A
                 return itertools.islice(iter(dataset), rank, None, world)
 
         return DataLoader(Every(), batch_size=args.eval_batch_size, **common)
-    return DataLoader(Part(dataset, rank, world), batch_size=args.eval_batch_size, **common)
+    return DataLoader(RankShare(dataset, rank, world), batch_size=args.eval_batch_size, **common)
 
 
 def _common(args: TrainingArguments, collate: Callable[[list[Any]], Any]) -> dict[str, Any]:

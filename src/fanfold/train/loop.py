@@ -18,9 +18,11 @@ from types import TracebackType
 from typing import Any
 
 from ..callbacks import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState
-from ..callbacks.agreement import FLAGS, Agreement, agreement_of, end_agreement
+from ..callbacks.tell import ControlCallback
 from ..errors import RunError, SettingError, notices
+from ..probes.spans import Span, waited
 from ..process import detect
+from ..recording.agreement import FLAGS, Agreement, agreement_of, end_agreement
 from . import checkpoints
 from .arguments import LoopArguments, refuse_unknown
 from .lengths import how_long, in_steps, length_of, updates_of, when_to_save
@@ -57,6 +59,41 @@ class Loop:
     resume() and `load_best_model_at_end`. Without the first two, check `loop.should_evaluate` and `loop.should_save` at the end
     of the body. Other arguments are those of TrainingArguments about timing: `eval_strategy`, `save_total_limit`,
     `metric_for_best_model`, `report_to`, …
+
+    Args:
+        run: The run values go to. Default: the current one, else a new one; False for none.
+        epochs: How many epochs to train.
+        max_steps: How many steps to train; overrides `epochs`.
+        gradient_accumulation_steps: Batches per step.
+        logging_steps: Callbacks get values every so many steps (below 1: this share of all steps).
+        eval_steps: Evaluate every so many steps.
+        save_steps: Save every so many steps.
+        evaluate: As above.
+        save: As above.
+        load: As above.
+        output_dir: Where checkpoints go.
+        callbacks: Callbacks, or classes of them.
+        model: Passed to callbacks.
+        optimizer: Passed to callbacks; the `step()` of a torch optimizer is noticed.
+        lr_scheduler: Passed to callbacks.
+        processing_class: Passed to callbacks, such as a tokenizer.
+        args: All timing arguments as one object.
+        on_error: When a callback raises: `"raise"` ends training, `"disable"` goes on without the callback.
+        arguments: Further timing arguments, as above.
+
+    Raises:
+        SettingError: Arguments contradict each other, or one is unknown.
+        CallbackError: A callback raised; it is named with its event.
+
+    Example:
+        ```python
+        import fanfold
+
+        with fanfold.Loop(epochs=2, logging_steps=5) as loop:
+            for epoch in loop.epochs():
+                for batch in loop.steps(range(10)):
+                    loop.log({"loss": 1 / (batch + 1)})
+        ```
     """
 
     _ends_run = True  # a run opened by the loop ends with its `with`
@@ -109,7 +146,9 @@ class Loop:
         self.args = args
         self.state = TrainerState()
         self.control = TrainerControl()
-        given = [DefaultFlowCallback, *_reporting_callbacks(args), *callbacks]
+        given = [*_reporting_callbacks(args), *callbacks]
+        told = [] if run is False or any(_takes_requests(one) for one in given) else [ControlCallback]
+        given = [DefaultFlowCallback, *told, *given]
         self.handler = CallbackHandler(given, model, processing_class, optimizer, lr_scheduler, on_error=on_error)
         self._reporter = self._make_reporter(run)
         self._reported = 0  # number of evaluations
@@ -121,6 +160,10 @@ class Loop:
 
     def _make_reporter(self, run: Any) -> Reporter:
         return Reporter(self.args, run)
+
+    def _cannot(self) -> dict[str, str]:
+        """Return what this loop cannot be asked to do, and why."""
+        return {}
 
     def _find_rank(self) -> None:
         me = detect()
@@ -141,22 +184,41 @@ class Loop:
         return self.handler.callbacks
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback at the end: an instance, or a class, which is instantiated without arguments."""
+        """Add a callback at the end: an instance, or a class, which is instantiated without arguments.
+
+        Args:
+            callback: The callback.
+        """
         self.handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first one of a class; return None if there is none."""
+        """Remove and return a callback, or the first one of a class; return None if there is none.
+
+        Args:
+            callback: The callback or its class.
+
+        Returns:
+            The callback.
+        """
         return self.handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first one of a class."""
+        """Remove a callback, or the first one of a class.
+
+        Args:
+            callback: The callback or its class.
+        """
         self.handler.remove_callback(callback)
 
     # Iterating
 
     def epochs(self) -> Iterator[int]:
-        """Iterate over the epochs, from the checkpoint's position to the end of training; fire its start and end events."""
-        with _Watch(self):
+        """Iterate over the epochs, from the checkpoint's position to the end of training; fire its start and end events.
+
+        Returns:
+            The numbers of the epochs, from 0.
+        """
+        with _Watch(self._left):
             self._start()
             while self._more():
                 place = self._position or Position()
@@ -168,10 +230,17 @@ class Loop:
         """Iterate over the batches of an epoch, and fire the events of each step when its last batch is done.
 
         On a resume, completed batches are skipped one by one, or by `skip(loader, count)`, which returns the rest.
+
+        Args:
+            loader: The batches.
+            skip: How batches that were done before a resume are skipped.
+
+        Returns:
+            The batches.
         """
-        with _Watch(self, left_by_break=True):
+        with _Watch(self._left, left_by_break=True):
             resumed = self._begin_epoch(loader)
-            source = self._rest(loader, skip) if resumed else iter(loader)
+            source = waited(self._rest(loader, skip) if resumed else iter(loader))
             empty = not resumed
             for batch, last, count in self._in_steps(source):
                 empty = False
@@ -239,6 +308,9 @@ class Loop:
         self.handler.train_dataloader = loader
         if (session := self._reporter.session) is not None:
             session.begin(self._note, describe_users_run=self._describes_users_run, **self._reporter.facts())
+            for callback in self.callbacks:
+                if _takes_requests(callback):
+                    callback.run, callback.cannot = session.run, self._cannot()
         self._phase = "training"
         self._exhausted = False
         agreement = agreement_of(self.state)
@@ -308,7 +380,7 @@ class Loop:
         expected.should_training_stop = self._exhausted or self.state.global_step >= self.state.max_steps
         same = [action for action, flag in FLAGS.items() if getattr(expected, flag)]
         only = FLAGS if event is not None else ("stop", "end epoch")
-        self._agreement.steer(self.control, self.state.global_step, same, only)
+        self._agreement.steer(self.control, self.state.global_step, same, only, late=event != "on_step_end")
 
     def _done_share(self) -> float:
         length = self._length
@@ -367,7 +439,11 @@ class Loop:
 
     @contextlib.contextmanager
     def optimizer_step(self) -> Iterator[None]:
-        """Notify callbacks of an update made inside. Not needed for torch optimizers passed as `optimizer`."""
+        """Notify callbacks of an update made inside. Not needed for torch optimizers passed as `optimizer`.
+
+        Returns:
+            A context manager.
+        """
         self._fire("on_pre_optimizer_step")
         yield
         self._fire("on_optimizer_step")
@@ -399,6 +475,10 @@ class Loop:
         """Log values of the current batch. The run gets them every step; callbacks get their mean every `logging_steps`.
 
         With `mean=False`, for example for a learning rate, the latest value counts. Between steps values are sent immediately.
+
+        Args:
+            values: What to record, by key.
+            mean: Average over the steps between two reports to callbacks; False keeps the last value.
         """
         if self._open:
             self._reporter.meter.add(values, mean=mean)
@@ -424,13 +504,21 @@ class Loop:
             self._settle(answered=False)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        """Report an evaluation; keys without the prefix `eval_` get it."""
+        """Report an evaluation; keys without the prefix `eval_` get it.
+
+        Args:
+            metrics: The metrics.
+        """
         self._ask()
         self.report(prefixed(metrics))
         self._judge(metrics)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
-        """Report an evaluation that does not affect which model is best, such as one after training."""
+        """Report an evaluation that does not affect which model is best, such as one after training.
+
+        Args:
+            metrics: The metrics.
+        """
         self._reported += 1
         self._tell_evaluation(metrics)
 
@@ -450,6 +538,10 @@ class Loop:
             self.control.should_save = False
 
     def _evaluate_now(self, *, judge: bool = True) -> None:
+        with Span("evaluation"):
+            self._evaluate_and_report(judge=judge)
+
+    def _evaluate_and_report(self, *, judge: bool) -> None:
         before = self._reported
         metrics = self._evaluate() if self._evaluate is not None else None
         if metrics is None and self._reported == before:
@@ -511,7 +603,10 @@ class Loop:
 
     def _save_now(self) -> None:
         """Save a checkpoint: the user's data, then our state, which comes last because it makes the checkpoint complete."""
-        folder = checkpoints.folder_for(self.args.output_dir, self.state.global_step)
+        with Span("checkpoint"):
+            self._save_into(checkpoints.folder_for(self.args.output_dir, self.state.global_step))
+
+    def _save_into(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if self.state.is_world_process_zero:
             (folder / checkpoints.STATE_FILE).unlink(missing_ok=True)
@@ -524,8 +619,15 @@ class Loop:
         """Wait until every rank is here; overridden where ranks can be synchronised."""
 
     def saved(self, folder: str | os.PathLike[str]) -> None:
-        """Report that a checkpoint was saved in `folder`: the loop adds its own state to it and notifies the callbacks."""
-        folder = Path(folder)
+        """Report that a checkpoint was saved in `folder`: the loop adds its own state to it and notifies the callbacks.
+
+        Args:
+            folder: The folder of the checkpoint.
+        """
+        with Span("checkpoint"):
+            self._note_saved(Path(folder))
+
+    def _note_saved(self, folder: Path) -> None:
         if self.state.best_global_step == self.state.global_step:
             self.state.best_model_checkpoint = str(folder)
         if self.state.is_world_process_zero:
@@ -540,6 +642,15 @@ class Loop:
         """Resume from a checkpoint: the one named, or the latest complete one in `output_dir`. Return its folder, or None.
 
         Call it before epochs(). What save() wrote is read by load(), or by you.
+
+        Args:
+            checkpoint: The folder; True or None for the latest.
+
+        Returns:
+            The folder, or None if there is none.
+
+        Raises:
+            SettingError: There is no complete checkpoint.
         """
         if checkpoint is None:
             checkpoint = bool(checkpoints.checkpoints(self.args.output_dir))
@@ -552,13 +663,21 @@ class Loop:
         return folder
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's state as plain data, for your own checkpoints."""
+        """Return the loop's state as plain data, for your own checkpoints.
+
+        Returns:
+            The state.
+        """
         self.state.stateful_callbacks = self.handler.export_states()
         state = dataclasses.asdict(self.state)
         return {"state": state, "note": {**self._reporter.note(), **dataclasses.asdict(self._position or Position())}}
 
     def load_state_dict(self, kept: Mapping[str, Any]) -> None:
-        """Continue from a loop's state; call it before epochs()."""
+        """Continue from a loop's state; call it before epochs().
+
+        Args:
+            kept: What state_dict() returned.
+        """
         known = {field.name for field in dataclasses.fields(TrainerState)}
         self._take_state(TrainerState(**{name: kept["state"][name] for name in known & set(kept["state"])}), kept["note"])
 
@@ -658,6 +777,10 @@ def _reporting_callbacks(args: LoopArguments) -> list[Any]:
     return list(get_reporting_integration_callbacks(names))
 
 
+def _takes_requests(callback: Any) -> bool:
+    return callback is ControlCallback or isinstance(callback, ControlCallback)
+
+
 _NAMES = {item.name for item in dataclasses.fields(LoopArguments)} | {*inspect.signature(Loop).parameters} - {"arguments"}
 
 
@@ -667,8 +790,8 @@ _FLOW = DefaultFlowCallback()
 class _Watch:
     """A context manager that observes how a generator of the loop is left."""
 
-    def __init__(self, loop: Loop, *, left_by_break: bool = False) -> None:
-        self.loop = loop
+    def __init__(self, left: Callable[[BaseException], None], *, left_by_break: bool = False) -> None:
+        self.left = left
         self.left_by_break = left_by_break  # epochs continue when the steps are left
 
     def __enter__(self) -> None:
@@ -676,4 +799,4 @@ class _Watch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and not (self.left_by_break and isinstance(error, GeneratorExit)):
-            self.loop._left(error)  # noqa: SLF001 - belongs to Loop
+            self.left(error)

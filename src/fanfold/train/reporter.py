@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..frameworks._session import Session
+from ..frameworks._session import TrainingSession
 from .arguments import LoopArguments
 from .meter import Meter
 
@@ -15,7 +15,7 @@ class Reporter:
 
     def __init__(self, args: LoopArguments, run: Any) -> None:
         self.args = args
-        self.session = None if run is False else Session(args.project, run, **self.run_options())
+        self.session = None if run is False else TrainingSession(args.project, run, **self.run_options())
         self.meter = Meter()
         self.last_logged = 0  # the step of the last log
 

@@ -29,6 +29,42 @@ class Trainer:
     The model returns its loss: alone, first in a tuple, or as `loss` of a dict or object; or pass `compute_loss_func(outputs,
     labels)`, or override compute_loss(). Values go to `run`: the one given, else the current one, else a new one, which stays
     open after training; `run=False` for none. Each step's values are recorded on every rank.
+
+    Args:
+        model: The model. Or pass `model_init`.
+        args: TrainingArguments.
+        data_collator: Makes a batch of a list of examples.
+        train_dataset: What to train on.
+        eval_dataset: What to evaluate, or a dict of datasets.
+        processing_class: A tokenizer or processor, saved with the model.
+        model_init: Creates the model.
+        compute_loss_func: As above.
+        compute_metrics: Gets an EvalPrediction and returns metrics.
+        callbacks: Callbacks, or classes of them.
+        optimizers: An optimizer and a schedule, instead of those that args describe.
+        optimizer_cls_and_kwargs: The class of the optimizer and its arguments.
+        preprocess_logits_for_metrics: Reduces logits before they are kept for `compute_metrics`.
+        run: As above.
+        on_error: When a callback raises: `"raise"` ends training, `"disable"` goes on without the callback.
+
+    Raises:
+        SettingError: There is no model, or arguments contradict each other.
+        MissingExtra: accelerate is not installed.
+
+    Example:
+        ```python
+        import torch
+
+        import fanfold
+
+        model = torch.nn.Linear(4, 1)
+        data = [{"input": torch.randn(4), "labels": torch.zeros(1)} for _ in range(64)]
+        args = fanfold.TrainingArguments("out", num_train_epochs=1, per_device_train_batch_size=8)
+        trainer = fanfold.Trainer(
+            model, args, train_dataset=data, compute_loss_func=lambda outputs, labels: (outputs - labels).square().mean()
+        )
+        print(trainer.train().global_step)
+        ```
     """
 
     def __init__(
@@ -104,15 +140,30 @@ class Trainer:
         return self.loop.run
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback at the end: an instance, or a class, which is instantiated without arguments."""
+        """Add a callback at the end: an instance, or a class, which is instantiated without arguments.
+
+        Args:
+            callback: The callback.
+        """
         self.loop.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first one of a class; return None if there is none."""
+        """Remove and return a callback, or the first one of a class; return None if there is none.
+
+        Args:
+            callback: The callback or its class.
+
+        Returns:
+            The callback.
+        """
         return self.loop.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first one of a class."""
+        """Remove a callback, or the first one of a class.
+
+        Args:
+            callback: The callback or its class.
+        """
         self.loop.remove_callback(callback)
 
     def is_world_process_zero(self) -> bool:
@@ -122,26 +173,48 @@ class Trainer:
         return bool(self.accelerator.is_local_main_process)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Log values: inside a step they are averaged like the loss, outside they are sent immediately."""
+        """Log values: inside a step they are averaged like the loss, outside they are sent immediately.
+
+        Args:
+            values: What to record, by key.
+        """
         self.loop.log(values)
 
     # Data
 
     def get_train_dataloader(self) -> Any:
-        """Return this rank's training batches. Override it to use your own loader."""
+        """Return this rank's training batches. Override it to use your own loader.
+
+        Returns:
+            The batches.
+        """
         if self.train_dataset is None:
             raise SettingError("train() needs a train_dataset. Nothing was trained. Give one to Trainer(train_dataset=…).")
         return data.train_loader(self.train_dataset, self.args, self.data_collator, **self._rank())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return this rank's part of an evaluation."""
+        """Return this rank's part of an evaluation.
+
+        Args:
+            eval_dataset: The dataset. Default: the one of the Trainer.
+
+        Returns:
+            The batches.
+        """
         dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
         if dataset is None:
             raise SettingError("evaluate() needs an eval_dataset. Nothing was evaluated. Give one to it or to Trainer(…).")
         return data.eval_loader(dataset, self.args, self.data_collator, **self._rank())
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return this rank's part of a prediction."""
+        """Return this rank's part of a prediction.
+
+        Args:
+            test_dataset: The dataset.
+
+        Returns:
+            The batches.
+        """
         return data.eval_loader(test_dataset, self.args, self.data_collator, **self._rank())
 
     def _rank(self) -> dict[str, int]:
@@ -150,7 +223,18 @@ class Trainer:
     # Training
 
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None) -> TrainOutput:
-        """Train, from the start or from a checkpoint: a folder, or True for the latest complete one in output_dir."""
+        """Train, from the start or from a checkpoint: a folder, or True for the latest complete one in output_dir.
+
+        Args:
+            resume_from_checkpoint: Where to continue.
+
+        Returns:
+            The number of steps, the mean loss and metrics of speed.
+
+        Raises:
+            SettingError: There is no checkpoint, or no data.
+            CallbackError: A callback raised; it is named with its event.
+        """
         asked = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         folder = checkpoints.choose(self.args.output_dir, asked)
         if self.model_init is not None:  # every training starts from the same model
@@ -188,7 +272,13 @@ class Trainer:
         return self.model_wrapped
 
     def create_optimizer_and_scheduler(self, num_training_steps: int, optimizer: Any = None, scheduler: Any = None) -> None:
-        """Create the optimizer and the learning-rate schedule unless given."""
+        """Create the optimizer and the learning-rate schedule unless given.
+
+        Args:
+            num_training_steps: The length of the schedule.
+            optimizer: Use this one.
+            scheduler: Use this one.
+        """
         self.optimizer = optimizer if optimizer is not None else make_optimizer(self.model, self.args, self._optimizer_recipe)
         self.lr_scheduler = scheduler if scheduler is not None else make_scheduler(self.optimizer, self.args, num_training_steps)
 
@@ -212,7 +302,15 @@ class Trainer:
             self.loop.log(self._update(model), mean=False)
 
     def training_step(self, model: Any, inputs: Any) -> Any:
-        """Run forward and backward of one batch; return its loss, still on the device."""
+        """Run forward and backward of one batch; return its loss, still on the device.
+
+        Args:
+            model: The model.
+            inputs: The batch.
+
+        Returns:
+            The loss.
+        """
         inputs = self._to_device(inputs)
         with self.accelerator.autocast():
             loss = self.compute_loss(model, inputs)
@@ -223,7 +321,14 @@ class Trainer:
         return loss.detach()
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Estimate the floating-point operations of a batch: six per parameter and token, for Transformers' models."""
+        """Estimate the floating-point operations of a batch: six per parameter and token, for Transformers' models.
+
+        Args:
+            inputs: The batch.
+
+        Returns:
+            The estimate; 0 if it is not known.
+        """
         name = getattr(self.model, "main_input_name", "input_ids")
         if not isinstance(inputs, Mapping) or name not in inputs or not hasattr(self.model, "num_parameters"):
             return 0
@@ -242,7 +347,17 @@ class Trainer:
         return values
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:  # noqa: ARG002 - Transformers' signature
-        """Return the loss of a batch, or (loss, outputs). Override it to use your own loss."""
+        """Return the loss of a batch, or (loss, outputs). Override it to use your own loss.
+
+        Args:
+            model: The model.
+            inputs: The batch.
+            return_outputs: Return the outputs, too.
+            num_items_in_batch: The number of labels in all batches of this step.
+
+        Returns:
+            The loss, still on the device.
+        """
         labels = labels_of(inputs, self.label_names)
         outputs = call(model, inputs, without_labels=self.label_names if self.compute_loss_func is not None else None)
         loss = self.compute_loss_func(outputs, labels) if self.compute_loss_func is not None else loss_of(outputs, must=True)
@@ -258,7 +373,19 @@ class Trainer:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, Any]:
-        """Evaluate a dataset, or each of a dict of datasets, and report the metrics to callbacks and run."""
+        """Evaluate a dataset, or each of a dict of datasets, and report the metrics to callbacks and run.
+
+        Args:
+            eval_dataset: The dataset. Default: the one of the Trainer.
+            ignore_keys: Outputs of the model to leave out.
+            metric_key_prefix: Put before each metric.
+
+        Returns:
+            The metrics.
+
+        Raises:
+            SettingError: There is no dataset.
+        """
         dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
         if isinstance(dataset, dict):
             found: dict[str, Any] = {}
@@ -273,7 +400,16 @@ class Trainer:
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Return the predictions for a dataset, and its metrics if it has labels."""
+        """Return the predictions for a dataset, and its metrics if it has labels.
+
+        Args:
+            test_dataset: The dataset.
+            ignore_keys: Outputs of the model to leave out.
+            metric_key_prefix: Put before each metric.
+
+        Returns:
+            Predictions, labels and metrics.
+        """
         gathered = self._pass_over(self.get_test_dataloader(test_dataset), ignore_keys, need=True)
         metrics = gathered.metrics(metric_key_prefix, self.compute_metrics)
         self.loop.predicted(metrics)
@@ -303,7 +439,17 @@ class Trainer:
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """Return loss, predictions and labels of a batch; None for those that do not exist."""
+        """Return loss, predictions and labels of a batch; None for those that do not exist.
+
+        Args:
+            model: The model.
+            inputs: The batch.
+            prediction_loss_only: Return only the loss.
+            ignore_keys: Outputs of the model to leave out.
+
+        Returns:
+            The three of them.
+        """
         inputs = self._to_device(inputs)
         labels = labels_of(inputs, self.label_names)
         with self.accelerator.autocast():
@@ -319,7 +465,11 @@ class Trainer:
     # Saving
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
-        """Write the model's weights, from the main process."""
+        """Write the model's weights, from the main process.
+
+        Args:
+            output_dir: The folder. Default: that of args.
+        """
         if self.is_world_process_zero():
             trainer_state.save_weights(
                 self.model, Path(output_dir if output_dir is not None else self.args.output_dir), self.processing_class

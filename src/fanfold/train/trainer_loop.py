@@ -72,6 +72,9 @@ class TrainerLoop(Loop):
     def _make_reporter(self, run: Any) -> TrainerReporter:
         return TrainerReporter(self._trainer, run)
 
+    def _cannot(self) -> dict[str, str]:
+        return {"evaluate": "the Trainer has no eval_dataset"} if self._trainer.eval_dataset is None else {}
+
     def _find_rank(self) -> None:
         self.state.is_world_process_zero = self._trainer.is_world_process_zero()
         self.state.is_local_process_zero = self._trainer.is_local_process_zero()

@@ -1,5 +1,7 @@
 // Asking the server. Addresses are relative to the page, so that it works under any path; answers that say why something
 // failed become errors with that text.
+import { copy, fileAt } from './copy';
+import { Refused } from './refused';
 import { decode, type Answer, type Column } from './wire';
 
 export interface Project { name: string; runs: number; last: number }
@@ -8,24 +10,27 @@ export interface Run {
   group: string | null; ranks: number; attempts: number; archived: boolean; failed: boolean;
 }
 export interface Unreadable { path: string; reason: string }
-export interface Runs { runs: Run[]; keys: string[]; media: string[]; columns: string[]; unreadable?: Unreadable[] }
+/** `runs` are all of them, the first ones, or those of the `fresh` blocks: blocks of `size`, counted from the end of the list. */
+export interface Runs { runs: Run[]; total?: number; size?: number; blocks?: string[]; fresh?: number[]; keys: string[]; media: string[]; columns: string[]; goals?: Record<string, string>; unreadable?: Unreadable[] }
 export interface Series {
-  run: string; key: string; total: number; raw: boolean; axis: string; marks: [number, string][]; marked: number; restarts: number[];
+  run: string; key: string; total: number; raw: boolean; axis: string; marks: [number, string][]; marked: number; restarts: number[]; flags?: [number, string][]; forked?: number | null;
   x: Column; y: Column; xLast?: Column; first?: Column; lo?: Column; hi?: Column; loAt?: Column; hiAt?: Column; low?: Column; high?: Column; lowRank?: Column; highRank?: Column;
   who?: string[]; // of a group: the runs that lowRank and highRank count
 }
 
-export class Refused extends Error {
-  constructor(message: string, readonly code: number) { super(message); }
-}
+export { Refused };
 
+const published = () => import('./published'); // answers in place of a server
+
+/** The token of a share link, which an embedded chart carries in its address: frames of other sites keep no cookies. */
+export const share = typeof location === 'undefined' ? null : new URLSearchParams(location.search).get('share');
 export const session = { user: '' }; // who logged in, where people do
 
 /** Hears of every answer, and of every one that did not come or that the server could not give: those are asked again. */
 export const outages = { failed: () => {}, answered: () => {} };
 
 async function ask(path: string, init?: RequestInit): Promise<Response> {
-  const response = await fetch(path, init).catch((why: Error) => {
+  const response = await fetch(path, share ? { ...init, headers: { ...init?.headers, authorization: `Bearer ${share}` } } : init).catch((why: Error) => {
     if (why.name !== 'AbortError') outages.failed();
     throw why;
   });
@@ -39,6 +44,7 @@ async function ask(path: string, init?: RequestInit): Promise<Response> {
 }
 
 export function address(path: string, given: Record<string, unknown>): string {
+  if (copy) return fileAt(path, given);
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(given))
     for (const one of Array.isArray(value) ? value : [value]) if (one !== undefined && one !== null) query.append(name, String(one));
@@ -46,11 +52,13 @@ export function address(path: string, given: Record<string, unknown>): string {
 }
 
 export async function get<T>(path: string, given: Record<string, unknown> = {}, signal?: AbortSignal): Promise<T> {
+  if (copy) return (await published()).json(path, given) as Promise<T>;
   return (await ask(address(path, given), { signal })).json();
 }
 
-export async function post<T>(path: string, body: unknown): Promise<T> {
-  return (await ask(path, { method: 'POST', body: JSON.stringify(body), headers: { 'content-type': 'application/json' } })).json();
+export async function post<T>(path: string, body: unknown, keepalive = false): Promise<T> {
+  if (copy) return (await published()).json(path, body as Record<string, unknown>) as Promise<T>;
+  return (await ask(path, { keepalive, method: 'POST', body: JSON.stringify(body), headers: { 'content-type': 'application/json' } })).json();
 }
 
 export async function file(path: string, body: unknown): Promise<Blob> {
@@ -58,22 +66,26 @@ export async function file(path: string, body: unknown): Promise<Blob> {
 }
 
 export async function columns(path: string, body: unknown): Promise<Answer> {
+  if (copy) return (await published()).columns(path, body as Record<string, unknown>);
   const response = await ask(path, { method: 'POST', body: JSON.stringify(body), headers: { 'content-type': 'application/json' } });
   return decode(await response.arrayBuffer());
 }
 
 export interface Wanted { project: string; runs: string[]; n: number; x: string; fold: string | null; rank: number | null; lo: number | null; hi: number | null; log: boolean }
-interface Waiting { key: string; resolve: (found: Series[]) => void; reject: (why: unknown) => void }
+interface Waiting { key: string; needed: () => boolean; resolve: (found: Series[]) => void; reject: (why: unknown) => void }
 
 const TOGETHER = 300; // series in one question: few questions, and the first chart need not wait for the last
+const AT_ONCE = 3; // questions: of more, the server would answer all late instead of the first ones soon
+let flying = 0;
+const line: (() => Promise<void>)[] = [];
 let queue = new Map<string, { wanted: Wanted; waiting: Waiting[] }>();
 
-/** Ask for one chart's series; what charts ask for in the same moment travels together. */
-export function series(key: string, wanted: Wanted): Promise<Series[]> {
+/** Ask for one chart's series; what charts ask for in the same moment travels together. What is no longer needed is not sent. */
+export function series(key: string, wanted: Wanted, needed = () => true): Promise<Series[]> {
   if (!queue.size) setTimeout(send, 4);
   const sign = JSON.stringify(wanted);
   if (!queue.has(sign)) queue.set(sign, { wanted, waiting: [] });
-  return new Promise((resolve, reject) => queue.get(sign)!.waiting.push({ key, resolve, reject }));
+  return new Promise((resolve, reject) => queue.get(sign)!.waiting.push({ key, needed, resolve, reject }));
 }
 
 function send() {
@@ -81,11 +93,28 @@ function send() {
   queue = new Map();
   for (const { wanted, waiting } of asked.values()) {
     const charts = Math.max(1, Math.min(12, Math.floor(TOGETHER / wanted.runs.length)));
-    for (let i = 0; i < waiting.length; i += charts) void deliver(wanted, waiting.slice(i, i + charts));
+    for (let i = 0; i < waiting.length; i += charts) line.push(() => deliver(wanted, waiting.slice(i, i + charts)));
+  }
+  next();
+}
+
+function next() {
+  while (flying < AT_ONCE && line.length) {
+    flying++;
+    void line.shift()!().finally(() => { flying--; next(); });
   }
 }
 
-async function deliver(wanted: Wanted, waiting: Waiting[]) {
+/** Wait until the charts have what they asked for, so that nothing else keeps the server from answering them. */
+export async function quiet(most = 5000): Promise<void> {
+  const end = Date.now() + most;
+  do await new Promise((done) => setTimeout(done, 60));
+  while ((flying || line.length || queue.size) && Date.now() < end);
+}
+
+async function deliver(wanted: Wanted, all: Waiting[]) {
+  const waiting = all.filter((one) => one.needed() || one.resolve([]));
+  if (!waiting.length) return;
   try {
     const keys = [...new Set(waiting.map((one) => one.key))];
     const { items } = await columns('api/series', { ...wanted, keys });

@@ -16,10 +16,13 @@ export interface Line extends Buckets {
   beneath?: number; // how strong the raw line stands beneath the smooth one
   marks: [number, string][];
   restarts: number[];
+  flags?: [number, string][]; // requests to the job that were carried out, and which
+  forked?: number | null; // of a fork: where its own points begin; those before are its parent's
 }
 export interface Look { ground: string; ink: string; grid: string; band: boolean; xKind: Kind }
 type Context = CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D;
 
+const PALE = 0.35; // how strong the part is that a fork has from its parent
 const GAP = 8; // a step this many times the usual one is a hole in the data: dotted, not joined
 
 /** What the lines span; null when there is nothing to draw. */
@@ -69,8 +72,9 @@ export function draw(g: Context, f: Frame, v: View, lines: Line[], look: Look): 
   axes(g, f, v, s, look);
   clipped(g, f, s, () => {
     for (const l of lines) restarts(g, f, l, s);
-    if (look.band) for (const l of lines) band(g, l, v, s);
-    for (const l of lines) line(g, l, v, s);
+    for (const l of lines) flags(g, f, l, s);
+    if (look.band) for (const l of lines) inParts(g, f, l, s, (part) => band(g, part, v, s));
+    for (const l of lines) inParts(g, f, l, s, (part) => line(g, part, v, s));
     for (const l of lines) marks(g, l, v, s);
   });
 }
@@ -81,7 +85,7 @@ export function drawFocus(g: Context, f: Frame, v: View | null, l: Line | undefi
   g.clearRect(0, 0, f.w, f.h);
   if (!l || !v) return;
   const s = scales(f, v);
-  clipped(g, f, s, () => line(g, { ...l, width: l.width + 1, alpha: 1 }, v, s));
+  clipped(g, f, s, () => inParts(g, f, { ...l, width: l.width + 1, alpha: 1 }, s, (part) => line(g, part, v, s)));
 }
 
 function clipped(g: Context, f: Frame, s: Scales, paint: () => void) {
@@ -91,6 +95,23 @@ function clipped(g: Context, f: Frame, s: Scales, paint: () => void) {
   g.clip();
   paint();
   g.restore();
+}
+
+/** A fork's line in two parts: pale up to where its own points begin. */
+function inParts(g: Context, f: Frame, l: Line, s: Scales, paint: (part: Line) => void) {
+  const at = l.forked === undefined || l.forked === null ? NaN : s.sx(l.forked);
+  if (!Number.isFinite(at)) return paint(l);
+  const box = (from: number, to: number, part: Line) => {
+    if (!(to > from)) return;
+    g.save();
+    g.beginPath();
+    g.rect(from, 0, to - from, f.h);
+    g.clip();
+    paint(part);
+    g.restore();
+  };
+  box(0, Math.min(at, f.w), { ...l, alpha: l.alpha * PALE });
+  box(Math.max(0, at), f.w, l);
 }
 
 function axes(g: Context, f: Frame, v: View, s: Scales, look: Look) {
@@ -135,6 +156,21 @@ function restarts(g: Context, f: Frame, l: Line, s: Scales) {
     g.fill();
   }
   g.setLineDash([]);
+}
+
+function flags(g: Context, f: Frame, l: Line, s: Scales) {
+  if (!l.flags?.length) return;
+  g.strokeStyle = g.fillStyle = l.colour;
+  g.globalAlpha = 0.7 * l.alpha;
+  g.lineWidth = 1;
+  for (const [x] of l.flags) {
+    const px = Math.round(s.sx(x)) + 0.5;
+    g.beginPath();
+    g.moveTo(px, PAD.t);
+    g.lineTo(px, f.h - PAD.b);
+    g.stroke();
+    g.fillRect(px, PAD.t, 7, 5);
+  }
 }
 
 function band(g: Context, l: Line, v: View, s: Scales) {

@@ -4,7 +4,7 @@ import type { Frame, View } from './scale';
 import { SvgContext } from './svg';
 
 export interface Shown { title: string; axis: string; frame: Frame; view: View; lines: Line[]; look: Look; nameOf: (id: string) => string }
-const HEAD = 26, ROW = 16, LEGEND = 12;
+const HEAD = 26, ROW = 16, COLUMN = 220; // the width that a name in the legend gets, at least
 
 export async function saveChart(kind: 'PNG' | 'SVG' | 'CSV', shown: Shown): Promise<void> {
   const name = fileName(shown.title);
@@ -28,7 +28,16 @@ export function svg(shown: Shown): string {
   return context.text(shown.title);
 }
 
-const size = ({ frame, lines }: Shown) => [frame.w, frame.h + HEAD + Math.ceil(Math.min(lines.length, LEGEND) / 2) * ROW + 8];
+const across = ({ frame }: Shown) => Math.max(1, Math.floor(frame.w / COLUMN));
+const size = (shown: Shown) => [shown.frame.w, shown.frame.h + HEAD + Math.ceil(shown.lines.length / across(shown)) * ROW + 8];
+
+/** A name in the room there is for it. */
+function fitted(g: CanvasRenderingContext2D, name: string, room: number): string {
+  if (g.measureText(name).width <= room) return name;
+  let short = name;
+  while (short.length > 1 && g.measureText(`${short}…`).width > room) short = short.slice(0, -1);
+  return `${short}…`;
+}
 
 function paint(g: CanvasRenderingContext2D, shown: Shown, dpr: number) {
   const { frame, view, lines, look, title, nameOf } = shown;
@@ -42,13 +51,20 @@ function paint(g: CanvasRenderingContext2D, shown: Shown, dpr: number) {
   g.textAlign = 'left';
   g.textBaseline = 'top';
   g.fillText(`${title}  over ${shown.axis}`, 8, frame.h + 6);
-  lines.slice(-LEGEND).reverse().forEach((line, i) => {
-    const x = 8 + (i % 2) * (w / 2), y = frame.h + HEAD + Math.floor(i / 2) * ROW;
-    g.fillStyle = line.colour;
-    g.fillRect(x, y + 3, 10, 4);
+  const columns = across(shown), wide = w / columns;
+  [...lines].reverse().forEach((line, i) => { // all of them: a picture in a paper has nothing to point at
+    const x = 8 + (i % columns) * wide, y = frame.h + HEAD + Math.floor(i / columns) * ROW;
+    g.strokeStyle = line.colour;
+    g.lineWidth = 2.2;
+    g.setLineDash(line.dash);
+    g.beginPath();
+    g.moveTo(x, y + 5);
+    g.lineTo(x + 18, y + 5);
+    g.stroke();
     g.fillStyle = look.ink;
-    g.fillText(nameOf(line.run), x + 16, y);
+    g.fillText(fitted(g, nameOf(line.run), wide - 36), x + 24, y);
   });
+  g.setLineDash([]);
 }
 
 /** A number that came in four bytes is said in as many digits as those hold: 0.01, not 0.009999999776482582. */

@@ -26,7 +26,7 @@ export function united(id: string, members: Series[]): Series {
   const y = sum.map((total, i) => (count[i] ? total / count[i] : NaN));
   return {
     run: id, key: members[0].key, axis: members[0].axis, raw: members.every((s) => s.raw), total: add(members, (s) => s.total), marked: add(members, (s) => s.marked),
-    marks: members.flatMap((s) => s.marks), restarts: members.flatMap((s) => s.restarts), x, y, low, high, lowRank, highRank, who: members.map((s) => s.run),
+    marks: members.flatMap((s) => s.marks), restarts: members.flatMap((s) => s.restarts), flags: members.flatMap((s) => s.flags ?? []), x, y, low, high, lowRank, highRank, who: members.map((s) => s.run),
   };
 }
 

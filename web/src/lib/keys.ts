@@ -1,11 +1,12 @@
 // The keyboard. No key fires inside a field; Escape leaves it.
 import { model } from './model.svelte';
-import { PAGES, copied, link, view } from './view.svelte';
+import { workspace } from './workspace.svelte';
+import { PAGE_KEYS, copied, link, view } from './view.svelte';
 
 export const HELP: [string, string][] = [
   ['/', 'filter runs'], ['j  k', 'previous or next run'], ['x', 'show or hide the run'], ['p', 'set as baseline'], ['c', 'add to Compare'],
-  ['o', 'open the run'], ['1 … 9', 'pages'], ['l', 'log y axis'], ['b', 'min–max band'], ['[  ]', 'less or more smoothing'], ['0', 'reset zoom'],
-  ['← →', 'move the crosshair in a focused chart'], ['+', 'zoom in at the crosshair'], ['t', 'theme'], ['y', 'copy a link to this view'], ['?', 'this help'],
+  ['o', 'open the run'], ['1 … 9', 'pages'], ['s', 'Sweep'], ['l', 'log y axis'], ['b', 'min–max band'], ['[  ]', 'less or more smoothing'], ['0', 'reset zoom'],
+  ['← →', 'move the crosshair in a focused chart'], ['+', 'zoom in at the crosshair'], ['Ctrl Z', 'undo a change of the view'], ['Ctrl Shift Z', 'redo it'], ['e', 'fold the run list'], ['t', 'theme'], ['y', 'copy a link to this view'], ['?', 'this help'],
 ];
 
 const runs = (what: string) => () => { dispatchEvent(new CustomEvent('fanfold:runs', { detail: what })); };
@@ -18,6 +19,7 @@ const ACTIONS: Record<string, () => void> = {
   b: () => { view.band = !view.band; },
   '[': smooth(-0.1), ']': smooth(0.1),
   0: () => { view.zoom = null; },
+  e: () => { view.list = view.list ? 0 : 300; },
   t: () => { model.theme = model.dark ? 'light' : 'dark'; },
   y: () => { void copied(link()).then((done) => done || prompt('The clipboard is not available here. Press Ctrl+C to copy the link.', link())); },
 };
@@ -29,9 +31,16 @@ export function keyboard(help: () => void): () => void {
       if (event.key === 'Escape') { event.preventDefault(); target.blur(); } // a browser would empty the field, and not say so
       return;
     }
+    const key = event.key.toLowerCase();
+    if ((event.ctrlKey || event.metaKey) && !event.altKey && (key === 'z' || key === 'y')) {
+      event.preventDefault();
+      if (key === 'y' || event.shiftKey) workspace.redo();
+      else workspace.undo();
+      return;
+    }
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (event.key.startsWith('Arrow') && target.matches('[role=grid], .scroller, input, [role=slider]')) return;
-    const page = PAGES[Number(event.key) - 1];
+    const page = PAGE_KEYS[event.key];
     const action = event.key === '?' ? help : page ? () => { view.page = page; } : ACTIONS[event.key];
     if (!action) return;
     event.preventDefault();

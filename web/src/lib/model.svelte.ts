@@ -1,13 +1,17 @@
 // What the page knows of the runs: the project's list, which of them are shown, how each looks, and what is new.
 import type { Theme } from './theme';
 import { SvelteMap } from 'svelte/reactivity';
-import { columns as fetchColumns, get, outages, type Project, type Run, type Runs, session, type Unreadable } from './api';
+import { columns as fetchColumns, get, outages, quiet, type Project, type Run, type Runs, session, type Unreadable } from './api';
+import { copy } from './copy';
 import { COLOURS, DASHES, GROUNDS, colourAt, dashAt } from './colours';
 import { watch, type Message } from './live';
+import { hiding } from './shown';
 import { view } from './view.svelte';
 
 export const MOST = 200; // lines in one chart; the list says when there are more runs
 export const FULL = 8; // up to so many runs all have their colour; of more, those highest in the list
+const FIRST = 300; // runs that the first answer has: more than are drawn
+const BLOCK = 400, COLUMNS = 150; // runs whose statistics are asked for at once; columns kept up to date
 const SOON = 1000, LATE = 30_000; // ms until what failed is asked for again
 const LOSS_LIKE = /loss|perplexity|error/i;
 
@@ -17,9 +21,12 @@ class Model {
   projects = $state.raw<Project[]>([]);
   user = $state(''); // who logged in, where people do
   runs = $state.raw<Run[]>([]);
+  total = $state(0); // more than there are in `runs` while the first charts are drawn
+  #listing: { project: string; blocks: string[]; runs: Run[] } = { project: '', blocks: [], runs: [] }; // as the server last sent it
   keys = $state.raw<string[]>([]);
   media = $state.raw<string[]>([]);
   columns = $state.raw<string[]>([]);
+  goals = $state.raw<Record<string, string>>({}); // which metrics should be low or high, where define_metric says so
   unreadable = $state.raw<Unreadable[]>([]);
   passing = $state.raw<Set<string> | null>(null);
   cells = new SvelteMap<string, Map<string, number | string | null>>();
@@ -44,12 +51,13 @@ class Model {
   places = $derived(new Map([...this.runs].sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1)).map((run, i) => [run.id, i])));
   metric = $derived(view.metric && this.keys.includes(view.metric) ? view.metric : (orderKeys(this.keys, [])[0] ?? ''));
   listed = $derived(this.#sorted(this.runs.filter((run) => (!this.passing || this.passing.has(run.id)) && (view.archived || !run.archived) && (!view.failed || run.failed))));
-  hidden = $derived(new Set(view.hidden));
+  hidden = $derived(hiding(view.hidden));
   shown = $derived(this.listed.filter((run) => !this.hidden.has(run.id)));
   drawn = $derived(this.shown.slice(0, MOST));
   strong = $derived(new Set([...this.drawn.slice(0, FULL).map((run) => run.id), view.baseline]));
   slots = $derived(this.#slots());
   #kept = new Map<string, number>();
+  #recent = new Set<string>(); // columns, the last one needed at the end
   groups = $derived({ colour: this.#places(view.colour, COLOURS), dash: this.#places(view.dash, DASHES.length) });
   failed = $derived(this.runs.filter((run) => !run.archived && run.failed).length);
   running = $derived(this.runs.filter((run) => run.status === 'running').length);
@@ -159,17 +167,27 @@ class Model {
     const project = view.project;
     if (!project) return this.start();
     try {
-      const answer = await get<Runs>('api/runs', { project });
+      const had = this.#listing.project === project ? this.#listing : { blocks: [], runs: [] };
+      const count = !this.loaded && newestWillDo() ? FIRST : undefined;
+      const answer = await get<Runs>('api/runs', { project, count, known: had.blocks.join(',') || undefined });
       if (project !== view.project) return;
       if (!this.loaded) await this.filter(); // nothing is drawn that the filter would take away at once
-      this.runs = answer.runs;
+      this.runs = listing(had.runs, answer, had.blocks.length > 0);
+      this.total = answer.total ?? this.runs.length;
+      this.#listing = { project, blocks: answer.blocks ?? [], runs: this.runs };
       this.keys = answer.keys;
       this.media = answer.media;
       this.columns = answer.columns;
+      this.goals = answer.goals ?? {};
+      this.#forget();
       this.unreadable = answer.unreadable ?? [];
       this.error = '';
       const again = this.loaded;
       this.loaded = true;
+      if (this.runs.length < this.total) { // the charts come first, then the rest of the list
+        await quiet();
+        return await this.refresh();
+      }
       await Promise.all([again && this.filter(), this.need([...this.cells.keys()], true)]);
     } catch (why) {
       this.#failed(why);
@@ -193,20 +211,45 @@ class Model {
     }
   }
 
-  /** Fetch columns that are not here yet (or all of those named, anew). */
+  /** Fetch columns that are not here yet (or all of those named, again). */
   async need(names: string[], anew = false): Promise<void> {
-    const project = view.project;
-    const missing = names.filter((name) => name.includes(':') && (anew || !this.cells.has(name)));
+    if (this.runs.length < this.total) return; // asked for again when all runs are here
+    const missing = names.filter((name) => /:./.test(name) && (anew || !this.cells.has(name)));
+    if (!anew) for (const name of names) { this.#recent.delete(name); this.#recent.add(name); }
     if (!missing.length) return;
     if (!anew) for (const name of missing) this.cells.set(name, new Map());
+    const statistics = missing.filter((name) => !/^(config|metric):/.test(name));
+    const plain = missing.filter((name) => !statistics.includes(name));
+    await Promise.all([plain.length && this.#fetch(plain, null), statistics.length && this.#inBlocks(statistics, anew)]);
+  }
+
+  /** Statistics are read from every point the first time: some runs at a time, those on top of the list first. */
+  async #inBlocks(names: string[], anew: boolean): Promise<void> {
+    const { project } = view, { runs } = this.news;
+    const ids = [...new Set([...this.listed, ...this.runs].map((run) => run.id))].filter((id) => !anew || !runs || runs.has(id) || this.byId.get(id)?.status === 'running');
+    for (let at = 0; at < ids.length && project === view.project; at += BLOCK) await this.#fetch(names, ids.slice(at, at + BLOCK));
+  }
+
+  async #fetch(names: string[], runs: string[] | null): Promise<void> {
+    const project = view.project;
     try {
-      const { head, items } = await fetchColumns('api/columns', { project, names: missing });
+      const { head, items } = await fetchColumns('api/columns', { project, names, runs });
       if (project !== view.project) return;
       const ids = head.runs as string[];
-      for (const item of items) this.cells.set(item.name as string, new Map(cellsOf(item, ids.length).map((cell, i) => [ids[i], cell])));
+      for (const item of items) {
+        const name = item.name as string, cells = new Map(runs ? this.cells.get(name) : []);
+        cellsOf(item, ids.length).forEach((cell, i) => cells.set(ids[i], cell));
+        this.cells.set(name, cells);
+      }
     } catch (why) {
       this.#failed(why);
     }
+  }
+
+  /** Columns that were only scrolled past are not read again with every piece of news. */
+  #forget() {
+    const old = [...this.#recent].slice(0, -COLUMNS);
+    for (const name of old) { this.#recent.delete(name); this.cells.delete(name); }
   }
 
   #failed(why: unknown) {
@@ -216,7 +259,9 @@ class Model {
 
   /** Listen for news, and look at the list now and then for what happens without a byte written, such as a lost node. */
   live(): () => void {
+    if (copy) { this.online = 'online'; return () => {}; } // files that nobody changes
     let waiting = false;
+    const met = new Set<string>();
     const hear = (message: Message) => {
       if (message.kind !== 'changed') {
         const back = message.kind === 'online' && (this.online === 'offline' || !!this.error);
@@ -224,7 +269,10 @@ class Model {
         if (back) hear({ kind: 'changed', runs: null });
         return;
       }
-      const mine = message.runs?.filter(([project]) => project === view.project).map(([, id]) => id);
+      const unknown = message.runs?.map(([project]) => project).filter((name) => !met.has(name) && !this.projects.some((one) => one.name === name)) ?? [];
+      for (const name of unknown) met.add(name); // asked for once, whether or not it is listed then
+      if (unknown.length) void this.start();
+      const mine = !view.project ? null : message.runs?.filter(([project]) => project === view.project).map(([, id]) => id);
       if (mine && !mine.length) return;
       this.news = { n: this.news.n + 1, runs: mine ? new Set(mine) : null };
       if (waiting) return;
@@ -242,6 +290,23 @@ class Model {
     outages.answered = () => { if (!again) wait = SOON; };
     return () => { stop(); clearInterval(slow); clearTimeout(again); };
   }
+}
+
+/** Whether the newest runs are all that is drawn: nothing orders, filters, groups or names others. */
+const newestWillDo = () => view.page === 'charts' && ![view.sort, view.filter, view.colour, view.dash, view.split, view.baseline, view.failed, view.hidden.length].some(Boolean);
+
+/** The list of runs: of blocks that did not change, the runs are those that are here already. */
+export function listing(had: Run[], answer: Runs, partly: boolean): Run[] {
+  const { runs, total = runs.length, size = total, blocks = [], fresh = [] } = answer;
+  if (!partly) return runs;
+  const found: Run[] = [], sent = new Set(fresh);
+  let next = 0;
+  for (let i = blocks.length - 1; i >= 0; i--) {
+    const count = Math.min(size, total - i * size), end = had.length - i * size;
+    for (const run of sent.has(i) ? runs.slice(next, next + count) : had.slice(end - count, end)) found.push(run);
+    if (sent.has(i)) next += count;
+  }
+  return found;
 }
 
 function cellsOf(item: { [fact: string]: unknown; columns: Record<string, ArrayLike<number>> }, count: number): Cells {

@@ -1,6 +1,8 @@
 // The address is the view: everything a colleague needs to see the same picture stands in its fragment, defaults left out.
 
-export const PAGES = ['charts', 'table', 'run', 'compare', 'media', 'logs', 'alerts', 'provenance', 'profile'] as const;
+export const PAGES = ['charts', 'table', 'run', 'compare', 'sweep', 'media', 'logs', 'alerts', 'provenance', 'profile'] as const;
+/** The key that opens a page: nine have a number, a sweep has its letter. */
+export const PAGE_KEYS: Record<string, Page> = { ...Object.fromEntries(PAGES.filter((page) => page !== 'sweep').map((page, i) => [String(i + 1), page])), s: 'sweep' };
 export type Page = (typeof PAGES)[number];
 
 export interface View {
@@ -9,6 +11,10 @@ export interface View {
   logX: boolean; logY: boolean; band: boolean; zoom: [number, number] | null; zoomAxis: string; colour: string; dash: string; split: string; each: boolean;
   columns: string[]; differing: boolean; archived: boolean; failed: boolean; key: string; step: number | null;
   scatterX: string; scatterY: string; same: boolean; changes: boolean; opSort: string; opSearch: string; lineSearch: string; rank: string; tables: string[];
+  sweep: string; byRun: boolean; axes: string[]; axisLogs: string[]; brushes: string[]; scatterLogX: boolean; scatterLogY: boolean; trend: boolean; contourX: string; contourY: string; contourLogs: string[];
+  also: string[]; tableSearch: string; tableSort: string; where: string[]; plainImages: boolean; ownRange: boolean; // media: further keys; the rows of logged tables; without boxes and masks; a range for each run
+  frozen: string[]; widths: string[]; shaded: string[]; aggregate: string; closed: string[]; // the table: columns that stay, `name=px`, coloured; what heads say; folded groups
+  list: number; // px of the run list, 0 when it is folded away
 }
 
 export const DEFAULTS: View = {
@@ -16,6 +22,10 @@ export const DEFAULTS: View = {
   search: '', x: 'auto', ranks: '', smooth: 0, ema: false, logX: false, logY: false, band: false, zoom: null, zoomAxis: '', colour: '', dash: '',
   split: '', each: false, columns: [], differing: false, archived: false, failed: false, key: '', step: null,
   scatterX: '', scatterY: '', same: false, changes: false, opSort: 'self_ns', opSearch: '', lineSearch: '', rank: '', tables: [],
+  sweep: '', byRun: false, axes: [], axisLogs: [], brushes: [], scatterLogX: false, scatterLogY: false, trend: false, contourX: '', contourY: '', contourLogs: [],
+  also: [], tableSearch: '', tableSort: '', where: [], plainImages: false, ownRange: false,
+  frozen: [], widths: [], shaded: [], aggregate: 'std', closed: [],
+  list: 300,
 };
 
 const NAMES: Record<keyof View, string> = {
@@ -23,6 +33,10 @@ const NAMES: Record<keyof View, string> = {
   folded: 'fold', search: 'q', x: 'x', ranks: 'ranks', smooth: 's', ema: 'ema', logX: 'logx', logY: 'log', band: 'band', zoom: 'zoom', zoomAxis: 'zoomx',
   colour: 'colour', dash: 'dash', split: 'split', each: 'each', columns: 'cols', differing: 'diff', archived: 'archived', failed: 'failed', key: 'key', step: 'step',
   scatterX: 'sx', scatterY: 'sy', same: 'same', changes: 'changes', opSort: 'by', opSearch: 'op', lineSearch: 'line', rank: 'rank', tables: 'tables',
+  sweep: 'sweep', byRun: 'byrun', axes: 'axes', axisLogs: 'axislog', brushes: 'brush', scatterLogX: 'slx', scatterLogY: 'sly', trend: 'trend', contourX: 'cx', contourY: 'cy', contourLogs: 'clog',
+  also: 'also', tableSearch: 'rows', tableSort: 'rowsby', where: 'where', plainImages: 'plain', ownRange: 'ownrange',
+  frozen: 'freeze', widths: 'wide', shaded: 'shade', aggregate: 'agg', closed: 'closed',
+  list: 'list',
 };
 
 export function read(fragment: string): View {
@@ -72,18 +86,22 @@ const legible = (text: string) => text.replace(/[%&+#\s"<>`]/g, (sign) => (sign 
 
 export const view: View = $state(read(typeof location === 'undefined' ? '' : location.hash));
 
+/** Whether what is seen came with a link; the browser's history remembers it, also over a reload. */
+export const place = $state({ linked: false });
+
 /** Keep the address in step; going to another page or project can be undone with Back. */
 export function follow(): () => void {
   let last = { page: view.page, project: view.project, run: view.run };
   const stop = $effect.root(() => {
     $effect(() => {
-      const fragment = write(view);
+      const fragment = write(view), state = { linked: place.linked };
+      if (history.state?.linked !== state.linked) history.replaceState(state, '');
       if (fragment === location.hash.slice(1)) return;
       const moved = last.page !== view.page || (last.project && last.project !== view.project) || last.run !== view.run;
       last = { page: view.page, project: view.project, run: view.run };
-      if (moved) { history.pushState(null, '', '#' + fragment); return; }
+      if (moved) { history.pushState(state, '', '#' + fragment); return; }
       // The browser's own process is asked, and we wait for it: after what was asked for is seen.
-      const soon = setTimeout(() => history.replaceState(null, '', '#' + fragment), 50);
+      const soon = setTimeout(() => history.replaceState(state, '', '#' + fragment), 50);
       return () => clearTimeout(soon);
     });
   });

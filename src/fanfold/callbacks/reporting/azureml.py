@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ...trackers.azureml import AzureMLTracker
@@ -15,6 +14,8 @@ class AzureMLCallback(TrackingCallback):
 
     system: ClassVar[str] = "azure_ml"
     ends_with_training: ClassVar[bool] = False
+    keeps_names: ClassVar[bool] = True
+    keeps_config: ClassVar[bool] = False  # the platform records a job's arguments
 
     def __init__(self, azureml_run: Any = None) -> None:
         super().__init__()
@@ -26,21 +27,10 @@ class AzureMLCallback(TrackingCallback):
         return getattr(self.tracker, "azureml_run", None) or self._given
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del args, control, kwargs
         if self._given is None and state.is_world_process_zero:
             from azureml.core.run import Run
 
             self._given = Run.get_context()
 
     def destination(self, args: Any, state: Any) -> Target:
-        del args, state
         return Target(AzureMLTracker, {"run_name": "job"}, {"azureml_run": self._given}, joined=True)
-
-    def config(self, args: Any, model: Any) -> dict[str, Any]:
-        """Return nothing: the platform records a job's arguments."""
-        del args, model
-        return {}
-
-    def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
-        del state
-        return dict(logs)

@@ -11,7 +11,7 @@ from ...errors import notices, outcome
 from ...trackers.base import NO_STEP, flat_config
 from ...trackers.clearml import ClearMLTracker
 from ..model_info import SUMMARY, TRUE, arguments_of, model_config, rewrite_logs, unstage
-from ..report import Report, Target
+from ..report import Target, TrackerReport
 from ..tracking import TrackingCallback
 
 PROJECT, TASK = "HuggingFace Transformers", "Trainer"
@@ -32,6 +32,7 @@ class ClearMLCallback(TrackingCallback):
     """
 
     system: ClassVar[str] = "clearml"
+    keeps_config: ClassVar[bool] = False  # arguments and model are connected to the task, which may change them
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +48,6 @@ class ClearMLCallback(TrackingCallback):
         return getattr(self.tracker, "task", None)
 
     def destination(self, args: Any, state: Any) -> Target:
-        del args, state
         task = self._clearml.Task
         joined = not task.running_locally() or task.current_task() is not None
         self._log_model = os.environ.get("CLEARML_LOG_MODEL", str(not joined)).upper() in TRUE
@@ -70,15 +70,9 @@ class ClearMLCallback(TrackingCallback):
             self._suffix = f"_{number}" if number > 1 else ""
         self._checkpoints.clear()
 
-    def config(self, args: Any, model: Any) -> dict[str, Any]:
-        """Return nothing: arguments and model are connected to the task, which may change them."""
-        del args, model
-        return {}
-
     # Config: when the task runs remotely, the server's config may override the script's
 
     def opened(self, args: Any, state: Any, model: Any) -> None:
-        del state
         task, section = self._clearml_task, f"{SECTION}{self._suffix}"
         if self._script_decides(f"{section}/{KEEP_ARGS}", "the training arguments"):
             task.update_parameters({f"{section}/{key}": value for key, value in flat_config(arguments_of(args)).items()})
@@ -101,21 +95,19 @@ class ClearMLCallback(TrackingCallback):
     # Values
 
     def rewrite(self, logs: Any, state: Any) -> dict[str, Any]:
-        del state
         once = {key: value for key, value in logs.items() if key in SUMMARY or key == "epoch"}
         curves = rewrite_logs({key: value for key, value in logs.items() if key not in once})
         titled = {f"{key.partition('/')[0]}{self._suffix}/{key.partition('/')[2]}": value for key, value in curves.items()}
         return {**{f"{key}{self._suffix}": value for key, value in once.items()}, **titled}
 
-    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+    def record(self, report: TrackerReport, values: dict[str, Any], state: Any) -> None:
         report.log({key: value for key, value in values.items() if "/" not in key}, state.global_step, **{NO_STEP: True})
         report.log({key: value for key, value in values.items() if "/" in key}, state.global_step)
 
     # Checkpoints
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del control, kwargs
-        if self._log_model and state.is_world_process_zero:
+    def checkpoint_saved(self, args: Any, state: Any) -> None:
+        if self._log_model:
             self._upload_later(self._upload, args, state, state.global_step, args.save_total_limit)
 
     def _upload(self, folder: Path, step: int, most: int | None) -> None:

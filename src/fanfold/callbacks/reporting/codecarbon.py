@@ -27,7 +27,6 @@ class CodeCarbonCallback(TrainerCallback):
         self.figures: dict[str, float] = {}
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del control, kwargs
         if self.tracker is None and state.is_local_process_zero:
             self.tracker = self._make(Path(args.output_dir).absolute())
 
@@ -41,7 +40,6 @@ class CodeCarbonCallback(TrainerCallback):
             self.tracker.start()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del args, state, control, kwargs
         if self.tracker is not None:
             self.tracker.stop(STOP_SECONDS)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...errors import notices
 from ...trackers.comet import CometMLTracker
 from ..model_info import STAGED, arguments_of, model_config
-from ..report import Report, Target
+from ..report import Target, TrackerReport
 from ..tracking import TrackingCallback
 
 # Comet's automatic logging, as in Transformers.
@@ -54,7 +54,6 @@ class CometCallback(TrackingCallback):
         mode = "create" if state.is_hyper_param_search else os.environ.get("COMET_MODE", "").lower() or None
         if mode != "create" and (joined := self.current()) is not None:
             return joined
-        del args
         offline = Path(os.environ.get("COMET_OFFLINE_DIRECTORY") or ".cometml-runs").absolute()
         place, project = {"offline_directory": str(offline)}, os.environ.get("COMET_PROJECT_NAME", "")
         arguments = {"run_name": project, "experiment_config": place}
@@ -75,19 +74,17 @@ class CometCallback(TrackingCallback):
         return {key: value for key, value in found.items() if value is not None}
 
     def opened(self, args: Any, state: Any, model: Any) -> None:
-        del args
         if hasattr(self._experiment, "set_model_graph"):
             self._experiment.set_model_graph(str(model))
         if state.is_hyper_param_search:
             self._experiment.log_optimization(optimization_id=state.trial_name, parameters=getattr(state, "trial_params", None))
 
-    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+    def record(self, report: TrackerReport, values: dict[str, Any], state: Any) -> None:
         report.log(values, state.global_step, **({} if state.epoch is None else {"epoch": state.epoch}))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training and self._log_assets and self.report is not None and state.is_world_process_zero:
-            self.report.later(self._upload, Path(args.output_dir), state.global_step)
-        super().on_train_end(args, state, control, **kwargs)
+    def training_ended(self, args: Any, state: Any, **kwargs: Any) -> None:
+        if self._log_assets:
+            self.later(self._upload, Path(args.output_dir), state.global_step)
 
     def _upload(self, folder: Path, step: int) -> None:
         for path in sorted(folder.rglob("*")):

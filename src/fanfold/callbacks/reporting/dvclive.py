@@ -41,31 +41,26 @@ class DVCLiveCallback(TrackingCallback):
         return getattr(self.tracker, "live", None) or self._given
 
     def destination(self, args: Any, state: Any) -> Target:
-        del args, state
         if self._given is not None:
             return Target(DVCLiveTracker, {"dir": str(Path(self._given.dir).absolute())}, {"live": self._given})
         own = {"dir": "dvclive", "save_dvc_exp": True, "dvcyaml": "dvc.yaml", **self._kwargs}  # the defaults of Live()
         return Target(DVCLiveTracker, {**own, "dir": str(Path(own["dir"]).absolute())})
 
     def config(self, args: Any, model: Any) -> dict[str, Any]:
-        del model
         return arguments_of(args)
 
     def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
-        del state
         return {key.replace("train_", "train/").replace("eval_", "eval/"): value for key, value in logs.items()}
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del control, kwargs
-        if self._log_model == "all" and self.report is not None and state.is_world_process_zero:
-            self.report.later(lambda: self.live.log_artifact(args.output_dir))
+    def checkpoint_saved(self, args: Any, state: Any) -> None:
+        if self._log_model == "all":
+            self.later(lambda: self.live.log_artifact(args.output_dir))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training and self._log_model is True and self.report is not None and state.is_world_process_zero:
+    def training_ended(self, args: Any, state: Any, **kwargs: Any) -> None:
+        if self._log_model is True:
             name = "best" if args.load_best_model_at_end else "last"
             save_model(kwargs.get("model"), kwargs.get("processing_class"), folder := Path(args.output_dir) / name)
-            self.report.later(self._keep_model, folder, name)
-        super().on_train_end(args, state, control, **kwargs)
+            self.later(self._keep_model, folder, name)
 
     def _keep_model(self, folder: Path, name: str) -> None:
         self.live.log_artifact(str(folder), name=name, type="model", copy=True)

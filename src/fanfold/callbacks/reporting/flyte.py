@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...trackers.flyte import FlyteTracker, in_task
 from ..model_info import checkpoint_of
-from ..report import Report, Target
+from ..report import Target, TrackerReport
 from ..tracking import TrackingCallback
 
 
@@ -19,6 +18,7 @@ class FlyteCallback(TrackingCallback):
     """
 
     system: ClassVar[str] = "flyte"
+    keeps_names: ClassVar[bool] = True
     ends_evaluations: ClassVar[bool] = True  # a Deck cannot change after its task
 
     def __init__(self, save_log_history: bool = True, sync_checkpoints: bool = True) -> None:
@@ -27,23 +27,17 @@ class FlyteCallback(TrackingCallback):
         self.sync_checkpoints = sync_checkpoints
 
     def destination(self, args: Any, state: Any) -> Target:
-        del state
         page = {} if in_task() else {"page": str(Path(args.output_dir, "deck.html").absolute())}
         return Target(FlyteTracker, {"run_name": self.name, **page})
 
     def names(self, args: Any, state: Any) -> dict[str, Any]:
         return {"name": Path(args.output_dir).name, **{key: value for key, value in super().names(args, state).items() if value}}
 
-    def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
-        del state
-        return dict(logs)
-
-    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+    def record(self, report: TrackerReport, values: dict[str, Any], state: Any) -> None:
         if self.save_log_history:
             super().record(report, values, state)
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del control, kwargs
-        wanted = self.sync_checkpoints and state.is_world_process_zero and getattr(self.tracker, "deck", None) is not None
+    def checkpoint_saved(self, args: Any, state: Any) -> None:
+        wanted = self.sync_checkpoints and getattr(self.tracker, "deck", None) is not None
         if wanted and (folder := checkpoint_of(args, state)) is not None:
             self.tracker.sync_checkpoint(folder)  # immediately: a retry must find it

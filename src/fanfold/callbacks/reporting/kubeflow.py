@@ -43,17 +43,14 @@ class KubeflowCallback(TrainerCallback):
         self._lock = threading.Lock()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del args, control, kwargs
         if state.is_world_process_zero:
             self._begun, self._first_step, self._metrics = self._clock(), state.global_step, {}
             self._say(0, None, _steps(state))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        del args, state, control, kwargs
         self._metrics |= {key: value for key, value in (logs or {}).items() if isinstance(value, (int, float))}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del args, control, kwargs
         due = self._begun is not None and self._clock() - self._said >= SECONDS
         if self._begun is None or not due or self._sender is not None:  # wait for an update that is being sent
             return
@@ -66,14 +63,12 @@ class KubeflowCallback(TrainerCallback):
         self._say(percent, left, {**self._metrics, "current_step": state.global_step, **_steps(state), **epoch})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del args, state, control, kwargs
         if self._begun is not None:
             self._begun = None
             self._say(100, 0, self._metrics)
             self.wait(2 * SECONDS)
 
     def on_exception(self, args: Any, state: Any, control: Any, exception: BaseException, **kwargs: Any) -> None:
-        del args, state, control, exception, kwargs
         self._begun = None  # the exit code tells how the job ended
 
     def _say(self, percent: int | None, left: int | None, metrics: dict[str, Any]) -> None:

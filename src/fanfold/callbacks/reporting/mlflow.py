@@ -31,6 +31,7 @@ class MLflowCallback(TrackingCallback):
     """
 
     system: ClassVar[str] = "mlflow"
+    keeps_names: ClassVar[bool] = True
     ends_evaluations: ClassVar[bool] = True  # otherwise the active run would conflict with one of the user's
 
     def __init__(self) -> None:
@@ -41,7 +42,6 @@ class MLflowCallback(TrackingCallback):
         self._log_artifacts = truth("HF_MLFLOW_LOG_ARTIFACTS")
 
     def destination(self, args: Any, state: Any) -> Target:
-        del state
         self._log_artifacts = truth("HF_MLFLOW_LOG_ARTIFACTS")
         with _impatient():
             if (uri := os.environ.get("MLFLOW_TRACKING_URI")) and not self._ml_flow.is_tracking_uri_set():
@@ -80,18 +80,12 @@ class MLflowCallback(TrackingCallback):
         return _params(configuration(args, model, peft=False))
 
     def opened(self, args: Any, state: Any, model: Any) -> None:
-        del args, state, model
         client = self._ml_flow.MlflowClient(tracking_uri=self._uri())
         for key, value in json.loads(os.environ.get("MLFLOW_TAGS") or "{}").items():
             client.set_tag(self.tracker.tracker.info.run_id, key, value)
 
-    def rewrite(self, logs: Mapping[str, Any], state: Any) -> dict[str, Any]:
-        del state
-        return dict(logs)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del control, kwargs
-        if self._log_artifacts and state.is_world_process_zero:
+    def checkpoint_saved(self, args: Any, state: Any) -> None:
+        if self._log_artifacts:
             self._upload_later(self._keep_checkpoint, args, state)
 
     def _keep_checkpoint(self, folder: Path) -> None:
@@ -129,10 +123,9 @@ class DagsHubCallback(MLflowCallback):
     def _uri(self) -> str:
         return str(self.remote)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training and self.report is not None and self.log_artifacts and state.is_world_process_zero:
-            self.report.later(self._upload, Path(args.output_dir))
-        super().on_train_end(args, state, control, **kwargs)
+    def training_ended(self, args: Any, state: Any, **kwargs: Any) -> None:
+        if self.log_artifacts:
+            self.later(self._upload, Path(args.output_dir))
 
     def _upload(self, folder: Path) -> None:
         from dagshub.upload import Repo

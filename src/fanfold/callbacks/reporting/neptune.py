@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...errors import SettingError
 from ...trackers.neptune import ASSIGN, NeptuneTracker
 from ..model_info import arguments_of, model_config, rewrite_logs, unstage
-from ..report import Report, Target
+from ..report import Target, TrackerReport
 from ..tracking import TrackingCallback
 
 CHECKPOINTS = (None, "same", "last", "best")
@@ -26,6 +26,7 @@ class NeptuneCallback(TrackingCallback):
     """
 
     system: ClassVar[str] = "neptune"
+    keeps_config: ClassVar[bool] = False  # parameters have their own namespaces
 
     def __init__(
         self,
@@ -65,12 +66,10 @@ class NeptuneCallback(TrackingCallback):
         raise SettingError("The trainer doesn't have a NeptuneCallback configured. Pass one in callbacks=[…].")
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del state, control, kwargs
         if self._log_checkpoints == "best" and not args.load_best_model_at_end:
             raise SettingError("To save the best model checkpoint, the load_best_model_at_end argument must be enabled.")
 
     def destination(self, args: Any, state: Any) -> Target:
-        del args, state
         given = {key: value for key, value in self._arguments.items() if value is not None}
         arguments = {"run_name": self._arguments["project"] or self.name, **given}
         if self._given is not None:
@@ -79,11 +78,6 @@ class NeptuneCallback(TrackingCallback):
 
     def names(self, args: Any, state: Any) -> dict[str, Any]:
         return {"name": self._arguments["name"]} if self._arguments["name"] else super().names(args, state)
-
-    def config(self, args: Any, model: Any) -> dict[str, Any]:
-        """Return nothing: parameters have their own namespaces."""
-        del args, model
-        return {}
 
     def opened(self, args: Any, state: Any, model: Any) -> None:
         if self._log_parameters:
@@ -101,10 +95,9 @@ class NeptuneCallback(TrackingCallback):
         self.run[f"{self._base}/{name}"] = stringify_unsupported(values)
 
     def rewrite(self, logs: Any, state: Any) -> dict[str, Any]:
-        del state
         return {f"{self._base}/{key}": value for key, value in rewrite_logs(logs).items()}
 
-    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+    def record(self, report: TrackerReport, values: dict[str, Any], state: Any) -> None:
         once = {place: values.pop(place) for key in FLAT if (place := f"{self._base}/{key}") in values}
         if once:
             report.log(once, state.global_step, **{ASSIGN: True})
@@ -113,7 +106,6 @@ class NeptuneCallback(TrackingCallback):
     # Checkpoints
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        del control, kwargs
         if self._log_checkpoints != "best":
             return
         name = str(args.metric_for_best_model)
@@ -121,10 +113,8 @@ class NeptuneCallback(TrackingCallback):
         best = state.best_metric
         self._better = value is not None and (best is None or (value > best if args.greater_is_better else value < best))
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del control, kwargs
-        wanted = self._log_checkpoints is not None and (self._log_checkpoints != "best" or self._better)
-        if wanted and state.is_world_process_zero:
+    def checkpoint_saved(self, args: Any, state: Any) -> None:
+        if self._log_checkpoints is not None and (self._log_checkpoints != "best" or self._better):
             self._upload_later(self._upload, args, state)
 
     def _upload(self, folder: Path) -> None:

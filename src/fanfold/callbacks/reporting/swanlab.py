@@ -35,7 +35,6 @@ class SwanLabCallback(TrackingCallback):
             notices.once("swanlab:log model", "SwanLab cannot keep models, so SWANLAB_LOG_MODEL does nothing. Unset it.")
 
     def destination(self, args: Any, state: Any) -> Target:
-        del state
         self._last_step = -1
         if (joined := self.current()) is not None:
             return joined

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from ...errors import SettingError, logger
-from ...trackers.registry import LOGGER_TYPE_TO_CLASS, installed
+from ...errors import SettingError
+from ...trackers.registry import installed, without_setup
 from ..model_info import TRUE
 
 _HOMES = {
@@ -95,17 +95,8 @@ def _known(name: str) -> str:
 
 def _usable() -> list[str]:
     """Return the installed integrations that work without further setup; log one warning that names the others."""
-    why = {name: _unusable(name) for name in get_available_reporting_integrations()}
-    if left_out := [f"{name} ({reason})" for name, reason in why.items() if reason]:
-        logger.warning("report_to='all' leaves out trackers that need setting up first: %s.", ", ".join(left_out))
-    found = [name for name, reason in why.items() if not reason]
+    known: dict[str, str | None] = {"codecarbon": None, "kubeflow": None}
+    if not os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/").endswith(".mlflow"):
+        known["dagshub"] = "MLFLOW_TRACKING_URI names no repository: run `dagshub.init()`"
+    found = without_setup(get_available_reporting_integrations(), "report_to='all'", known)
     return [name for name in found if not (name == "mlflow" and "dagshub" in found)]  # they use the same server
-
-
-def _unusable(name: str) -> str | None:
-    if name in ("codecarbon", "kubeflow"):
-        return None
-    if name == "dagshub" and not os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/").endswith(".mlflow"):
-        return "MLFLOW_TRACKING_URI names no repository: run `dagshub.init()`"
-    reason: str | None = LOGGER_TYPE_TO_CLASS[name].unusable()
-    return reason

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ class TensorBoardCallback(TrackingCallback):
     """Write event files to `TENSORBOARD_LOGGING_DIR`, else to a folder in `output_dir/runs`; or to `tb_writer`."""
 
     system: ClassVar[str] = "tensorboard"
+    keeps_config: ClassVar[bool] = False  # arguments and model are logged as texts, as in Transformers
 
     def __init__(self, tb_writer: Any = None) -> None:
         super().__init__()
@@ -51,10 +53,12 @@ class TensorBoardCallback(TrackingCallback):
         arguments = {"run_name": folder.name, "logging_dir": str(folder.absolute().parent), "layout": "transformers"}
         return Target(TensorBoardTracker, arguments, joined=self._given is not None, given=self._given)
 
-    def config(self, args: Any, model: Any) -> dict[str, Any]:
-        """Return nothing: arguments and model are logged as texts, as in Transformers."""
-        del args, model
-        return {}
+    def resumed(self, where: Target, earlier: Mapping[str, Any]) -> Target:
+        """Continue in the folder of the first part, unless the user named one."""
+        if self._asked is not None or self._given is not None or not {"run_name", "logging_dir"} <= earlier.keys():
+            return where
+        self.logging_dir = str(Path(earlier["logging_dir"], earlier["run_name"]))
+        return where._replace(arguments={**where.arguments, **earlier})
 
     def _folder(self, args: Any, state: Any) -> Path:
         """Return the folder of a run: each training and each trial has its own, or their curves would mix."""

@@ -35,7 +35,6 @@ class TrackioCallback(TrackingCallback):
         self._static_space_id: str | None = None
 
     def destination(self, args: Any, state: Any) -> Target:
-        del state
         known = {"space_id": "trackio_space_id", "private": "hub_private_repo", "bucket_id": "trackio_bucket_id"}
         found = {key: value for key, name in known.items() if (value := getattr(args, name, None)) is not None}
         arguments = {"run_name": getattr(args, "project", None) or PROJECT, "resume": "allow", **found}
@@ -53,7 +52,6 @@ class TrackioCallback(TrackingCallback):
         return {**super().config(args, model), **({} if count is None else {"model/num_parameters": count})}
 
     def opened(self, args: Any, state: Any, model: Any) -> None:
-        del args, state, model
         self._space_id = self._trackio.context_vars.current_space_id.get()
 
     def rewrite(self, logs: Any, state: Any) -> dict[str, Any]:
@@ -79,7 +77,6 @@ class TrackioCallback(TrackingCallback):
                 self._show_on_model(kwargs.get("model"))
 
     def on_push_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        del control, kwargs
         if not state.is_world_process_zero or self.tracker is None:
             return
         if self._space_id or getattr(args, "trackio_static_space_id", None) is False:

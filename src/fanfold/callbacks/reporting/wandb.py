@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ...errors import notices
 from ...trackers.wandb import WandBTracker
 from ..model_info import SUMMARY, model_config, parameter_count, rewrite_logs, saved_model, staged, unstage
-from ..report import Report, Target
+from ..report import Target, TrackerReport
 from ..tracking import PROJECT, TrackingCallback
 from .model_card import add_to_model_card
 
@@ -38,7 +38,6 @@ class WandbCallback(TrackingCallback):
         self._log_model = _log_model()
 
     def destination(self, args: Any, state: Any) -> Target:
-        del args, state
         if (joined := self.current()) is not None:
             return joined
         folder = Path(os.environ.get("WANDB_DIR") or Path.cwd()).absolute()
@@ -66,12 +65,11 @@ class WandbCallback(TrackingCallback):
             self._keep_architecture(args, model)
 
     def rewrite(self, logs: Any, state: Any) -> dict[str, Any]:
-        del state
         curves = {key: value for key, value in logs.items() if key not in SUMMARY}
         once = {key: value for key, value in logs.items() if key in SUMMARY}
         return {**once, **rewrite_logs(curves)}
 
-    def record(self, report: Report, values: dict[str, Any], state: Any) -> None:
+    def record(self, report: TrackerReport, values: dict[str, Any], state: Any) -> None:
         once = {key: values.pop(key) for key in SUMMARY & values.keys()}
         if once:
             report.run.summary.update(once)
@@ -79,20 +77,19 @@ class WandbCallback(TrackingCallback):
 
     # The model
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del control, kwargs
-        if self._log_model == "checkpoint" and state.is_world_process_zero:
+    def checkpoint_saved(self, args: Any, state: Any) -> None:
+        if self._log_model == "checkpoint":
             aliases = [f"epoch_{round(state.epoch or 0, 2)}", f"checkpoint_global_step_{state.global_step}"]
             self._upload_later(self._upload, args, state, aliases, args)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._training and self._log_model != "false" and self.report is not None and state.is_world_process_zero:
-            with saved_model(args, kwargs.get("model"), kwargs.get("processing_class")) as folder:
-                if folder is not None:
-                    best = {f"eval/{args.metric_for_best_model}": state.best_metric, "train/total_flos": state.total_flos}
-                    more = {"final_model": True, **(best if args.load_best_model_at_end else {})}
-                    self.report.later(self._upload, staged(folder), ["final_model"], args, more)
-        super().on_train_end(args, state, control, **kwargs)
+    def training_ended(self, args: Any, state: Any, **kwargs: Any) -> None:
+        if self._log_model == "false":
+            return
+        with saved_model(args, kwargs.get("model"), kwargs.get("processing_class")) as folder:
+            if folder is not None:
+                best = {f"eval/{args.metric_for_best_model}": state.best_metric, "train/total_flos": state.total_flos}
+                more = {"final_model": True, **(best if args.load_best_model_at_end else {})}
+                self.later(self._upload, staged(folder), ["final_model"], args, more)
 
     def _upload(self, folder: Path, aliases: list[str], args: Any, more: dict[str, Any] | None = None) -> None:
         """Upload a folder, with the run's metrics as of when everything logged before has arrived."""

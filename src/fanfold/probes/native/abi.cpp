@@ -1,11 +1,11 @@
-// Proof, per torch version, of everything native.cpp assumes about torch without its headers. Compile it against each new one:
+// Checks, per torch version, everything that native.cpp assumes about torch without its headers. Compile it for each new version:
 //   g++ -std=c++20 -fsyntax-only -I<torch>/include -I<torch>/include/torch/csrc/api/include abi.cpp
 #include <bits/stdc++.h>
-#define private public  // the members' places are what is to be proved
+#define private public  // the offsets of private members are checked
 #include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #undef private
-#pragma GCC diagnostic ignored "-Winvalid-offsetof"  // g++ and clang++ support it here, and warn all the same
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"  // supported by g++ and clang++, which warn anyway
 
 using Callback = at::RecordFunctionCallback;
 static_assert(sizeof(Callback) == 40 && alignof(Callback) == 8);

@@ -1,10 +1,10 @@
-// What happens when a call begins and ends. One writer per row, or atomic additions: no lock and no GIL on the way.
+// The begin and end of a call. One writer per row, or atomic additions: no lock and no GIL.
 #pragma once
 #include "rows.h"
 
 namespace ff {
 
-// Four buckets an octave, in nanoseconds: bucket b of 4 or more begins at 2^(b/4+1) * (1 + (b%4)/4).
+// Four buckets per octave, in nanoseconds: bucket b >= 4 begins at 2^(b/4+1) * (1 + (b%4)/4).
 inline int bucket_of(uint64_t t) {
   if (t < 4) return int(t);
   int e = 63 - __builtin_clzll(t);
@@ -19,7 +19,7 @@ inline void bump(std::atomic<T>& a, T d) {  // single writer: no locked instruct
 
 inline Frame& on_start(const void* call, Key key) {
   Shard* shard = shard_now();
-  if (__builtin_expect(shard->depth >= Shard::kDepth, 0)) shard->depth = 0;  // calls whose end never came
+  if (__builtin_expect(shard->depth >= Shard::kDepth, 0)) shard->depth = 0;  // drop calls whose end never came
   bool inside = shard->depth > 0 && shard->stack[shard->depth - 1].backward;
   bool backward = inside || key.scope == kBackward || (key.name.size() > 26 && !memcmp(key.name.data(), "autograd::engine::evaluate", 26));
   if (key.scope == kForward && backward) key.scope = kBackward;
@@ -55,8 +55,8 @@ __attribute__((noinline)) inline void add_common_call(Row* row, uint64_t took, u
   row->hist[bucket_of(took)].fetch_add(1, relaxed);
 }
 
-// Take a frame off the stack. Above it may be calls whose end never came, which go with it, and ranges that do not nest
-// (of coroutines that take turns), which stay.
+// Remove a frame from the stack. Above it may be calls whose end never came, which are removed too, and ranges that do not
+// nest (of alternating coroutines), which stay.
 __attribute__((noinline)) inline void close_amid(Shard* shard, int at) {
   int kept = at;
   for (int i = at + 1; i < shard->depth; ++i) {
@@ -67,7 +67,7 @@ __attribute__((noinline)) inline void close_amid(Shard* shard, int at) {
   shard->depth = kept;
 }
 
-// Returns what begin_device() left in the call's frame.
+// Returns what begin_device() stored in the call's frame.
 inline void* on_end(const void* call) {
   uint64_t now = ticks();
   Shard* shard = shard_now();
@@ -84,7 +84,7 @@ inline void* on_end(const void* call) {
   if (d > 1) shard->stack[d - 2].child += took;
   if (Row* row = frame.row) {
     uint64_t own = took > frame.child ? took - frame.child : 0;
-    bool whole = (frame.window & 1) && frame.window == g_window.load(std::memory_order_relaxed);  // nothing inside went unseen
+    bool whole = (frame.window & 1) && frame.window == g_window.load(std::memory_order_relaxed);  // everything inside was observed
     if (__builtin_expect(row->common, 0)) add_common_call(row, took, own, whole);
     else add_call(row, took, own, whole);
   }

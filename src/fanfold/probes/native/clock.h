@@ -1,4 +1,4 @@
-// Time as cheap as it can be had, and numbers that differ in every process.
+// The cheapest clock available, and random numbers that differ in every process.
 #pragma once
 #include <sys/random.h>
 #include <time.h>
@@ -19,7 +19,7 @@ inline uint64_t clock_ns(clockid_t which) {
 }
 inline uint64_t mono_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
-// The processor's own counter costs a fifth of clock_gettime, but serves only where it never stops or changes pace.
+// The processor's own counter costs a fifth of clock_gettime, but is only usable if it never stops or changes its rate.
 inline bool g_counter = false;
 inline uint64_t g_mult = 1ull << 32;  // nanoseconds per tick, times 2^32
 inline uint64_t ticks() {
@@ -34,7 +34,7 @@ inline uint64_t ticks() {
 }
 inline uint64_t to_ns(uint64_t t) { return uint64_t((static_cast<unsigned __int128>(t) * g_mult) >> 32); }
 
-// Read both clocks close together: of several tries, the one that was interrupted least.
+// Read both clocks close together: of several tries, use the one that was interrupted least.
 inline void both_clocks(uint64_t& tick, uint64_t& ns) {
   uint64_t best = ~0ull;
   for (int i = 0; i < 8; ++i) {

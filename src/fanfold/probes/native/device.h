@@ -34,10 +34,10 @@ struct Device {
   int made = 0;
   bool forked_awake = false;
 
-  // The runtime torch itself uses stands among libtorch_cuda's own dependencies; the driver does where it is linked to it.
+  // torch's own runtime is among libtorch_cuda's dependencies; so is the driver, if it is linked to it.
   bool bind(const char* path) {
     void* h = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-    void* driver = dlopen("libcuda.so.1", RTLD_LAZY);  // which initialises nothing
+    void* driver = dlopen("libcuda.so.1", RTLD_LAZY);  // this initialises nothing
     if (!h) return false;
     auto find = [h, driver](auto& f, const char* name) {
       void* found = dlsym(h, name);
@@ -52,21 +52,21 @@ struct Device {
     return all;
   }
 
-  // An answer other than success, and be it "not ready yet", stays this thread's last error, which torch would find after its
-  // next kernel and raise: it is taken away again.
+  // Any result other than success, even "not ready yet", becomes this thread's last error, which torch would find after its
+  // next kernel and raise: clear it.
   bool fine(int answer) {
     if (answer != 0) last_error();
     return answer == 0;
   }
 
-  // Tell whether this thread works on a device. The runtime's first call would make a context: half a gigabyte on a device that
+  // Return whether this thread uses a device. The runtime's first call would create a context: half a gigabyte on a device that
   // nobody asked for, and no CUDA in processes forked later.
   bool awake() {
     void* now = nullptr;
     return context(&now) == 0 && now;
   }
 
-  // Return the current stream, or nothing where an event must not be touched: while a graph is being captured.
+  // Return the current stream, or nothing while a graph is being captured, when events must not be touched.
   bool usable(int& device, void*& stream) {
     int state = 0;
     return awake() && fine(current(&device)) && device >= 0 && device < kDevices && stream_of(device, &stream) == 0 &&
@@ -93,7 +93,7 @@ struct Device {
     int device = -1;
     void* stream = nullptr;
     if (!row || !usable(device, stream)) return nullptr;
-    drain_when_due();  // a program without optimizer steps has no other moment for it
+    drain_when_due();  // a program without optimizer steps has no other opportunity
     Pair* p = take(device);
     if (!p) {
       state().block->head.device_lost.fetch_add(1, std::memory_order_relaxed);
@@ -120,7 +120,7 @@ struct Device {
     waiting.push_back(p);
   }
 
-  // A context does not live on in a child, and must not be touched there; where there was none, the child may make its own.
+  // A context does not survive in a child and must not be touched there; if there was none, the child may create its own.
   void before_fork() { forked_awake = on.load() && (made || awake()); }
   void in_child() {
     new (&mu) std::mutex;
@@ -135,13 +135,13 @@ struct Device {
     if (now - last > 1000000000ull && drained.compare_exchange_strong(last, now)) drain();
   }
 
-  // Called on threads that work on the device, never from one of ours: that would have device 0 for its own, and a query in
-  // the usual mode breaks a graph capture of another thread.
+  // Called on threads that use the device, never on one of ours: that would use device 0, and a query in the usual mode
+  // breaks a graph capture of another thread.
   void drain() {
     int device = -1;
     void* stream = nullptr;
     if (!on.load(std::memory_order_relaxed) || !usable(device, stream)) return;
-    int mode = 2;  // cudaStreamCaptureModeRelaxed; comes back as what it was
+    int mode = 2;  // cudaStreamCaptureModeRelaxed; the call returns the previous mode here
     exchange_mode(&mode);
     read_waiting();
     exchange_mode(&mode);

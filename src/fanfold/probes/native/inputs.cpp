@@ -1,5 +1,5 @@
 // An operator's inputs as text: "float32[32,128] int64[32]", a list of tensors as "(float32[2] float32[3] float32[4] +5)". The
-// one part that needs torch's headers, so it is built on the user's machine and only when inputs=True asks for it.
+// only part that needs torch's headers, so it is built on the user's machine, and only for inputs=True.
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <c10/core/ScalarType.h>
@@ -10,8 +10,8 @@
 #include <string>
 
 namespace {
-constexpr int kSizes = 8;            // of a tensor; how many more there are is said
-constexpr int kListed[] = {3, 1, 0};  // tensors of a list: the first of these that fits
+constexpr int kSizes = 8;            // of a tensor; the number of further ones is appended
+constexpr int kListed[] = {3, 1, 0};  // tensors of a list: the first of these counts that fits
 constexpr char kCut[] = " ...";
 
 struct Text {
@@ -32,7 +32,7 @@ struct Text {
   }
 };
 
-// torch's own names (torch.float32), asked for once.
+// torch's own names (torch.float32), looked up once.
 using Names = std::array<std::string, size_t(c10::ScalarType::NumOptions)>;
 const char* name_of(c10::ScalarType type) {
   static const Names* const names = [] {
@@ -54,7 +54,7 @@ void add_tensor(Text& text, const at::Tensor& tensor) {
   if (!tensor.defined()) return text.add("none");
   auto* impl = tensor.unsafeGetTensorImpl();
   text.add(name_of(tensor.scalar_type()));
-  // Symbolic sizes throw when asked for, those of nested tensors too, and a subclass may answer from Python, which needs the GIL.
+  // Symbolic sizes throw when read, as do those of nested tensors; a subclass may answer from Python, which needs the GIL.
   if (impl->has_symbolic_sizes_strides() || impl->is_python_dispatch() || tensor.is_nested()) return text.add("[?]");
   auto sizes = tensor.sizes();
   int shown = 0, all = int(sizes.size());
@@ -76,7 +76,7 @@ void add_list(Text& text, c10::ArrayRef<c10::IValue> list, int most) {
   text.add(")");
 }
 
-// Whole or not at all: what is cut still reads.
+// Append a whole input or nothing, so that a cut text is still readable.
 void add_value(Text& text, const c10::IValue& value) {
   bool list = value.isTensorList() || value.isOptionalTensorList();
   if (text.cut || (!list && !value.isTensor())) return;

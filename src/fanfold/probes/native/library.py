@@ -53,14 +53,14 @@ _QUICK: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-class Unavailable(Exception):
+class NativeUnavailable(Exception):
     """The native library cannot be used here; the message says why."""
 
 
 _lock = threading.Lock()
 _loaded: Any = None
 _bound = False
-_refused: Unavailable | None = None
+_refused: NativeUnavailable | None = None
 
 
 def supported(version: str) -> bool:
@@ -96,30 +96,30 @@ def current() -> Any:
 
 
 def load(*, force: bool = False) -> Any:
-    """Return the library, bound only to libc10; torch need not be imported yet. Raise Unavailable with the reason."""
+    """Return the library, bound only to libc10; torch need not be imported yet. Raise NativeUnavailable with the reason."""
     global _loaded  # noqa: PLW0603 - one library per process
     with _lock:
         if _loaded is None:
             folder = _checked(force)
             library = _open()
             if not library.ff_init():
-                raise Unavailable("no memory could be mapped for its table")
+                raise NativeUnavailable("no memory could be mapped for its table")
             if not library.ff_bind_c10(os.fsencode(folder / "libc10.so")):
-                raise Unavailable(f"torch {torch_version()} differs from what it knows ({library.ff_error().decode()})")
+                raise NativeUnavailable(f"torch {torch_version()} differs from what it knows ({library.ff_error().decode()})")
             _loaded = library
         return _loaded
 
 
 def _checked(force: bool) -> Path:
     if not sys.platform.startswith("linux"):
-        raise Unavailable(f"it is built for Linux, and this is {sys.platform}")
+        raise NativeUnavailable(f"it is built for Linux, and this is {sys.platform}")
     folder = torch_folder()
     if folder is None:
-        raise Unavailable("torch is not installed, or has no shared libraries of its own")
+        raise NativeUnavailable("torch is not installed, or has no shared libraries of its own")
     version = torch_version()
     if not supported(version) and not force:
         known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-        raise Unavailable(f"torch {version or '(unknown)'} is not among the versions it was proved with ({known})")
+        raise NativeUnavailable(f"torch {version or '(unknown)'} is not among the versions it was proved with ({known})")
     return folder
 
 
@@ -134,7 +134,7 @@ def _open() -> Any:
                 return _declared(path)
         except (OSError, AttributeError, build.BuildError) as error:  # AttributeError: it lacks a function
             reasons.append(str(error))
-    raise Unavailable(f"its library could not be loaded or built: {'; '.join(dict.fromkeys(reasons))}")
+    raise NativeUnavailable(f"its library could not be loaded or built: {'; '.join(dict.fromkeys(reasons))}")
 
 
 def _declared(path: Path) -> Any:
@@ -149,7 +149,7 @@ def _declared(path: Path) -> Any:
 
 
 def bind(*, force: bool = False) -> Any:
-    """Return the library, bound to the imported torch and tested on it; raise Unavailable with the reason."""
+    """Return the library, bound to the imported torch and tested on it; raise NativeUnavailable with the reason."""
     global _bound, _refused  # noqa: PLW0603 - once per process
     if _refused is not None:
         raise _refused
@@ -158,7 +158,7 @@ def bind(*, force: bool = False) -> Any:
         if not _bound:
             try:
                 _bind(library)
-            except Unavailable as error:
+            except NativeUnavailable as error:
                 _refused = error
                 raise
             _bound = True
@@ -170,11 +170,11 @@ def _bind(library: Any) -> None:
 
     folder = torch_folder()
     if folder is None or not library.ff_bind_cpu(os.fsencode(folder / "libtorch_cpu.so")):
-        raise Unavailable(f"torch {torch.__version__} differs from what it knows ({library.ff_error().decode()})")
+        raise NativeUnavailable(f"torch {torch.__version__} differs from what it knows ({library.ff_error().decode()})")
     wrong, error = outcome(lambda: self_test(library))
     if wrong is not None or error is not None:
         reason = wrong if error is None else f"{type(error).__name__}: {error}"
-        raise Unavailable(f"its self-test on torch {torch.__version__} failed: {reason}") from error
+        raise NativeUnavailable(f"its self-test on torch {torch.__version__} failed: {reason}") from error
     if torch.version.cuda:  # is_available() would initialize the driver, and forked children could no longer use it
         library.ff_bind_cuda(os.fsencode(folder / "libtorch_cuda.so"))
 
@@ -224,7 +224,7 @@ def _describer() -> int:
             build.compile_to(target, ["inputs.cpp"], flags)
         found = ctypes.CDLL(str(target)).ff_describe_inputs
     except (OSError, build.BuildError) as error:
-        raise Unavailable(f"inputs=True needs a part built against torch's headers, and {error}") from error
+        raise NativeUnavailable(f"inputs=True needs a part built against torch's headers, and {error}") from error
     address = ctypes.cast(found, ctypes.c_void_p).value
     assert address is not None
     return address

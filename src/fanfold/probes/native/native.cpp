@@ -1,6 +1,6 @@
 // Operator statistics, labels, API usage and the export hook of torch, without any torch header: functions are looked up by
-// their mangled names, and one struct of 40 bytes is laid out as torch's. One binary serves every torch on the allow-list;
-// abi.cpp proves the layout against a version's headers. Plain C interface for ctypes. Never unloaded.
+// their mangled names, and one struct of 40 bytes has the layout of torch's. One binary serves every torch on the allow-list;
+// abi.cpp checks the layout against a version's headers. Plain C interface for ctypes. Never unloaded.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -52,11 +52,11 @@ struct Torch {
 } torch_;
 
 std::string g_error;
-int (*g_describe)(const void*, char*, int) = nullptr;  // inputs as text; built against headers, see inputs.cpp
+int (*g_describe)(const void*, char*, int) = nullptr;  // inputs as text; built with torch's headers, see inputs.cpp
 std::atomic<bool> g_labelled{false};
-thread_local Label* tl_label = nullptr;  // this thread's own, whether torch has it or not
+thread_local Label* tl_label = nullptr;  // this thread's own, whether torch holds it or not
 thread_local bool tl_seeded = false, tl_timing = false;
-thread_local int tl_waiting = 0;  // for data, as told
+thread_local int tl_waiting = 0;  // for data, as Python reports it
 thread_local uint64_t tl_random = 0;
 
 template <class T>
@@ -67,13 +67,13 @@ bool find(void* handle, T& f, const char* name) {
 }
 
 uint16_t label_now() {
-  if (!g_labelled.load(std::memory_order_relaxed)) return 0;  // most processes never label: spare them torch's list
+  if (!g_labelled.load(std::memory_order_relaxed)) return 0;  // most processes never set a label: skip torch's list
   DebugInfo* info = torch_.get(torch_.label_kind);
   Label* label = info ? static_cast<Label*>(info) : tl_label;
   return uint16_t(label ? place_of(label->number.load(std::memory_order_relaxed)) : 0);
 }
 
-// The labels of all threads, each thread's own; torch's stack, and tasks that inherit it, hold it as well. With state().mu.
+// The labels of all threads. torch's stack, and tasks that inherit it, hold them as well. Needs state().mu.
 std::vector<std::weak_ptr<Label>>* const g_labels = new std::vector<std::weak_ptr<Label>>();
 template <class Which>
 void drop_labels(Which which) {
@@ -104,8 +104,8 @@ void begin_device(Frame& frame, bool sampled) {
   tl_timing = frame.device != nullptr;
 }
 
-// at::RecordFunction is a vtable and its StepCallbacks, and these hold the scope behind four pairs of functions and a thread's id.
-// Reading it lets one callback serve all scopes: torch sets its list up anew at every node of backward, callback by callback.
+// at::RecordFunction is a vtable and its StepCallbacks, which hold the scope after four pairs of functions and a thread's id.
+// Reading it lets one callback serve all scopes: torch rebuilds its list at every node of backward, callback by callback.
 uint8_t scope_of(const void* call) { return static_cast<const uint8_t*>(call)[kScopeAt]; }
 
 Started start(const void* call) {
@@ -115,7 +115,7 @@ Started start(const void* call) {
   return nullptr;
 }
 Started start_sampled(const void* call) {
-  // torch never seeds its sampling: without this, every thread of every process would pick the same calls
+  // torch never seeds its sampling: without this, every thread of every process would sample the same calls
   if (!tl_seeded && torch_.seed) { torch_.seed(uint32_t(random64())); tl_seeded = true; }
   Frame& frame = on_start(call, {torch_.name(call), torch_.overload(call), {}, kSampled, label_now()});
   if (__builtin_expect(device().on.load(std::memory_order_relaxed), 0)) begin_device(frame, true);
@@ -135,7 +135,7 @@ void end(const void* call, Context*) {
     device().end(static_cast<Pair*>(pair));
   }
 }
-// A wait for data that Python tells by itself (hooks.py) is not counted again when torch announces it as a range.
+// A wait for data that Python reports (step_hooks.py) is not counted again when torch reports it as a range.
 bool told(const void* call) { return tl_waiting > 0 && !strncmp(torch_.name(call), "enumerate(DataLoader)#", 22); }
 Started start_range(const void* call) { return told(call) ? nullptr : start(call); }
 void end_range(const void* call, Context* context);
@@ -150,22 +150,22 @@ Callback callback(void* start, void* end, double sampling, std::initializer_list
   return c;
 }
 
-// Windows. A hook of torch's optimizers counts the steps and opens a window, adding the observation of everything; the end of
-// the range that torch announces for a step closes it, so that all of the step is inside. Between windows torch has no callback
-// of ours: with one, it copies its list twice for every node of backward.
+// Windows. A hook of torch's optimizers counts the steps and opens a window, in which everything is observed; the end of the
+// range that torch reports for a step closes it, so that the whole step is inside. Between windows torch has no callback of
+// ours: with one, it copies its list twice for every node of backward.
 struct Windows {
   std::mutex mu;
   std::vector<uint64_t> always, full;
-  std::atomic<bool> active{false}, open{false}, overdue{false};  // overdue: to be closed, by the end of a range that never came
+  std::atomic<bool> active{false}, open{false}, overdue{false};  // overdue: the end of the range that closes it never came
   uint64_t every = 0, length = 1, seed = 0, early = 0;
   double worker_sampling = 0.01;
   uint64_t parent = 0;
 
-  // Each `every` steps have a phase of their own: with one for all, what comes every so many steps (an evaluation, the second
-  // of two optimizers) would be seen each time or never.
+  // Each group of `every` steps has its own phase: with a fixed one, periodic work (an evaluation, the second of two
+  // optimizers) would be observed every time or never.
   bool due(uint64_t step) const {
     if (!every || step == early) return every != 0;
-    if (step == 1) return length >= every;  // a program that never steps would be observed in full for good
+    if (step == 1) return length >= every;  // otherwise a program that never steps would be observed in full forever
     uint64_t mixed = (seed ^ ((step - 1) / every)) * 0x9E3779B97F4A7C15ull;
     mixed = (mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93ull;
     return (step + (mixed ^ (mixed >> 32))) % every < length;
@@ -211,7 +211,7 @@ struct Windows {
     std::initializer_list<int> scopes{kForward, kBackward, kScript};  // operators, nodes of backward, TorchScript functions
     always.push_back(torch_.add(callback(reinterpret_cast<void*>(start_sampled), reinterpret_cast<void*>(end), p, scopes)));
   }
-  // Count a step; tell whether there is more to do, which turn() does: a thread of Python's lets go of the GIL for it.
+  // Count a step; return whether turn() has work to do, for which a Python thread releases the GIL.
   bool step() {
     Head& head = state().block->head;
     uint64_t done = head.steps.fetch_add(1) + 1;
@@ -253,11 +253,11 @@ void after_fork_in_parent() {
   state().usage_mu.unlock();
   windows().mu.unlock();
 }
-// A child counts from nothing and never writes into its parent's file; its own is made when it first has something to say.
+// A forked child counts from zero and never writes into its parent's file; its own file is created when it has data.
 void after_fork_in_child() {
   auto& s = state();
   auto& w = windows();
-  w.parent = s.block->head.worker ? s.block->head.parent : s.block->head.id;  // a child's child is the run's as well
+  w.parent = s.block->head.worker ? s.block->head.parent : s.block->head.id;  // a grandchild belongs to the run as well
   tl_shard = nullptr;
   pthread_setspecific(s.key, nullptr);
   s.idle.clear();
@@ -280,7 +280,7 @@ const std::string_view kLabelName = "FANFOLD_LABEL";
 }  // namespace
 
 namespace ff {
-// A table starts with no name an earlier one had, except the labels that threads have now; with the lock held.
+// A new table forgets all names, except the labels that threads have now. Needs the lock.
 void forget_names() {
   auto& s = state();
   static char old[kLabels][128];
@@ -290,7 +290,7 @@ void forget_names() {
   s.labels = 1;
   s.kinds = 0;
   uint32_t next = s.round.load() + kLabels;
-  g_labelled.store(false);  // the self-test has a label; whoever sets one meanwhile is seen here, or sets this again
+  g_labelled.store(false);  // the self-test has a label; a thread that sets one meanwhile is seen here, or sets this again
   for (auto& each : *g_labels) {
     auto label = each.lock();
     uint32_t number = label ? label->number.load() : 0, place;
@@ -326,14 +326,14 @@ int ff_init() {
   return 1;
 }
 
-// libc10 alone: can run before torch is imported.
+// Needs libc10 alone, so it can run before torch is imported.
 int ff_bind_c10(const char* path) {
   g_error.clear();
   torch_.c10 = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
   if (!torch_.c10) { g_error = dlerror(); return 0; }
   void* producer = dlsym(torch_.c10, "_ZN3c1013DebugInfoKind13PRODUCER_INFOE");
   void* profiler = dlsym(torch_.c10, "_ZN3c1013DebugInfoKind14PROFILER_STATEE");
-  // A kind is the address of a name from 2.13 on, and a small number before: take one nobody else has.
+  // Since 2.13 a kind is the address of a name, before that a small number: use one that is not taken.
   torch_.label_kind = producer ? reinterpret_cast<uint64_t>(&kLabelName) : 201;
   torch_.profiler_kind = profiler ? *static_cast<uint64_t*>(profiler) : 2;
   return find(torch_.c10, torch_.get, "_ZN3c1020ThreadLocalDebugInfo3getENS_13DebugInfoKindE") &
@@ -353,7 +353,7 @@ int ff_bind_cpu(const char* path) {
 int ff_bind_cuda(const char* path) { return device().bind(path); }
 void ff_describe(void* f) { g_describe = reinterpret_cast<int (*)(const void*, char*, int)>(f); }
 
-// Start in `dir` (empty: memory alone). Returns 2 with a file, 1 without, 0 when torch is not bound.
+// Start in `dir` (empty: memory only). Returns 2 with a file, 1 without, 0 if torch is not bound.
 int ff_start(const char* dir, const char* node, int32_t rank, uint32_t capacity, uint64_t every, uint64_t window, uint64_t early,
              double sampling, int ranges) {
   auto& s = state();
@@ -370,7 +370,7 @@ int ff_start(const char* dir, const char* node, int32_t rank, uint32_t capacity,
   w.early = early;
   w.seed = random64();
   w.worker_sampling = sampling > 0 ? sampling : double(window) / double(every ? every : 1);
-  w.forget();  // a forked child may have what was set up for it as its parent's
+  w.forget();  // a forked child may have inherited its parent's setup
   s.want_file.store(false);
   s.ranges_always = ranges || sampling > 0;
   int file = open_block(0, false, sampling, uint32_t(w.every), uint32_t(window));
@@ -391,14 +391,14 @@ void ff_stop() {
   device().drain();
 }
 
-// Forget the file: what is counted from now on stays in memory. The caller has read or removed it.
+// Detach the file: from now on, counts stay in memory. The caller has read or removed it.
 void ff_detach() {
   auto& s = state();
   s.dir[0] = 0;
   open_block(0, false, 0.0, 0, 0);
 }
 
-// In a forked child of Python's: no steps to align to, so sample; the window its parent may have had open is closed.
+// For a forked Python child: it has no steps to align to, so it samples; a window inherited from its parent is closed.
 void ff_child() {
   auto& w = windows();
   if (!w.active.load() || !torch_.add) return;
@@ -419,7 +419,7 @@ void ff_child() {
 void ff_window(int on) { windows().set(on != 0); }
 uint64_t ff_steps() { return state().block->head.steps.load(); }
 
-// For programs without an optimizer: observe everything for a moment. Called from a thread of its own.
+// For programs without an optimizer: observe everything for a moment. Called from a separate thread.
 void ff_moment(uint32_t milliseconds) {
   auto& w = windows();
   if (!w.active.load() || w.open.load()) return;
@@ -429,7 +429,7 @@ void ff_moment(uint32_t milliseconds) {
   w.set(false);
 }
 
-// What Python tells at every step: that one has been taken, and waiting for data; `token` is the iterator that is waited for.
+// Python reports every step, and every wait for data; `token` is the iterator it waits for.
 int ff_step() { return windows().active.load(std::memory_order_relaxed) && windows().step(); }
 void ff_step_turn() {
   windows().turn();
@@ -444,8 +444,8 @@ void ff_wait_end(uint64_t token) {
   on_end(reinterpret_cast<const void*>(token));
 }
 
-// torch says when the first of several threads begins to compile, and when the last has ended: that may be another one, and
-// the beginning may have come before anybody listened. So an end ends the round for all, and none is counted down.
+// torch reports when the first of several threads starts to compile and when the last one ends. That may be another thread, and
+// the start may have come before we listened. So an end ends the round for all threads, instead of counting down.
 void ff_compiling(int began) {
   shard_now()->compiling = began > 0 ? g_compiling.load() : 0;
   if (began <= 0) g_compiling.fetch_add(1);
@@ -456,18 +456,18 @@ void ff_stamp_time() {
 }
 
 // Labels. torch's stack of debug information is shared with its profiler and popped strictly in order, so ours is pushed
-// once per thread, never above an open profiler, and changed in place; a profiler may come and go at any moment.
+// once per thread, never above an open profiler, and changed in place; a profiler may start and stop at any moment.
 uint32_t ff_label_id(const char* text) {
   std::lock_guard<std::mutex> g(state().mu);
   return numbered(intern_label(text));
 }
-// Returns 0 for a number of an earlier profile: to be asked for anew; until then there is no label.
+// Returns 0 for a number of an earlier profile: request a new one; until then there is no label.
 int ff_label_set(uint32_t number) {
   try {
     static thread_local Mine mine;
     mine.label->number.store(number);
     if (number) g_labelled.store(true);  // after the number: see forget_names()
-    // What is there may be another: backward brings one along from the thread that called it.
+    // The entry may be another thread's: backward brings one along from the thread that called it.
     bool there = !torch_.get || torch_.get(torch_.label_kind) == mine.label.get();
     if (!there && !torch_.get(torch_.profiler_kind)) torch_.push(torch_.label_kind, mine.label);
   } catch (...) {
@@ -476,7 +476,7 @@ int ff_label_set(uint32_t number) {
 }
 uint32_t ff_label_now() { return numbered(label_now()); }
 
-// API usage. The handlers run inside static-initialisation locks: no Python here, ever.
+// API usage. The handlers run inside static-initialisation locks: never call Python here.
 int ff_usage_watch() {
   g_error.clear();
   void (*set)(OnUsage) = nullptr;
@@ -501,7 +501,7 @@ int64_t ff_usage_take(char* to, int64_t room) {
   return size;
 }
 
-// One extra file in every TorchScript module that is exported; a caller's own file of the name wins. No name: taken off.
+// Add one extra file to every exported TorchScript module; a caller's own file of that name wins. No name: remove it.
 int ff_export_file(const char* name, const char* content, int64_t size) {
   g_error.clear();
   void (*set)(OnExport) = nullptr;

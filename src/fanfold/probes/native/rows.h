@@ -1,4 +1,4 @@
-// Which row a call belongs to: each thread finds its own without a lock, and beyond a few of a kind they share.
+// Finds the row of a call: each thread has its own rows, without a lock; beyond a few threads of a kind, they share.
 #pragma once
 #include <sys/syscall.h>
 
@@ -11,13 +11,13 @@ inline void retire_shard(void* p) {
   std::lock_guard<std::mutex> g(s.mu);
   auto* shard = static_cast<Shard*>(p);
   tl_shard = nullptr;
-  if (shard->crowded) return delete shard;  // its rows are others' as well
+  if (shard->crowded) return delete shard;  // its rows are shared with others
   shard->depth = 0;
   shard->compiling = 0;
   s.idle.push_back(shard);
 }
 
-// main, thread (a plain Python thread), or the kernel's name for a thread of torch's own.
+// main, thread (a plain Python thread), or the kernel's name for one of torch's own threads.
 inline void name_kind(char* out) {
   char name[16] = {0}, process[16] = {0};
   pid_t tid = pid_t(syscall(SYS_gettid));
@@ -45,7 +45,7 @@ inline uint8_t kind_id(const char* name) {  // with the lock held
   return uint8_t(s.kinds - 1);
 }
 
-// A hundred threads with rows of their own would fill the table with the same operators: beyond a few, they share.
+// A hundred threads with their own rows would fill the table with the same operators: beyond a few, they share.
 inline void join_generation(Shard* shard) {  // with the lock held
   auto& s = state();
   uint32_t now = s.generation.load();
@@ -66,7 +66,7 @@ __attribute__((noinline)) inline Shard* make_shard() {
   char kind[16] = {0};
   name_kind(kind);
   std::lock_guard<std::mutex> g(s.mu);
-  Shard** found = nullptr;  // with rows of this table, or else of an earlier one, which the thread will renew
+  Shard** found = nullptr;  // with rows of this table, or else of an earlier one, which the thread will replace
   for (auto& shard : s.idle) {
     bool current = shard->generation == s.generation.load();
     if (current && strcmp(shard->kind_name, kind)) continue;
@@ -107,7 +107,7 @@ inline uint64_t eight(const char* p) {
   memcpy(&v, p, 8);
   return v;
 }
-// Eight bytes at a time; the last eight may overlap those before, which saves a copy of odd length.
+// Eight bytes at a time; the last eight may overlap those before, which avoids a copy of odd length.
 inline uint64_t mix(uint64_t h, std::string_view s) {
   const char* p = s.data();
   size_t n = s.size();
@@ -171,7 +171,7 @@ inline std::string_view without_numbers(std::string_view name, char* to, size_t 
 inline Row* find_row(Shard* shard, const Key& key);
 
 // Ranges with a number in each name ("batch 12345") would take the whole table within minutes: when a quarter of it is ranges,
-// further ones are counted without their numbers. torch.profiler numbers each step, and those never tell anything apart.
+// further ones are counted without their numbers. torch.profiler numbers each step, which never distinguishes anything.
 inline Row* unnumbered_row(Shard* shard, const Key& key) {
   auto& s = state();
   bool steps = key.name.substr(0, 13) == "ProfilerStep#";
@@ -182,7 +182,7 @@ inline Row* unnumbered_row(Shard* shard, const Key& key) {
   return plain.name == key.name.substr(0, sizeof text) ? nullptr : find_row(shard, plain);
 }
 
-// Find the place of a row that threads share: that row's, or the empty one where it would stand.
+// Find the slot of a row that threads share, or the empty slot where it belongs.
 inline std::atomic<Row*>* common_place(const Shard* shard, uint64_t hash) {
   for (uint64_t i = hash + shard->kind;; ++i) {
     auto* place = &state().common[i % kCommon];
@@ -229,7 +229,7 @@ inline Row* find_row(Shard* shard, const Key& key) {
   if (!key.inputs.empty()) hash = mix(hash, key.inputs);
   size_t mask = shard->index.size() - 1;
   for (size_t i = hash & mask; Row* row = shard->index[i]; i = (i + 1) & mask)
-    if (row->hash == hash) return row;  // 64 bits over a few thousand rows: two that agree are the same
+    if (row->hash == hash) return row;  // 64 bits over a few thousand rows: equal hashes mean equal rows
   return add_row(shard, hash, key);
 }
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <thread>
 
-// The sanitizers' own locks do not survive a fork while other threads run: then children come before them, or not at all.
+// The sanitizers' own locks do not survive a fork while other threads run: under them, fork before the threads or not at all.
 #if defined(__SANITIZE_THREAD__)
 constexpr int kForksBefore = 0, kForksAmid = 0;
 #elif defined(__SANITIZE_ADDRESS__)
@@ -43,7 +43,7 @@ thread_local std::shared_ptr<DebugInfo> stress_info;
 DebugInfo* stress_get(uint64_t kind) { return kind == torch_.label_kind ? stress_info.get() : nullptr; }
 void stress_push(uint64_t, std::shared_ptr<DebugInfo> info) { stress_info = std::move(info); }
 
-// A device whose events are over at once: pairs are handed out, recorded and read by all threads.
+// A device whose events complete at once: pairs are handed out, recorded and read by all threads.
 void keep_time() {
   auto& d = device();
   d.current = [](int* device) { return *device = 0; };
@@ -59,7 +59,7 @@ void keep_time() {
   d.on.store(true);
 }
 
-// Call what is registered for a scope, with the list as it was when the call began, as torch does.
+// Call the callbacks registered for a scope, with the list as it was when the call began, as torch does.
 void observe(int scope, const char* name, const char* overload, const std::function<void()>& inside) {
   std::vector<Callback> active;
   {
@@ -89,7 +89,7 @@ void train(int thread, int steps) {
     ff_wait_end(uint64_t(&own));
     observe(kUser, "a range", "", [] {});
     observe(kUser, "Optimizer.step#SGD.step", "", [&] {
-      if (step % 5 && ff_step()) ff_step_turn();  // some raise
+      if (step % 5 && ff_step()) ff_step_turn();  // some steps raise
     });
   }
 }
@@ -112,7 +112,7 @@ void have_child() {
 int main(int, char** argv) {
   char dir[] = "/tmp/fanfold-stress-XXXXXX";
   if (!mkdtemp(dir)) fail("no temporary folder");
-  // torch's own list may be locked by another thread at a fork; that is not what is tried here
+  // torch's own list may be locked by another thread at a fork; that is not tested here
   pthread_atfork([] { stress_mu.lock(); }, [] { stress_mu.unlock(); }, [] { stress_mu.unlock(); });
   int steps = argv[1] ? atoi(argv[1]) : 150;
   ff_init();
@@ -126,7 +126,7 @@ int main(int, char** argv) {
   torch_.profiler_kind = 2;
   keep_time();
   for (int round = 0; round < 3; ++round) {
-    std::thread labelled([round] {  // while the table starts anew
+    std::thread labelled([round] {  // while the table is reset
       std::string own = "of round " + std::to_string(round);
       for (int i = 0; i < 2000; ++i) ff_label_set(i % 2 ? ff_label_id(own.c_str()) : 0);
       while (!ff_label_set(ff_label_id(own.c_str()))) {}

@@ -1,5 +1,5 @@
-// Where operator statistics live: rows of fixed size in one block of memory that is a file of the run, so that another
-// process can read it at any time and SIGKILL loses nothing.
+// The table of operator statistics: rows of fixed size in one block of memory that is mapped to a file of the run, so that
+// another process can read it at any time and SIGKILL loses nothing.
 #pragma once
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,10 +18,10 @@
 namespace ff {
 
 constexpr uint32_t kMaxRows = 4096, kWorkerRows = 1024, kLabels = 256, kKinds = 64, kUsageBytes = 65536, kBuckets = 128;
-constexpr uint32_t kOwnRows = 4, kCommon = 2 * kMaxRows;  // threads of a kind with rows of their own; places for rows in common
+constexpr uint32_t kOwnRows = 4, kCommon = 2 * kMaxRows;  // threads of a kind with their own rows; slots for shared rows
 constexpr uint8_t kForward = 0, kBackward = 1, kScript = 2, kUser = 7, kCompile = 10, kSampled = 11, kTold = 12;
 
-// What the whole table is about. probes/image.py reads it: change both, and the version.
+// The head of the table. probes/op_table.py reads it: change both, and the version.
 struct Head {
   char magic[8];
   uint32_t version, row_size, capacity, pid;
@@ -32,20 +32,20 @@ struct Head {
   std::atomic<uint32_t> used, labels, kinds, usage;
   std::atomic<uint64_t> steps, observed, windows, seen_ns, opened, orphans, overflow, usage_lost, device_lost, now;
   char node[64];
-  uint32_t ranges, spare;  // ranges: whether they are observed between windows, too
-  // CPU time of the process when the table began, when a window opened, inside windows, and when it was last asked for.
+  uint32_t ranges, spare;  // ranges: whether they are observed between windows too
+  // CPU time of the process at the start of the table, when a window opened, inside windows, and when last read.
   std::atomic<uint64_t> cpu_started, cpu_opened, cpu_seen, cpu_now;
   char rest[208];
 };
 static_assert(sizeof(Head) == 480);
 
 struct Row {
-  std::atomic<uint32_t> ready;  // set last: from then on the row may be read
+  std::atomic<uint32_t> ready;  // set last: the row may be read from then on
   uint16_t name_len, overload_len, inputs_len, label;
   uint8_t scope, kind;
-  uint16_t common;  // several threads write it
+  uint16_t common;  // written by several threads
   uint64_t hash;
-  std::atomic<uint64_t> count, total, self, whole, max, device_count, device_ns;  // whole: time of calls whose own time is known
+  std::atomic<uint64_t> count, total, self, whole, max, device_count, device_ns;  // whole: time of calls whose self time is known
   char name[96];
   char inputs[80];
   std::atomic<uint32_t> hist[kBuckets];
@@ -72,28 +72,28 @@ struct Frame {
   bool backward, user;
 };
 
-// One thread's own view of the table: which rows are its, and which calls are open.
+// One thread's view of the table: its rows, and its open calls.
 struct Shard {
   static constexpr int kDepth = 256;
   uint32_t generation = 0;
   uint8_t kind = 0;
-  bool crowded = false;  // many threads of its kind have rows already: it shares those of the others like it
+  bool crowded = false;  // many threads of its kind have rows already, so it shares rows
   char kind_name[16] = {0};
   std::vector<Row*> index = std::vector<Row*>(512, nullptr);
   size_t used = 0;
   int depth = 0;
-  uint32_t compiling = 0;  // the round of compiling this thread began, if any
+  uint32_t compiling = 0;  // the round of compiling that this thread started, if any
   Frame stack[kDepth];
 };
 
 struct State {
-  std::mutex mu;            // shards, labels, kinds, the file; never taken for an operator whose row exists
+  std::mutex mu;            // for shards, labels, kinds and the file; not taken for an operator whose row exists
   std::mutex usage_mu;
-  Block* block = nullptr;   // one address for the life of the process: files are mapped over it, so a late write is harmless
+  Block* block = nullptr;   // one address for the whole process: files are mapped over it, so a late write is harmless
   std::atomic<uint32_t> generation{1};
   std::atomic<bool> want_file{false};
-  std::vector<Shard*> idle;  // of threads that ended: the next thread of the kind goes on with their rows
-  std::atomic<uint32_t> round{kLabels};  // of labels, in steps of their number: each profile has one, and forgets the others
+  std::vector<Shard*> idle;  // of threads that ended: the next thread of that kind reuses their rows
+  std::atomic<uint32_t> round{kLabels};  // of labels, in steps of their number: each profile has one, and forgets earlier ones
   uint32_t labels = 1, kinds = 0;
   char label_text[kLabels][128] = {{0}};
   char kind_text[kKinds][16] = {{0}};
@@ -103,7 +103,7 @@ struct State {
   uint32_t capacity = kMaxRows;
   bool ranges_always = false;
   pthread_key_t key{};
-  uint32_t counted = 0;     // the generation that those below are about
+  uint32_t counted = 0;     // the generation of the counts below
   std::atomic<uint32_t> ranges{0};  // rows of user ranges
   uint32_t threads[kKinds] = {0};
   std::atomic<Row*> common[kCommon] = {};
@@ -139,14 +139,14 @@ inline void write_head(Block* b, uint64_t parent, uint32_t capacity, bool worker
   h.kinds.store(s.kinds);
 }
 
-// Put fresh memory under the block: what pages it had before are gone from this process, a file behind them is not touched.
+// Map fresh memory at the block: this process loses its earlier pages; a file behind them is not touched.
 inline bool fresh_memory(int fd, size_t bytes) {
   auto& s = state();
   void* at = s.block;
   int flags = at ? MAP_FIXED : 0;
   void* p = mmap(at, sizeof(Block), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
   if (p == MAP_FAILED) return false;
-  if (!at) s.block = static_cast<Block*>(p);  // else it is where it was, and others may be reading the pointer
+  if (!at) s.block = static_cast<Block*>(p);  // otherwise it has not moved, and others may be reading the pointer
   if (fd < 0) return true;
   return mmap(p, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
 }
@@ -156,7 +156,7 @@ void reopen_in_child();
 
 inline size_t bytes_for(uint32_t capacity) { return offsetof(Block, rows) + size_t(capacity) * sizeof(Row); }
 
-// Returns false when only memory could be had. The file's pages are allocated at once: a write to a page that a full disk
+// Returns false if only memory is available. The file's pages are allocated at once: a write to a page that a full disk
 // cannot provide would be a SIGBUS in the middle of training.
 inline bool open_block(uint64_t parent, bool worker, double sampling, uint32_t every, uint32_t window) {
   auto& s = state();
@@ -198,7 +198,7 @@ inline bool open_block(uint64_t parent, bool worker, double sampling, uint32_t e
   return fd >= 0 && mapped;
 }
 
-// A label's number: its place in the table, and above that the round in which it got it; 0 is no label in any round.
+// A label's number: its index in the table, and above that the round in which it was assigned; 0 is no label in any round.
 static_assert((kLabels & (kLabels - 1)) == 0);
 inline uint32_t place_of(uint32_t number) {
   uint32_t place = number & (kLabels - 1);
@@ -206,7 +206,7 @@ inline uint32_t place_of(uint32_t number) {
 }
 inline uint32_t numbered(uint32_t place) { return place ? state().round.load() | place : 0; }
 
-inline uint32_t intern_label(const char* text) {  // returns its place; with the lock held
+inline uint32_t intern_label(const char* text) {  // returns its index; needs the lock
   auto& s = state();
   char cut[128];
   snprintf(cut, sizeof cut, "%s", text);

@@ -1,0 +1,1 @@
+"""Scripts written for other clients, running on fanfold: `import fanfold.compat.neptune as neptune`."""

@@ -1,0 +1,1 @@
+function e(t,n=``){return Object.fromEntries(Object.entries(t).flatMap(([t,r])=>r&&typeof r==`object`&&!Array.isArray(r)?Object.entries(e(r,`${n}${t}.`)):[[n+t,r]]))}export{e as t};

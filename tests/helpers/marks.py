@@ -1,0 +1,9 @@
+"""Conditions that some tests need."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting needs root")

@@ -1,0 +1,101 @@
+"""Every page and menu of the dashboard, checked by axe: in both themes, on a desktop and on a phone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import SLOW, expect, needs_browser, open_page
+from fanfold.transfer.examples import write_examples
+from paths import ROOT
+
+pytestmark = needs_browser
+AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+SIZES = {"desktop": (1400, 900), "phone": (390, 800)}
+
+
+def column_menu(page: Any, size: str) -> None:
+    page.get_by_role("grid").focus()
+    for key in ("ArrowUp", "ArrowRight", "m"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("menu")).to_be_visible()
+
+
+def run_list(page: Any, size: str) -> None:
+    if size == "phone":
+        page.get_by_role("button", name="Runs", exact=True).click()
+        expect(page.get_by_role("button", name="hide all")).to_be_visible()
+    else:
+        page.keyboard.press("e")
+        expect(page.get_by_role("button", name="Show the run list")).to_be_visible()
+
+
+def opened(name: str) -> Callable[[Any, str], None]:
+    def act(page: Any, size: str) -> None:
+        page.locator("summary", has_text=name).click()
+        expect(page.get_by_label("View name")).to_be_visible()
+
+    return act
+
+
+def helped(page: Any, size: str) -> None:
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+
+
+# Fragment, what has to be there, and what is done then.
+STATES: dict[str, tuple[str, str, Callable[[Any, str], None] | None]] = {
+    "charts": ("p=demo", "figure[data-painted]", None),
+    "saved views": ("p=demo", "figure[data-painted]", opened("views")),
+    "help": ("p=demo", "figure", helped),
+    "list folded, or drawer": ("p=demo", "figure[data-painted]", run_list),
+    "table": ("p=demo&v=table&shade=metric:train/loss", "[role=grid] [role=rowheader]", None),
+    "menu of a column": ("p=demo&v=table", "[role=grid] [role=rowheader]", column_menu),
+    "run": ("p=demo&v=run", "main h2", None),
+    "compare": ("p=demo&v=compare", ".commands, [aria-label=Config] tbody tr", None),
+    "sweep": ("p=demo&v=sweep", "main canvas", None),
+    "media": ("p=demo&v=media&also=val/samples", "main img", None),
+    "logs": ("p=demo&v=logs", "[role=log] p", None),
+    "alerts": ("p=demo&v=alerts", "main ul li", None),
+    "provenance": ("p=demo&v=provenance", "main svg rect", None),
+    "profile": ("p=demo&v=profile", "main .page", None),
+    "empty": ("p=nothing", "main pre", None),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    os.environ["FANFOLD_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    write_examples(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[(size, theme) for size in SIZES for theme in ("light", "dark")], ids="-".join)
+def look(request, browser):
+    """A window of one size in one theme, for all states."""
+    size, theme = request.param
+    wide, high = SIZES[size]
+    context = browser.new_context(viewport={"width": wide, "height": high}, color_scheme=theme, reduced_motion="reduce")
+    context.set_default_timeout(SLOW)
+    yield size, context
+    context.close()
+
+
+@pytest.mark.skipif(not AXE.is_file() and not os.environ.get("CI"), reason="axe is not here: `make web` brings it")
+@pytest.mark.parametrize("state", STATES)
+def test_no_state_has_a_violation(look, address, state):
+    size, context = look
+    fragment, there, act = STATES[state]
+    page = open_page(context, address, fragment)
+    page.locator(there).first.wait_for()
+    if act is not None:
+        act(page, size)
+    page.evaluate(AXE.read_text())
+    violations = page.evaluate("axe.run()")["violations"]
+    page.close()
+    assert [(one["id"], node["html"][:200]) for one in violations for node in one["nodes"][:3]] == []

@@ -1,0 +1,17 @@
+// How much room there is. On a phone the run list is a drawer; elsewhere it stands beside the page, as wide as one likes.
+export const NARROW = '(max-width: 720px)';
+export const LIST = { usual: 300, least: 180, most: 900 };
+
+class Layout {
+  narrow = $state(false);
+  drawer = $state(false);
+
+  watch(): () => void {
+    const wide = matchMedia(NARROW);
+    const see = () => { this.narrow = wide.matches; this.drawer = false; };
+    see();
+    wide.addEventListener('change', see);
+    return () => wide.removeEventListener('change', see);
+  }
+}
+export const layout = new Layout();

@@ -1,0 +1,146 @@
+// A sweep without a browser: axes of numbers and texts, what a brush selects, a trend, and a smooth surface over two settings.
+
+export type Value = number | string | null;
+export interface Axis { name: string; log: boolean; texts: string[] | null; lo: number; hi: number; missing: boolean }
+
+/** The axis that fits some values: numbers by size (or their logarithms), texts evenly, in the order people sort them. */
+export function axisOf(name: string, values: Value[], log = false): Axis {
+  let lo = Infinity, hi = -Infinity, words = false, missing = false;
+  for (const one of values) {
+    if (one === null || one !== one) { missing = true; continue; }
+    if (typeof one !== 'number') words = true;
+    else if (Number.isFinite(one) && (!log || one > 0)) { if (one < lo) lo = one; if (one > hi) hi = one; } else missing = true;
+  }
+  if (words) {
+    const texts = [...new Set(values.filter((one) => one !== null).map(String))].sort((a, b) => a.localeCompare(b, 'en', { numeric: true }));
+    return { name, log: false, texts, lo: 0, hi: texts.length - 1, missing: values.includes(null) };
+  }
+  return { name, log, texts: null, lo, hi, missing };
+}
+
+/** Where a value lies on its axis, from 0 to 1; NaN where it has none there. */
+export function placeOf(axis: Axis, value: Value): number {
+  if (value === null) return NaN;
+  if (axis.texts) return axis.texts.length > 1 ? axis.texts.indexOf(String(value)) / axis.hi : 0.5;
+  const n = value as number;
+  if (!Number.isFinite(n) || (axis.log && n <= 0)) return NaN;
+  const at = axis.log ? (Math.log(n) - Math.log(axis.lo)) / (Math.log(axis.hi) - Math.log(axis.lo)) : (n - axis.lo) / (axis.hi - axis.lo);
+  return Number.isFinite(at) ? at : 0.5;
+}
+
+/** The value at a place of an axis; of texts, their number in the list. */
+export function valueAt(axis: Axis, place: number): number {
+  if (axis.texts) return place * axis.hi;
+  return axis.log ? Math.exp(Math.log(axis.lo) + place * (Math.log(axis.hi) - Math.log(axis.lo))) : axis.lo + place * (axis.hi - axis.lo);
+}
+
+/** Brushes as they stand in the address: `config:lr=0.001..0.01`. */
+export function readBrushes(list: string[]): Map<string, [number, number]> {
+  const found = new Map<string, [number, number]>();
+  for (const one of list) {
+    const at = one.lastIndexOf('='), [lo, hi] = one.slice(at + 1).split('..').map(Number);
+    if (at > 0 && Number.isFinite(lo) && Number.isFinite(hi) && lo <= hi) found.set(one.slice(0, at), [lo, hi]);
+  }
+  return found;
+}
+export const writeBrush = (name: string, [lo, hi]: [number, number]) => `${name}=${Number(lo.toPrecision(6))}..${Number(hi.toPrecision(6))}`;
+
+/** Whether a value lies in a brush of its axis; of texts, the brush counts their places. */
+export function inside(axis: Axis, value: Value, [lo, hi]: [number, number]): boolean {
+  if (value === null || value !== value) return false;
+  const at = axis.texts ? axis.texts.indexOf(String(value)) : (value as number);
+  return at >= lo && at <= hi;
+}
+
+/** Brushes in the language of the filter; null where a name cannot be written in it. */
+export function asFilter(axes: Axis[], brushes: Map<string, [number, number]>): string | null {
+  const terms: string[] = [];
+  for (const axis of axes) {
+    const brush = brushes.get(axis.name);
+    if (!brush) continue;
+    const [kind, key] = [axis.name.slice(0, axis.name.indexOf(':')), axis.name.slice(axis.name.indexOf(':') + 1)];
+    const name = kind === 'config' ? `config.${key}` : kind === 'metric' ? `summary.${key}` : `${key}.${kind}`;
+    if (/[\s()<>=!~"']/.test(name)) return null;
+    if (!axis.texts) { terms.push(`${name}>=${Number(brush[0].toPrecision(6))} and ${name}<=${Number(brush[1].toPrecision(6))}`); continue; }
+    const words = axis.texts.filter((_, i) => i >= brush[0] && i <= brush[1]);
+    if (!words.length || words.some((one) => /["\\]/.test(one))) return null;
+    terms.push(words.length > 1 ? `(${words.map((one) => `${name}="${one}"`).join(' or ')})` : `${name}="${words[0]}"`);
+  }
+  return terms.join(' and ');
+}
+
+/** The line of least squares through points, on the axes as they are drawn, and how well ranks agree (Spearman). */
+export function trend(xs: number[], ys: number[], logX: boolean, logY: boolean): { at: (x: number) => number; rho: number } | null {
+  const fx = logX ? Math.log : (n: number) => n, fy = logY ? Math.log : (n: number) => n, n = xs.length;
+  if (n < 3) return null;
+  let sx = 0, sy = 0, sxx = 0, sxy = 0;
+  for (let i = 0; i < n; i++) { sx += fx(xs[i]); sy += fy(ys[i]); }
+  const mx = sx / n, my = sy / n;
+  for (let i = 0; i < n; i++) { const dx = fx(xs[i]) - mx; sxx += dx * dx; sxy += dx * (fy(ys[i]) - my); }
+  if (!(sxx > 0)) return null;
+  const slope = sxy / sxx;
+  return { at: (x) => { const y = my + slope * (fx(x) - mx); return logY ? Math.exp(y) : y; }, rho: spearman(xs, ys) };
+}
+
+export function spearman(xs: number[], ys: number[]): number {
+  const [a, b] = [ranks(xs), ranks(ys)], mean = (xs.length - 1) / 2;
+  let ab = 0, aa = 0, bb = 0;
+  for (let i = 0; i < a.length; i++) { const [p, q] = [a[i] - mean, b[i] - mean]; ab += p * q; aa += p * p; bb += q * q; }
+  return aa && bb ? ab / Math.sqrt(aa * bb) : NaN;
+}
+function ranks(values: number[]): Float64Array {
+  const order = Uint32Array.from(values.keys()).sort((i, j) => values[i] - values[j]), found = new Float64Array(values.length);
+  for (let i = 0; i < order.length;) {
+    let end = i;
+    while (end < order.length && values[order[end]] === values[order[i]]) end++;
+    for (let k = i; k < end; k++) found[order[k]] = (i + end - 1) / 2;
+    i = end;
+  }
+  return found;
+}
+
+/** A surface over places in the unit square: at each, the mean of the runs around it, nearer ones counting more; NaN far from all. */
+export function surface(x: number[], y: number[], z: number[], wide: number, high: number): Float64Array {
+  const n = x.length, near = Math.min(0.2, Math.max(0.05, 0.3 * n ** (-1 / 6))), found = new Float64Array(wide * high).fill(NaN);
+  const every = Math.ceil(n / 2000);
+  for (let j = 0; j < high; j++) for (let i = 0; i < wide; i++) {
+    const [px, py] = [i / (wide - 1), j / (high - 1)];
+    let sum = 0, all = 0, best = Infinity;
+    for (let k = 0; k < n; k += every) {
+      const d = ((x[k] - px) ** 2 + (y[k] - py) ** 2) / (near * near);
+      if (d < best) best = d;
+      if (d < 16) { const weight = Math.exp(-d / 2); sum += weight * z[k]; all += weight; }
+    }
+    if (best < 5) found[j * wide + i] = sum / all;
+  }
+  return found;
+}
+
+/** Colours from low to high, each at least 3:1 against its ground, told apart by lightness in any colour vision. */
+export const SCALES = { light: ['#2c115f', '#3b528b', '#21808d', '#3a8f52', '#a08400'], dark: ['#8677e6', '#4aa0e0', '#35c2a5', '#a6d84a', '#fde725'] };
+export function colourOf(at: number, dark: boolean): string {
+  const stops = dark ? SCALES.dark : SCALES.light, place = Math.min(0.9999, Math.max(0, at)) * (stops.length - 1), i = Math.floor(place), t = place - i;
+  const mix = [1, 3, 5].map((k) => Math.round(parseInt(stops[i].slice(k, k + 2), 16) * (1 - t) + parseInt(stops[i + 1].slice(k, k + 2), 16) * t));
+  return `rgb(${mix.join(',')})`;
+}
+
+/** Points by the cell of a coarse grid they lie in: a hundred thousand of them are searched as a few. */
+export class Near {
+  #cells = new Map<number, number[]>();
+  constructor(readonly x: Float32Array, readonly y: Float32Array, readonly size: number) {
+    for (let i = 0; i < x.length; i++) {
+      const cell = this.#cell(x[i], y[i]), there = this.#cells.get(cell);
+      if (there) there.push(i); else this.#cells.set(cell, [i]);
+    }
+  }
+  #cell(x: number, y: number) { return Math.floor(x / this.size) * 65_536 + Math.floor(y / this.size); }
+  /** The point nearest to a place, no farther than a cell is wide; -1 if there is none. */
+  find(x: number, y: number): number {
+    let best = this.size * this.size, hit = -1;
+    for (const dx of [-1, 0, 1]) for (const dy of [-1, 0, 1]) for (const i of this.#cells.get(this.#cell(x + dx * this.size, y + dy * this.size)) ?? []) {
+      const far = (this.x[i] - x) ** 2 + (this.y[i] - y) ** 2;
+      if (far < best) { best = far; hit = i; }
+    }
+    return hit;
+  }
+}

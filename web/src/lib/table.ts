@@ -1,0 +1,127 @@
+// The run table's columns without a browser: what they are called, which way they sort, where they lie, and what a group comes to.
+import { number } from './format';
+
+/** Statistics of a metric that can be columns, with the words they are called by. */
+export const STATS: Record<string, string> = { min: 'min', max: 'max', mean: 'mean', last: 'last', first: 'first', count: 'points', min_step: 'step of min', max_step: 'step of max' };
+const LOW = /(^|[^a-z])(loss|error|err|perplexity|ppl|mae|mse|rmse|wer|cer|fid|nll|regret|bpb|bpc|latency)([^a-z]|$)|loss|perplexity/i;
+const HIGH = /(^|[^a-z])(acc|accuracy|f1|auc|auroc|map|bleu|rouge\w*|reward|rewards|return|score|r2|precision|recall|iou|miou|dice|psnr|ssim|mfu|throughput|exact_match|win_rate|pass@\d+)([^a-z]|$)|accuracy/i;
+
+export interface Part { kind: 'fact' | 'config' | 'metric' | 'stat'; key: string; stat: string }
+
+/** What a column's name says: `status`, `config:lr`, `metric:loss`, `min:loss`. */
+export function part(name: string): Part {
+  const at = name.indexOf(':'), kind = name.slice(0, Math.max(0, at)), key = name.slice(at + 1);
+  if (at < 0) return { kind: 'fact', key: name, stat: '' };
+  return kind === 'config' || kind === 'metric' ? { kind, key, stat: '' } : { kind: 'stat', key, stat: kind };
+}
+
+/** Whether low or high values of a metric are better: as define_metric says, else as its name suggests. */
+export function goal(key: string, goals: Record<string, string>): 'min' | 'max' | '' {
+  const told = goals[key];
+  if (told === 'min' || told === 'max') return told;
+  return LOW.test(key) ? 'min' : HIGH.test(key) ? 'max' : '';
+}
+
+export function label(name: string, goals: Record<string, string> = {}): string {
+  const { kind, key, stat } = part(name);
+  if (kind !== 'stat') return key;
+  const best = goal(key, goals);
+  return `${key} · ${best && stat === `${best}_step` ? 'best step' : (STATS[stat] ?? stat)}`;
+}
+
+/** The order a first click asks for: what people look for first, such as the lowest loss, the highest accuracy, the newest run. */
+export function firstOrder(name: string, goals: Record<string, string>): string {
+  const { kind, key, stat } = part(name);
+  if (kind === 'fact') return ['created', 'duration', 'ranks'].includes(name) ? `-${name}` : name;
+  if (kind === 'config' || stat.endsWith('_step') || stat === 'count') return name;
+  return goal(key, goals) === 'max' ? `-${name}` : name;
+}
+
+/** What the next click on a column's head asks for: its first order, the other one, none. */
+export function nextOrder(sort: string, name: string, goals: Record<string, string>): string {
+  const first = firstOrder(name, goals), other = first.startsWith('-') ? name : `-${name}`;
+  return sort === first ? other : sort === other ? '' : first;
+}
+
+/** Where each column begins, and at the end where the last one stops. */
+export function places(widths: number[]): number[] {
+  const found = [0];
+  for (const wide of widths) found.push(found[found.length - 1] + wide);
+  return found;
+}
+
+/** The columns that lie between two places: [first, end). */
+export function between(starts: number[], left: number, right: number): [number, number] {
+  const count = starts.length - 1;
+  let first = 0, end = 0;
+  for (let low = 0, high = count; low < high;) { const mid = (low + high) >> 1; if (starts[mid + 1] <= left) low = mid + 1; else high = mid; first = low; }
+  for (let low = first, high = count; low < high;) { const mid = (low + high) >> 1; if (starts[mid] < right) low = mid + 1; else high = mid; end = low; }
+  return count ? [Math.min(first, count - 1), Math.max(end, Math.min(first + 1, count))] : [0, 0];
+}
+
+/** A list with one name put at the place of another. */
+export function put(list: string[], name: string, at: string): string[] {
+  const from = list.indexOf(name), to = list.indexOf(at);
+  if (from < 0 || to < 0 || from === to) return list;
+  const rest = list.filter((one) => one !== name);
+  rest.splice(rest.indexOf(at) + (from < to ? 1 : 0), 0, name);
+  return rest;
+}
+
+export const AGGREGATES: [string, string][] = [['std', 'mean ± std'], ['sem', 'mean ± std error'], ['ci', 'mean ± 95% CI'], ['median', 'median'], ['range', 'min – max']];
+const T95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101, 2.093, 2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 2.042];
+
+/** What the values of a group come to; runs without a number are left out. */
+export function aggregate(values: (number | string | null)[], how: string): string {
+  const found = values.filter((one): one is number => typeof one === 'number' && Number.isFinite(one));
+  const n = found.length;
+  if (!n) return '';
+  if (how === 'median') { const sorted = [...found].sort((a, b) => a - b); return number((sorted[(n - 1) >> 1] + sorted[n >> 1]) / 2); }
+  if (how === 'range') { const [low, high] = extent(found); return low === high ? number(low) : `${number(low)} – ${number(high)}`; }
+  const mean = found.reduce((sum, one) => sum + one, 0) / n;
+  if (n < 2) return number(mean);
+  const std = Math.sqrt(found.reduce((sum, one) => sum + (one - mean) ** 2, 0) / (n - 1));
+  const spread = how === 'std' ? std : (std / Math.sqrt(n)) * (how === 'ci' ? (T95[n - 2] ?? 1.96) : 1);
+  const digits = spread > 0 && Number.isFinite(spread) ? Math.min(20, Math.max(0, 1 - Math.floor(Math.log10(spread)))) : 20; // no more of the mean than its spread lets one know
+  return `${number(Number(mean.toFixed(digits)))} ± ${number(Number(spread.toPrecision(2)))}`;
+}
+
+function extent(values: number[]): [number, number] {
+  let low = Infinity, high = -Infinity;
+  for (const one of values) { if (one < low) low = one; if (one > high) high = one; }
+  return [low, high];
+}
+
+/** The range a column is coloured over: without the outer fiftieth, so that one outlier does not make all others alike. */
+export function shades(values: (number | string | null)[]): [number, number] | null {
+  const sorted = values.filter((one): one is number => typeof one === 'number' && Number.isFinite(one)).sort((a, b) => a - b);
+  if (sorted.length < 2) return null;
+  const out = Math.floor(sorted.length / 50), low = sorted[out], high = sorted[sorted.length - 1 - out];
+  return high > low ? [low, high] : null;
+}
+
+/** How strongly a cell is coloured, from 0 to 1: most where it is best, or highest where nobody knows what is better. */
+export function shade(value: number | string | null, range: [number, number] | null, best: 'min' | 'max' | ''): number {
+  if (!range || typeof value !== 'number' || Number.isNaN(value)) return 0;
+  const at = Math.min(1, Math.max(0, (value - range[0]) / (range[1] - range[0])));
+  return best === 'min' ? 1 - at : at;
+}
+
+/** Conditions on columns of a logged table as they stand in the address: `["reward",">","0.5"]`. What is not one is left out. */
+export function conditions(list: string[]): [string, string, string][] {
+  return list.flatMap((one) => {
+    try {
+      const found: unknown = JSON.parse(one);
+      return Array.isArray(found) && found.length === 3 && found.every((part) => typeof part === 'string') ? [found as [string, string, string]] : [];
+    } catch { return []; }
+  });
+}
+
+/** A table as CSV; texts that a spreadsheet would run as a formula are kept from it. */
+export function csv(head: string[], rows: (number | string | null)[][]): string {
+  const cell = (value: number | string | null) => {
+    const text = value === null ? '' : String(value), safe = typeof value === 'string' && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+    return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  };
+  return [head, ...rows].map((row) => row.map(cell).join(',')).join('\r\n') + '\r\n';
+}
