@@ -27,7 +27,8 @@ from fanfold.store import open_run
 from fanfold.store.blackbox import hangs, memory_errors
 
 BLOCK_SECONDS = 2.0  # two looks
-VARIANTS = ("nothing", "nothing again", "black box", "history")
+VARIANTS = ("nothing", "nothing again", "black box")
+WITH_HISTORY = (*VARIANTS, "history")  # in one round of four: its cost is large, and a few blocks show it
 
 
 def cost(kind: str, folder: str, seconds: float) -> dict:
@@ -39,25 +40,34 @@ def cost(kind: str, folder: str, seconds: float) -> dict:
     steps_of = Steps(kind, None)
     steps = max(3, round(BLOCK_SECONDS / steps_of.timed("nothing", 20)))
     parts = Parts(torch, folder)
-    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    pairs: dict[str, list[tuple[float, float]]] = {variant: [] for variant in WITH_HISTORY}
     end, repeat = time.monotonic() + seconds, 0
-    while time.monotonic() < end or repeat < 4:
-        turn = repeat % len(VARIANTS)
-        for variant in VARIANTS[turn:] + VARIANTS[:turn]:
+    while time.monotonic() < end or repeat < 9:
+        variants = WITH_HISTORY if repeat % 4 == 3 else VARIANTS
+        turn, times = repeat % len(variants), {}
+        for variant in variants[turn:] + variants[:turn]:
             with parts.on(variant):
                 steps_of.timed("nothing", 3)
-                found = steps_of.timed("nothing", steps)
-            if repeat:  # the first round warms up
-                times[variant].append(found)
+                times[variant] = steps_of.timed("nothing", steps)
+        if repeat:  # the first round warms up
+            for variant, found in times.items():
+                pairs[variant].append((found, times["nothing"]))
         repeat += 1
     parts.close()
-    rows = {}
-    for variant in VARIANTS:
-        low, middle, high = statistics.quantiles([a / b for a, b in zip(times[variant], times["nothing"], strict=True)], n=4)
-        ms = statistics.median(times[variant]) * 1e3
-        rows[variant] = {"ms": ms, "ratio": middle, "quartiles": [low, high], "blocks": len(times[variant]), "steps": steps}
-        print(f"{kind:44s} {variant:20s} {ms:8.3f} ms/step  x{middle:.4f} [{low:.4f}, {high:.4f}]", flush=True)
-    return rows
+    return {variant: summary(kind, variant, found, steps) for variant, found in pairs.items()}
+
+
+def summary(kind: str, variant: str, pairs: list[tuple[float, float]], steps: int) -> dict:
+    """Print and return the median ratio of neighbouring blocks, its quartiles, and how far chance moves the median."""
+    ratios = [with_it / without for with_it, without in pairs]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
+    ms = statistics.median(with_it for with_it, _ in pairs) * 1e3
+    print(
+        f"{kind:44s} {variant:14s} {ms:8.3f} ms/step  x{middle:.4f} +- {error:.4f} [{low:.4f}, {high:.4f}] of {len(ratios)}",
+        flush=True,
+    )
+    return {"ms": ms, "ratio": middle, "error": error, "quartiles": [low, high], "blocks": len(ratios), "steps": steps}
 
 
 class Parts:
@@ -271,15 +281,19 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--seconds", type=float, default=240.0, help="how long to measure the cost")
     parser.add_argument("--only", choices=("cost", "whole", "oom", "stuck", "health"))
+    parser.add_argument("--kind", default="", help="measure the cost of steps with this in their name alone, such as MLP")
     args = parser.parse_args()
+    from gpu import KINDS
+
     found: dict = {}
     os.environ.setdefault("FANFOLD_CACHE_DIR", tempfile.mkdtemp())
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # the programs started below use these sources, too
     with tempfile.TemporaryDirectory() as folder:
         parts = {
             "oom": lambda: {when: out_of_memory(folder, when) for when in ("early", "late")},
             "stuck": lambda: stuck(folder),
             "health": health,
-            "cost": lambda: {kind: cost(kind, folder, args.seconds * 0.7 / len(kinds())) for kind in kinds()},
+            "cost": lambda: {kind: cost(kind, folder, args.seconds * 0.7 / 3) for kind in list(KINDS)[:3] if args.kind in kind},
             "whole": lambda: whole(folder, args.seconds * 0.15),
         }
         for name, part in parts.items():
@@ -288,12 +302,6 @@ def main() -> None:
                 print(name, json.dumps(found[name], indent=1, default=str), flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=1, default=str))
-
-
-def kinds() -> list[str]:
-    from gpu import KINDS
-
-    return list(KINDS)[:3]
 
 
 if __name__ == "__main__":
