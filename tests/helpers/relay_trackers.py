@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from fanfold.trackers import Adapter, GeneralTracker, register_tracker_class
+from fanfold.trackers import Destination, GeneralTracker, register_tracker_class
 
 WHO = contextvars.ContextVar("WHO", default="nobody")
 
@@ -55,7 +55,7 @@ class Lines(GeneralTracker):
         self.file.close()
 
 
-class Readable(Adapter):
+class Readable(Destination):
     """A file that can be read back; each write waits a little, so that a kill finds something half sent."""
 
     name = "readable"
@@ -63,21 +63,18 @@ class Readable(Adapter):
     pause = 0.0005
 
     def __init__(self, run_name: str, path: str, **kwargs) -> None:
-        super().__init__()
+        super().__init__(run_name)
         self.path = path
-
-    @property
-    def tracker(self):
-        return self.file
 
     @property
     def remote(self):
         return self.path
 
-    def start(self) -> None:
-        self.file = Path(self.path).open("a")  # noqa: SIM115 - closed by finish()
+    def begin(self, identity, remote):
+        self.file = Path(self.path).open("a")  # noqa: SIM115 - closed by close()
+        return self.file
 
-    def write(self, points) -> None:
+    def write(self, points):
         for point in points:
             self.file.write("".join(json.dumps([key, point.step, value]) + "\n" for key, value in point.values.items()))
             self.file.flush()
@@ -99,16 +96,17 @@ class LateFlush(Readable):
 
     name = "late_flush"
 
-    def start(self) -> None:
-        super().start()
+    def begin(self, identity, remote):
+        file = super().begin(identity, remote)
         self.held: list[str] = []
         first = Path(f"{self.path}.first")
         if not first.exists():
             first.write_text(str(os.getpid()))
         self.down = first.read_text() == str(os.getpid())
         atexit.register(self.flush, 2.0)
+        return file
 
-    def write(self, points) -> None:
+    def write(self, points):
         self.held += [json.dumps([key, point.step, value]) + "\n" for point in points for key, value in point.values.items()]
         Path(f"{self.path}.held").touch()
 
@@ -125,19 +123,19 @@ class LateFlush(Readable):
 
 
 class Clumsy(Readable):
-    """An adapter with mistakes in it: texts, files, configurations and the end are too much for it."""
+    """A destination with mistakes in it: texts, files, configurations and the end are too much for it."""
 
     name = "clumsy"
     broken = ("text",)
 
-    def write(self, points) -> None:
+    def write(self, points):
         for point in points:
             for key, value in point.values.items():
                 if key in self.broken:
                     value.nonsense  # noqa: B018 - the mistake
                 super().write([point._replace(values={key: value})])
 
-    def store_init_configuration(self, values) -> None:
+    def set_config(self, values) -> None:
         values + 0  # the mistake
 
     def artifact(self, path, name) -> None:
@@ -154,7 +152,7 @@ class Sequences(Readable):
     name = "sequences"
     counts_each = True
 
-    def write(self, points) -> None:
+    def write(self, points):
         for point in points:
             for key, pictures in point.values.items():
                 for picture in pictures:
@@ -166,14 +164,14 @@ class Sequences(Readable):
 
 
 class Stuck(Readable):
-    """An adapter whose start hangs, and shrugs off the first interruption."""
+    """A destination whose start hangs, and shrugs off the first interruption."""
 
     name = "stuck"
 
     def __init__(self, run_name: str, **kwargs) -> None:
         super().__init__(run_name, os.devnull)
 
-    def start(self) -> None:
+    def begin(self, identity, remote):
         with contextlib.suppress(TimeoutError):
             time.sleep(10_000)
         time.sleep(10_000)

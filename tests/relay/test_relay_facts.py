@@ -9,28 +9,25 @@ import pytest
 import fanfold
 import relay_trackers
 from fanfold.relay import serve
-from fanfold.trackers import Adapter, register_tracker_class
+from fanfold.trackers import Destination, register_tracker_class
 
 
-class Book(Adapter):
+class Book(Destination):
     """Keep every call as a line of a file."""
 
     name = "book"
 
     def __init__(self, run_name: str, path: str) -> None:
-        super().__init__()
+        super().__init__(run_name)
         self.path = Path(path)
-
-    @property
-    def tracker(self) -> Path:
-        return self.path
 
     def note(self, *words) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(words) + "\n")
 
-    def start(self) -> None:
+    def begin(self, identity, remote):
         self.note("start")
+        return self.path
 
     def add(self, key, value, point) -> None:
         self.note("point", key, point.step)

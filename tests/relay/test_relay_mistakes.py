@@ -87,7 +87,7 @@ def test_damaged_and_missing_blobs_do_not_hold_up_a_tracker(play):
 def test_a_tracker_that_refuses_everything_is_retried_value_by_value(tmp_path):
     tracker = relay_trackers.Clumsy("x", str(tmp_path / "points"))
     tracker.broken = ("a", "b")
-    tracker.start()
+    tracker.open(None)
     sender = Sender(tmp_path, tracker, Cursor(tmp_path / "x.cursor"))
     sender.out = [Outgoing(Point({"a": i, "b": i}, i), []) for i in range(10)]
     refused = []

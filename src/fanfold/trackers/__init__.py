@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import logger
 from .base import Alert, GeneralTracker, Identity, Point, Refusal, Refused, on_main_process
 from .destination import Destination, Item
-from .face import Adapter, Tracker
+from .face import Tracker
 from .registry import (
     LOGGER_TYPE_TO_CLASS,
     TABLE,
@@ -25,7 +25,6 @@ _CHECKS = {f"is_{row.name}_available": row.name for row in TABLE}
 
 __all__ = [
     "LOGGER_TYPE_TO_CLASS",
-    "Adapter",
     "AimTracker",
     "Alert",
     "AzureMLTracker",

@@ -1,7 +1,4 @@
-"""One interface for all destinations: `Tracker` turns any `Destination` into a tracker for Accelerate and its users.
-
-`Adapter` is the older way to write a custom tracker: a tracker that is its own destination.
-"""
+"""One interface for all destinations: `Tracker` turns any `Destination` into a tracker for Accelerate and its users."""
 
 from __future__ import annotations
 
@@ -99,27 +96,6 @@ class Tracker(GeneralTracker):
         self.destination.finish()
 
 
-class Adapter(GeneralTracker, Destination):
-    """A tracker that is its own destination, with Accelerate's methods and a destination's in one class.
-
-    New trackers are simpler as a `Destination`, to which `register_tracker_class` adds the rest.
-    """
-
-    def __init__(self, _blank: bool = False) -> None:
-        GeneralTracker.__init__(self, _blank)
-
-    def open(self, identity: Identity | None, remote: str | None = None) -> None:
-        self.start()
-
-    def set_config(self, values: dict[str, Any]) -> None:
-        self.store_init_configuration(values)
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record values immediately, as `Tracker.log` does."""
-        self.warn_refused(self.record(values, step, kwargs))
-
-
 @functools.cache
 def _face_of(cls: Any) -> type[Tracker]:
     facts = {"destination_class": cls, "shared": True, "__module__": cls.__module__}
@@ -128,13 +104,12 @@ def _face_of(cls: Any) -> type[Tracker]:
 
 def tracker_class(cls: Any) -> Any:
     """Return a tracker class: a destination class is wrapped in the shared interface, any other is returned as it is."""
-    plain = isinstance(cls, type) and issubclass(cls, Destination) and not issubclass(cls, GeneralTracker)
-    return _face_of(cls) if plain else cls
+    return _face_of(cls) if isinstance(cls, type) and issubclass(cls, Destination) else cls
 
 
 def tracker_of(item: Any) -> Any:
     """Return a tracker object: a destination is wrapped, anything else is returned as it is."""
-    if not isinstance(item, Destination) or isinstance(item, GeneralTracker):
+    if not isinstance(item, Destination):
         return item
     tracker: Tracker = object.__new__(tracker_class(type(item)))
     tracker.face(item)
@@ -143,9 +118,9 @@ def tracker_of(item: Any) -> Any:
 
 def destination_of(tracker: Any) -> Destination | None:
     """Return the destination the relay serves behind a tracker; None for a user-written GeneralTracker."""
-    if isinstance(tracker, Tracker):
-        return cast("Destination", tracker) if _changed(type(tracker)) else tracker.destination
-    return tracker if isinstance(tracker, Destination) else None
+    if not isinstance(tracker, Tracker):
+        return None
+    return cast("Destination", tracker) if _changed(type(tracker)) else tracker.destination
 
 
 def _changed(cls: type[Tracker]) -> bool:
