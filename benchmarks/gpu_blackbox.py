@@ -1,9 +1,10 @@
 """What the black box costs on a GPU, and whether it finds what it should there: `python benchmarks/gpu_blackbox.py [--seconds N] [--json FILE]`.
 
 The cost is the ratio of a training step with the black box to the same step without, in blocks that alternate: the black box as it is
-after the first steps (pulse, and a look at the allocator each second), and the allocator's history, which is on for the first two
-steps and while memory grows. How long it is on is measured in whole runs. Then: a program that runs out of memory, a collective that
-does not finish, and the health of the GPU.
+after the first steps (pulse, and a look at the allocator each second), ten looks a second (their excess divided by ten bounds what one
+costs, where the host's own noise hides it), and the allocator's history, which is on for the first two steps and while memory grows.
+How long it is on is measured in whole runs. Then: a program that runs out of memory, collectives of NCCL that do not finish (behind a
+busy stream, and among four ranks that share the GPU), and the health of the GPU. `--only cost,stuck` for some of it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
@@ -26,9 +29,10 @@ from fanfold.blackbox.watch import Watch
 from fanfold.store import open_run
 from fanfold.store.blackbox import hangs, memory_errors
 
-BLOCK_SECONDS = 2.0  # two looks
+BLOCK_SECONDS, SHORT_SECONDS = 2.0, 0.4  # two looks, four looks
 VARIANTS = ("nothing", "nothing again", "black box")
 WITH_HISTORY = (*VARIANTS, "history")  # in one round of four: its cost is large, and a few blocks show it
+OFTEN = "ten looks a second"
 
 
 def cost(kind: str, folder: str, seconds: float) -> dict:
@@ -37,13 +41,22 @@ def cost(kind: str, folder: str, seconds: float) -> dict:
 
     from gpu import Steps
 
-    steps_of = Steps(kind, None)
-    steps = max(3, round(BLOCK_SECONDS / steps_of.timed("nothing", 20)))
-    parts = Parts(torch, folder)
-    pairs: dict[str, list[tuple[float, float]]] = {variant: [] for variant in WITH_HISTORY}
+    steps_of, parts = Steps(kind, None), Parts(torch, folder)
+    found = blocks(kind, steps_of, parts, (VARIANTS, VARIANTS, VARIANTS, WITH_HISTORY), BLOCK_SECONDS, seconds * 0.6)
+    found |= blocks(kind, steps_of, parts, (("nothing", OFTEN),), SHORT_SECONDS, seconds * 0.4)
+    found["one look a second, by ten"] = {name: 1 + (found[OFTEN]["ratio"] - 1) / 10 if name == "ratio" else found[OFTEN]["error"] / 10
+                                          for name in ("ratio", "error")}  # fmt: skip
+    parts.close()
+    return found
+
+
+def blocks(kind: str, steps_of, parts: Parts, turns: tuple[tuple[str, ...], ...], length: float, seconds: float) -> dict:
+    """Time blocks of steps, each round with the variants of its turn, and compare each with the bare block of its round."""
+    steps = max(3, round(length / steps_of.timed("nothing", 20)))
+    pairs: dict[str, list[tuple[float, float]]] = {variant: [] for variants in turns for variant in variants}
     end, repeat = time.monotonic() + seconds, 0
     while time.monotonic() < end or repeat < 9:
-        variants = WITH_HISTORY if repeat % 4 == 3 else VARIANTS
+        variants = turns[repeat % len(turns)]
         turn, times = repeat % len(variants), {}
         for variant in variants[turn:] + variants[:turn]:
             with parts.on(variant):
@@ -53,7 +66,6 @@ def cost(kind: str, folder: str, seconds: float) -> dict:
             for variant, found in times.items():
                 pairs[variant].append((found, times["nothing"]))
         repeat += 1
-    parts.close()
     return {variant: summary(kind, variant, found, steps) for variant, found in pairs.items()}
 
 
@@ -64,7 +76,7 @@ def summary(kind: str, variant: str, pairs: list[tuple[float, float]], steps: in
     error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
     ms = statistics.median(with_it for with_it, _ in pairs) * 1e3
     print(
-        f"{kind:44s} {variant:14s} {ms:8.3f} ms/step  x{middle:.4f} +- {error:.4f} [{low:.4f}, {high:.4f}] of {len(ratios)}",
+        f"{kind:44s} {variant:18s} {ms:8.3f} ms/step  x{middle:.4f} +- {error:.4f} [{low:.4f}, {high:.4f}] of {len(ratios)}",
         flush=True,
     )
     return {"ms": ms, "ratio": middle, "error": error, "quartiles": [low, high], "blocks": len(ratios), "steps": steps}
@@ -79,7 +91,7 @@ class Parts:
         self._run = fanfold.init("cost", dir=folder, quiet=True, system=False, blackbox=False)
         time.sleep(5.0)  # the facts of the run are collected
 
-    def _settled(self) -> Watch:
+    def _settled(self, interval: float) -> Watch:
         """Return the watch of a rank whose first steps are over."""
         self._number += 1
         folder = Path(self._folder) / "pulses"
@@ -87,16 +99,16 @@ class Parts:
         recorder = MemoryRecorder(folder, 0, lambda _: True)
         recorder._own = recorder._asked = True
         recorder._reserved = 1 << 60
-        watch = Watch(
-            folder, {"rank": 0, "process": str(self._number)}, lambda: self._number, lambda _: True, chores=[recorder.look]
-        )
+        watch = Watch(folder, {"rank": 0, "process": str(self._number)}, lambda: self._number, lambda _: True,
+                      interval=interval, chores=[recorder.look])  # fmt: skip
         watch.start()
         return watch
 
     @contextlib.contextmanager
     def on(self, variant: str):
         history = self._torch.cuda.memory._record_memory_history
-        watch = self._settled() if variant == "black box" else None
+        interval = {"black box": 1.0, OFTEN: 0.1}.get(variant)
+        watch = self._settled(interval) if interval else None
         if variant == "history":
             history("all", context="alloc", stacks="python", max_entries=50_000)
         yield
@@ -236,28 +248,141 @@ for step in range(3):
     dist.all_reduce(x)
     torch.cuda.synchronize()
     run.log({"step": step})
-torch.cuda._sleep(int(60e9))  # the collective waits behind it, as it would for another rank
+torch.cuda._sleep(int(40e9))  # 20 s: the collective waits behind it, as it would for another rank
 dist.all_reduce(x)
 torch.cuda.synchronize()  # MARK stuck
 run.finish()
 """
 
 
+RANKS = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+os.environ["NCCL_HOSTID"] = f"node{rank}"  # NCCL refuses ranks of one node that share a GPU
+import torch
+import torch.distributed as dist
+import fanfold
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+if device == "cuda":
+    torch.cuda.set_device(0)
+run = fanfold.init("stuck", id=sys.argv[2], dir=sys.argv[1], quiet=True, system=False, blackbox={"hang": 8})
+dist.init_process_group()  # gloo for the CPU, NCCL for the GPU
+pair = dist.new_group([0, 1])
+x, on_cpu = torch.ones(1024, device=device), torch.ones(2)
+
+def sleeps():
+    time.sleep(600)  # MARK sleeps
+
+def diverges():
+    dist.all_reduce(x, group=pair); x.sum().item()  # MARK diverges
+
+def is_killed():
+    os.kill(os.getpid(), signal.SIGKILL)  # MARK is_killed
+
+def save_checkpoint():
+    time.sleep(25)
+
+if rank < 2:
+    dist.all_reduce(x, group=pair)
+for step in range(8):
+    dist.all_reduce(on_cpu)
+    if step == 5 and rank == 1:
+        globals()[sys.argv[2]]()
+    dist.all_reduce(x); x.sum().item()  # on a GPU it waits here
+    run.log({"step": step})
+run.finish()
+dist.destroy_process_group()
+"""
+JOB_SECONDS = 80.0
+# What `fanfold hang` has to say of each; nothing: it must not be called a hang.
+FAULTS = {
+    "sleeps": ("3 of 4 ranks wait in all_reduce number ", "; rank 1 has not arrived; rank 1 ", "{fault}.py:{line} in {fault}"),
+    "diverges": ("3 of 4 ranks wait in all_reduce number ", "; rank 1 has not arrived; rank 1 ", "{fault}.py:{line} in {fault}"),
+    "is_killed": ("Rank 1 ended first", "SIGKILL"),
+    "save_checkpoint": (),
+}
+
+
 def stuck(folder: str) -> dict:
+    """Return what runs say about collectives of NCCL that do not finish, or that others are merely late for."""
+    found = {"behind a busy stream": behind_a_stream(folder)}
+    print(json.dumps(found, indent=1), flush=True)
+    with ThreadPoolExecutor(2) as pool:  # two jobs at once: what they do is wait
+        return found | dict(zip(FAULTS, pool.map(lambda fault: among_ranks(folder, fault), FAULTS), strict=True))
+
+
+def behind_a_stream(folder: str) -> dict:
     """Start a collective that does not finish; return what the run says about it."""
     script = Path(folder) / "stuck.py"
     script.write_text(STUCK)
     done = subprocess.run([sys.executable, str(script), folder], capture_output=True, text=True, check=False, timeout=150)
-    run = open_run(Path(folder) / "stuck" / "stuck")
-    line = next(n for n, text in enumerate(STUCK.splitlines(), 1) if "# MARK stuck" in text)
-    return {"hangs": [hang.text for hang in hangs(run)], "line": line, "collectives": [len(one.collectives) for hang in hangs(run)
-            for one in hang.ranks], "exit": done.returncode, "stderr": done.stderr[-500:]}  # fmt: skip
+    found = said(folder, "stuck")
+    ok = f"stuck.py:{line_of(STUCK, 'stuck')} " in found["text"] and "in all_reduce number 4 of 1024 float" in found["text"]
+    return {"ok": ok, **found, "exit": done.returncode, "stderr": done.stderr[-500:]}
+
+
+def among_ranks(folder: str, fault: str) -> dict:
+    """Run four ranks of NCCL on one GPU, of which rank 1 does something wrong; return what the run says about it."""
+    script, log = Path(folder) / f"{fault}.py", Path(folder) / f"{fault}.log"
+    script.write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(script), folder, fault]
+    env = {**os.environ, "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1",
+           "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    began = time.monotonic()
+    with log.open("w") as file:
+        job = subprocess.Popen(command, env=env, stdout=file, stderr=file, start_new_session=True)
+    while time.monotonic() - began < JOB_SECONDS and (running := job.poll() is None):
+        time.sleep(1.0)
+        if fault in ("sleeps", "diverges") and said(folder, fault)["answered"] == 4:
+            break
+    seconds = time.monotonic() - began
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGTERM)
+    job.wait(60)
+    wanted = [word.format(fault=fault, line=line_of(RANKS, fault)) for word in FAULTS[fault]]
+    for _ in range(5):  # the watcher writes its last
+        time.sleep(2.0)
+        found = said(folder, fault)
+        found["ok"] = all(word in found["text"] for word in wanted) if wanted else not (found["hangs"] or running)
+        if wanted and found["ok"]:
+            break
+    found |= {"over by itself": not running, "seconds": seconds, "log": log.read_text()[-1500:]}
+    print(fault, json.dumps(found, indent=1), flush=True)
+    return found
+
+
+def said(folder: str, run_id: str) -> dict:
+    """Return what `fanfold hang` says of a run, and how many ranks answered with their stacks."""
+    path = Path(folder) / "stuck" / run_id
+    if not (path / "journal").is_dir():
+        return {"text": "", "hangs": [], "answered": 0}
+    seen = hangs(open_run(path))
+    answered = max((sum(bool(one.threads) for one in hang.ranks) for hang in seen), default=0)
+    command = [sys.executable, "-m", "fanfold", "hang", run_id, "--dir", folder]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"})
+    collectives = [len(one.collectives) for hang in seen for one in hang.ranks]
+    return {
+        "text": shown.stdout + shown.stderr,
+        "hangs": [hang.text for hang in seen],
+        "answered": answered,
+        "collectives": collectives,
+    }
+
+
+def line_of(program: str, mark: str) -> int:
+    return next(n for n, text in enumerate(program.splitlines(), 1) if f"# MARK {mark}" in text)
+
+
+HEALTH = ("util", "memory", "power_w", "temp_c", "sm_mhz", "mem_mhz", "power_limit_w", "throttle", "ecc_corrected", "ecc_uncorrected",
+          "remapped_rows", "remap_failed", "pcie_replays", "sm_active", "sm_occupancy", "tensor_active", "dram_active")  # fmt: skip
 
 
 def health() -> dict:
     """Return two samples of the GPU's metrics, with work between them, and what a sample costs."""
     import torch
 
+    from fanfold.probes.gpu_health import SLOWDOWNS
     from fanfold.probes.gpus import Gpus
 
     reader, faults = Gpus(), []
@@ -272,20 +397,29 @@ def health() -> dict:
     began = time.process_time()
     for _ in range(20):
         reader()
-    return {"first": first, "second": second, "faults": faults, "cpu ms": (time.process_time() - began) / 20 * 1e3,
-            "queries": sorted(reader._gpus[0]) if reader._gpus else []}  # fmt: skip
+    spent = (time.process_time() - began) / 20 * 1e3
+    watch = getattr(reader._xids, "__self__", None)
+    missing = [name for name in HEALTH if f"system/gpu/0/{name}" not in second]
+    reasons = [
+        word
+        for bit, word in {1: "idle", 4: "power cap", **SLOWDOWNS}.items()
+        if int(second.get("system/gpu/0/throttle", 0)) & bit
+    ]
+    return {"ok": not missing, "missing": missing, "clocks lowered for": reasons, "Xid events": watch is not None and watch._events is not None,
+            "first": first, "second": second, "faults": faults, "cpu ms": spent}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--seconds", type=float, default=240.0, help="how long to measure the cost")
-    parser.add_argument("--only", choices=("cost", "whole", "oom", "stuck", "health"))
+    parser.add_argument("--only", default="cost,whole,oom,stuck,health", help="some of cost,whole,oom,stuck,health")
     parser.add_argument("--kind", default="", help="measure the cost of steps with this in their name alone, such as MLP")
     args = parser.parse_args()
     from gpu import KINDS
 
     found: dict = {}
+    kinds = [kind for kind in KINDS if args.kind in kind]
     os.environ.setdefault("FANFOLD_CACHE_DIR", tempfile.mkdtemp())
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # the programs started below use these sources, too
     with tempfile.TemporaryDirectory() as folder:
@@ -293,15 +427,18 @@ def main() -> None:
             "oom": lambda: {when: out_of_memory(folder, when) for when in ("early", "late")},
             "stuck": lambda: stuck(folder),
             "health": health,
-            "cost": lambda: {kind: cost(kind, folder, args.seconds * 0.7 / 3) for kind in list(KINDS)[:3] if args.kind in kind},
+            "cost": lambda: {kind: cost(kind, folder, args.seconds * 0.7 / len(kinds)) for kind in kinds},
             "whole": lambda: whole(folder, args.seconds * 0.15),
         }
         for name, part in parts.items():
-            if args.only in (None, name):
-                found[name] = part()
+            if name in args.only.split(","):
+                try:
+                    found[name] = part()
+                except Exception as error:  # the other parts may be worth their device time
+                    found[name] = {"error": f"{type(error).__name__}: {error}"}
                 print(name, json.dumps(found[name], indent=1, default=str), flush=True)
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1, default=str))
+                if args.json:  # after each part: what was measured stays if a later one is cut off
+                    Path(args.json).write_text(json.dumps(found, indent=1, default=str))
 
 
 if __name__ == "__main__":

@@ -101,6 +101,21 @@ def test_a_hang_names_the_rank_and_its_line(fault, rank, mark, state, tmp_path):
     assert f"blackbox_train.py:{line_of(mark)}" in alert["text"]
 
 
+def test_a_rank_that_waits_in_a_smaller_group_is_not_to_blame(tmp_path):
+    """Rank 3 sleeps, rank 2 waits for it in their group, and ranks 0 and 1 for both. Each rank numbers the groups it is in for itself."""
+
+    def answered(run):
+        return [hang for hang in hangs(run) if sum(bool(one.threads) for one in hang.ranks) == 4]
+
+    with job(tmp_path, "pair", 3) as process:
+        _, (hang, *_) = awaited(tmp_path, process, answered)
+    stands = {one.rank: one for one in hang.ranks}
+    assert (hang.culprits, hang.missing, hang.collective.group) == ([3], [2, 3], "gloo/0")
+    assert [stands[rank].line.line for rank in range(4)] == [line_of("reduce")] * 2 + [line_of("pair"), line_of("other")]
+    (waits,) = stands[2].waiting
+    assert (waits.group, waits.members, waits.seq) == ("gloo/2", [2, 3], 1)
+
+
 def test_a_data_loader_that_hangs_is_named_by_its_rank(tmp_path):
     with job(tmp_path, "loader", 0) as process:
         _, (hang, *_) = awaited(tmp_path, process, hangs)

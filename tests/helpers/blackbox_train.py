@@ -15,6 +15,7 @@ import fanfold
 
 FAULT, RANK, SECONDS = sys.argv[1], int(sys.argv[2]), float(os.environ.get("SLOW_SECONDS", "600"))
 AT = 5
+PAIRS = []
 
 
 class Stuck(Dataset):
@@ -67,22 +68,29 @@ def computes():
         sorted(range(3_000_000), key=lambda n: -n)
 
 
+def sleeps_or_waits():
+    if dist.get_rank() == RANK:
+        time.sleep(600)  # MARK other
+    dist.all_reduce(torch.ones(2), group=PAIRS[dist.get_rank() // 2])  # MARK pair
+
+
 FAULTS = {
     "sleep": sleeps, "lock": deadlocks, "diverge": diverges, "kill": is_killed, "segv": crashes, "gil": holds_the_gil,
-    "checkpoint": save_checkpoint, "compute": computes,
+    "pair": sleeps_or_waits, "checkpoint": save_checkpoint, "compute": computes,
 }  # fmt: skip
 
 
 def train():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    PAIRS.extend(dist.new_group(pair) for pair in ([0, 1], [2, 3]) if FAULT == "pair")
     chosen = {"blackbox": {"hang": float(os.environ["HANG_SECONDS"])}} if "HANG_SECONDS" in os.environ else {}
     run = fanfold.init("box", id="boxed", system=False, quiet=True, **chosen)
     model = torch.nn.Linear(4, 4)
     forward = torch.compile(model) if FAULT == "compile" and rank == RANK else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, batch in enumerate(DataLoader(Stuck(), batch_size=2, num_workers=1, multiprocessing_context="fork")):  # MARK loader
-        if FAULT in FAULTS and rank == RANK and step == AT:
+        if FAULT in FAULTS and (rank == RANK or FAULT == "pair") and step == AT:
             FAULTS[FAULT]()
         forward(batch).sum().backward()
         for parameter in model.parameters():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ OLD_BUFFER = "TORCH_NCCL_TRACE_BUFFER_SIZE"  # before torch 2.9
 DUMP, OLD_DUMP = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 ENTRIES = "2000"
 FILE = "flight-recorder-rank"
-MAX_ACTIVE, MAX_RECENT, MAX_TENSORS = 8, 100, 8
+MAX_ACTIVE, MAX_RECENT, MAX_TENSORS, MAX_MEMBERS = 8, 100, 8, 512
 
 
 def turn_on(folder: Path) -> None:
@@ -31,15 +31,14 @@ def turn_on(folder: Path) -> None:
         os.environ[DUMP] = str(folder / FILE)
 
 
-def _dump(*, active: bool) -> Mapping[str, Any]:
-    """Return the recorder's content; empty without torch, a process group or a recorder."""
+def _dumps(*, active: bool) -> list[Mapping[str, Any]]:
+    """Return the content of each recorder: gloo and NCCL have one each. None without torch or a process group."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not outcome(lambda: dist.is_available() and dist.is_initialized())[0]:
-        return {}
+        return []
     library = sys.modules.get("torch._C._distributed_c10d")
     calls = (getattr(library, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
-    found = (_called(call, active) for call in calls if call is not None)
-    return next((one for one in found if one.get("entries") or one.get("pg_status")), {})
+    return [_called(call, active) for call in calls if call is not None]
 
 
 def _called(call: Callable[..., bytes], active: bool) -> Mapping[str, Any]:
@@ -49,23 +48,62 @@ def _called(call: Callable[..., bytes], active: bool) -> Mapping[str, Any]:
 
 def waiting() -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Return the collectives that have not finished, oldest first, and the last sequence number of each process group."""
-    found = _dump(active=True)
-    active = [_entry(one) for one in found.get("entries") or [] if not one.get("retired")]
-    status = found.get("pg_status") or {}
-    last = {str(group): int(one.get("last_enqueued_collective", -1)) for group, one in status.items()}
-    return active[:MAX_ACTIVE], last
+    dumps = _dumps(active=True)
+    active = [_entry(one) for dump in dumps for one in dump.get("entries") or [] if not one.get("retired")]
+    active.sort(key=lambda one: float(one["since"]))
+    members = _members() if active else {}
+    for one in active[:MAX_ACTIVE]:
+        one["members"] = members.get(one["group"].partition("/")[2], [])
+    return active[:MAX_ACTIVE], _enqueued(dumps)
+
+
+def _members() -> dict[str, list[int]]:
+    """Return the ranks of each process group that has not all of them. torch has no public list of a process's groups."""
+    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    groups, _ = outcome(lambda: {name: sorted(world.pg_group_ranks[group]) for group, name in list(world.pg_names.items())})
+    everyone = max(map(len, groups.values()), default=0) if groups else 0
+    return {name: ranks for name, ranks in (groups or {}).items() if len(ranks) < everyone and len(ranks) <= MAX_MEMBERS}
 
 
 def recent() -> list[dict[str, Any]]:
     """Return the last collectives, oldest first."""
-    return [_entry(one) for one in (_dump(active=False).get("entries") or [])[-MAX_RECENT:]]
+    found = [_entry(one) for dump in _dumps(active=False) for one in (dump.get("entries") or [])[-MAX_RECENT:]]
+    return sorted(found, key=lambda one: float(one["since"]))[-MAX_RECENT:]
+
+
+def _enqueued(dumps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the last sequence number of each process group, by its name.
+
+    A recorder gives groups numbers of its own, which differ between ranks. Only its entries have both number and name.
+    """
+    names = _names(dumps)
+    status = [
+        (place, str(number), one) for place, dump in enumerate(dumps) for number, one in (dump.get("pg_status") or {}).items()
+    ]
+    if any((place, number) not in names for place, number, _ in status):
+        names |= _names(_dumps(active=False))
+    return {
+        names[place, number]: int(one.get("last_enqueued_collective", -1))
+        for place, number, one in status
+        if (place, number) in names
+    }
+
+
+def _names(dumps: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str], str]:
+    return {(place, str(one.get("pg_id"))): _group(one) for place, dump in enumerate(dumps) for one in dump.get("entries") or []}
+
+
+def _group(one: Mapping[str, Any]) -> str:
+    """Return the name of an entry's process group. Each backend of a group counts for itself."""
+    backend = str(one.get("profiling_name") or "?").partition(":")[0]
+    return f"{backend}/{(list(one.get('process_group') or []) or ['?'])[0]}"
 
 
 def _entry(one: Mapping[str, Any]) -> dict[str, Any]:
     group = list(one.get("process_group") or ["?"])
     return {
-        "group": str(one.get("process_group", ["?"])[0]),
-        "group_name": str(group[-1]),
+        "group": _group(one),
+        "group_name": str(group[0] if group[-1] == "undefined" else group[-1]),
         "name": str(one.get("profiling_name") or "?"),
         "seq": int(one.get("p2p_seq_id" if one.get("is_p2p") else "collective_seq_id") or 0),
         "p2p": bool(one.get("is_p2p")),

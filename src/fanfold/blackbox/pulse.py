@@ -39,6 +39,7 @@ class Collective(Struct):
     dtypes: list[str] = []
     state: str = ""
     since: float = 0.0
+    members: list[int] = []  # the ranks of its group; none: all of them, or unknown
 
 
 class Pulse(Struct, kw_only=True):

@@ -103,8 +103,8 @@ def explain(ranks: Iterable[Standing]) -> Verdict:
     missing: list[int] = []
     odd: list[int] = []
     if collective is not None:
-        missing = [one.rank for one in ranks if not _arrived(one, collective)]
-        odd = _different(ranks, collective)
+        missing = [one.rank for one in ranks if _awaits(collective, one)]
+        odd = [one.rank for one in _different(ranks, collective) if not _follows(one, ranks, stuck)]
     else:
         stuck, group = _without_the_crowd(ranks, stuck)
     elsewhere = [one.rank for one in ranks if one.rank in missing and one.state != "waiting"]
@@ -150,9 +150,19 @@ def _arrived(one: Standing, collective: Collective) -> bool:
     return not same_place and not collective.p2p and one.enqueued.get(collective.group, -1) >= collective.seq
 
 
-def _different(ranks: Sequence[Standing], collective: Collective) -> list[int]:
+def _awaits(collective: Collective, one: Standing) -> bool:
+    """Return whether a collective needs a rank that has not come to it."""
+    return (not collective.members or one.rank in collective.members) and not _arrived(one, collective)
+
+
+def _different(ranks: Sequence[Standing], collective: Collective) -> list[Standing]:
     """Return the ranks that wait in another collective than most, though with the same number, or in another group."""
-    return [one.rank for one in ranks if one.state == "waiting" and not _is_in(one, collective)]
+    return [one for one in ranks if one.state == "waiting" and not _is_in(one, collective)]
+
+
+def _follows(one: Standing, ranks: Sequence[Standing], stuck: Sequence[int]) -> bool:
+    """Return whether the collective that a rank waits in needs one that stands still: a group of a few ranks, mostly."""
+    return any(_awaits(collective, other) for collective in one.waiting[:1] for other in ranks if other.rank in stuck)
 
 
 def _sentence(
