@@ -267,9 +267,11 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 if device == "cuda":
     torch.cuda.set_device(0)
 run = fanfold.init("stuck", id=sys.argv[2], dir=sys.argv[1], quiet=True, system=False, blackbox={"hang": 8})
-dist.init_process_group()  # gloo for the CPU, NCCL for the GPU
+both = device == "cuda" and dist.is_gloo_available()
+dist.init_process_group("cpu:gloo,cuda:nccl" if both else "nccl" if device == "cuda" else "gloo")
 pair = dist.new_group([0, 1])
-x, on_cpu = torch.ones(1024, device=device), torch.ones(2)
+x = torch.ones(1024, device=device)
+on_cpu = torch.ones(2, device="cpu" if both or device == "cpu" else device)
 
 def sleeps():
     time.sleep(600)  # MARK sleeps
