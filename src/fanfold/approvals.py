@@ -6,8 +6,6 @@ directly, by an argument or an environment variable, are remembered here: outsid
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -28,6 +26,8 @@ def remember(kind: str, destination: Mapping[str, Any], *, secret: str | None = 
     """Approve a destination together with the secret meant for it; only a hash of the secret is stored."""
     if is_approved(kind, destination, secret=secret):
         return
+    import json
+
     path = _path(kind, destination, secret)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -46,6 +46,9 @@ def is_approved(kind: str, destination: Mapping[str, Any], *, secret: str | None
 
 
 def _path(kind: str, destination: Mapping[str, Any], secret: str | None) -> Path:
+    import hashlib
+    import json
+
     key = hashlib.sha256(secret.encode()).hexdigest() if secret is not None else None
     text = json.dumps([kind, destination, key], sort_keys=True, default=str)
     return folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"

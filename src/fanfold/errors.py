@@ -17,7 +17,6 @@ Warnings go to the logger "fanfold", once per cause: see Notices.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import logging
 import reprlib
@@ -299,6 +298,8 @@ def clean_text(text: str) -> str:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name: the closest known name, if any, and all known ones."""
+    import difflib
+
     names = list(known)
     near = difflib.get_close_matches(word, names, 1)
     return (f" Did you mean {near[0]}?" if near else "") + f" Known: {', '.join(names)}."

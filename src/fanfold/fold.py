@@ -44,7 +44,10 @@ def fold(how: str, ranks: NDArray[np.int64], steps: NDArray[np.int64], times: ND
     import numpy as np
 
     check(how)
-    ranks, steps, times, values = _by_step(ranks, steps, times, values.astype(np.float64, copy=False))
+    values = values.astype(np.float64, copy=False)
+    if width := _width(ranks, steps):
+        return _fold_table(how, ranks[::width], steps[:width], times.reshape(-1, width), values.reshape(-1, width))
+    ranks, steps, times, values = _by_step(ranks, steps, times, values)
     starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1])) if len(steps) else np.empty(0, np.int64)
     if not len(starts):
         none, zero = np.empty(0, np.float64), np.empty(0, np.int64)
@@ -63,12 +66,28 @@ def fold(how: str, ranks: NDArray[np.int64], steps: NDArray[np.int64], times: ND
     )
 
 
+def _fold_table(how: str, ranks: Any, steps: Any, times: Any, values: Any) -> Folded:
+    """Fold ranks that all have the same steps, a row each: without sorting, and a few times sooner than `_reduce`."""
+    import numpy as np
+
+    low, high, newest = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0), times.max(axis=0)
+    if how in ("min", "max"):
+        folded = low if how == "min" else high
+    elif how == "last":
+        place = len(ranks) - 1 - (times == newest)[::-1].argmax(axis=0)
+        folded = values[place, np.arange(len(steps))]
+    else:
+        starts = np.arange(0, values.size, len(ranks))  # added up in the same order as there, so to the same bits
+        folded = _reduce(how, starts, len(ranks), newest, values.T.ravel(), low, high)
+    first_low, first_high = (((values == one) | np.isnan(one)).argmax(axis=0) for one in (low, high))
+    count = np.full(len(steps), len(ranks))
+    return Folded(steps, newest, folded, low, high, ranks[first_low], ranks[first_high], count)
+
+
 def _by_step(ranks: Any, steps: Any, times: Any, values: Any) -> tuple[Any, Any, Any, Any]:
     """Return the points by step, then rank, the last one of each."""
     import numpy as np
 
-    if width := _width(ranks, steps):
-        return tuple(column.reshape(-1, width).T.ravel() for column in (ranks, steps, times, values))
     # Stable sort: points of one (step, rank) stay in the order they were written, and the last one counts.
     order = np.lexsort((ranks, steps))
     ranks, steps, times, values = ranks[order], steps[order], times[order], values[order]

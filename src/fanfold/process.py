@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import platform
-import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from .atomic import replace_text
 from .errors import RunError
 from .settings import resolve
+
+try:
+    from _blake2 import blake2b  # hashlib's own, without OpenSSL, which takes longer to load than the rest of the first init()
+except ImportError:
+    from hashlib import blake2b
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,8 +31,7 @@ JOIN_SECONDS = 30.0
 LIVE_SECONDS = 2.0  # a live rank 0 answers within this time
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """How one launcher names rank, world size and local rank, and which variables identify its job and its restarts."""
 
     name: str
@@ -73,8 +73,7 @@ LAUNCHERS = (
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """This process among the processes of its job."""
 
     rank: int
@@ -137,7 +136,7 @@ def detect(env: Mapping[str, str] | None = None) -> Identity:
         local_rank=_first(local, rank if _loopback(env) else 0),
         local_world_size=_number(env, row.local_world) if row else None,
         launcher=_launcher_name(row, env),
-        node=resolve("node") or socket.gethostname(),
+        node=resolve("node") or platform.node(),
         boot=boot_id(),
         pid=os.getpid(),
     )
@@ -165,7 +164,7 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return f"{socket.gethostname()}-{platform.machine()}"
+        return f"{platform.node()}-{platform.machine()}"
 
 
 def _stat(pid: int) -> list[str]:
@@ -285,7 +284,7 @@ def _restarts(env: Mapping[str, str]) -> bool:
 
 def first_word(me: Identity) -> str:
     """Return a new key, or a stable one if an agent restarts its ranks, because a restart continues the same run."""
-    return node_key(me) if _restarts(os.environ) else secrets.token_hex(8)
+    return node_key(me) if _restarts(os.environ) else os.urandom(8).hex()
 
 
 def _nobody_answered(me: Identity, where: str, seconds: float) -> RunError:
@@ -306,7 +305,7 @@ class Meeting:
         env = os.environ if env is None else env
         # Concurrent jobs differ in the address where their ranks meet. A loopback address is not unique without the node, and
         # no address at all is not unique without the parent. A parent may be rank 0 itself.
-        here = f"{socket.gethostname()}:{me.boot}" if _loopback(env) else ""
+        here = f"{platform.node()}:{me.boot}" if _loopback(env) else ""
         families = [""] if env.get("MASTER_PORT") else [str(_parent())] + ([str(me.pid)] if me.main else [])
         address = (env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""), here, str(me.world_size), str(count))
         self.directories = [directory / ".join" / digest(*address, family) for family in families]
@@ -316,7 +315,7 @@ class Meeting:
 
     def ask(self, timeout: float = JOIN_SECONDS) -> str:
         """Write a question and wait for rank 0's answer."""
-        question = self.directories[0] / f"{self.me.rank}-{secrets.token_hex(8)}.ask"
+        question = self.directories[0] / f"{self.me.rank}-{os.urandom(8).hex()}.ask"
         answer = question.with_suffix(".answer")
         begun = time.monotonic()
         deadline = begun + timeout
@@ -423,7 +422,7 @@ def _parent() -> int:
 
 def digest(*words: str) -> str:
     """Return a digest of these words, twelve letters and digits long."""
-    raw = hashlib.blake2b("\x00".join(words).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    raw = blake2b("\x00".join(words).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     number, text = int.from_bytes(raw, "big"), ""
     for _ in range(12):
         number, rest = divmod(number, 32)

@@ -5,16 +5,14 @@ The settings file is `settings.toml` in the runs' directory. Nothing is read at 
 
 from __future__ import annotations
 
-import difflib
 import enum
 import itertools
 import numbers
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from .errors import SettingError, clean_text, notices, outcome, shown
@@ -112,8 +110,7 @@ def _resume(value: Any) -> str:
     return _choice("never", "allow", "must", "auto")(value)
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One row of the table: the name, parser, default and meaning of a setting."""
 
     name: str
@@ -203,6 +200,10 @@ def unknown_variables() -> dict[str, str | None]:
     """Return the FANFOLD_* variables that nothing reads, each with the most similar known one."""
     known = [*(row.variable for row in _ROWS), *_OTHERS]
     found = sorted(name for name in os.environ if name.startswith("FANFOLD_") and name not in known)
+    if not found:
+        return {}
+    import difflib
+
     return {name: next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.8)), None) for name in found}
 
 

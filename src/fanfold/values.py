@@ -13,7 +13,6 @@ import itertools
 import numbers
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .errors import ValueRefused, clean_text, describe, notices, outcome, reading, type_name
@@ -46,18 +45,18 @@ def _find_code(kind: type) -> str | None:
     return None
 
 
-@dataclass
 class Parts:
     """The values of one call, grouped by kind."""
 
-    numbers: dict[str, Any] = field(default_factory=dict)
-    types: list[str] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)
-    media: dict[str, Any] = field(default_factory=dict)
-    device: dict[str, Any] = field(default_factory=dict)
-    plain: bool = True  # only numbers under their own keys: the fast path can take the next such call
-    direct: bool = True  # every value is under its original key: nothing nested, renamed or rejected
-    signature: tuple[Any, ...] = ()  # the keys and value types, as the fast path looks them up
+    def __init__(self) -> None:
+        self.numbers: dict[str, Any] = {}
+        self.types: list[str] = []
+        self.texts: dict[str, str] = {}
+        self.media: dict[str, Any] = {}
+        self.device: dict[str, Any] = {}
+        self.plain = True  # only numbers under their own keys: the fast path can take the next such call
+        self.direct = True  # every value is under its original key: nothing nested, renamed or rejected
+        self.signature: tuple[Any, ...] = ()  # the keys and value types, as the fast path looks them up
 
     def add_number(self, key: str, value: Any, code: str) -> None:
         if code == "q":
@@ -169,7 +168,8 @@ def split(values: Mapping[Any, Any], *, strict: bool = False) -> Parts:
     """Split a call. A value that cannot be logged gives one warning per (key, type), or raises under `strict`."""
     check_mapping(values)
     items = items_of(values)
-    parts = Parts(signature=(*(key for key, _ in items), *(type(value) for _, value in items)))
+    parts = Parts()
+    parts.signature = (*(key for key, _ in items), *(type(value) for _, value in items))
     for name, value, direct, refused in leaves(items):
         key = clean_text(name)
         parts.direct = parts.direct and direct and key is name

@@ -204,6 +204,27 @@ def test_repository_cannot_run_its_own_commands(tmp_path: pathlib.Path) -> None:
 
 
 @needs_git
+def test_a_folder_that_only_looks_like_a_repository_does_not_hide_the_one_around_it(tmp_path: pathlib.Path) -> None:
+    root = repository(tmp_path / "code")
+    (root / "sub" / ".git").mkdir(parents=True)
+    (root / "sub" / ".git" / "HEAD").write_text("ref: refs/heads/other\n")
+    (root / "new.py").write_text("x = 1\n")
+    found = described(root / "sub")
+    assert found is not None
+    assert (found["root"], found["branch"], found["dirty"]) == (str(root), "main", True)
+
+
+def test_git_is_not_started_where_there_is_no_repository(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool, mark = tmp_path / "bin" / "git", tmp_path / "started"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\ntouch {mark}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    assert described(tmp_path) is None
+    assert not mark.exists()
+
+
+@needs_git
 def test_variables_of_a_git_hook_do_not_mislead(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, other = repository(tmp_path / "code"), repository(tmp_path / "other")
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
@@ -219,15 +240,19 @@ def test_git_that_hangs_is_ended_with_its_children(tmp_path: pathlib.Path, monke
     tool.write_text(f"#!/bin/sh\n(echo up; exec sleep 300) > {pipe} &\nwait\n")
     tool.chmod(0o755)
     os.mkfifo(pipe)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(code, "GIT_SECONDS", 1.0)
     try:
         started = time.perf_counter()
-        assert described(tmp_path) is None
-        assert time.perf_counter() - started < 20  # the child would sleep for 300
+        found = described(tmp_path)
+        assert time.perf_counter() - started < 20  # the children would sleep for 300
+        assert found is not None
+        assert (found["branch"], found["dirty"]) == ("main", None)
         os.set_blocking(reader, True)
-        assert os.read(reader, 10) == b"up\n"
+        assert os.read(reader, 1000).startswith(b"up\nup\n")  # several questions at once
         # The pipe ends when its last writer does. A kill takes effect when the kernel next runs the child, so wait for it.
         assert select.select([reader], [], [], 20)[0]
         assert os.read(reader, 10) == b""

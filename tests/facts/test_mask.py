@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import json
 import pathlib
+import re
 import time
 import typing
 
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fanfold.facts import mask as masking
 from fanfold.facts.mask import is_secret, mask, mask_argv, mask_text, mask_traceback
 from mask_corpus import ARGUMENTS, DRAWN, HARMLESS, NAMED, SHAPED, TEXTS
 
@@ -346,3 +348,8 @@ def test_harmless_values_stay(key: str, value: object) -> None:
     assert mask({key: value}) == {key: value}
     if isinstance(value, str) and value and key != "text":
         assert mask_argv([f"--{key}", value]) == [f"--{key}", value] or is_secret(f"--{key}")
+
+
+@given(st.one_of(st.from_regex(re.compile(rule.pattern)) for rule in (masking._STRONG, masking._WEAK)))
+def test_every_name_that_a_rule_matches_contains_one_of_the_words_looked_for_first(name: str) -> None:
+    assert any(word in name for word in masking._WORDS)

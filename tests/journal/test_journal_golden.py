@@ -44,7 +44,7 @@ HEADER = {
 
 def write_every_kind(folder: Path, monkeypatch: Any) -> Path:
     """Write one frame of every kind and one row of every layout, with fixed id and clocks."""
-    monkeypatch.setattr(writer, "secrets", SimpleNamespace(token_hex=lambda _count: ID))
+    monkeypatch.setattr(writer, "new_id", lambda: ID)
     clock = SimpleNamespace(time_ns=lambda: TIME, monotonic_ns=lambda: 5_000_000_000, monotonic=lambda: 0.0)
     monkeypatch.setattr(writer, "time", clock)
     out = Writer(folder, HEADER)

@@ -49,6 +49,21 @@ print(sorted(name for name in ("numpy", "torch", "rich", "pandas", "pyarrow", "P
     assert done.stdout.strip() == "[]"
 
 
+def test_the_first_run_imports_only_what_it_needs(tmp_path):
+    code = """
+import sys, fanfold
+run = fanfold.init("p", dir=".", quiet=True, system=False)
+print(sorted(name for name in sys.argv[1:] if name in sys.modules))
+"""
+    later = ("journal.reader", "journal.walker", "journal.bodies", "journal.requests", "recording.control", "provenance.write")
+    unneeded = ["hashlib", "json", "socket", "tempfile", "random", "difflib", "ctypes", *(f"fanfold.{name}" for name in later)]
+    command = [sys.executable, "-S", "-c", code, *unneeded]
+    paths = os.pathsep.join([str(SOURCE.parent), *filter(None, sys.path)])
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_listing_known_runs_imports_only_what_it_needs(tmp_path):
     fanfold.init("p", dir=tmp_path, quiet=True, system=False).finish()
     code = """

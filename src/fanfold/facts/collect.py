@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import process
 from ..errors import guard
@@ -22,6 +22,7 @@ from . import git
 from .git import head_of, read_from
 from .mask import mask, mask_argv
 
+T = TypeVar("T")
 FOLDER_NAMES = 20_000  # site-packages has hundreds; a folder of training images beside the script may have millions
 
 _VARIABLES = frozenset(
@@ -43,12 +44,12 @@ def gather(*, argv: Sequence[str] | None = None, cwd: str | os.PathLike[str] | N
     the repository of the script, else of the working directory. The patch is not included: see `git.patch`.
     """
     words = list(sys.orig_argv if argv is None else argv)
+    begun = _read({"git": lambda: git.describe(_code_folders(words, cwd), entry_script(argv) if cwd is None else None)})
     facts = _read(
         {
             "command": lambda: mask_argv(words),
             "script": lambda: mask(_script(words)),
             "cwd": lambda: mask(os.fspath(cwd or Path.cwd())),
-            "git": lambda: git.describe(_code_folders(words, cwd), entry_script(argv) if cwd is None else None),
             "python": _python,
             "packages": lambda: packages(sys.path),
             "node": _node,
@@ -58,6 +59,7 @@ def gather(*, argv: Sequence[str] | None = None, cwd: str | os.PathLike[str] | N
             "environment": lambda: _environment(_variables()),
             "user": lambda: mask(_user()),
             "time_zone": _time_zone,
+            **begun,  # last: git works meanwhile
         }
     )
     if facts.get("torch") is None:
@@ -69,7 +71,7 @@ def environment() -> dict[str, object]:
     """Return the facts that are stored in a model file: repository, packages, node and devices."""
     return _read(
         {
-            "git": lambda: git.describe(_code_folders(sys.orig_argv, None), entry_script()),
+            "git": _git,
             "command": lambda: mask_argv(list(sys.orig_argv)),
             "python": _python,
             "packages": lambda: packages(sys.path),
@@ -79,8 +81,12 @@ def environment() -> dict[str, object]:
     )
 
 
-def _read(readers: Mapping[str, Callable[[], object]]) -> dict[str, object]:
-    facts: dict[str, object] = {}
+def _git() -> object:
+    return git.describe(_code_folders(sys.orig_argv, None), entry_script())()
+
+
+def _read(readers: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    facts: dict[str, T] = {}
     for name, read in readers.items():
         with guard(f"read the {name} of this process"):
             facts[name] = read()

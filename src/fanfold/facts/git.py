@@ -5,13 +5,14 @@ git runs as a subprocess with a short timeout and without prompts, pager or hook
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .mask import MASKED, is_secret, mask, mask_text
@@ -30,24 +31,41 @@ def head_of(file: Path, size: int = 4096) -> str:
         return ""
 
 
-def describe(folders: Sequence[str], script: str | None = None) -> dict[str, object] | None:
-    """Describe the first repository among these folders: commit, branch, remote, dirty, root."""
-    return next((found for folder in folders if (found := _repository(folder, script))), None)
+Facts = dict[str, object] | None
 
 
-def _repository(folder: str, script: str | None) -> dict[str, object] | None:
+def describe(folders: Sequence[str], script: str | None = None) -> Callable[[], Facts]:
+    """Start to describe the first repository among these folders; return a function that waits for its commit and the rest."""
+    waits = (_repository(folder, script) for folder in folders)
+    first = next(waits, lambda: None)
+    return lambda: next((found for wait in itertools.chain([first], waits) if (found := wait())), None)
+
+
+def _repository(folder: str, script: str | None) -> Callable[[], Facts]:
     """Describe the work tree around `folder`: commit, branch, remote, dirty, root; None outside one.
 
     `dirty` means that the commit is not the code that runs: tracked files have changed, source files (or the script) are not
     tracked, or there is no commit yet. It is None if git is not installed, is too slow or refuses to open another user's
     repository; the rest is then read from its files. `commit` is None before the first commit, `branch` on a detached HEAD.
     """
-    root = _line(run_git(folder, "rev-parse", "--show-toplevel"))
-    if not root:
-        return _by_hand(folder)
-    status = run_git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=untracked")
-    if status is None:
-        return _by_hand(root)
+    found = _root_of(folder)
+    if found is None:
+        return lambda: None  # without starting git, which takes milliseconds even for this answer
+    answers = ask_git(str(found), _TOP, _STATUS, _URLS, *_about_sources(str(found), script))
+
+    def read() -> Facts:
+        top, status, urls, *files = answers()
+        root = _line(top)
+        if root and Path(root) != found.resolve():  # a folder named .git that git does not take for one
+            _, status, urls, *files = ask_git(root, _TOP, _STATUS, _URLS, *_about_sources(root, script))()
+        if not root or status is None:
+            return _by_hand(folder)
+        return _read(root, status, urls, _unknown_sources(script, root, files))
+
+    return read
+
+
+def _read(root: str, status: bytes, urls: bytes | None, untracked: list[str]) -> dict[str, object]:
     lines = os.fsdecode(status).splitlines()
     head = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch.") and line.count(" ") > 1)
     commit, branch = head.get("branch.oid", "(initial)"), head.get("branch.head", "(detached)")
@@ -55,9 +73,14 @@ def _repository(folder: str, script: str | None) -> dict[str, object] | None:
         root,
         commit=None if commit == "(initial)" else commit,
         branch=None if branch == "(detached)" else branch,
-        remote=_remote(os.fsdecode(run_git(root, "config", "--get-regexp", r"^remote\..*\.url$") or b"")),
-        dirty=commit == "(initial)" or any(not line.startswith("#") for line in lines) or bool(_untracked_sources(root, script)),
+        remote=_remote(os.fsdecode(urls or b"")),
+        dirty=commit == "(initial)" or any(not line.startswith("#") for line in lines) or bool(untracked),
     )
+
+
+_TOP = ("rev-parse", "--show-toplevel")
+_STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=untracked")
+_URLS = ("config", "--get-regexp", r"^remote\..*\.url$")
 
 
 def _described(root: str, *, commit: str | None, branch: str | None, remote: str, dirty: bool | None) -> dict[str, object]:
@@ -71,10 +94,15 @@ def _remote(urls: str) -> str:
     return remotes.get("remote.origin.url") or next(iter(remotes.values()), "")
 
 
+def _root_of(folder: str) -> Path | None:
+    """Return the closest folder that contains a repository, as far as its files show."""
+    start = Path(folder).absolute()
+    return next((at for at in (start, *start.parents) if head_of(at / ".git") or (at / ".git" / "HEAD").is_file()), None)
+
+
 def _by_hand(folder: str) -> dict[str, object] | None:
     """Read commit and branch from the repository's files, for containers without git or with another user's checkout."""
-    start = Path(folder).absolute()
-    root = next((at for at in (start, *start.parents) if head_of(at / ".git") or (at / ".git" / "HEAD").is_file()), None)
+    root = _root_of(folder)
     if root is None:
         return None
     link = head_of(root / ".git")  # a file in worktrees and submodules, otherwise a folder
@@ -112,11 +140,10 @@ def patch(root: str | os.PathLike[str], limit: int = PATCH_LIMIT) -> tuple[bytes
     name suggests secrets (`.env`, `*.pem`…) are listed without their content. Empty if git cannot run.
     """
     folder = os.fspath(root)
-    notes = _untracked(folder)
-    base = _line(run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"))
-    base = base or _line(run_git(folder, "hash-object", "-t", "tree", os.devnull))  # no commit yet: everything is new
-    diff = run_git(folder, *_DIFF, base, "--", limit=limit + 1) if base else None
-    raw = diff or b""
+    listed, diff = ask_git(folder, _UNTRACKED, (*_DIFF, "HEAD", "--"), limit=limit + 1)()
+    if diff is None and (empty := _line(run_git(folder, "hash-object", "-t", "tree", os.devnull))):
+        diff = run_git(folder, *_DIFF, empty, "--", limit=limit + 1)  # no commit yet: everything is new
+    notes, raw = _untracked(listed), diff or b""
     cut = len(raw) > limit
     # Cut to whole lines before masking: half a token would not be recognised.
     text = _whole_lines(raw, limit).decode("utf-8", "surrogateescape")
@@ -134,7 +161,10 @@ def sources(root: str | None, script: str | None) -> tuple[list[tuple[str, bytes
     The script comes first, and is the only file outside a repository; then untracked files with a source-code extension that
     are not ignored. Each file is limited to SOURCE_SIZE, all together to SOURCE_FILES and SOURCE_BYTES. Never data.
     """
-    names = _untracked_sources(root, script) if root else [os.path.abspath(script)] if script else []  # noqa: PTH100 - a str
+    if root:
+        names = _unknown_sources(script, root, ask_git(root, *_about_sources(root, script))())
+    else:
+        names = [os.path.abspath(script)] if script else []  # noqa: PTH100 - a str
     kept: list[tuple[str, bytes]] = []
     for name in names:
         text = _source(Path(root or "/") / name)
@@ -143,18 +173,29 @@ def sources(root: str | None, script: str | None) -> tuple[list[tuple[str, bytes
     return kept, len(names) - len(kept)
 
 
-def _untracked_sources(root: str, script: str | None) -> list[str]:
-    """Return the source files that git does not track: the script first, even if ignored, then those not ignored."""
+def _about_sources(root: str, script: str | None) -> list[tuple[str, ...]]:
+    """Return what to ask git about source files that it does not track."""
     endings = [f"*{ending}" for ending in _CODE if ending != ".ipynb"]  # notebooks contain their outputs, which are data
-    listed = run_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *endings) or b""
-    found = [name for name in os.fsdecode(listed).split("\0") if name]
-    if script and Path(script).resolve().is_relative_to(Path(root).resolve()):
-        own = str(Path(script).resolve().relative_to(Path(root).resolve()))
-        # Only an explicit answer counts: if git fails, the script is assumed to be tracked.
-        tracked = run_git(root, "ls-files", "-z", "--", f":(literal){own}")
-        if tracked == b"":
-            found = [own, *(name for name in found if name != own)]
+    own = _inside(script, root)
+    return [
+        ("ls-files", "--others", "--exclude-standard", "-z", "--", *endings),
+        *([("ls-files", "-z", "--", f":(literal){own}")] if own else []),
+    ]
+
+
+def _unknown_sources(script: str | None, root: str, answers: Sequence[bytes | None]) -> list[str]:
+    """Return the source files that git does not track: the script first, even if ignored, then those not ignored."""
+    found = [name for name in os.fsdecode(answers[0] or b"").split("\0") if name]
+    own = _inside(script, root)
+    if own and answers[1] == b"":  # only an explicit answer counts: if git fails, the script is assumed to be tracked
+        found = [own, *(name for name in found if name != own)]
     return found
+
+
+def _inside(script: str | None, root: str) -> str | None:
+    """Return the path of the script below `root`; None if it is elsewhere."""
+    inside = script is not None and Path(script).resolve().is_relative_to(Path(root).resolve())
+    return str(Path(script).resolve().relative_to(Path(root).resolve())) if script is not None and inside else None
 
 
 def _source(file: Path) -> bytes | None:
@@ -175,8 +216,10 @@ def _whole_lines(data: bytes, limit: int) -> bytes:
     return data if len(data) <= limit else data[: data.rfind(b"\n", 0, limit) + 1]
 
 
-def _untracked(folder: str) -> str:
-    listed = run_git(folder, "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "-z")
+_UNTRACKED = ("ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "-z")
+
+
+def _untracked(listed: bytes | None) -> str:
     names = [repr(name)[1:-1] for name in (listed or b"").decode("utf-8", "surrogateescape").split("\0") if name]
     lines = [f"# untracked: {mask_text(name)}\n" for name in names[:UNTRACKED_NAMES]]
     if len(names) > UNTRACKED_NAMES:
@@ -203,6 +246,11 @@ def _line(output: bytes | None) -> str:
 
 def run_git(folder: str, *arguments: str, limit: int = PATCH_LIMIT) -> bytes | None:
     """Run git without locks, prompts, pagers, hooks, monitors or network; return None if it fails or is too slow."""
+    return ask_git(folder, arguments, limit=limit)()[0]
+
+
+def ask_git(folder: str, *questions: Sequence[str], limit: int = PATCH_LIMIT) -> Callable[[], list[bytes | None]]:
+    """Start git as `run_git` does, once for each question and all at the same time; return what waits for the answers."""
     settings = ("core.fsmonitor=false", "core.quotepath=false", "core.hooksPath=/dev/null", "core.untrackedCache=false",
                 "log.showSignature=false")  # a repository's settings name the program that checks signatures  # fmt: skip
     options = [word for setting in settings for word in ("-c", setting)]
@@ -215,13 +263,19 @@ def run_git(folder: str, *arguments: str, limit: int = PATCH_LIMIT) -> bytes | N
         "GIT_NO_LAZY_FETCH": "1",
         "LC_ALL": "C",
     }
-    return read_from(["git", "--no-pager", "-C", folder, *options, *arguments], environment, limit)
+    begun = [_begin(["git", "--no-pager", "-C", folder, *options, *arguments], environment) for arguments in questions]
+    deadline = time.monotonic() + GIT_SECONDS
+    return lambda: [_answer(process, deadline, limit) for process in begun]
 
 
-def read_from(command: Sequence[str], environment: Mapping[str, str] | None = None, limit: int = PATCH_LIMIT) -> bytes | None:
-    """Run a command for at most GIT_SECONDS and return up to `limit` bytes of its output; None if it failed."""
+def read_from(command: Sequence[str]) -> bytes | None:
+    """Run a command for at most GIT_SECONDS and return its output; None if it failed."""
+    return _answer(_begin(command), time.monotonic() + GIT_SECONDS, PATCH_LIMIT)
+
+
+def _begin(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes] | None:
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -231,8 +285,14 @@ def read_from(command: Sequence[str], environment: Mapping[str, str] | None = No
         )
     except OSError:  # not installed, or the folder is gone
         return None
+
+
+def _answer(process: subprocess.Popen[bytes] | None, deadline: float, limit: int) -> bytes | None:
+    """Return up to `limit` bytes of a command's output; None if it failed."""
+    if process is None:
+        return None
     with process:
-        output, whole = _drain(process, time.monotonic() + GIT_SECONDS, limit)
+        output, whole = _drain(process, deadline, limit)
         if not whole:
             _end(process)
         failed = process.wait() != 0 if whole else len(output) < limit

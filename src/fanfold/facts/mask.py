@@ -15,6 +15,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any, cast
 
 from ..errors import guard
 
@@ -22,14 +23,30 @@ MASKED = "***"
 DEPTH = 100  # deeper than any config, shallower than Python's own recursion limit
 CHUNK = 65_536  # one regex call holds the GIL, so long texts are searched in pieces of a few milliseconds
 
+
+def _pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a regular expression compiled on first use: compiling all of them would take a large part of the first init()."""
+    return cast("re.Pattern[str]", _Pattern(text, flags))
+
+
+class _Pattern:
+    def __init__(self, text: str, flags: int) -> None:
+        self._text, self._flags = text, flags
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(re.compile(self._text, self._flags), name)
+        setattr(self, name, found)  # from now on without this method
+        return found
+
+
 _SEPARATORS = str.maketrans("- /", "__.")
-_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_HUMPS = _pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _VENDORS = (
     "hf|hub|hugging_?face|git_?hub|git_?lab|slack|discord|telegram|wandb|comet|neptune|clearml|swanlab|dagshub|mlflow|openai|anthropic"
     "|cohere|aws|azure|gcp|google|npm|pypi|docker|registry|vault|sentry|databricks|replicate|pinecone|kaggle"
 )
 # Names of secrets, whatever the value looks like: a password may be any word.
-_STRONG = re.compile(
+_STRONG = _pattern(
     r"(?:passw(?:or)?d|passphrase|secrets?|credentials?|apikeys?)(?:_?\d+)?$|(?:^|[_.])pwd$"
     r"|(?:db|user|smtp|ssh|proxy|admin|root|ftp|mail|imap|sql|redis|postgres)_?pass$"
     r"|(?:^|[_.])(?:authorization|bearer|cookie|basic_auth)$"
@@ -37,30 +54,32 @@ _STRONG = re.compile(
     rf"|(?:{_VENDORS}|api|access|auth|refresh|bearer|session|security|oauth|deploy|write|bot)_?tokens?$"
 )
 # Names of secrets only if the value looks like one: `license_key`, `login.token`, `password_hash`.
-_WEAK = re.compile(
+_WEAK = _pattern(
     r"(?:^|[_.])(?:token|pass|pwd|pw|auth|pin)$"
     rf"|(?:{_VENDORS}|license|master|session|client|service|server|shared|storage|subscription|hmac|jwt|aes|webhook|deploy)_?key$"
     r"|(?:^|[_.])(?:secret|password|passwd|credential)s?[_.]"
 )
+# Every name that either of these matches contains one of these words.
+_WORDS = ("pass", "secret", "credential", "key", "pwd", "pw", "auth", "bearer", "cookie", "token", "pin")
 # Common words of tokenizers and databases, which configs are full of.
-_HARMLESS = re.compile(
+_HARMLESS = _pattern(
     r"(?:^|[_.])(?:bos|eos|bot|eot|pad|unk|sep|cls|mask|stop|start|begin|end|first|last|next|new|prev|special|image|audio|video|vision|"
     r"fim|prefix|suffix|middle|prompt|system|user|assistant|tool|think|sentinel|fill|boundary|newline|class|per|extra|control|image_pad)"
     r"_token$|(?:^|[_.])(?:public|primary|foreign|sort)_key$"
 )
 _OPTIONS = frozenset(("--pass", "--pw", "--pwd", "--token", "--auth-token"))
 # Values that reveal nothing, even under `password`: a switch, a placeholder, the name of a variable.
-_NOTHING = re.compile(
+_NOTHING = _pattern(
     r"(?i:none|null|nil|true|false|yes|no|on|off|auto|default|env|prompt|required|optional|basic|disabled)|\*+|"
     r"<[^<>]*>|\[[^\[\]]*\]|\$\w+|\$?\{[^{}]*\}|\$?\{\{[^{}]*\}\}|env[:.]\w+|os\.environ.*"
 )
-_PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\][\w./\\ -]*|[\w./-]+\.(?:json|ya?ml|toml|pem|key|txt|pub|crt|env)")
-_NAME_WITH_SLASHES = re.compile(r"[\w.-]+(?:/[\w.-]{1,24})+")  # meta-llama/Llama-3-8B
-_FILES = re.compile(r"(?:credentials?|secrets|(?:private|ssh|signing|encryption)_?keys?|cookie)$")  # often the path of a file
-_PWD = re.compile(r"(?:^|\.)pwd$")  # a password or the working directory: the latter if the value begins like a path
-_BEGINS_AS_PATH = re.compile(r"[/\\~.$`]|[A-Za-z]:[/\\]")
-_MADE_BY_HAND = re.compile(r"(?:[A-Za-z]+|\d{1,4}|[A-Za-z]+\d{1,2}|\d{1,3}[A-Za-z]{1,2})?")
-_USER_AND_PASSWORD = re.compile(r"[^\s:/]+:[^\s:/][^\s/]*")
+_PATH = _pattern(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\][\w./\\ -]*|[\w./-]+\.(?:json|ya?ml|toml|pem|key|txt|pub|crt|env)")
+_NAME_WITH_SLASHES = _pattern(r"[\w.-]+(?:/[\w.-]{1,24})+")  # meta-llama/Llama-3-8B
+_FILES = _pattern(r"(?:credentials?|secrets|(?:private|ssh|signing|encryption)_?keys?|cookie)$")  # often the path of a file
+_PWD = _pattern(r"(?:^|\.)pwd$")  # a password or the working directory: the latter if the value begins like a path
+_BEGINS_AS_PATH = _pattern(r"[/\\~.$`]|[A-Za-z]:[/\\]")
+_MADE_BY_HAND = _pattern(r"(?:[A-Za-z]+|\d{1,4}|[A-Za-z]+\d{1,2}|\d{1,3}[A-Za-z]{1,2})?")
+_USER_AND_PASSWORD = _pattern(r"[^\s:/]+:[^\s:/][^\s/]*")
 
 
 def is_secret(key: str) -> bool:
@@ -91,6 +110,9 @@ def mask_argv(argv: Sequence[str]) -> list[str]:
 @functools.lru_cache(maxsize=4096)
 def _level(key: str) -> int:
     """Rate a name: 0 harmless, 1 secret if the value looks like one (`login.token`), 2 secret (`password`)."""
+    folded = key.lower()
+    if not any(word in folded for word in _WORDS):
+        return 0
     name = _HUMPS.sub("_", key).translate(_SEPARATORS).lower()
     if (_STRONG.search(name) and key != "PWD") or key in _OPTIONS:  # PWD is the shell's working directory
         return 2
@@ -239,29 +261,29 @@ def _word(word: str) -> str:
     return f"{name}={MASKED}" if equals and _NAME.fullmatch(name) and _hides(value, name) else word
 
 
-_NAME = re.compile(r"[-+~]{0,2}[\w./@-]+")
-_HEX40 = re.compile(r"\b[0-9a-f]{40}\b")
-_HEX_NAMES = re.compile(r"wandb|dagshub|cohere")
+_NAME = _pattern(r"[-+~]{0,2}[\w./@-]+")
+_HEX40 = _pattern(r"\b[0-9a-f]{40}\b")
+_HEX_NAMES = _pattern(r"wandb|dagshub|cohere")
 # `wandb.login(key="…")`: anywhere else, forty hex digits are a git commit.
-_WANDB = re.compile(r"(wandb[^\n]{0,80}?)\b[0-9a-f]{40}\b")
-_PEM = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+_WANDB = _pattern(r"(wandb[^\n]{0,80}?)\b[0-9a-f]{40}\b")
+_PEM = _pattern(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 # The password extends to the last @ of the authority; one with a bare / is included too, unless it is a port.
-_URL = re.compile(r'(://[^\s/?#:@"<>\[]*:)(?:[^\s/?#"<>]*|(?!\d{1,5}[/?#])[^\s"<>@]{0,200})@')
-_URL_USER = re.compile(r"(://)[\w-]{20,}(?=(?::\*\*\*)?@)")
-_SIGNED = re.compile(
+_URL = _pattern(r'(://[^\s/?#:@"<>\[]*:)(?:[^\s/?#"<>]*|(?!\d{1,5}[/?#])[^\s"<>@]{0,200})@')
+_URL_USER = _pattern(r"(://)[\w-]{20,}(?=(?::\*\*\*)?@)")
+_SIGNED = _pattern(
     r"([?&](?:[sS]ig|(?:[xX]-(?:Amz|Goog|amz|goog)-)?[sS]ignature|(?:write_|access_|auth_)?token|(?:api_)?key|code)=)[^&\s#\"'<>]+"
 )
 # ~/.netrc and git's credential helpers.
-_NETRC = re.compile(r"((?:machine|login|account)\s{1,20}\S{1,200}\s{1,20}password\s{1,20})\S+")
-_PW = re.compile(r"(--pw(?:[ \t]{1,20}|=))[^\s-]\S*")
-_BASIC = re.compile(r"((?:\s-u|--user|--auth)[ \t=]{1,20}[^\s:'\"/]{1,64}:)(?!\d+(?:\s|$)|//)[^\s'\"]+")
-_AZURE = re.compile(r"(?<![\w~.-])[\w.-]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])")
-_TELEGRAM = re.compile(r"(?:(?<![\w:])|(?<=/bot))\d{8,10}:AA[\w-]{30,40}(?![\w-])")
+_NETRC = _pattern(r"((?:machine|login|account)\s{1,20}\S{1,200}\s{1,20}password\s{1,20})\S+")
+_PW = _pattern(r"(--pw(?:[ \t]{1,20}|=))[^\s-]\S*")
+_BASIC = _pattern(r"((?:\s-u|--user|--auth)[ \t=]{1,20}[^\s:'\"/]{1,64}:)(?!\d+(?:\s|$)|//)[^\s'\"]+")
+_AZURE = _pattern(r"(?<![\w~.-])[\w.-]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])")
+_TELEGRAM = _pattern(r"(?:(?<![\w:])|(?<=/bot))\d{8,10}:AA[\w-]{30,40}(?![\w-])")
 # Discord bots: their number in base64, a time and a signature. Base64 of digits uses few letters, so no other text matches.
-_DISCORD = re.compile(
+_DISCORD = _pattern(
     r"[MNO](?<![\w.-].)[DTjz][AEIMQUYcgk][w-z0-5](?:[MNO][DTjz][AEIMQUYcgk][w-z0-5]){4,5}\w{0,3}\.[\w-]{6}\.[\w-]{27,45}(?![\w-])"
 )
-_BEARER = re.compile(r"((?:Bearer|bearer|BEARER)\s{1,4})[\w.~+/=-]{16,}")
+_BEARER = _pattern(r"((?:Bearer|bearer|BEARER)\s{1,4})[\w.~+/=-]{16,}")
 # Published token formats: a fixed prefix, and what follows it.
 _MIXED = r"(?=[\w+/=-]{0,60}?[A-Z])(?=[\w+/=-]{0,60}?\d)"  # names made of words and underscores may have the same prefix
 _UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b"
@@ -377,13 +399,13 @@ _SHAPES = (
     ("pat", r"[A-Za-z0-9]{14}\.[0-9a-f]{64}\b"),
     ("hooks.zapier.com/hooks/catch/", r"[\w/]{8,}"),
 )
-_MAILCHIMP = re.compile(r"\b[0-9a-f]{32}-us\d{1,2}\b")
+_MAILCHIMP = _pattern(r"\b[0-9a-f]{32}-us\d{1,2}\b")
 # Tokens of vendors not listed above: words in one case, a separator, and randomly generated letters and digits.
-_DRAWN = re.compile(r"[_.-][A-Za-z0-9]{20,}(?![A-Za-z0-9])[\w=-]*")
-_BEFORE_DRAWN = re.compile(
+_DRAWN = _pattern(r"[_.-][A-Za-z0-9]{20,}(?![A-Za-z0-9])[\w=-]*")
+_BEFORE_DRAWN = _pattern(
     r"(?<![A-Za-z0-9])(?:[a-z]{2}[a-z0-9]{0,14}|[A-Z]{2}[A-Z0-9]{0,14})(?:[_.-]{1,2}[a-z0-9]{1,14}){0,3}[_.-]?$"
 )
-_RUNS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
+_RUNS = _pattern(r"[a-z]+|[A-Z]+|[0-9]+")
 
 
 def mask_text(text: str, *, code: bool = False) -> str:
@@ -476,22 +498,22 @@ def _blank(text: str) -> str:
 
 # A cheap filter for the end of every secret name; the whole name is then read leftwards and rated by `_level`. The first
 # letter is separate so that the search can skip to it.
-_TAIL = re.compile(r"[tkspcabTKSPCAB](?i:oken|ey|ecret|ass|wd|redential|ookie|earer|uth)[\w-]{0,40}(?=[\\\"'\]\s:=])")
+_TAIL = _pattern(r"[tkspcabTKSPCAB](?i:oken|ey|ecret|ass|wd|redential|ookie|earer|uth)[\w-]{0,40}(?=[\\\"'\]\s:=])")
 _QUOTE = r"\\{0,3}[\"']"
 _OPENING = rf"(?=[rbfuRBFU]{{0,2}}{_QUOTE})"
-_EQUALS = re.compile(
+_EQUALS = _pattern(
     rf"(?:{_QUOTE})?\]?[ \t]{{0,8}}(?:"
     rf":[ \t]{{0,4}}[\w.\[\]| ]{{1,40}}?=[\s(+-]{{0,24}}{_OPENING}"  # name: str = "…"
     r"|(?:=>|:?={1,2})[\s(+-]{0,24}|:[ \t]{0,8})"
     rf"|{_QUOTE}\s{{0,8}}(?P<comma>,)[\s+-]{{0,24}}{_OPENING}"  # setenv("NAME", "…")
 )
-_SPACE = re.compile(r"[ \t]+(?:\\\n[-+ ]?[ \t]*)?(?!-)")
-_LONG = re.compile(r"[rbfuRBFU]{0,2}(?P<quote>\"{3}|'{3})(?P<body>.{0,4000}?)(?:(?P=quote)|\Z)", re.DOTALL)
-_LITERAL = re.compile(rf"[rbfuRBFU]{{0,2}}(?P<quote>{_QUOTE})(?P<body>(?:(?!(?P=quote))(?:\\[^\n]|[^\\\n]))*)(?:(?P=quote))?")
-_GROUP = re.compile(r"\[[^\]]{0,4000}\]?|\{[^}]{0,4000}\}?")
-_BARE = re.compile(r"[|>][-+]?[ \t]*\n[^\n]*|(?:(?i:bearer|basic|token|digest)[ \t]+)?(?:[^\s&;\"'<>]|[\"'](?=\w))+")
-_PLAIN = re.compile(r"(?i:none|null|nil|true|false)[,)\]}]*|\*\*\*.*")
-_QUOTED = re.compile(r"[\"']([^\"'\n]{1,400})[\"']")
+_SPACE = _pattern(r"[ \t]+(?:\\\n[-+ ]?[ \t]*)?(?!-)")
+_LONG = _pattern(r"[rbfuRBFU]{0,2}(?P<quote>\"{3}|'{3})(?P<body>.{0,4000}?)(?:(?P=quote)|\Z)", re.DOTALL)
+_LITERAL = _pattern(rf"[rbfuRBFU]{{0,2}}(?P<quote>{_QUOTE})(?P<body>(?:(?!(?P=quote))(?:\\[^\n]|[^\\\n]))*)(?:(?P=quote))?")
+_GROUP = _pattern(r"\[[^\]]{0,4000}\]?|\{[^}]{0,4000}\}?")
+_BARE = _pattern(r"[|>][-+]?[ \t]*\n[^\n]*|(?:(?i:bearer|basic|token|digest)[ \t]+)?(?:[^\s&;\"'<>]|[\"'](?=\w))+")
+_PLAIN = _pattern(r"(?i:none|null|nil|true|false)[,)\]}]*|\*\*\*.*")
+_QUOTED = _pattern(r"[\"']([^\"'\n]{1,400})[\"']")
 
 
 def _pairs_in(text: str, *, code: bool) -> str:

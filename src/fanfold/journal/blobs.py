@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ..atomic import beside
 from ..errors import JournalError
 from .files import create, is_folder, open_inside
 
+if TYPE_CHECKING:
+    import hashlib
+
 _NAME = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
+
+
+def _sha256(data: bytes | memoryview = b"") -> hashlib._Hash:
+    import hashlib  # loads OpenSSL: not for a run that stores nothing
+
+    return hashlib.sha256(data)
 
 
 def path_of(run: Path, name: str) -> Path:
@@ -27,7 +35,7 @@ def path_of(run: Path, name: str) -> Path:
 
 def put(run: Path, data: bytes | memoryview) -> str:
     """Store bytes; return their name. The same content is stored once."""
-    return _store(run, iter([data]), hashlib.sha256(data).hexdigest())
+    return _store(run, iter([data]), _sha256(data).hexdigest())
 
 
 def put_pieces(run: Path, chunks: Iterator[bytes], name: str) -> None:
@@ -53,7 +61,7 @@ def digest_of(files: list[tuple[str, str]]) -> str:
     if len(files) == 1:
         return f"sha256:{files[0][1]}"
     lines = "".join(f"{blob}  {path}\n" for path, blob in files)  # the output format of sha256sum, so that anybody can compute it
-    return f"sha256:{hashlib.sha256(lines.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    return f"sha256:{_sha256(lines.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def _chunks(source: Path) -> Iterator[bytes]:
@@ -72,7 +80,7 @@ def _store(run: Path, chunks: Iterator[bytes | memoryview], name: str | None = N
         return name
     folder = run / "blobs"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    digest = hashlib.sha256()
+    digest = _sha256()
     with beside(folder / "blob") as aside:
         with create(aside) as file:
             for chunk in chunks:
@@ -121,6 +129,6 @@ def get(run: Path, name: str) -> bytes:
     path = path_of(run, name)
     with opened(run, name) as file:
         data = file.read()
-    if hashlib.sha256(data).hexdigest() != name:
+    if _sha256(data).hexdigest() != name:
         raise JournalError(f"{path} is damaged: its content does not match its name. Delete it, or restore it from a copy.")
     return data

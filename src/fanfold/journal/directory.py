@@ -7,21 +7,23 @@ import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from ..errors import JournalError, RunError
-from . import bodies, packed
 from . import format as fmt
-from .bodies import Header
 from .files import is_folder
 from .format import HEAD_SIZE, PACKED, SUFFIX, Kind, Layout
-from .walker import Record, Walker, all_spans
+
+if TYPE_CHECKING:
+    from .bodies import Header
 
 _TAIL = 1 << 18
 MAX_HEADER = 1 << 20
 MAX_NAME = 200
+REQUESTS = "requests"
 # The folders a run may have.
-FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes", "blackbox", "requests")
+FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes", "blackbox", REQUESTS)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -150,6 +152,10 @@ def _path(name: str) -> Path:
 
 def read_header(path: Path) -> Header | None:
     """Read only a journal's first frame; None if it is incomplete or damaged."""
+    from . import packed
+    from .bodies import Header
+    from .walker import Record, Walker
+
     try:
         with packed.opened(path) as file:
             head = file.read(HEAD_SIZE)
@@ -165,6 +171,8 @@ def read_header(path: Path) -> Header | None:
 
 def last_step(path: Path) -> int | None:
     """Return the highest step near the end of a journal, reading a longer tail only if the first one contains no step."""
+    from . import packed
+
     try:
         seed = fmt.seed_of(fmt.check_id(path.stem.rpartition("-")[2]))
         with packed.opened(path) as file:
@@ -182,6 +190,9 @@ def last_step(path: Path) -> int | None:
 
 def _steps_in(data: bytes, seed: int) -> Iterator[int]:
     """Yield the steps of the valid frames in part of a journal; a row's step can be read without its shape."""
+    from . import bodies
+    from .walker import all_spans
+
     for span in all_spans(data, seed):
         if span.kind == Kind.ROW and not span.flags & Layout.STEP_NONE:
             width = 8 if span.flags & Layout.STEP_WIDE else 4

@@ -9,8 +9,8 @@ The crc covers kind, flags, length and body, and starts from the journal's id, s
 from __future__ import annotations
 
 import enum
+import os
 import struct
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final
 from zlib import crc32
@@ -102,8 +102,7 @@ def _layout_codes(layout: Layout) -> str:
 _LAYOUT_CODES: Final = [_layout_codes(Layout(flags)) for flags in range(16)]  # looked up for every journal that is listed
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True, dict=True):
     """The keys and types of a row, and the position of each value."""
 
     id: int
@@ -154,6 +153,11 @@ class _ShapeBody(msgspec.Struct, array_like=True):
 _shape = msgspec.msgpack.Decoder(_ShapeBody)
 TYPE_SIZE: Final = {"d": 8, "q": 8, "?": 1}
 DTYPE: Final = {"d": "<f8", "q": "<i8", "?": "?"}
+
+
+def new_id() -> str:
+    """Return a random id of 16 hexadecimal digits."""
+    return os.urandom(8).hex()
 
 
 def check_id(journal_id: str) -> str:

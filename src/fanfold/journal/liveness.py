@@ -6,17 +6,20 @@ File timestamps are never used: a copy or `touch` would make a dead process look
 from __future__ import annotations
 
 import os
-import socket
+import platform
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..process import boot_id
 from ..settings import resolve
 from . import writer
-from .bodies import Header
 from .files import open_fd
 from .format import PACKED
 from .origin import origin_of
+
+if TYPE_CHECKING:
+    from .bodies import Header
 
 LOST_SECONDS = 60.0  # without a sign of life; heartbeats come every 10
 
@@ -59,4 +62,4 @@ def status_of(path: Path, header: Header, *, seen: int, grown: float | None = No
     silent = abs((time.time() if now is None else now) - seen / 1e9)
     if silent <= LOST_SECONDS or (grown is not None and time.monotonic() - grown <= LOST_SECONDS):
         return "running"
-    return "killed" if header.node == (resolve("node") or socket.gethostname()) else "lost"  # rebooted, or unreachable
+    return "killed" if header.node == (resolve("node") or platform.node()) else "lost"  # rebooted, or unreachable

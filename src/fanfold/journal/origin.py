@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import notices
 from ..settings import resolve
-from .bodies import Header
+
+if TYPE_CHECKING:
+    from .bodies import Header
 
 _used: set[str] = set()  # roots that this process writes spools to
 
 
 def default_root() -> Path:
+    import tempfile  # with the libraries it imports it takes longer than all of the journal's modules
+
     return Path(tempfile.gettempdir()) / f"fanfold-spool-{os.getuid() if hasattr(os, 'getuid') else 0}"
 
 
@@ -45,6 +49,12 @@ def default_roots() -> list[Path]:
     return [default_root(), *_spare_roots()]
 
 
+def _new_root(root: Path) -> Path:
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
+
+
 def choose_root() -> Path:
     """Return the spool root if none is configured: a folder in the temporary directory, where others can write, too.
 
@@ -55,7 +65,7 @@ def choose_root() -> Path:
         root.mkdir(mode=0o700)
     if is_private(root):
         return root
-    spare = next(iter(_spare_roots()), None) or Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
+    spare = next(iter(_spare_roots()), None) or _new_root(root)
     notices.once(
         f"spool:{root}",
         f"{root} is not a folder that only you can write to; another user may have made it. The journal is spooled in {spare} "

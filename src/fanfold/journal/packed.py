@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import os
 import struct
@@ -260,6 +259,8 @@ def _verdicts(packed: PackedJournal, target: Path) -> tuple[Path, Path]:
     """
     found = os.fstat(packed.fileno())
     known = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    import hashlib
+
     mark = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
     return target.with_suffix(f".{mark}.wrong"), target.with_suffix(f".{mark}.damaged")
 
@@ -318,6 +319,8 @@ def _tell(packed: PackedJournal, damaged: bool) -> None:
 
 def copy(packed: PackedJournal, file: IO[bytes]) -> bool:
     """Write a journal's bytes to a file and sync it; return whether they are complete."""
+    import hashlib
+
     digest = hashlib.sha256()
     for block in packed.blocks():
         digest.update(block)

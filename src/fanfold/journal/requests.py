@@ -25,7 +25,7 @@ from ..errors import RunError, SettingError, notices, shown, suggestion
 from . import directory
 from .files import is_folder, open_inside
 
-FOLDER: Final = "requests"
+FOLDER: Final = directory.REQUESTS
 ACTIONS: Final = ("stop", "save", "evaluate", "log", "set")
 SECONDS: Final = 600.0  # how long a request stays valid, unless it says otherwise
 MAX_SECONDS: Final = 7 * 86400.0

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import itertools
 import os
-import secrets
 import struct
 import sys
 import threading
@@ -24,7 +23,7 @@ from zlib import crc32
 from ..atomic import sync_folders
 from ..errors import JournalError, notices
 from .files import create
-from .format import HEAD, MAGIC, MAX_KEYS, SUFFIX, Kind, Layout, Shape, covered, frame, pack, seed_of
+from .format import HEAD, MAGIC, MAX_KEYS, SUFFIX, Kind, Layout, Shape, covered, frame, new_id, pack, seed_of
 
 if sys.platform != "win32":
     import fcntl
@@ -95,7 +94,7 @@ class Orphan:
 
     def _restore(self) -> bool:
         """Write the bytes under the old name, through a temporary file, so that a reader never sees the file shrink."""
-        aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.part")
+        aside = self.path.with_name(f"{self.path.name}.{os.urandom(4).hex()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with create(aside) as file:
@@ -334,7 +333,7 @@ class Writer:
     # The methods below follow a journal's life: open, write, fail over, sync, close.
 
     def _open(self) -> Sheet:
-        journal_id = secrets.token_hex(8)
+        journal_id = new_id()
         header = {
             **self.header,
             "journal": journal_id,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from importlib.machinery import ModuleSpec
 
 
 class Hook:
@@ -52,7 +53,7 @@ class Hook:
         self.owner = self.kept = self.wrapper = None
 
 
-class ImportHook(importlib.abc.MetaPathFinder):
+class ImportHook:
     """An import finder that calls `loaded` with the name when one of certain libraries is imported."""
 
     def __init__(self, names: frozenset[str], loaded: Callable[[str], None]) -> None:
@@ -66,12 +67,12 @@ class ImportHook(importlib.abc.MetaPathFinder):
         for finder in behind:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader, self.loaded)
+                spec.loader = _Loader(spec.loader, self.loaded)  # type: ignore[assignment]  # without importlib.abc, which is slow
                 return spec
         return None
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """A wrapper around a loader that calls `loaded` when it is done."""
 
     def __init__(self, inner: Any, loaded: Callable[[str], None]) -> None:
@@ -80,7 +81,7 @@ class _Loader(importlib.abc.Loader):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         made: ModuleType | None = self.inner.create_module(spec)
         return made
 

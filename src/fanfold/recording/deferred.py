@@ -8,9 +8,8 @@ left.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,8 @@ MAX_BYTES = 64 << 20  # pinned memory per device; beyond it values are dropped a
 
 # One 16-bit pattern, repeated: as float16, bfloat16, float32 and float64 it is a NaN with a payload that no computation
 # produces. Each process picks one of 28 patterns at random.
-SENTINEL = (0x7FF1 + secrets.randbelow(14) | secrets.randbelow(2) << 15).to_bytes(2, "little")
+_PICKED = int.from_bytes(os.urandom(4), "little") % 28
+SENTINEL = (0x7FF1 + _PICKED % 14 | _PICKED // 14 << 15).to_bytes(2, "little")
 _EMPTY_SLOT = SENTINEL * (SLOT_BYTES // 2)
 _SENTINELS = {size: int.from_bytes(SENTINEL * (size // 2), "little") for size in (2, 4, 8)}
 _FORMATS: dict[int, Literal["H", "I", "Q"]] = {2: "H", 4: "I", 8: "Q"}
@@ -153,6 +153,8 @@ class _Alias:
 
 def _device_pointer(address: int) -> int | None:
     """Return the device address of pinned memory, from the CUDA runtime that torch loaded; None if there is none."""
+    import ctypes
+
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
         runtime = ctypes.CDLL(next(line.split(maxsplit=5)[-1] for line in maps if "libcudart" in line))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import RunError, RunNotFound, SettingError, notices
-from ..journal.bodies import Fork
 from ..journal.directory import journal_files, last_step
 
+if TYPE_CHECKING:
+    from ..journal.bodies import Fork
+
 EXPECTED = 'a run and a step, such as "RUN@1200"'
-_WANDB = re.compile(r"(?P<run>.+)\?_step=(?P<step>\d+)", re.DOTALL)
-_OURS = re.compile(r"(?P<run>.+)@(?P<step>\d+)", re.DOTALL)
+_WANDB = r"(?s)(?P<run>.+)\?_step=(?P<step>\d+)"
+_OURS = r"(?s)(?P<run>.+)@(?P<step>\d+)"
 LAST = (1 << 63) - 2  # the highest step that can be forked at
 
 
@@ -25,7 +27,7 @@ class ForkPoint(NamedTuple):
 
 def fork_point(value: Any) -> ForkPoint:
     """Read `RUN@STEP`, or `RUN?_step=STEP` as wandb writes it."""
-    found = (_WANDB.fullmatch(value) or _OURS.fullmatch(value)) if isinstance(value, str) else None
+    found = (re.fullmatch(_WANDB, value) or re.fullmatch(_OURS, value)) if isinstance(value, str) else None
     if found is None or len(found["step"]) > 19 or int(found["step"]) > LAST:
         raise ValueError(EXPECTED)
     return ForkPoint(found["run"], int(found["step"]))
@@ -33,6 +35,7 @@ def fork_point(value: Any) -> ForkPoint:
 
 def parent_of(root: Path, project: str, run_id: str, point: ForkPoint) -> tuple[Fork, dict[str, Any]]:
     """Return what a new run's header says of its parent, and the parent's config; its own project is searched first."""
+    from ..journal.bodies import Fork
     from ..store import query
 
     store, itself = query.LocalStore(root), (project, run_id)

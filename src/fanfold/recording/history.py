@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import guard, outcome
-from ..journal import Journal
 from .tallies import NO_STEP, Tally
 
 
@@ -62,6 +61,8 @@ class RunHistory:
             found = Tally()
             for path, end in self._own[key].items():
                 with guard("read the values that were logged before define_metric()"):
+                    from ..journal import Journal
+
                     journal = Journal(path)
                     journal.refresh()
                     column = journal.column(key, until=end)

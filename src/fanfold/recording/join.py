@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from .. import process
 from .._version import __version__
 from ..errors import RunError, SettingError, notices
 from ..journal import format as fmt
-from ..journal.bodies import Fork, Header
 from ..journal.directory import check_folders, check_place, journal_files, last_step, read_header, run_path
 from ..journal.origin import choose_root, spool_roots
 from ..journal.spool import Spool, is_network, recover
@@ -29,13 +28,15 @@ from . import wrapped
 from .names import name_for
 from .options import RunOptions
 
+if TYPE_CHECKING:
+    from ..journal.bodies import Fork, Header
+
 _inits = itertools.count()
 _joined = 0  # the process that has had its first run
 ANSWER_SECONDS = 600.0
 
 
-@dataclass
-class Membership:
+class Membership(msgspec.Struct):
     """A process's part in a run: which run and attempt, where it is written, and under which name."""
 
     me: Identity
@@ -51,12 +52,12 @@ class Membership:
     command: tuple[str, ...] | None = None  # of the process around a command, see wrapped.py
     inside: bool = False  # a process inside it, which records into its run
     spool: Spool | None = None
-    header: dict[str, Any] = field(default_factory=dict)
-    chores: list[Callable[[], object]] = field(default_factory=list)
+    header: dict[str, Any] = msgspec.field(default_factory=dict)
+    chores: list[Callable[[], object]] = msgspec.field(default_factory=list)
 
     def worker_header(self, role: str = "worker") -> dict[str, Any]:
         """Return the header of a journal that belongs to this rank but is not its main one."""
-        return {**self.header, "role": role, "pid": os.getpid(), "process": secrets.token_hex(8)}
+        return {**self.header, "role": role, "pid": os.getpid(), "process": fmt.new_id()}
 
     def after_fork_in_child(self) -> None:
         self.chores, self.spool = [], None  # the parent mirrors the spool, including its children's journals
@@ -79,7 +80,7 @@ def join(options: RunOptions, *, alone: bool = False, command: Sequence[str] | N
     around = None if options.id or alone or command is not None else wrapped.claimed(root, digest(shared, str(count)))
     if around is not None:
         return _join_around(around, me, options)
-    me = me if command is None else replace(me, launcher=wrapped.LAUNCHER)
+    me = me if command is None else me._replace(launcher=wrapped.LAUNCHER)
     attempt = digest(shared, process.launch_key(me), str(count))
     run_id = _checked_name("id", options.id or _choose(root, options, attempt, digest(project, shared, str(count))))
     path = run_path(root, project, run_id)
@@ -207,7 +208,7 @@ def open_writer(member: Membership, options: RunOptions) -> Writer:
         "node": me.node,
         "boot": me.boot,
         "pid": me.pid,
-        "process": secrets.token_hex(8),
+        "process": fmt.new_id(),
         "launcher": me.launcher,
         "born": _born_ns(),
         "spool": str(home) if member.spool else None,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -199,6 +198,8 @@ def signal_handled(number: int) -> None:
 def _await_signal(read: int) -> None:
     with contextlib.suppress(OSError), open(read, "rb", buffering=0):  # closed when the thread ends
         while got := os.read(read, 1):
+            import ctypes
+
             number = got[0]
             if number not in _previous or signal.getsignal(number) is not _on_signal:
                 continue  # a foreign handler is installed, perhaps only briefly

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import describe, outcome, suggestion
 from ..settings import Setting, parsed, read_file, resolve
@@ -16,8 +15,7 @@ RELAYS = ("process", "thread")
 REINITS = ("default", "return_previous", "finish_previous", "create_new")
 
 
-@dataclass(frozen=True)
-class RunOptions:
+class RunOptions(NamedTuple):
     """The options of a run: from arguments, then the environment, then the settings file, then defaults."""
 
     root: Path
@@ -124,7 +122,7 @@ def read_options(root: Path, given: Mapping[str, Any], *, file: Mapping[str, Any
     """Check every option of init() and fill in those left out; `file` replaces the settings file of the directory."""
     file = read_file(root) if file is None else file
     values: dict[str, Any] = {"root": root, "file": file}
-    for name in (field.name for field in fields(RunOptions) if field.name not in values):
+    for name in (field for field in RunOptions._fields if field not in values):
         value = given.get(name)
         if name in ARGUMENTS:
             values[name] = read_argument(name, value)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import clean_text, guard
 from ..journal import Kind, Writer, blobs
@@ -23,8 +23,7 @@ FACTS_SECONDS = 2.0
 WATCHED = ("torchrun", "accelerate", "srun")  # launchers whose jobs have a black box unless it is turned off
 
 
-@dataclass(frozen=True)
-class Probes:
+class Probes(NamedTuple):
     """The probes that the options of a run ask for, checked before anything is written; None: not this one."""
 
     options: RunOptions
@@ -55,9 +54,13 @@ class Probes:
 
 
 def _start_facts(parts: RunParts) -> None:
-    gatherer = Background(lambda: _gather(parts), "facts", lambda: None)
-    gatherer.start()
-    parts.ending.stoppers.append(lambda timeout: gatherer.join(min(timeout, FACTS_SECONDS)))
+    gathered = threading.Event()
+    Background(lambda: _prepare(parts, gathered), "facts", lambda: None).start()
+
+    def wait(timeout: float) -> None:
+        gathered.wait(min(timeout, FACTS_SECONDS))
+
+    parts.ending.stoppers.append(wait)
 
 
 def _start_console(parts: RunParts) -> None:
@@ -179,10 +182,21 @@ def _start_ops(parts: RunParts, options: Any) -> None:
         ending.stoppers.insert(0, probe.stop)
 
 
+def _prepare(parts: RunParts, gathered: threading.Event) -> None:
+    """Collect facts about the run off the training thread, then import what a first image will need.
+
+    A signal handler that logs then meets no half-imported module.
+    """
+    try:
+        _gather(parts)
+    finally:
+        gathered.set()
+    if parts.ending.status == "running":
+        from .. import media  # noqa: F401
+
+
 def _gather(parts: RunParts) -> None:
-    """Collect facts about the run off the training thread: git, packages, hardware."""
-    # Import media too, though it is not needed here: a signal handler that logs must never meet a half-imported module.
-    from .. import media  # noqa: F401
+    """Collect facts about the run: git, packages, hardware."""
     from ..facts import collect
 
     with guard("gather facts about this process"):

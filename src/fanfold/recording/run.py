@@ -21,14 +21,22 @@ from ..settings import MAX_NAMES
 from ..values import text_of
 from . import lifecycle
 from .config import Config
-from .control import Control, Knob
 from .options import RunOptions
 from .parts import RunParts
 from .summary import RunSummary, SummaryView
 from .tallies import MetricRule
 
+if TYPE_CHECKING:
+    from .control import Control, Knob
+
 STATUSES = ("finished", "failed", "killed", "preempted")
 LEVELS = ("info", "warning", "error")
+
+
+def _unknown_knob() -> Knob:
+    from .control import Knob
+
+    return Knob("", 0.0)
 
 
 class Run:
@@ -80,9 +88,18 @@ class Run:
         self._datasets: dict[str, str] = {}  # name and digest of each artifact of kind "dataset"
         self._summary = RunSummary(parts.writer, parts.recorder, parts.history, known)
         self.config = Config({**(known.get("config") or {}), **options.config}, self._config_changed, strict=self.strict)
-        self.control = Control(self, parts.recorder)
         self._recorder.info(self._first_facts(options))
         self.log = self._recorder.log  # type: ignore[method-assign]  # without a call in between
+
+    @property
+    def control(self) -> Control:
+        """What was asked of the job from outside (`fanfold tell`), and its knobs."""
+        found: Control | None = vars(self).get("_control")
+        if found is None:
+            from .control import Control
+
+            found = vars(self).setdefault("_control", Control(self, self._recorder))  # threads may ask at the same time
+        return found
 
     if not TYPE_CHECKING:  # a misspelt name stays an error for type checkers
 
@@ -317,7 +334,7 @@ class Run:
         if kind == "dataset":  # the run's stamps list its datasets: see provenance/record.py
             self._datasets[named] = blobs.digest_of([(str(entry["path"]), str(entry["blob"])) for entry in entries])
 
-    @verb("make a value adjustable", lambda: Knob("", 0.0))
+    @verb("make a value adjustable", _unknown_knob)
     def knob(self, name: str, value: Any, min: float | None = None, max: float | None = None) -> Knob:
         """Make a value adjustable while the program runs (`fanfold tell RUN set NAME=VALUE`); read it with `.value`.
 
@@ -341,6 +358,8 @@ class Run:
             print(temperature.value)
             ```
         """
+        from .control import Knob
+
         found: Knob | None = None
         with guard("make a value adjustable", strict=self.strict):
             found = self.control.knob(name, value, min, max)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import RunError
+from ..journal.directory import REQUESTS
 from .delivery import chosen_trackers
 from .join import join
 from .options import RunOptions
@@ -38,9 +39,9 @@ def _start(options: RunOptions, *, alone: bool = False, command: Sequence[str] |
         ) from error
     parts.ending.start(run)
     probes.start(parts)
-    parts.ending.stoppers.insert(0, run.control.close)
+    parts.ending.stoppers.insert(0, lambda _timeout: run.control.close() if _is_asked(run) else None)
     if member.me.main and not alone:
-        parts.ending.keeper.chores.append(run.control.look)
+        parts.ending.keeper.chores.append(lambda: run.control.look() if _is_asked(run) else None)
     if options.stamp:
         from ..provenance import automatic
 
@@ -58,6 +59,11 @@ def _start(options: RunOptions, *, alone: bool = False, command: Sequence[str] |
         forked = f", forked from {run.fork.run} at step {run.fork.step}" if run.fork is not None else ""
         print(f"fanfold: run {run.name} ({run.id}{again}{forked}) → {run.path}", file=sys.stderr)
     return run, parts
+
+
+def _is_asked(run: Run) -> bool:
+    """Return whether anybody has asked something of a run, or its program uses run.control; else it is not even imported."""
+    return "_control" in vars(run) or (run.path / REQUESTS).exists()
 
 
 def start_alone(options: RunOptions) -> tuple[Run, Any]:

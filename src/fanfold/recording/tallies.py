@@ -10,11 +10,10 @@ import fnmatch
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from ..errors import SettingError, notices, shown
-from ..journal.bodies import MOST_PATTERN, MOST_PATTERNS, is_pattern
+from ..journal.format import Shape
 
 RULES = ("last", "min", "max", "mean", "sum", "count", "first", "none")
 COUNTED = frozenset({"min", "max", "mean", "sum", "count", "first"})
@@ -22,8 +21,7 @@ SIZES = {"d": 8, "q": 8, "?": 1}
 NO_STEP = -(1 << 63)
 
 
-@dataclass(frozen=True)
-class MetricRule:
+class MetricRule(NamedTuple):
     """A define_metric() definition for the keys that match a pattern (`val/*`)."""
 
     key: str
@@ -54,6 +52,8 @@ def rule_for(key: str, metrics: Mapping[str, Mapping[str, Any]]) -> Mapping[str,
 
 def warn_about_patterns(metrics: Mapping[str, Any], newest: str) -> None:
     """Warn once if readers of the run will ignore a pattern."""
+    from ..journal.bodies import MOST_PATTERN, MOST_PATTERNS, is_pattern
+
     if not is_pattern(newest):
         return
     if len(newest) > MOST_PATTERN:
@@ -144,17 +144,6 @@ class Tally:
         return float(found) if float in self.kinds else int(found) if int in self.kinds else found
 
 
-class RowShape(Protocol):
-    """The parts of a journal's shape used here."""
-
-    @property
-    def keys(self) -> tuple[str, ...]: ...
-    @property
-    def types(self) -> str: ...
-    @property
-    def codes(self) -> str: ...
-
-
 class Tallies:
     """The tallies of a process, for keys whose rule needs every value."""
 
@@ -166,7 +155,7 @@ class Tallies:
     def needs(self, key: str) -> bool:
         return rule_for(key, self.metrics).get("summary") in COUNTED
 
-    def counting(self, shape: RowShape) -> Callable[[bytes], None] | None:
+    def counting(self, shape: Shape) -> Callable[[bytes], None] | None:
         """Return a function that counts a row of this shape; None if no key in it needs counting."""
         wanted = [key for key in shape.keys if self.needs(key)] if self.metrics else []
         if not wanted:

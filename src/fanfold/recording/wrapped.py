@@ -6,7 +6,6 @@ The first program inside that calls init() does, with all of its ranks; further 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from pathlib import Path
@@ -30,6 +29,8 @@ class Wrapped(NamedTuple):
 
     def text(self) -> str:
         """Return the value of the variable that programs inside get."""
+        import json
+
         return json.dumps(self._asdict())
 
     @property
@@ -39,8 +40,13 @@ class Wrapped(NamedTuple):
 
 def around() -> Wrapped | None:
     """Return the run around this process, if there is one."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    import json
+
     with contextlib.suppress(ValueError, TypeError):
-        found = json.loads(os.environ.get(VARIABLE) or "null")
+        found = json.loads(text)
         if isinstance(found, dict) and all(isinstance(word, str) for word in found.values()):
             return Wrapped(**found)
     return None

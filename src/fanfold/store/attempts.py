@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..journal import Journal, Kind
@@ -16,12 +15,12 @@ ORDER = ("failed", "killed", "lost", "preempted", "running", "finished")
 UNFINISHED = frozenset({"failed", "killed", "lost", "preempted"})
 
 
-@dataclass
 class Attempt:
     """One attempt of a run: the journals its processes wrote."""
 
-    key: str
-    journals: list[Journal] = field(default_factory=list)
+    def __init__(self, key: str, journals: Sequence[Journal] = ()) -> None:
+        self.key = key
+        self.journals = list(journals)
 
     @property
     def mains(self) -> list[Journal]:
@@ -118,7 +117,7 @@ def _split(key: str, members: Sequence[Journal]) -> list[Attempt]:
          if j.header.rank == 0 and j.header.role == "main" and not j.header.follows}.items()
     )  # fmt: skip
     if len(starts) <= 1:
-        return [Attempt(key, list(members))]
+        return [Attempt(key, members)]
     attempts = {ordinal: Attempt(f"{key}.{ordinal}") for ordinal, _ in starts}
     by_time = {began: ordinal for ordinal, began in reversed(starts)}
     times = sorted(by_time)

@@ -13,7 +13,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,20 +168,20 @@ def _part(entry: os.DirEntry[str]) -> str:
     return f"{entry.name}:{entry.stat(follow_symlinks=False).st_size}"
 
 
-@dataclass
 class Shelf:
     """The state a long-lived reader keeps between listings: rows with their signatures, and its open runs.
 
     Threads may share it. A run is read by one thread at a time, and reading one run does not block another.
     """
 
-    rows: dict[Path, tuple[str, StoredRun]] = field(default_factory=dict)
-    opened: dict[Path, StoredRun] = field(default_factory=dict)
-    settled: dict[Path, int] = field(default_factory=dict)  # folder mtime of runs that ended a while ago
-    whole: dict[Path, int | None] = field(default_factory=dict)  # that mtime when an open run was last read
-    files: dict[Path, int] = field(default_factory=dict)  # number of journals of each open run
-    _locks: dict[Path, threading.RLock] = field(default_factory=dict)
-    _opening: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self.rows: dict[Path, tuple[str, StoredRun]] = {}
+        self.opened: dict[Path, StoredRun] = {}
+        self.settled: dict[Path, int] = {}  # folder mtime of runs that ended a while ago
+        self.whole: dict[Path, int | None] = {}  # that mtime when an open run was last read
+        self.files: dict[Path, int] = {}  # number of journals of each open run
+        self._locks: dict[Path, threading.RLock] = {}
+        self._opening = threading.Lock()
 
     def reading(self, folder: Path) -> threading.RLock:
         """Return the lock of one run."""
