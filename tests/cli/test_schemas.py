@@ -133,7 +133,7 @@ def test_exec_and_servers_fit_their_schemas(runs_dir):
 
 def test_every_command_that_prints_json_has_a_schema():
     assert set(schemas.COMMANDS) <= set(COMMANDS)
-    assert set(COMMANDS) - set(schemas.COMMANDS) <= {"server forward", "mcp"}
+    assert set(COMMANDS) - set(schemas.COMMANDS) <= {"server forward", "mcp", "completion"}
     assert set(schemas.COMMANDS) <= set(CALLS) | ELSEWHERE
 
 

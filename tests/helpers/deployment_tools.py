@@ -128,7 +128,7 @@ def parsed(words: list[str]) -> Any:
     """Read a command line of ours as the command itself would; options have to be spelled out."""
     length = 2 if words[0] in GROUPS else 1
     name, rest = " ".join(words[:length]), words[length:]
-    parser = entry._parser(name, importlib.import_module(f"fanfold.cli.{COMMANDS[name][0]}"))
+    parser = entry.parser_of(name, importlib.import_module(f"fanfold.cli.{COMMANDS[name][0]}"))
     for word in rest:
         assert not word.startswith("--") or word.partition("=")[0] in parser._option_string_actions, word
     return parser.parse_args(rest)

@@ -64,6 +64,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "mcp": ("mcp", "serve the runs to a coding agent over MCP"),
         "skill": ("skill", "teach a coding agent to use fanfold: install its SKILL.md"),
         "schema": ("schema", "print the JSON Schema of what a command prints with --json"),
+        "completion": ("completion", "complete commands, options and names of runs in bash, zsh and fish"),
         "doctor": ("doctor", "check this machine: directory, disk, ranks, libraries, GPUs"),
         "demo": ("demo", "train a small model in two processes and show the run"),
     },

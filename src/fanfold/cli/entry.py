@@ -60,9 +60,9 @@ def _print_anything() -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    name = _pop_command(words)
+    name = pop_command(words)
     if name in GROUPS:
-        name = f"{name} {_pop_command(words)}".rstrip()
+        name = f"{name} {pop_command(words)}".rstrip()
     if name in ("", *GROUPS):
         return _overview(name, words)
     if name == "version":
@@ -70,14 +70,14 @@ def _dispatch(words: list[str]) -> int:
     known = COMMANDS | HIDDEN
     if name not in known:
         group = name.rpartition(" ")[0]
-        names = [f"{group} {one}".lstrip() for one in _commands(group)]
+        names = [f"{group} {one}".lstrip() for one in commands_of(group)]
         raise FanfoldError(f"there is no command {name!r}. Nothing was done.{suggestion(name, names)}")
     module = importlib.import_module(f".{known[name][0]}", __package__)
     needs = getattr(module, "NEEDS_DASHES", "")
     if needs and not {"--", "-h", "--help"} & set(words):
         raise SettingError(needs)
     call: Callable[[argparse.Namespace], int] = module.run
-    return call(_parsed(_parser(name, module), words))
+    return call(_parsed(parser_of(name, module), words))
 
 
 def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
@@ -95,7 +95,7 @@ def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Names
     return parser.parse_intermixed_args(marked)
 
 
-def _pop_command(words: list[str]) -> str:
+def pop_command(words: list[str]) -> str:
     """Remove and return the first word that is neither an option nor the value of one, or "" if there is none."""
     skip = False
     for place, word in enumerate(words):
@@ -116,7 +116,7 @@ def _overview(group: str, words: Sequence[str]) -> int:
     name = f"fanfold {group}".rstrip()
     about = GROUPS[group].capitalize() if group else "List, watch, compare and manage the runs that fanfold recorded"
     sections = {"commands": COMMANDS} if group else SECTIONS
-    rows = "\n\n".join(f"{heading}:\n{_rows(_commands(group, section))}" for heading, section in sections.items())
+    rows = "\n\n".join(f"{heading}:\n{_rows(commands_of(group, section))}" for heading, section in sections.items())
     parser = argparse.ArgumentParser(
         name,
         usage=f"{name} COMMAND [options]",
@@ -131,7 +131,7 @@ def _overview(group: str, words: Sequence[str]) -> int:
     return 0 if not words else FAILED
 
 
-def _commands(group: str, section: Mapping[str, tuple[str, str]] = COMMANDS) -> dict[str, str]:
+def commands_of(group: str, section: Mapping[str, tuple[str, str]] = COMMANDS) -> dict[str, str]:
     """Return the commands of a group with their help; without a group, all commands, each group as one row."""
     if group:
         return {name.partition(" ")[2]: what for name, (_, what) in section.items() if name.startswith(f"{group} ")}
@@ -142,7 +142,7 @@ def _rows(commands: Mapping[str, str]) -> str:
     return "\n".join(f"  {command + ' …' * (command in GROUPS):<10} {what}" for command, what in commands.items())
 
 
-def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
+def parser_of(name: str, module: ModuleType) -> argparse.ArgumentParser:
     description = (module.__doc__ or "").strip()
     parser = argparse.ArgumentParser(
         f"fanfold {name}", formatter_class=Help, description=description, epilog=getattr(module, "EXAMPLE", None)
