@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
+import yaml
 
 from paths import ROOT
 
@@ -41,6 +42,15 @@ def test_the_version_is_the_same_everywhere():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_conda_recipe_asks_for_what_the_package_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = yaml.safe_load((ROOT / "deploy" / "conda" / "recipe.yaml").read_text())
+    asked = {re.sub(r"[\s;].*", "", one).replace(">=", " >=") for one in project["dependencies"]}
+    assert set(recipe["requirements"]["run"]) - {"python >=${{ python_min }}"} == asked
+    assert recipe["context"] == {"version": project["version"], "python_min": project["requires-python"].removeprefix(">=")}
+    assert recipe["build"]["python"]["entry_points"] == [f"{name} = {place}" for name, place in project["scripts"].items()]
 
 
 def test_the_supported_pythons_are_the_tested_ones():

@@ -48,6 +48,13 @@ def test_points_config_and_facts_can_be_joined(three):
     assert rows("SELECT epoch(max(time) - min(time)) < 60 FROM points WHERE run = 'run0'") == [(True,)]
 
 
+def test_a_slow_query_draws_no_progress_bar_into_its_answer(three):
+    """The engine draws one on stdout after two seconds, also into a pipe, where Python has no script: in `python -c` and notebooks."""
+    code = "from fanfold.cli import main; main(['query', \"SELECT current_setting('enable_progress_bar') AS draws\", '--json'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert json.loads(done.stdout) == [{"draws": False}]
+
+
 def test_a_table_may_be_read_twice_in_one_query(three):
     text = (
         "WITH a AS (SELECT * FROM points WHERE key = 'loss') SELECT (SELECT count(*) FROM a), "

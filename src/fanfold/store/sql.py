@@ -143,11 +143,14 @@ def _check(engine: Any, text: str) -> None:
 
 
 def _lock(engine: Any, spill: str) -> None:
-    """Block the query's access to files, network, extensions and Python's variables. Large sorts may spill to one folder."""
+    """Block the query's access to files, network, extensions and Python's variables. Large sorts may spill to one folder.
+
+    A slow query draws no progress bar: in notebooks and `python -c` the engine would draw it on stdout, into the answer.
+    """
     engine.execute(f"SET temp_directory = '{spill}'")
     for setting in (
         "python_enable_replacements = false", "autoinstall_known_extensions = false", "autoload_known_extensions = false",
-        "enable_external_access = false", "lock_configuration = true",
+        "enable_external_access = false", "enable_progress_bar = false", "lock_configuration = true",
     ):  # fmt: skip
         engine.execute(f"SET {setting}")
 
