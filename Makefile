@@ -18,7 +18,7 @@ export PATH := $(PATH):$(CURDIR)/$(BIN)
 NODE := node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)'
 TORCH := $(shell grep '^torch==' constraints.txt)
 # What the tests and benchmarks run beside fanfold but fanfold itself never asks for.
-FRAMEWORKS := accelerate transformers lightning keras jax optuna ray hydra-core tensorboardx xgboost-cpu lightgbm pytorch-ignite
+FRAMEWORKS := accelerate transformers lightning keras jax optuna ray hydra-core xgboost-cpu lightgbm pytorch-ignite
 
 # Test processes on two cores: most tests wait half of their time, for a process, a server or a browser.
 WORKERS ?= 4

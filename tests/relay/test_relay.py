@@ -718,7 +718,7 @@ def test_mistakes_are_errors_that_say_what_is_known(runs_dir, options, message):
 
 
 def test_all_says_when_nothing_is_installed(runs_dir, monkeypatch, caplog):
-    for library in (library for row in TABLE for library in row.libraries):
+    for library in (library.split()[0] for row in TABLE for library in row.libraries):
         monkeypatch.setitem(sys.modules, library, None)  # Python's own way to say that there is no such module
     with caplog.at_level(logging.WARNING, "fanfold"):
         fanfold.init("p", trackers="all", system=False, quiet=True).finish()
@@ -737,6 +737,20 @@ def test_a_missing_library_names_its_extra(play):
     """)  # fmt: skip
     assert code == 1
     assert "needs wandb, which is not installed. Run: pip install 'fanfold[wandb]'" in err
+
+
+def test_tensorboard_alone_cannot_write_event_files_and_says_so_at_once(play):
+    """The package `tensorboard` reads them; torch or tensorboardX writes them."""
+    code, _, err = play.play([], """
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name in ("torch", "tensorboardX"): raise ModuleNotFoundError(name)
+        sys.meta_path.insert(0, Absent())
+        for name in ("torch", "tensorboardX"): sys.modules.pop(name, None)
+        fanfold.init("p", trackers=["tensorboard"])
+    """)  # fmt: skip
+    assert code == 1
+    assert "needs tensorboardX, which is not installed. Run: pip install 'fanfold[tensorboard]'" in err
 
 
 def test_a_class_of_the_script_itself_is_refused_for_a_process(play):

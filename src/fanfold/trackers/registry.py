@@ -27,7 +27,7 @@ class Row(NamedTuple):
     name: str
     module: str
     cls: str
-    libraries: tuple[str, ...]  # any one of these modules suffices
+    libraries: tuple[str, ...]  # any one of these suffices; of several words, all are needed
     extra: str
 
 
@@ -44,7 +44,7 @@ TABLE = tuple(
             Row("mlflow", "mlflow", "MLflowTracker", ("mlflow",), "mlflow"),
             Row("neptune", "neptune", "NeptuneTracker", ("neptune",), "neptune"),
             Row("swanlab", "swanlab", "SwanLabTracker", ("swanlab",), "swanlab"),
-            Row("tensorboard", "tensorboard", "TensorBoardTracker", ("tensorboard", "tensorboardX"), "tensorboard"),
+            Row("tensorboard", "tensorboard", "TensorBoardTracker", ("tensorboardX", "tensorboard torch"), "tensorboard"),
             Row("trackio", "trackio", "TrackioTracker", ("trackio",), "trackio"),
             Row("wandb", "wandb", "WandBTracker", ("wandb",), "wandb"),
         )
@@ -119,7 +119,7 @@ LOGGER_TYPE_TO_CLASS = _Registry(ROWS)
 def installed(name: str) -> bool:
     """Return whether a built-in tracker's library can be imported, without importing it."""
     row = ROWS.get(name)
-    return row is not None and any(_found(library) for library in row.libraries)
+    return row is not None and any(all(map(_found, library.split())) for library in row.libraries)
 
 
 def _found(module: str) -> bool:
