@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import itertools
 import math
@@ -58,7 +57,9 @@ class Plain:
             items = [self.of(item, depth + 1) for item in itertools.islice(value, max(self.left, 0))]
             items += ["…"] if len(value) > len(items) else []
             return sorted(items, key=str) if isinstance(value, (set, frozenset)) else items
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if hasattr(type(value), "__dataclass_fields__"):
+            import dataclasses
+
             return {item.name: self.of(getattr(value, item.name), depth + 1) for item in dataclasses.fields(value)}
         if isinstance(value, os.PathLike):
             return clean_text(os.fsdecode(value))

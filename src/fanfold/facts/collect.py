@@ -184,6 +184,9 @@ def _info_folders(folder: str) -> Iterator[str]:
 
 
 def _package(folder: str, entry: str) -> tuple[str, str]:
+    name, dash, version = entry.removesuffix(".dist-info").partition("-")
+    if name and dash and "-" not in version and entry.endswith(".dist-info"):  # as in all wheels
+        return name, version
     if match := _PACKAGE.fullmatch(entry):
         return match[1], match[2]
     return entry.rpartition(".")[0], _egg_version(Path(folder) / entry)

@@ -126,7 +126,7 @@ def _reference(shared: Path, name: str) -> str | None:
 
 _CODE = (".py", ".pyi", ".pyx", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go", ".js", ".jsx",
          ".ts", ".tsx", ".java", ".kt", ".scala", ".swift", ".rb", ".lua", ".jl", ".svelte")  # fmt: skip
-_PRIVATE = re.compile(
+_PRIVATE = (
     r"(?:^|/)(?:\.env(?:\.[^/]*)?|[^/]*\.(?:env|pem|p12|pfx|key|keystore|kdbx|tfvars)|id_(?:rsa|dsa|ecdsa|ed25519)"
     r"|\.?netrc|\.npmrc|\.pypirc|\.git-credentials|\.htpasswd|kubeconfig|[^/]*service[-_]account[^/]*\.json)$"
 )
@@ -200,7 +200,7 @@ def _inside(script: str | None, root: str) -> str | None:
 
 def _source(file: Path) -> bytes | None:
     """Return a source file, masked; None if it is too long, not a plain text file, or its name suggests secrets."""
-    if _PRIVATE.search(str(file)) or file.is_symlink() or not file.is_file():
+    if re.search(_PRIVATE, str(file)) or file.is_symlink() or not file.is_file():
         return None
     try:
         with file.open("rb") as stream:
@@ -234,7 +234,7 @@ def _by_file(text: str) -> list[str]:
 def _mask_file(section: str) -> str:
     first = section[: section.find("\n")].rstrip('" ')
     name = first.rpartition("/")[2]
-    if _PRIVATE.search(first) or (is_secret(name.partition(".")[0]) and not name.endswith(_CODE)):
+    if re.search(_PRIVATE, first) or (is_secret(name.partition(".")[0]) and not name.endswith(_CODE)):
         header, hunk, _ = section.partition("\n@@")
         return f"{header}\n# content {MASKED}: this file's name says that it holds secrets\n" if hunk else section
     return mask_text(section, code=name.endswith(_CODE))

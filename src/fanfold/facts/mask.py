@@ -5,7 +5,6 @@ A run directory is copied, shared and uploaded, so secrets are replaced before t
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import itertools
@@ -39,6 +38,7 @@ class _Pattern:
         return found
 
 
+SHORT = 1000  # characters up to which a few plain searches are cheaper than a pattern that need not be compiled then
 _SEPARATORS = str.maketrans("- /", "__.")
 _HUMPS = _pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _VENDORS = (
@@ -176,7 +176,7 @@ def _string(value: str, key: str) -> str:
     if _hides(text, key):
         return MASKED
     text = mask_text(text)
-    if _HEX_NAMES.search(key.lower()):
+    if any(vendor in key.lower() for vendor in _HEX_NAMES):
         text = _HEX40.sub(MASKED, text)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -206,8 +206,10 @@ def _pairs(value: object) -> Iterable[tuple[object, object]] | None:
     if isinstance(value, types.SimpleNamespace) or type(value).__name__ == "Namespace":  # argparse's, without importing it
         return vars(value).items()
     kind = type(value)
-    if dataclasses.is_dataclass(kind):
-        names = [field.name for field in dataclasses.fields(kind)]
+    if hasattr(kind, "__dataclass_fields__"):
+        import dataclasses
+
+        names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # it has the attribute
     elif isinstance(value, tuple):
         names = list(getattr(kind, "_fields", ()))
     else:  # attrs, pydantic
@@ -263,7 +265,7 @@ def _word(word: str) -> str:
 
 _NAME = _pattern(r"[-+~]{0,2}[\w./@-]+")
 _HEX40 = _pattern(r"\b[0-9a-f]{40}\b")
-_HEX_NAMES = _pattern(r"wandb|dagshub|cohere")
+_HEX_NAMES = ("wandb", "dagshub", "cohere")
 # `wandb.login(key="…")`: anywhere else, forty hex digits are a git commit.
 _WANDB = _pattern(r"(wandb[^\n]{0,80}?)\b[0-9a-f]{40}\b")
 _PEM = _pattern(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
@@ -463,8 +465,9 @@ def _tokens(text: str) -> str:
             text = _shape(start, rest).sub(MASKED, text)
     if "-us" in text:
         text = _MAILCHIMP.sub(MASKED, text)
-    text = _DISCORD.sub(MASKED, text)
-    return _DRAWN.sub(_drawn, text)
+    if len(text) > 50 and text.count(".") > 1:
+        text = _DISCORD.sub(MASKED, text)
+    return _DRAWN.sub(_drawn, text) if len(text) > 20 else text
 
 
 def _drawn(match: re.Match[str]) -> str:
@@ -499,6 +502,7 @@ def _blank(text: str) -> str:
 # A cheap filter for the end of every secret name; the whole name is then read leftwards and rated by `_level`. The first
 # letter is separate so that the search can skip to it.
 _TAIL = _pattern(r"[tkspcabTKSPCAB](?i:oken|ey|ecret|ass|wd|redential|ookie|earer|uth)[\w-]{0,40}(?=[\\\"'\]\s:=])")
+_ENDS = ("oken", "ey", "ecret", "ass", "wd", "redential", "ookie", "earer", "uth")  # one of them is in each match
 _QUOTE = r"\\{0,3}[\"']"
 _OPENING = rf"(?=[rbfuRBFU]{{0,2}}{_QUOTE})"
 _EQUALS = _pattern(
@@ -517,6 +521,8 @@ _QUOTED = _pattern(r"[\"']([^\"'\n]{1,400})[\"']")
 
 
 def _pairs_in(text: str, *, code: bool) -> str:
+    if len(text) < SHORT and not any(end in text.lower() for end in _ENDS):
+        return text
     out: list[str] = []
     done = at = 0
     while at < len(text):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,9 @@ def as_mapping(config: Any) -> dict[str, Any]:
         return {}
     if isinstance(config, Mapping):
         return dict(items_of(config))
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+    if hasattr(type(config), "__dataclass_fields__"):
+        import dataclasses
+
         return {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
     if callable(getattr(config, "to_dict", None)):
         return dict(config.to_dict())

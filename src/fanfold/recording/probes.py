@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,13 +53,10 @@ class Probes(NamedTuple):
 
 
 def _start_facts(parts: RunParts) -> None:
-    gathered = threading.Event()
-    Background(lambda: _prepare(parts, gathered), "facts", lambda: None).start()
-
-    def wait(timeout: float) -> None:
-        gathered.wait(min(timeout, FACTS_SECONDS))
-
-    parts.ending.stoppers.append(wait)
+    gatherer = Background(lambda: _gather(parts), "facts", lambda: None)
+    gatherer.start()
+    parts.ending.stoppers.append(lambda timeout: gatherer.join(min(timeout, FACTS_SECONDS)))
+    parts.ending.keeper.chores.append(_import_media)
 
 
 def _start_console(parts: RunParts) -> None:
@@ -182,21 +178,16 @@ def _start_ops(parts: RunParts, options: Any) -> None:
         ending.stoppers.insert(0, probe.stop)
 
 
-def _prepare(parts: RunParts, gathered: threading.Event) -> None:
-    """Collect facts about the run off the training thread, then import what a first image will need.
+def _import_media() -> None:
+    """Import what a first image will need: a signal handler that logs must not meet a half-imported module.
 
-    A signal handler that logs then meets no half-imported module.
+    Not at the very start, where it would compete with the program's own imports and first calls.
     """
-    try:
-        _gather(parts)
-    finally:
-        gathered.set()
-    if parts.ending.status == "running":
-        from .. import media  # noqa: F401
+    from .. import media  # noqa: F401
 
 
 def _gather(parts: RunParts) -> None:
-    """Collect facts about the run: git, packages, hardware."""
+    """Collect facts about the run off the training thread: git, packages, hardware."""
     from ..facts import collect
 
     with guard("gather facts about this process"):
