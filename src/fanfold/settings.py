@@ -5,10 +5,12 @@ The settings file is `settings.toml` in the runs' directory. Nothing is read at 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import numbers
 import os
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -326,9 +328,45 @@ def _user(uid: int) -> str:
 
 
 def cache_directory() -> Path:
-    """Return the user's cache folder for derived data."""
+    """Return the user's cache folder for derived data, and create it, private to them.
+
+    Inside a folder that belongs to somebody else, or to which others can write, it is a folder of this user's own: answers are
+    read from the cache, and the operator probe's library is loaded from it.
+    """
     given = resolve("cache_dir")
     if given:
-        return Path(given).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fanfold"
+        base = Path(given).expanduser().absolute()
+    else:
+        home = os.environ.get("XDG_CACHE_HOME")
+        base = (Path(home) if home else Path.home() / ".cache") / "fanfold"
+    if not hasattr(os, "geteuid"):
+        return base
+    own = base / f"user-{os.geteuid()}"
+    for folder in (base, own):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not folder.exists():
+            return folder  # callers find out that it cannot be created
+        if _is_private(folder):
+            return folder
+    notices.once(
+        f"cache:{own}",
+        f"{own} is not a folder that only you can write to; another user may have made it. Nothing is cached, so listing runs is "
+        "slower. Remove it, or set FANFOLD_CACHE_DIR to a folder of yours.",
+    )
+    return Path(os.devnull) / "fanfold"
+
+
+def _is_private(folder: Path) -> bool:
+    """Return whether a folder is this user's own, and nobody else can write to it."""
+    return _owners(folder) <= {os.geteuid(), 0} and folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o022
+
+
+def changeable_by_others(path: Path) -> Path | None:
+    """Return the folder through which another user could replace what is at a path: the path itself, or one above it."""
+    for folder in (path, *path.parents):
+        if folder.exists():
+            mode = folder.stat().st_mode
+            if _owners(folder) - {os.geteuid(), 0} or (mode & 0o002 and not mode & stat.S_ISVTX):
+                return folder
+    return None

@@ -32,6 +32,7 @@ from fanfold.journal.format import SUFFIX
 from fanfold.journal.origin import origin_of
 from fanfold.journal.spool import Spool
 from fanfold.probes.energy import EnergyProbe
+from fanfold.probes.native import build, library
 from fanfold.process import Meeting, boot_id, detect, digest
 from fanfold.relay.cursor import cursor_name
 from fanfold.relay.feed import Feed
@@ -534,3 +535,75 @@ def test_our_processes_import_nothing_from_the_working_directory(tmp_path: Path,
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
+
+
+# The cache: answers are read from it, and a library is loaded from it
+
+LIBRARY = """
+#include <stdio.h>
+__attribute__((constructor)) static void loaded(void) { fclose(fopen("%s", "w")); }
+"""
+
+
+def planted(cache: Path, marker: Path, name: str) -> None:
+    """Put a library that leaves a marker when it is loaded where ours would be."""
+    folder = cache / "native"
+    folder.mkdir(parents=True)
+    source = cache.with_name("planted.c")
+    source.write_text(LIBRARY % marker)
+    subprocess.run([build.compiler() or "g++", "-xc++", "-shared", "-fPIC", "-o", str(folder / name), str(source)], check=True)
+    build.seal(folder / name)
+
+
+@as_root
+@pytest.mark.parametrize("way", ["theirs", "open to all", "in a folder of theirs", "ours"])
+def test_a_library_that_another_user_could_have_put_into_the_cache_is_not_loaded(
+    tmp_path: Path, monkeypatch: Any, way: str
+) -> None:
+    place = tmp_path / "place"
+    cache, marker = place / "cache", tmp_path / "loaded"
+    monkeypatch.setenv("FANFOLD_CACHE_DIR", str(cache))
+    planted(cache, marker, build.library_name())
+    if way == "theirs":
+        for path in (cache, *cache.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+    elif way == "open to all":
+        cache.chmod(0o777)
+    elif way == "in a folder of theirs":
+        os.chown(place, NOBODY, NOBODY)
+    monkeypatch.setattr(build, "beside", lambda: tmp_path / "none")  # as in a wheel without it
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    with pytest.raises(library.NativeUnavailable):  # the planted one lacks our functions
+        library._open()
+    assert marker.exists() == (way == "ours")
+
+
+@as_root
+def test_derived_data_in_a_folder_that_others_share_is_private(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    shared = tmp_path / "shared"
+    monkeypatch.setenv("FANFOLD_CACHE_DIR", str(shared))
+    shared.mkdir()
+    shared.chmod(0o1777)
+    run = fanfold.init("llm", dir=tmp_path / "runs", system=False, quiet=True)
+    run.log({"loss": 0.5}, step=0)
+    run.finish()
+    assert len(fanfold.runs("llm", dir=tmp_path / "runs")) == 1
+    (own,) = shared.iterdir()
+    assert (own.name, own.stat().st_mode & 0o777) == (f"user-{os.geteuid()}", 0o700)
+    assert any(own.glob("catalogue-*.db"))
+    os.chown(own, NOBODY, NOBODY)  # now it is theirs, with a catalogue that they wrote
+    content = {path.name: path.read_bytes() for path in own.iterdir()}
+    assert [one.summary for one in fanfold.runs("llm", dir=tmp_path / "runs")] == [{"loss": 0.5}]
+    assert {path.name: path.read_bytes() for path in own.iterdir()} == content
+    assert "Nothing is cached" in caplog.text
+
+
+def test_projects_are_closed_to_strangers_whatever_the_umask(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    before = os.umask(0)
+    try:
+        fanfold.init("llm", dir=tmp_path / "runs", id="r", system=False, quiet=True).finish()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "runs" / "llm", tmp_path / "runs" / "llm" / "r")}
+    assert modes == {"llm": 0o775, "r": 0o700}

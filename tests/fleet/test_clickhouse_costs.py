@@ -17,6 +17,7 @@ from fanfold.fleet.intake import GAP_FREE, GAP_RATIO
 from fanfold.fleet.wire import Conflict, Piece, Rejected
 from fanfold.journal import Journal, Kind
 from fanfold.journal import format as fmt
+from fanfold.server import samples
 from fleet_tools import pieces_of, write_run
 
 
@@ -217,3 +218,19 @@ def test_a_pulled_journal_with_gaps_reads_as_it_was_sent(tmp_path, fleet):
     journal = Journal(copy)
     journal.refresh()
     assert (journal.damaged, journal.count("loss")) == (1 << 20, 200)
+
+
+def test_a_question_about_many_runs_asks_no_more_than_one_about_few(tmp_path, fleet, monkeypatch):
+    fleet.ship(write_run(tmp_path / "runs").parents[3])
+    store = fleet.store()
+    asked: list[str] = []
+    later = type(store.database).later
+    monkeypatch.setattr(type(store.database), "later", lambda *given, **names: asked.append(given[1]) or later(*given, **names))
+    ask = type(store.database).ask
+    monkeypatch.setattr(type(store.database), "ask", lambda *given, **names: asked.append(given[1]) or ask(*given, **names))
+    counts = []
+    for runs in (["r1", "k0"], ["r1", *(f"k{number}" for number in range(500))]):
+        asked.clear()
+        assert samples.sample(store, samples.SampleQuery("llm", runs, "t")) == {"found": [], "tables": 0}
+        counts.append(len(asked))
+    assert 0 < counts[1] <= counts[0] + 5

@@ -468,6 +468,17 @@ def test_only_a_trusted_proxy_speaks_for_others():
     headers = [(b"x-forwarded-for", b"1.2.3.4, 198.51.100.2, 10.0.0.1"), (b"x-remote-user", b"ann")]
     assert proxies.caller("10.0.0.2", headers) == "198.51.100.2"  # what the visitor put before it is their own word
     assert proxies.caller("10.0.0.2", []) == "10.0.0.2"
+    for named, found in {
+        "198.51.100.2:5555": "198.51.100.2",  # some proxies write the port: each connection would be an address of its own
+        "[2001:db8::7]:5555, fd00::9": "2001:db8::7",
+        "2001:db8::7, [fd00::9]:80, 10.0.0.1:80": "2001:db8::7",
+        "2001:DB8::7%eth0": "2001:db8::7",
+        "198.51.100.2, unknown, 10.0.0.1": "10.0.0.1",  # nobody's address: it counts for the proxy that passed it on
+        "_hidden": "10.0.0.2",
+        "a" * 5000: "10.0.0.2",
+        "10.0.0.3:1": "10.0.0.2",
+    }.items():
+        assert proxies.caller("10.0.0.2", [(b"x-forwarded-for", named.encode())]) == found
     assert proxies.read(headers, proxies.user) == "ann"
     with pytest.raises(SettingError, match="--trusted-proxy"):
         Proxies([], user="X-Remote-User")

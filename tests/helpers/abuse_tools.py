@@ -38,6 +38,8 @@ HEADERS = [
 SAMPLES: dict[str, Any] = {  # a good value for each field that a body of the API may have
     "project": "llm", "runs": ["r1"], "keys": ["loss"], "n": 50, "x": "step", "fold": "mean", "rank": 0, "lo": 0.0, "hi": 9.0, "log": False,
     "names": ["metric:loss", "config:lr"], "ids": ["absent"], "name": "n", "notes": "n", "tags": ["a"], "archived": False, "fragment": "x=1",
+    "add_tags": ["a"], "remove_tags": ["b"], "metric": "loss", "key": "t", "row": 0, "column": "a", "value": "1", "id": "r1", "action": "set",
+    "values": {"lr": 0.1}, "to": "elsewhere", "rule": "loss > 2", "remove": False,
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from playwright import sync_api
 from starlette.testclient import TestClient
 
 import fanfold
+from abuse_tools import Dashboard
 from answers import HALF
 from browser import CHROMIUM, FLAGS
 from fanfold.cli import main
@@ -32,7 +33,7 @@ from fanfold.server import app
 from fanfold.server.gateway import app as gateway_app
 from fanfold.server.login import Logins
 from fanfold.store.query import LocalStore
-from fleet_tools import Gateway
+from fleet_tools import Gateway, until
 
 # The dashboard's token
 
@@ -373,3 +374,31 @@ def test_an_answer_no_gateway_gives_is_a_gateway_out_of_reach(odd, code):
             with pytest.raises(Unreachable):
                 ask()
     client.close()
+
+
+BROWSER = """#!/bin/sh
+echo "$@" > {0}.words
+file="${{1#file://}}"
+stat -c '%a' "$file" > {0}.mode
+cat "$file" > {0}.page.part && mv {0}.page.part {0}.page
+"""
+
+
+def test_the_browser_is_not_given_the_token_on_its_command_line(tmp_path, ends, monkeypatch):
+    """Every user of the machine can read the words of every process."""
+    home, browser = tmp_path / "home", tmp_path / "browser"
+    home.mkdir()
+    browser.write_text(BROWSER.format(browser))
+    browser.chmod(0o755)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("BROWSER", str(browser))
+    server = ends(Dashboard(tmp_path / "runs", "--open"))
+    page = browser.with_name("browser.page")
+    assert until(page.exists)
+    words = browser.with_name("browser.words").read_text()
+    assert server.token not in words
+    assert words.startswith(f"file://{home}/fanfold-")
+    assert browser.with_name("browser.mode").read_text() == "600\n"
+    assert f"url=http://localhost:{server.port}/?token={server.token}" in page.read_text()
+    server.terminate()
+    assert list(home.glob("*.html")) == []

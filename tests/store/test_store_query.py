@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import subprocess
 import sys
 import tempfile
@@ -186,6 +187,36 @@ def test_many_attempts_are_each_looked_at_a_few_times(tmp_path, monkeypatch):
     monkeypatch.setattr(points, "before", lambda chunk, step: looks.append(step) or before(chunk, step))
     assert run.series("a").values.tolist() == [float(n) for n in range(60) for _ in range(3)] + [59.0]
     assert len(looks) == 59
+
+
+def test_attempts_that_each_hide_a_little_of_all_before_them_are_looked_at_once(tmp_path, monkeypatch):
+    """Each attempt cuts one point off the first one, and leaves a low one behind: what is kept grows, and is always in question."""
+    count = 60
+    steps = [list(range(count)), *([count - n, -n] for n in range(1, count))]
+    calls = [Call(n, 0, step, 10**6, {"a": float(n)}) for n, some in enumerate(steps) for step in some]
+    run = open_run(write_run(tmp_path, calls))
+    looks = []
+    before = points.before
+    monkeypatch.setattr(points, "before", lambda chunk, step: looks.append(step) or before(chunk, step))
+    series = run.series("a")
+    assert series.steps.tolist() == [*range(-count + 1, 0), 0, 1]
+    assert series.values.tolist() == [*map(float, range(count - 1, 0, -1)), 0.0, float(count - 1)]
+    assert len(looks) < 2 * count
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_point_is_visible_if_no_later_attempt_began_at_or_before_its_step(tmp_path, seed):
+    chance = random.Random(seed)
+    lives = [[chance.randrange(30) for _ in range(chance.randrange(1, 6))] for _ in range(20)]
+    calls = [Call(n, 0, step, 10**6, {"a": n * 10.0 + place}) for n, some in enumerate(lives) for place, step in enumerate(some)]
+    expected = [
+        (step, n * 10.0 + place)
+        for n, some in enumerate(lives)
+        for place, step in enumerate(some)
+        if all(step < later[0] for later in lives[n + 1 :])
+    ]
+    got = open_run(write_run(tmp_path, calls)).series("a")
+    assert list(zip(got.steps.tolist(), got.values.tolist(), strict=True)) == sorted(expected, key=lambda one: one[0])
 
 
 def test_restarts_stand_where_later_attempts_set_in(tmp_path):

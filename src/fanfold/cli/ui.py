@@ -11,8 +11,6 @@ import contextlib
 import secrets
 import socket
 import sys
-import threading
-import webbrowser
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -25,6 +23,7 @@ from ..store.query import LocalStore, Store
 from ..store.several import SeveralStores
 from ..stores import open_store
 from . import output
+from .browser import opening
 from .listen import LOOPBACK, listen, url
 
 if TYPE_CHECKING:
@@ -90,9 +89,12 @@ def _serve(args: argparse.Namespace, store: Store) -> int:
         output.remark(args, "Ctrl-C stops it." + ("" if args.write else " Read-only; --write allows changes."))
     sys.stdout.flush()
 
+    browser = contextlib.ExitStack()
+
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             served.state.notices.close()  # each open page holds a stream, which the server would wait for
+            browser.close()  # now: a signal ends this process as soon as the server has stopped
             super().handle_exit(sig, frame)
 
     server = Server(
@@ -100,9 +102,9 @@ def _serve(args: argparse.Namespace, store: Store) -> int:
     )
     import numpy  # noqa: F401 - charts need it, and journals are read faster once it is there
 
-    if args.open:
-        threading.Timer(0.3, webbrowser.open, [addresses[0]]).start()
-    with beside(store), watching(_watch(args, store)):
+    with browser, beside(store), watching(_watch(args, store)):
+        if args.open:
+            browser.enter_context(opening(addresses[0]))
         server.run(sockets=listeners)
     return 0
 

@@ -42,11 +42,6 @@ class JournalPart(NamedTuple):
     journal: FleetJournal
     limit: int
 
-    def until(self, step: int, key: str) -> JournalPart:
-        """Return the part before a step."""
-        limit = min(self.limit, step)
-        return self._replace(limit=FAR if self.journal.extents[key].high < limit else limit)
-
 
 @dataclass
 class SeriesPlan:
@@ -120,23 +115,30 @@ def _plan(run: StoredRun, key: str, rank: int | None, lo: float | None, hi: floa
     if not ranks or (rank is not None and rank not in ranks):
         return None
     of = ranks[0] if rank is None else rank
-    parts: list[JournalPart] = []
-    restarts: list[float] = []
+    lives: list[list[FleetJournal]] = []
     for attempt in run.attempts:
         own = [j for j in attempt.journals if isinstance(j, FleetJournal) and j.header.rank == of and key in j.extents]
-        if not own:
-            continue
-        first = own[0].extents[key].first
         if any(journal.extents[key].low == NO_STEP for journal in own):
             return None  # without steps: drawn over time
-        if parts:
-            restarts.append(float(first))
-            parts = [part.until(first, key) for part in parts if part.journal.extents[key].low < first]
-        parts += [JournalPart(journal, FAR) for journal in own]
+        if own:
+            lives.append(own)
+    parts: list[JournalPart] = []
+    limit = FAR
+    for own in reversed(lives):
+        parts += [_before(limit, journal, key) for journal in reversed(own)
+                  if limit == FAR or journal.extents[key].low < limit]  # fmt: skip
+        limit = min(limit, own[0].extents[key].first)
+    parts.reverse()
+    restarts = [float(own[0].extents[key].first) for own in lives[1:]]
     extents = [part.journal.extents[key] for part in parts]
     low = min(one.low for one in extents)
     high = max(min(one.high, part.limit - 1) for one, part in zip(extents, parts, strict=True))
     return SeriesPlan(run, key, parts, restarts, low if lo is None else lo, high if hi is None else hi, lo, hi, log)
+
+
+def _before(limit: int, journal: FleetJournal, key: str) -> JournalPart:
+    """Return the part of a journal before a step."""
+    return JournalPart(journal, FAR if journal.extents[key].high < limit else limit)
 
 
 def _groups(plans: dict[int, SeriesPlan]) -> list[dict[int, SeriesPlan]]:

@@ -44,10 +44,14 @@ class Proxies:
 
     def caller(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
         """Return the client address reported by a trusted proxy: the last in the list that is not a proxy itself."""
-        named = [part.strip() for key, value in headers if key == FOR for part in value.decode("latin-1").split(",")]
-        for one in reversed(named):
+        named = [part for key, value in headers if key == FOR for part in value.decode("latin-1").split(",")]
+        found = peer
+        for one in map(_address, reversed(named)):
+            if not one:  # nothing that could be limited: count it for the proxy that said it
+                return found
+            found = one
             if not self.trusts(one):
-                return one[:100]
+                return one
         return peer
 
 
@@ -78,6 +82,16 @@ class Proxied:
                 "groups": _split(self.proxies.read(headers, self.proxies.groups)),
             }
         return {**scope, **said, "headers": [(key, value) for key, value in headers if key not in self.names]}
+
+
+def _address(text: str) -> str:
+    """Return the address in a part of X-Forwarded-For, in which some proxies write the port, too; empty if there is none."""
+    text = text.strip()[:100]
+    host = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0] if text.count(":") == 1 else text
+    try:
+        return str(ipaddress.ip_address(host.partition("%")[0]))
+    except ValueError:
+        return ""
 
 
 def _split(text: str) -> list[str]:

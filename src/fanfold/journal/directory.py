@@ -108,6 +108,12 @@ def check_place(run: Path) -> None:
             )
 
 
+def make_run(path: Path) -> None:
+    """Create a private directory for a run, and its project's, in which strangers can replace no run, whatever the umask."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o775)
+    path.mkdir(exist_ok=True, mode=0o700)
+
+
 def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, str] | None = None) -> Iterator[Path]:
     """Yield the directories at run level, without checking that each is a run; callers that open each find out anyway.
 

@@ -18,7 +18,7 @@ from .. import process
 from .._version import __version__
 from ..errors import RunError, SettingError, notices
 from ..journal import format as fmt
-from ..journal.directory import check_folders, check_place, journal_files, last_step, read_header, run_path
+from ..journal.directory import check_folders, check_place, journal_files, last_step, make_run, read_header, run_path
 from ..journal.origin import choose_root, spool_roots
 from ..journal.spool import Spool, is_network, recover
 from ..journal.writer import Writer
@@ -188,7 +188,7 @@ def open_writer(member: Membership, options: RunOptions) -> Writer:
     _make_root(options.root)
     directory = member.path / "journal"
     check_place(member.path)
-    member.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_run(member.path)
     check_folders(member.path)
     directory.mkdir(exist_ok=True, mode=0o700)
     home = _spool(member, options, directory)

@@ -15,7 +15,7 @@ from ..media import Table
 from ..plain import json_safe
 from ..store import deadline
 from ..store.query import Store
-from ..store.run import MediaPoint
+from ..store.run import MediaPoint, StoredRun
 from . import data
 
 MOST_ROWS = 1_000  # in one response
@@ -216,7 +216,8 @@ def _sorted(rows: Sequence[int], column: Column, *, down: bool) -> list[int]:
 
 def sample(store: Store, query: SampleQuery) -> dict[str, Any]:
     """Return the same row of every table logged under a key, by run and step; the newest tables if there are too many."""
-    points = [(id, n, point) for id in query.runs for n, point in _points(store, query.project, id, query.key)]
+    runs = store.several(query.project, list(dict.fromkeys(query.runs)))  # one question: there may be thousands of names
+    points = [(id, n, point) for id, run in runs.items() for n, point in _points(run, query.key)]
     points.sort(key=lambda found: found[2].step)
     found = []
     for id, n, point in points[-MOST_TABLES:]:
@@ -230,11 +231,8 @@ def sample(store: Store, query: SampleQuery) -> dict[str, Any]:
     return {"found": found, "tables": len(points)}
 
 
-def _points(store: Store, project: str, id: str, key: str) -> list[tuple[int, MediaPoint]]:
-    try:
-        run = data.open_run(store, project, id)
-    except RunNotFound:
-        return []
+def _points(run: StoredRun, key: str) -> list[tuple[int, MediaPoint]]:
+    deadline.check()
     return [(n, point) for n, point in enumerate(run.media(key)) if point.kind == "table"]
 
 

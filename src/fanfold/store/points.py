@@ -6,7 +6,6 @@ is never loaded into memory as a whole unless its steps go backwards.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -183,39 +182,36 @@ def points_by_rank(run: StoredRun, key: str, *, raw: bool = False, own: bool = F
 
 
 def _points(journals: Held, key: str, rank: int, *, raw: bool, elders: Elders) -> Points:
-    kept: list[Chunk] = []
-    highs: list[int] = []  # the highest step of each kept chunk and of those before it
-    restarts: list[tuple[int, float]] = []
-    kinds: set[np.dtype[Any]] = set()
     deadline.check()
     attempts: dict[int, list[Journal]] = {}
     for attempt, journal in journals:
         attempts.setdefault(attempt, []).append(journal)
     inherited = _inherited(elders, key, rank)
-    _add(kept, highs, inherited)
-    kinds |= {chunk.kind for chunk in inherited}
+    lives = [logged for members in attempts.values() if (logged := [one for journal in members for one in chunks(journal, key)])]
+    begins = [(int(logged[0].axis[0]), logged[0].began) for logged in lives]
+    kinds = {chunk.kind for logged in (inherited, *lives) for chunk in logged}
     forked: tuple[int, float] | None = None
-    begun = False
-    for members in attempts.values():
-        logged = [chunk for journal in members for chunk in chunks(journal, key)]
-        if not logged:
-            continue
+    if inherited:
+        forked = begins.pop(0) if begins else (inherited[-1].bounds[1] + 1, float(inherited[-1].times[-1]) + 1e-6)
+        lives.insert(0, inherited)
+    kept = [chunk for logged in lives for chunk in logged] if raw else _visible(lives)
+    return Points(key, rank, kept if raw else in_order(kept), begins if inherited else begins[1:], kinds, forked)
+
+
+def _visible(lives: Sequence[list[Chunk]]) -> list[Chunk]:
+    """Return what later attempts leave of earlier ones: each hides the steps from its first one on.
+
+    From the last attempt to the first, each chunk is cut once, at the lowest step that hides any of it: there may be thousands
+    of attempts.
+    """
+    kept: list[list[Chunk]] = []
+    limit: int | None = None
+    for logged in reversed(lives):
+        kept.append(logged if limit is None else _until(logged, limit))
         first = int(logged[0].axis[0])
-        if begun:
-            restarts.append((first, logged[0].began))
-        elif inherited:
-            forked = (first, logged[0].began)
-        begun = True
-        if first != NO_STEP and not raw:
-            hidden = bisect_left(highs, first)  # the chunks before it stay as they are: there may be thousands of attempts
-            later = _until(kept[hidden:], first)
-            del kept[hidden:], highs[hidden:]
-            _add(kept, highs, later)
-        _add(kept, highs, logged)
-        kinds |= {chunk.kind for chunk in logged}
-    if inherited and not begun:
-        forked = (inherited[-1].bounds[1] + 1, float(inherited[-1].times[-1]) + 1e-6)
-    return Points(key, rank, kept if raw else in_order(kept), restarts, kinds, forked)
+        if first != NO_STEP:
+            limit = first if limit is None else min(limit, first)
+    return [chunk for some in reversed(kept) for chunk in some]
 
 
 def _inherited(elders: Elders, key: str, rank: int) -> list[Chunk]:
@@ -242,12 +238,6 @@ def stepped(chunk: Chunk) -> Chunk:
     import numpy as np
 
     return chunk.cut(int(positions(chunk.axis, np.array([NO_STEP]), "right")[0]), len(chunk))
-
-
-def _add(kept: list[Chunk], highs: list[int], some: Iterable[Chunk]) -> None:
-    for chunk in some:
-        kept.append(chunk)
-        highs.append(max(chunk.bounds[1], highs[-1] if highs else NO_STEP))
 
 
 def chunks(journal: Journal, key: str) -> list[Chunk]:

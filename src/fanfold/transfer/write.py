@@ -25,7 +25,7 @@ from ..facts.mask import mask
 from ..journal import Kind, blobs
 from ..journal import format as fmt
 from ..journal.batch import pack_rows
-from ..journal.directory import check_folders, journal_files, read_header
+from ..journal.directory import check_folders, journal_files, make_run, read_header
 from ..journal.files import open_regular, open_to_write
 from ..journal.writer import Sheet, try_lock
 from ..media.base import Media
@@ -119,7 +119,7 @@ class RunWriter:
                  largest: int | None = None) -> None:  # fmt: skip
         self.path, self.run_id, self.project, self.found, self.account = path, run_id, project, found, account
         self.largest = largest  # bytes of a file that is copied
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_run(path)
         check_folders(path)
         (path / "journal").mkdir(exist_ok=True, mode=0o700)
         self._lock = open_to_write(path / LOCK)

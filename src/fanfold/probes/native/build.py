@@ -79,7 +79,7 @@ def compile_to(target: Path, sources: Iterable[str], flags: Sequence[str], *, li
         raise BuildError("no C++ compiler was found (g++, c++, clang++, or CXX)")
     aside = target.with_name(f".{target.name}.{os.urandom(8).hex()}")  # not the pid: two containers may share one
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         subprocess.run([command, *flags, "-o", str(aside), *(str(HERE / name) for name in sources), "-ldl"],
                        check=True, capture_output=True, text=True, timeout=limit)  # fmt: skip
         seal(aside)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import outcome
-from ...settings import cache_directory
+from ...settings import cache_directory, changeable_by_others
 from . import build
 
 OLDEST, NEWEST = (2, 11), (2, 15)  # torch versions whose layout abi.cpp was compiled against
@@ -126,15 +126,22 @@ def _checked(force: bool) -> Path:
 def _open() -> Any:
     """Open the prebuilt library, else one built earlier, else build it now."""
     reasons = []
-    cached = cache_directory() / "native"
-    for find in (build.beside, lambda: cached / build.library_name(), lambda: build.build(cached)):
+    for find in (build.beside, lambda: _cached() / build.library_name(), lambda: build.build(_cached())):
         try:
             path = find()
             if path.is_file():
                 return _declared(path)
-        except (OSError, AttributeError, build.BuildError) as error:  # AttributeError: it lacks a function
+        except (OSError, AttributeError, build.BuildError, NativeUnavailable) as error:  # AttributeError: it lacks a function
             reasons.append(str(error))
     raise NativeUnavailable(f"its library could not be loaded or built: {'; '.join(dict.fromkeys(reasons))}")
+
+
+def _cached() -> Path:
+    """Return the folder of libraries built earlier. What is in it runs as this user, so nobody else may put anything there."""
+    folder = cache_directory() / "native"
+    if (place := changeable_by_others(folder)) is not None:
+        raise NativeUnavailable(f"another user could replace it in {place}; set FANFOLD_CACHE_DIR to a folder of yours")
+    return folder
 
 
 def _declared(path: Path) -> Any:
@@ -218,7 +225,7 @@ def _describer() -> int:
     # Without NDEBUG, the headers' RecordFunction has one member more than the library's.
     flags = ("-std=c++20", "-O1", "-fPIC", "-shared", "-DNDEBUG", *(f"-I{path}" for path in include_paths()))
     name = f"libfanfold_inputs-{build.digest('inputs.cpp', extra=torch.__version__)}.so"
-    target = cache_directory() / "native" / name
+    target = _cached() / name
     try:
         if not build.intact(target):
             build.compile_to(target, ["inputs.cpp"], flags)
