@@ -23,6 +23,7 @@ from fanfold.fleet.intake import DirectoryIntake
 from fanfold.journal import blobs
 from fanfold.journal.files import open_inside, open_regular
 from fanfold.journal.mapping import map_file
+from fanfold.publish.answers import Answers
 from fanfold.server import app
 from fanfold.store.query import LocalStore
 from fleet_tools import Gateway
@@ -143,6 +144,41 @@ def test_a_sparse_journal_costs_nothing_and_is_named(run, words, tmp_path):
     assert "Cannot allocate" not in done.stderr
     if words[0] == "ls":
         assert [one["id"] for one in json.loads(done.stdout)] == ["r1"]
+
+
+READ_IMAGE = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+import fanfold
+from fanfold.store.query import LocalStore
+from fanfold.tools.table import asked
+(image,) = fanfold.open("r1", dir=sys.argv[1]).media("img")
+for read in (image.load, asked(LocalStore(sys.argv[1]), "media", {"run": "r1", "key": "img"}, write=False)[1]):
+    try:
+        print(read()["points"][0]["kind"])
+    except fanfold.errors.JournalError as error:
+        print(error)
+"""
+
+
+def test_a_sparse_medium_costs_nothing(run, tmp_path):
+    (name,) = blobs.names(run.path)
+    os.truncate(blobs.path_of(run.path, name), 40 << 30)
+    command = [sys.executable, "-c", READ_IMAGE, str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    said, listed = done.stdout.splitlines() or [done.stderr, ""]
+    assert "almost nothing but holes" in said
+    assert listed == "image"  # agents get no picture of more than a megabyte, so it is not read
+
+
+def test_a_published_answer_is_replaced_by_no_other_of_its_name(tmp_path):
+    """The names are short hashes that a run can be made to hit."""
+    answers = Answers(LocalStore(tmp_path / "runs"), tmp_path)
+    answers.put("api/run", "llm", "a", answer="first")
+    answers.put("api/run", "llm", "a", answer="second")
+    (file,) = tmp_path.glob("*.json")
+    assert file.read_text() == '"first"'
+    assert list(answers.left_out.values()) == [1]
 
 
 def test_a_file_as_long_as_the_memory_can_be_mapped(tmp_path):

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ..atomic import beside
 from ..errors import JournalError
-from .files import create, is_folder, open_inside
+from .files import create, is_folder, is_mostly_holes, open_inside
 
 if TYPE_CHECKING:
     import hashlib
 
+MOST_HOLES = 64  # times what is written in a file; one of a few blocks can claim terabytes
 _NAME = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
 
@@ -128,6 +129,8 @@ def get(run: Path, name: str) -> bytes:
     """Read a blob, checking that its content still matches its name."""
     path = path_of(run, name)
     with opened(run, name) as file:
+        if is_mostly_holes(path, MOST_HOLES):
+            raise JournalError(f"{path} is almost nothing but holes, which would fill the memory. It was not read. Delete it.")
         data = file.read()
     if _sha256(data).hexdigest() != name:
         raise JournalError(f"{path} is damaged: its content does not match its name. Delete it, or restore it from a copy.")

@@ -49,6 +49,7 @@ class Answers:
     media: bool = True
     left_out: dict[str, int] = field(default_factory=dict)
     plotly: bool = False  # some figure needs its script
+    _names: set[str] = field(default_factory=set)
     _several: dict[str, bool] = field(default_factory=dict)
 
     def leave_out(self, why: str, count: int = 1) -> None:
@@ -59,6 +60,11 @@ class Answers:
         self._write(f"{name_of(*question)}.json", msgspec.json.encode(json_safe(answer)))
 
     def _write(self, name: str, content: bytes) -> None:
+        """Write a file. Names are no secure hashes: a run made for it could replace an answer about another one."""
+        if name in self._names:
+            self.leave_out("answers whose files would have the name of another one")
+            return
+        self._names.add(name)
         (self.data / name).write_bytes(content)
 
     def questions(self) -> Iterator[Callable[[], None]]:

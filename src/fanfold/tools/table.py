@@ -259,12 +259,17 @@ def _medium(run: StoredRun, point: Any) -> dict[str, Any]:
                 "rows": [list(map(str, row)) for row in table.rows[:50]],
                 "total": len(table.rows),
             }
-    elif point.kind == "image" and point.entry.get("blob"):
+    elif point.kind == "image" and point.entry.get("blob") and _size(run, str(point.entry["blob"])) <= MAX_IMAGE_BYTES:
         data = run.blob(str(point.entry["blob"]))
         kind = next((kind for magic, kind in IMAGES.items() if data.startswith(magic)), None)
-        if kind is not None and len(data) <= MAX_IMAGE_BYTES:
+        if kind is not None:
             found["picture"] = Picture(base64.b64encode(data).decode("ascii"), kind)
     return found
+
+
+def _size(run: StoredRun, blob: str) -> int:
+    """Return how large a medium is, before it is read."""
+    return run.artifact_file(blob).stat().st_size
 
 
 def _tell(store: Store, query: TellQuery) -> dict[str, Any]:
