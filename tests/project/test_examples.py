@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import fanfold
 from paths import ROOT
@@ -66,3 +68,41 @@ def environment(tmp_path: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FANFOLD_")}
     return {**kept, **ours, "PYTHONPATH": path}
+
+
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+# The metric that each notebook logs, and how many runs it leaves.
+LEAVES = {
+    "boosting": ("test/rmse", 2),
+    "jax": ("gradient norm", 1),
+    "language_model": ("perplexity", 1),
+    "optuna": ("loss", 12),
+    "ray_tune": ("loss", 2),
+    "reinforcement_learning": ("return", 1),
+    "vision": ("accuracy", 1),
+}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_and_shows_its_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("FANFOLD_DIR")  # runs go beside the notebook
+    book = nbformat.read(notebook, as_version=4)
+    NotebookClient(book, timeout=250, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert "<" in book.cells[-1].outputs[-1].data["text/html"]
+    metric, count = LEAVES[notebook.stem]
+    runs = fanfold.runs(dir=tmp_path / ".fanfold")
+    assert len(runs) == count
+    assert {run.status for run in runs} == {"finished"}
+    assert all(metric in run.keys() for run in runs)  # noqa: SIM118 - a method of runs
+
+
+def test_notebooks_are_committed_without_outputs_and_are_in_the_gallery() -> None:
+    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    for notebook in NOTEBOOKS:
+        cells = nbformat.read(notebook, as_version=4).cells
+        assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells), notebook
+        assert f"/examples/notebooks/{notebook.name}" in page
+        assert f"blob/main/examples/notebooks/{notebook.name}" in cells[0].source
+    assert [example.name for example in EXAMPLES if f"examples/{example.name}" not in page] == []
