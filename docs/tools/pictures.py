@@ -1,6 +1,6 @@
 """Take the pictures of the docs again: runs of the tutorials and of a made-up project, in a real dashboard and a real browser.
 
-`make docs-pictures`; ARGS="first-run tour" takes only some. The runs are kept in build/pictures for the next time.
+`make docs-pictures`; ARGS="first-run tour notebooks" takes only some. The runs are kept in build/pictures for the next time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import stories
+from nbclient import NotebookClient
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
@@ -52,7 +55,7 @@ TOUR = (
 
 
 def main(names: list[str]) -> int:
-    wanted = names or [*PICTURES, "tour"]
+    wanted = names or [*PICTURES, "tour", "notebooks"]
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         for source in dict.fromkeys(PICTURES[name][0] for name in wanted if name in PICTURES):
@@ -67,6 +70,10 @@ def main(names: list[str]) -> int:
             first, *rest = [Image.open(io.BytesIO(frame)).convert("RGB").resize((930, 570)) for frame in frames]
             first.save(DOCS / "img" / "tour.webp", save_all=True, append_images=rest, duration=2500, loop=0, quality=70, method=6)
             print("docs/img/tour.webp")
+        if "notebooks" in wanted:
+            for notebook in sorted((DOCS.parent / "examples" / "notebooks").glob("*.ipynb")):
+                shown(browser, notebook).save(DOCS / "img" / "gallery" / f"{notebook.stem}.png", optimize=True)
+                print(f"docs/img/gallery/{notebook.stem}.png")
         browser.close()
     return 0
 
@@ -106,6 +113,20 @@ def taken(browser: Any, address: str, source: str, view: str, theme: str) -> byt
         return page.screenshot()
     finally:
         context.close()
+
+
+def shown(browser: Any, notebook: Path) -> Image.Image:
+    """Run a notebook, and return a picture of what its last cell shows."""
+    book = nbformat.read(notebook, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= stories.environment(Path(folder))
+        NotebookClient(book, timeout=250, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    page: Page = browser.new_page(viewport={"width": 760, "height": 160})
+    output = book.cells[-1].outputs[-1].data["text/html"]
+    page.set_content(f"<body style='margin:16px;background:#fff;font-family:system-ui'>{output}</body>")
+    picture = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+    page.close()
+    return picture
 
 
 def gallery(place: Path) -> None:
