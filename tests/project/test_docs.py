@@ -61,6 +61,14 @@ def test_links_inside_the_project_lead_somewhere(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_every_table_is_whole(page):
+    """A blank line inside a table ends it: the rows below it are shown as text."""
+    lines = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE).splitlines()
+    begins = [n for n, line in enumerate(lines) if line.startswith("|") and not lines[n - 1].startswith("|")]
+    assert [lines[n] for n in begins if not re.fullmatch(r"[|\s:-]+", "".join(lines[n + 1 : n + 2]) or "no rule")] == []
+
+
 def test_addresses_of_the_project_lead_somewhere():
     """The README is also shown by package indexes, so its links are absolute; each names a file or a page of this checkout."""
     text = (ROOT / "README.md").read_text()
