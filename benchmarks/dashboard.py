@@ -4,8 +4,8 @@ python benchmarks/dashboard.py [--data FOLDER] [--quick] [--only fanfold,MLflow]
 
 `make bench-dashboard` runs it. The data is written once and kept under --data (writing it takes a quarter of an hour, most of it Aim's);
 then about a quarter of an hour, half an hour more with `--soak 30`. A full run writes its block of docs/benchmarks.md; `--quick` is a check
-of a few minutes that writes nothing. `--part data` only writes the data, so that the timing can wait for a quiet machine, `--part heap`
-only watches the live page's heap, which load does not disturb.
+of a few minutes that writes nothing. `--part data` only writes the data, so that the timing can wait for a quiet machine, `--part growth`
+only compares few runs with many, `--part heap` only watches the live page's heap, which load does not disturb.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ def own(plan: Plan, base: str, urls: dict[str, str], scratch: Path) -> dict[str,
         "pixels of a long series": lambda: page.pixels(plan),
         "latest values": lambda: budgets.latest_values(plan),
         "table": lambda: page.table(plan),
+        "growth": lambda: page.grows(plan),
         "merging": lambda: budgets.merge_long(plan, scratch),
         "live": lambda: page.live(plan, scratch),
         "heap": lambda: page.heap(plan, scratch),
@@ -167,7 +168,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="how often each is opened (3, quick: 1)")
     parser.add_argument("--limit", type=float, default=120, help="seconds a board may take to draw")
     parser.add_argument("--soak", type=float, help="minutes of the live heap check (0.5, quick: 0.1)")
-    parser.add_argument("--part", choices=("data", "heap"), help="only this, and no page is written")
+    parser.add_argument("--part", choices=("data", "heap", "growth"), help="only this, and no page is written")
     args = parser.parse_args()
     args.rounds = args.rounds or (1 if args.quick else 3)
     args.soak = args.soak or (0.1 if args.quick else 0.5)
@@ -212,6 +213,9 @@ def main() -> None:
         os.environ["FANFOLD_CACHE_DIR"] = f"{scratch}/cache"
         if args.part == "data":
             write_data(args, plan, console)
+            return
+        if args.part == "growth":
+            budget_sheet(asked({"growth": lambda: page.grows(plan)}, console)).print(console)
             return
         if args.part == "heap":
             budget_sheet(asked({"heap": lambda: page.heap(plan, Path(scratch))}, console)).print(console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
@@ -11,6 +12,7 @@ from typing import Any
 from boards import Fanfold
 from browser import WINDOW, Meter, window
 from budgets import SPIKES, Budget, Plan, dashboard, long_run, many_runs
+from store import write
 
 COLUMN = """([where, from, to]) => { const canvas = document.querySelector('figure canvas');
   const g = canvas.getContext('2d'), PAD = { l: 48, r: 10, t: 8, b: 20 };
@@ -94,6 +96,62 @@ def _asked(page: Any, meter: Meter, code: str, given: Any) -> tuple[float, float
     took = page.evaluate(code, given)
     page.wait_for_timeout(200)
     return took, (meter.main() - before) * 1000
+
+
+# Growth: the same page over few and over many
+
+FIRST = """() => { const one = document.querySelector('figure[data-painted]');
+  return one && !/: 0 runs/.test(one.getAttribute('aria-label')) ? performance.now() : 0; }"""
+ZOOM = """given => new Promise(done => { const one = document.querySelector('figure[data-painted]'), label = one.getAttribute('aria-label'), began = performance.now();
+  const told = new MutationObserver(() => { if (one.getAttribute('aria-label') === label) return;
+    told.disconnect(); const painted = one.dataset.painted;
+    const see = () => (one.dataset.painted === painted ? requestAnimationFrame(see) : done(performance.now() - began)); see(); });
+  told.observe(one, { attributes: true, attributeFilter: ['aria-label'] });
+  location.hash = given; })"""
+
+
+def shaped(plan: Plan, runs: int, keys: int) -> Path:
+    """Write runs of 200 steps, once; they ended a while ago."""
+    root = plan.data / f"shaped-{runs}x{keys}"
+    if not root.with_suffix(".done").exists():
+        for i in range(runs):
+            folder = write(root, 200, keys, id=f"run{i}", project="shaped", noise=i % 50)
+            for journal in (folder / "journal").glob("*.ffj"):
+                os.utime(journal, (time.time() - 600,) * 2)
+        root.with_suffix(".done").touch()
+    return root
+
+
+def _opened(plan: Plan, runs: int, keys: int) -> tuple[float, float]:
+    """Return the milliseconds until the first chart is painted, and those a zoom takes; medians over fresh browsers."""
+    firsts, zooms = [], []
+    with dashboard(shaped(plan, runs, keys)) as base:
+        for turn in range(plan.of(6, 2)):
+            with window() as context:
+                page = context.new_page()
+                page.goto(f"{base}#p=shaped")
+                took = page.wait_for_function(FIRST, polling=20, timeout=120_000).json_value()
+                page.wait_for_timeout(1500)
+                zoom = page.evaluate(ZOOM, "p=shaped&zoom=50..90")
+            if turn:  # the first visit only warms the server up
+                firsts.append(took)
+                zooms.append(zoom)
+    return statistics.median(firsts), statistics.median(zooms)
+
+
+def grows(plan: Plan) -> list[Budget]:
+    """Compare the page over few runs and metrics with the page over many."""
+    many, thousand, metrics = plan.of(10_000, 300), plan.of(1000, 100), plan.of(400, 40)
+    few, _ = _opened(plan, 60, 4)
+    most, _ = _opened(plan, many, 4)
+    four, near = _opened(plan, 4, 4)
+    _, far = _opened(plan, thousand, 4)
+    wide, _ = _opened(plan, 4, metrics)
+    return [
+        Budget(f"first chart with {many:,} runs, to that with 60", most / few, 3, "", f"{few:.0f} and {most:.0f} ms"),
+        Budget(f"zoom with {thousand:,} runs, to that with 4", far / near, 3, "", f"{near:.0f} and {far:.0f} ms, until the first chart is painted"),
+        Budget(f"first chart of {metrics} metrics, to that of 4", wide / four, 1.5, "", f"{four:.0f} and {wide:.0f} ms, of 4 runs"),
+    ]  # fmt: skip
 
 
 # Live

@@ -376,6 +376,8 @@ def test_a_run_is_renamed_tagged_archived_and_deleted_from_the_page(context, tmp
 @needs_browser
 def test_media_share_one_step(context, address):
     page = open_page(context, address, "p=llm&v=media&key=picture")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
     expect(page.locator("img")).to_have_count(2)
     page.wait_for_function("() => [...document.querySelectorAll('img')].every(one => one.naturalWidth === 16)")
     page.locator("#step").fill("0")
@@ -393,6 +395,7 @@ def test_media_share_one_step(context, address):
     expect(page.locator("ins").first).to_be_visible()
     page.get_by_role("button", name="page", exact=True).click()
     expect(page.frame_locator("iframe").first.get_by_role("heading", name="inside")).to_be_visible()
+    assert sorted(url[-3:] for url in asked if "/html?" in url) == ["n=1", "n=1"]  # the newest of each run, and nothing before it
     page.get_by_role("button", name="plot", exact=True).click()
     expect(page.get_by_text("Plotly figure").first).to_be_visible()
     with page.expect_download() as download:
@@ -407,7 +410,7 @@ def test_console_alerts_and_provenance_are_there(context, address):
     for rank in range(3):
         expect(page.get_by_role("log")).to_contain_text(f"hello from {rank}")
     page = open_page(context, address, "p=llm&v=alerts")
-    page.get_by_role("button", name="run-04").first.click()
+    page.get_by_role("main").get_by_role("button", name="run-04").first.click()
     expect(page.get_by_role("heading", name="run-04")).to_be_visible()
     page = open_page(context, address, "p=llm&v=provenance")
     expect(page.get_by_role("group", name="Provenance graph")).to_contain_text("Environment")

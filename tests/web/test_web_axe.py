@@ -42,6 +42,25 @@ def opened(name: str) -> Callable[[Any, str], None]:
     return act
 
 
+def grouping(page: Any, size: str) -> None:
+    page.locator("summary", has_text="group").click()
+    expect(page.get_by_role("group", name="Group runs by")).to_be_visible()
+
+
+def chart_options(page: Any, size: str) -> None:
+    figure = page.locator("figure").first
+    figure.focus()
+    figure.get_by_role("button", name="Options of").click()
+    expect(figure.get_by_role("dialog").get_by_label("Title")).to_be_focused()
+
+
+def colours(page: Any, size: str) -> None:
+    if size == "phone":
+        page.get_by_role("button", name="Runs", exact=True).click()
+    page.get_by_role("button", name="Colour of lr0.01-width256-seed1").click()
+    expect(page.get_by_role("dialog", name="Colour of")).to_be_visible()
+
+
 def helped(page: Any, size: str) -> None:
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
@@ -51,9 +70,15 @@ def helped(page: Any, size: str) -> None:
 STATES: dict[str, tuple[str, str, Callable[[Any, str], None] | None]] = {
     "charts": ("p=demo", "figure[data-painted]", None),
     "saved views": ("p=demo", "figure[data-painted]", opened("views")),
+    "groups and pairs": ("p=demo&pairs=1&s=0.4&group=*,config:seed", "figure[data-painted]", grouping),
+    "facets and a scale": ("p=demo&colour=metric:train/loss&split=config:width", "figure[data-painted]", None),
+    "options of a chart": ("p=demo&y=train/loss=0..3", "figure[data-painted]", chart_options),
+    "a chart as large as the screen": ("p=demo&full=train/loss", "figure [aria-label=Legend] li", None),
+    "colour of a run": ("p=demo", "figure[data-painted]", colours),
     "help": ("p=demo", "figure", helped),
     "list folded, or drawer": ("p=demo", "figure[data-painted]", run_list),
     "table": ("p=demo&v=table&shade=metric:train/loss", "[role=grid] [role=rowheader]", None),
+    "table of groups": ("p=demo&v=table&group=config:lr,config:width", "[role=grid] .total", grouping),
     "menu of a column": ("p=demo&v=table", "[role=grid] [role=rowheader]", column_menu),
     "run": ("p=demo&v=run", "main h2", None),
     "compare": ("p=demo&v=compare", ".commands, [aria-label=Config] tbody tr", None),

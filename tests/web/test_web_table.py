@@ -132,7 +132,7 @@ def test_columns_are_pinned_moved_resized_and_coloured_and_stay_so(context, tmp_
 def test_groups_are_folded_rows_with_what_their_runs_come_to(context, tmp_path):
     sweep(tmp_path)
     with serving(context, tmp_path) as address:
-        page = open_page(context, address, "p=sweep&v=table&cols=metric:loss,min:loss&split=config:lr&o=name")
+        page = open_page(context, address, "p=sweep&v=table&cols=metric:loss,min:loss&group=config:lr&o=name")
         groups = page.locator(".row.total")
         expect(groups).to_have_count(2)
         low, high = ([LOSS[name] for name in pair] for pair in ("bd", "ac"))  # lr 0.1 and lr 1
@@ -153,7 +153,7 @@ def test_groups_are_folded_rows_with_what_their_runs_come_to(context, tmp_path):
         expect(groups.first.get_by_role("gridcell").first).to_have_text("4.75")
         groups.first.get_by_role("button", name=re.compile("lr = 0.1")).click()
         expect(page.get_by_role("grid").locator("button.name")).to_have_text(["a", "c"])
-        expect(page).to_have_url(re.compile("closed=0.1"))
+        expect(page).to_have_url(re.compile("closed=lr"))
         page.reload()
         expect(page.get_by_role("grid").locator("button.name")).to_have_text(["a", "c"])
 

@@ -80,6 +80,9 @@ def test_what_was_chosen_is_there_again_and_each_project_has_its_own(browser, co
     expect(again.get_by_label("Sort runs")).to_have_value("name")
     again.locator("#project").select_option("noted")
     expect(pressed(again, "log y")).to_have_attribute("aria-pressed", "false")
+    zoomed = open_page(context, address, "p=demo&zoom=1..2")  # what passes is shown, too
+    expect(pressed(zoomed, "log y")).to_have_attribute("aria-pressed", "true")
+    expect(pressed(zoomed, "Reset zoom")).to_be_visible()
     bare = open_page(context, address, "p=demo&v=table")  # a page says where one goes, not what one sees
     expect(bare.locator("[role=columnheader][aria-sort=ascending]")).to_contain_text("run")
     other = browser.new_context()

@@ -141,7 +141,7 @@ describe('smoothing', () => {
     expect(centred([1, NaN, 1, 1], 1)[2]).toBe(1);
   });
   it('does not flow across a hole', () => {
-    const out = smoothed([0, 0, 0, 9, 9, 9], [[0, 3], [3, 6]], 1, false);
+    const out = smoothed([0, 0, 0, 9, 9, 9], [[0, 3], [3, 6]], 1, '');
     expect([...out]).toEqual([0, 0, 0, 9, 9, 9]);
   });
 });

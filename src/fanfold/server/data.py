@@ -215,20 +215,15 @@ def _text(cell: Any) -> str | None:
 def series(store: Store, query: SeriesQuery) -> bytes:
     """Return series of many runs and keys, downsampled to the pixels that show them. Missing runs are left out."""
     found = found_series(store, query)
-    done = {id: [one for one in run.requests if one["state"] == "done"][-MOST_FLAGS:] for id, run, _ in found}
-    return wire.encode({"axis": query.x}, [_packed(id, one, _flags(run, one.axis, done[id])) for id, run, one in found])
+    return wire.encode({"axis": query.x}, [_packed(id, one, _flags(run, one.axis)) for id, run, one in found])
 
 
-def _flags(run: StoredRun, axis: str, done: list[dict[str, Any]]) -> list[tuple[float, str]]:
-    """Return where on an axis requests to the job were carried out, and which."""
+def _flags(run: StoredRun, axis: str) -> list[tuple[float, str]]:
+    """Return where on an axis the newest alerts, checkpoints and requests to the job are, and which."""
+    if axis == "step":
+        return [(float(step), what) for step, _, what in run.milestones[-MOST_FLAGS:] if step is not None and step >= 0]
     zero = {"time": 0.0, "relative": run.started}.get(axis)
-    found = []
-    for one in done:
-        given = ", ".join(f"{name}={value}" for name, value in one["values"].items())
-        x = one["step"] if axis == "step" else one["answered"] - zero if zero is not None else None
-        if x is not None:
-            found.append((float(x), f"{one['action']}{f' {given}' if given else ''} ({one['by']})"))
-    return found
+    return [] if zero is None else [(time - zero, what) for _, time, what in run.milestones[-MOST_FLAGS:]]
 
 
 def found_series(store: Store, query: SeriesQuery, buckets: int | None = None) -> list[tuple[str, StoredRun, Buckets]]:

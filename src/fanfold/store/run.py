@@ -82,7 +82,7 @@ class TextPoint(NamedTuple):
 # Facts in a row, by their names in StoredRun. A listed run has them already, until it is refreshed.
 _SAME = ("id", "project", "name", "group", "notes", "tags", "archived", "config", "seen", "summary", "rules", "latest", "fork")
 _KNOWN = {"started": "created", "ranks": "rank_list"} | {name: name for name in _SAME}
-_READ = (*_KNOWN, "info", "metrics", "requests", "_rules", "_patterns", "_holders")
+_READ = (*_KNOWN, "info", "metrics", "requests", "milestones", "_rules", "_patterns", "_holders")
 
 
 class _editable(cached_property[T]):  # noqa: N801 - used like a property
@@ -625,6 +625,22 @@ class StoredRun:
             known |= {**given, "values": event["values"] or {}, "step": event["s"]}
             known["answered"] = None if event["state"] == "asked" else event["t"] / 1e9
         return list(found.values())
+
+    @cached_property
+    def milestones(self) -> list[tuple[int | None, float, str]]:
+        """What happened beside the metrics, by time: (step, seconds, words) of alerts, checkpoints and requests carried out."""
+        found = [(event.get("s"), event["t"] / 1e9, f"alert: {event['title']}") for event in self.alerts]
+        saved: dict[tuple[int | None, int], list[dict[str, Any]]] = {}
+        for file in self.files:  # the shards of one checkpoint are one
+            saved.setdefault((file["s"], file["t"] // 10**9 if file["s"] is None else 0), []).append(file)
+        for (step, _), files in saved.items():
+            name = files[0]["path"].rpartition("/")[2] if len(files) == 1 else f"{len(files)} files"
+            found.append((step, files[0]["t"] / 1e9, f"checkpoint: {name}"))
+        for one in self.requests:
+            if one["state"] == "done":
+                given = ", ".join(f"{name}={value}" for name, value in one["values"].items())
+                found.append((one["step"], one["answered"], f"{one['action']}{f' {given}' if given else ''} ({one['by']})"))
+        return sorted(found, key=lambda one: one[1])
 
     def tell(self, action: str, /, *, wait: bool = True, timeout: float = 600.0, **values: Any) -> Answer:
         """Ask the running job to stop, save, evaluate, log, or set values (`tell("set", lr=1e-4)`); return its answer.

@@ -16,6 +16,7 @@ export interface Series {
   run: string; key: string; total: number; raw: boolean; axis: string; marks: [number, string][]; marked: number; restarts: number[]; flags?: [number, string][]; forked?: number | null;
   x: Column; y: Column; xLast?: Column; first?: Column; lo?: Column; hi?: Column; loAt?: Column; hiAt?: Column; low?: Column; high?: Column; lowRank?: Column; highRank?: Column;
   who?: string[]; // of a group: the runs that lowRank and highRank count
+  count?: Column; // of a group: how many runs there are at each place
 }
 
 export { Refused };

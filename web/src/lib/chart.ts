@@ -25,6 +25,13 @@ type Context = CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D;
 const PALE = 0.35; // how strong the part is that a fork has from its parent
 const GAP = 8; // a step this many times the usual one is a hole in the data: dotted, not joined
 
+/** The lowest or highest number of some; NaN where there is none. */
+export function edge(y: ArrayLike<number>, pick: (...n: number[]) => number): number {
+  let found = NaN;
+  for (let i = 0; i < y.length; i++) if (Number.isFinite(y[i])) found = Number.isNaN(found) ? y[i] : pick(found, y[i]);
+  return found;
+}
+
 /** What the lines span; null when there is nothing to draw. */
 export function extent(lines: Line[], logY: boolean, logX: boolean, zoom: [number, number] | null): View | null {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;

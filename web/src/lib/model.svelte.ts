@@ -4,12 +4,14 @@ import { SvelteMap } from 'svelte/reactivity';
 import { columns as fetchColumns, get, outages, quiet, type Project, type Run, type Runs, session, type Unreadable } from './api';
 import { copy } from './copy';
 import { COLOURS, DASHES, GROUNDS, colourAt, dashAt } from './colours';
+import { shape } from './lazy.svelte';
 import { watch, type Message } from './live';
 import { hiding } from './shown';
-import { view } from './view.svelte';
+import { settings, view } from './view.svelte';
 
 export const MOST = 200; // lines in one chart; the list says when there are more runs
-export const FULL = 8; // up to so many runs all have their colour; of more, those highest in the list
+export const FULL = 8; // lines of the full width, where there are more runs than colours: those highest in the list
+const DASHED = 64, STEPS = 8; // runs that dashes tell apart; values that have a colour each, where more are on a scale
 const FIRST = 300; // runs that the first answer has: more than are drawn
 const BLOCK = 400, COLUMNS = 150; // runs whose statistics are asked for at once; columns kept up to date
 const SOON = 1000, LATE = 30_000; // ms until what failed is asked for again
@@ -58,7 +60,13 @@ class Model {
   slots = $derived(this.#slots());
   #kept = new Map<string, number>();
   #recent = new Set<string>(); // columns, the last one needed at the end
-  groups = $derived({ colour: this.#places(view.colour, COLOURS), dash: this.#places(view.dash, DASHES.length) });
+  scale = $derived(this.#scale());
+  groups = $derived({ colour: this.scale ? null : this.#places(view.colour, COLOURS), dash: this.#places(view.dash, DASHES.length) });
+  /** What makes a group: the fields chosen, or all of the config but those; and the fields of colour and dash. */
+  by = $derived(view.by[0] === '*' ? this.columns.filter((name) => name.startsWith('config:') && !view.by.includes(name)) : view.by);
+  fields = $derived([...new Set([...this.by, this.scale ? '' : view.colour, view.dash].filter(Boolean))]);
+  #teams = $derived(view.by.length && !view.colour && !view.each ? new Map([...this.grouped(this.drawn.map((run) => run.id)).values()].flatMap((ids, i) => ids.map((id) => [id, i] as const))) : null);
+  picked = $derived(settings(view.picked));
   failed = $derived(this.runs.filter((run) => !run.archived && run.failed).length);
   running = $derived(this.runs.filter((run) => run.status === 'running').length);
 
@@ -107,7 +115,7 @@ class Model {
 
   /** Which place in the palette each coloured run has. It keeps it while it is shown; no two share one until all are taken. */
   #slots(): Map<string, number> {
-    const wanted = [...this.strong, ...view.compare, view.run].filter((id, i, all) => this.byId.has(id) && all.indexOf(id) === i);
+    const wanted = [...new Set([...this.drawn.map((run) => run.id), ...view.compare, view.run])].filter((id) => this.byId.has(id));
     wanted.sort((a, b) => this.places.get(a)! - this.places.get(b)!);
     const found = new Map(wanted.filter((id) => (this.#kept.get(id) ?? COLOURS) < COLOURS).map((id) => [id, this.#kept.get(id)!]));
     const used = new Set(found.values());
@@ -121,25 +129,53 @@ class Model {
     return (this.#kept = found);
   }
 
-  /** Runs by the values they are coloured and dashed by, in the order of the list. */
-  grouped(ids: string[]): Map<string, string[]> {
-    const fields = [view.colour, view.dash].filter((name, i, all) => name && all.indexOf(name) === i);
-    const name = (id: string) => fields.map((field) => `${field.replace(/^config:/, '')}=${this.value(this.byId.get(id)!, field) ?? '–'}`).join(' ');
-    return Map.groupBy(ids.filter((id) => this.byId.has(id)), name);
+  /** Where the values that colour the runs lie: a metric, or more numbers than one could name a colour for. */
+  #scale(): { low: number; high: number; log: boolean } | null {
+    const field = view.colour;
+    if (!field.includes(':')) return null;
+    const all = this.shown.map((run) => this.value(run, field)).filter((one) => one !== null);
+    const values = all.filter((one) => typeof one === 'number' && Number.isFinite(one)) as number[];
+    if (!values.length || (!field.startsWith('metric:') && (values.length < all.length || (!view.each && new Set(values).size <= STEPS)))) return null;
+    let low = Infinity, high = -Infinity;
+    for (const one of values) { if (one < low) low = one; if (one > high) high = one; }
+    return { low, high, log: low > 0 && high / low > 100 };
   }
 
-  /** How a run is drawn, everywhere: in a colour of its own, or in that of its group. */
+  /** Runs by what makes a group, in the order of the list. Of a whole config, only values that differ are named. */
+  grouped(ids: string[]): Map<string, string[]> {
+    const runs = ids.flatMap((id) => this.byId.get(id) ?? []);
+    const fields = view.by[0] !== '*' ? this.fields : this.fields.filter((field) => runs.some((run) => this.value(run, field) !== this.value(runs[0], field)));
+    const name = (id: string) => fields.map((field) => `${field.replace(/^config:/, '')}=${this.value(this.byId.get(id)!, field) ?? '–'}`).join(' ') || 'all runs';
+    return Map.groupBy(runs.map((run) => run.id), name);
+  }
+
+  /** Runs by the chosen fields alone, in the order of their values. */
+  teams(runs: Run[]): [string, Run[]][] {
+    const some = new Set(this.by), fields = this.fields.filter((field) => some.has(field) && (view.by[0] !== '*' || runs.some((run) => this.value(run, field) !== this.value(runs[0], field))));
+    const values = (run: Run) => fields.map((field) => this.value(run, field));
+    const groups = [...Map.groupBy(runs, (run) => JSON.stringify(values(run))).values()];
+    const sorted = fields.reduceRight((list, field) => order(list, ([first]) => this.value(first, field), 1), groups);
+    return sorted.map((list) => [fields.map((field) => `${field.replace(/^config:/, '')} = ${this.value(list[0], field) ?? '–'}`).join(', ') || 'all runs', list]);
+  }
+
+  /** How a run is drawn, everywhere: in a colour of its own, in that of its group, or in one on a scale. */
   look(id: string, few = false): { colour: string; dash: number[]; strong: boolean } {
-    const run = this.byId.get(id);
-    const place = this.slots.get(id) ?? this.places.get(id) ?? 0;
-    const { colour, dash } = this.groups;
+    const run = this.byId.get(id), { colour, dash } = this.groups;
+    const place = this.#teams?.get(id) ?? this.slots.get(id) ?? (few ? (this.places.get(id) ?? 0) : -1);
+    const strong = few || this.drawn.length <= COLOURS || this.strong.has(id);
+    if (place < 0 && !(colour || this.scale)) return { colour: this.ground.faint, dash: [], strong: false };
     const in_ = (groups: Map<string, number>, field: string) => groups.get(String(run ? (this.value(run, field) ?? '–') : '–')) ?? 0;
-    const strong = few || !!colour || this.drawn.length <= FULL || this.strong.has(id);
     return {
-      colour: !strong ? this.ground.faint : colour ? colourAt(this.ground, in_(colour, view.colour)) : colourAt(this.ground, place),
-      dash: dash ? dashAt(in_(dash, view.dash) * COLOURS) : colour || !strong || !this.slots.has(id) ? [] : dashAt(place),
+      colour: this.picked.get(id) ?? (this.scale ? this.#onScale(run) : colourAt(this.ground, colour ? in_(colour, view.colour) : place)),
+      dash: dash ? dashAt(in_(dash, view.dash) * COLOURS) : colour || this.scale || (!few && this.drawn.length > DASHED) ? [] : dashAt(place),
       strong,
     };
+  }
+  #onScale(run?: Run): string {
+    const value = run ? this.value(run, view.colour) : null, { low, high, log } = this.scale!;
+    if (typeof value !== 'number' || !Number.isFinite(value)) return this.ground.ink;
+    const at = log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+    return shape()?.colourOf(Number.isFinite(at) ? at : 0.5, this.dark) ?? this.ground.ink;
   }
 
   /** Learn which projects there are, and open the newest where the address names none. */
@@ -293,7 +329,7 @@ class Model {
 }
 
 /** Whether the newest runs are all that is drawn: nothing orders, filters, groups or names others. */
-const newestWillDo = () => view.page === 'charts' && ![view.sort, view.filter, view.colour, view.dash, view.split, view.baseline, view.failed, view.hidden.length].some(Boolean);
+const newestWillDo = () => view.page === 'charts' && ![view.sort, view.filter, view.colour, view.dash, view.split, view.by.length, view.baseline, view.failed, view.hidden.length].some(Boolean);
 
 /** The list of runs: of blocks that did not change, the runs are those that are here already. */
 export function listing(had: Run[], answer: Runs, partly: boolean): Run[] {

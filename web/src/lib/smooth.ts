@@ -2,14 +2,15 @@
 
 type Numbers = ArrayLike<number>;
 
-/** Centred kernel: does not lag behind the line. `amount` 0..1 is its reach as a share of the points, up to a tenth.
+/** Centred kernel: does not lag behind the line. `amount` 0..1 is its reach as a share of the points, up to a tenth. It is a bell, or
+ * `flat`: a running mean.
  *
  * Each value is a straight line fitted to the points around it. Where those are the same on both sides that is their mean; at
  * the ends, where one side is missing, the line follows the trend: a mean would bend, and a narrower one would end at the raw value. */
-export function centred(y: Numbers, amount: number): Float64Array {
+export function centred(y: Numbers, amount: number, flat = false): Float64Array {
   const reach = Math.max(1, (amount * amount * y.length) / 10);
-  const width = Math.ceil(reach * 2.5);
-  const kernel = Float64Array.from({ length: width + 1 }, (_, d) => Math.exp(-0.5 * (d / reach) ** 2));
+  const width = Math.ceil(reach * (flat ? 1.73 : 2.5)); // as wide as the bell is
+  const kernel = Float64Array.from({ length: width + 1 }, (_, d) => (flat ? 1 : Math.exp(-0.5 * (d / reach) ** 2)));
   const out = new Float64Array(y.length);
   for (let i = 0; i < y.length; i++) {
     let weight = 0, lean = 0, spread = 0, sum = 0, slope = 0;
@@ -44,9 +45,9 @@ export function exponential(y: Numbers, amount: number): Float64Array {
 }
 
 /** Smooth each stretch by itself: nothing flows across a hole. */
-export function smoothed(y: Numbers, parts: [number, number][], amount: number, lagging: boolean): Float64Array {
+export function smoothed(y: Numbers, parts: [number, number][], amount: number, kernel: string): Float64Array {
   const out = new Float64Array(y.length).fill(NaN);
   const all = Array.prototype.slice.call(y) as number[];
-  for (const [a, b] of parts) out.set((lagging ? exponential : centred)(all.slice(a, b), amount), a);
+  for (const [a, b] of parts) out.set(kernel === 'ema' ? exponential(all.slice(a, b), amount) : centred(all.slice(a, b), amount, kernel === 'mean'), a);
   return out;
 }

@@ -1,5 +1,6 @@
 // The run table's columns without a browser: what they are called, which way they sort, where they lie, and what a group comes to.
 import { number } from './format';
+import { medianOf, spreadOf, type Spread } from './group';
 
 /** Statistics of a metric that can be columns, with the words they are called by. */
 export const STATS: Record<string, string> = { min: 'min', max: 'max', mean: 'mean', last: 'last', first: 'first', count: 'points', min_step: 'step of min', max_step: 'step of max' };
@@ -68,20 +69,19 @@ export function put(list: string[], name: string, at: string): string[] {
   return rest;
 }
 
-export const AGGREGATES: [string, string][] = [['std', 'mean ± std'], ['sem', 'mean ± std error'], ['ci', 'mean ± 95% CI'], ['median', 'median'], ['range', 'min – max']];
-const T95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101, 2.093, 2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 2.042];
-
+export const AGGREGATES: [string, string][] = [['std', 'mean ± std'], ['sem', 'mean ± std error'], ['ci', 'mean ± 95% CI'], ['median', 'median'], ['range', 'min – max'], ['count', 'number of runs']];
 /** What the values of a group come to; runs without a number are left out. */
 export function aggregate(values: (number | string | null)[], how: string): string {
   const found = values.filter((one): one is number => typeof one === 'number' && Number.isFinite(one));
   const n = found.length;
   if (!n) return '';
-  if (how === 'median') { const sorted = [...found].sort((a, b) => a - b); return number((sorted[(n - 1) >> 1] + sorted[n >> 1]) / 2); }
+  if (how === 'count') return String(n);
+  if (how === 'median') return number(medianOf(found));
   if (how === 'range') { const [low, high] = extent(found); return low === high ? number(low) : `${number(low)} – ${number(high)}`; }
   const mean = found.reduce((sum, one) => sum + one, 0) / n;
   if (n < 2) return number(mean);
-  const std = Math.sqrt(found.reduce((sum, one) => sum + (one - mean) ** 2, 0) / (n - 1));
-  const spread = how === 'std' ? std : (std / Math.sqrt(n)) * (how === 'ci' ? (T95[n - 2] ?? 1.96) : 1);
+  const spread = spreadOf(found, how as Spread);
+  if (spread === 0) return number(mean);
   const digits = spread > 0 && Number.isFinite(spread) ? Math.min(20, Math.max(0, 1 - Math.floor(Math.log10(spread)))) : 20; // no more of the mean than its spread lets one know
   return `${number(Number(mean.toFixed(digits)))} ± ${number(Number(spread.toPrecision(2)))}`;
 }

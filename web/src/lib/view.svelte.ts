@@ -7,7 +7,7 @@ export type Page = (typeof PAGES)[number];
 
 export interface View {
   project: string; page: Page; run: string; filter: string; sort: string; metric: string; hidden: string[]; baseline: string;
-  compare: string[]; pins: string[]; folded: string[]; search: string; x: string; ranks: string; smooth: number; ema: boolean;
+  compare: string[]; pins: string[]; folded: string[]; search: string; x: string; ranks: string; smooth: number; kernel: string;
   logX: boolean; logY: boolean; band: boolean; zoom: [number, number] | null; zoomAxis: string; colour: string; dash: string; split: string; each: boolean;
   columns: string[]; differing: boolean; archived: boolean; failed: boolean; key: string; step: number | null;
   scatterX: string; scatterY: string; same: boolean; changes: boolean; opSort: string; opSearch: string; lineSearch: string; rank: string; tables: string[];
@@ -15,28 +15,34 @@ export interface View {
   also: string[]; tableSearch: string; tableSort: string; where: string[]; plainImages: boolean; ownRange: boolean; // media: further keys; the rows of logged tables; without boxes and masks; a range for each run
   frozen: string[]; widths: string[]; shaded: string[]; aggregate: string; closed: string[]; // the table: columns that stay, `name=px`, coloured; what heads say; folded groups
   list: number; // px of the run list, 0 when it is folded away
+  mix: string[]; pairs: boolean; titles: string[]; ranges: string[]; sizes: string[]; clip: boolean; full: string; facet: string; // charts: rules of those of several metrics, train beside val; `chart=…`; without outliers; the one that fills the screen; of an embedded one
+  picked: string[]; by: string[]; middle: string; spread: string; ownY: boolean; // `run=colour`; what groups runs, after `*` what does not; the line and the band of a group; an axis for each facet
 }
 
 export const DEFAULTS: View = {
   project: '', page: 'charts', run: '', filter: '', sort: '', metric: '', hidden: [], baseline: '', compare: [], pins: [], folded: [],
-  search: '', x: 'auto', ranks: '', smooth: 0, ema: false, logX: false, logY: false, band: false, zoom: null, zoomAxis: '', colour: '', dash: '',
+  search: '', x: 'auto', ranks: '', smooth: 0, kernel: '', logX: false, logY: false, band: false, zoom: null, zoomAxis: '', colour: '', dash: '',
   split: '', each: false, columns: [], differing: false, archived: false, failed: false, key: '', step: null,
   scatterX: '', scatterY: '', same: false, changes: false, opSort: 'self_ns', opSearch: '', lineSearch: '', rank: '', tables: [],
   sweep: '', byRun: false, axes: [], axisLogs: [], brushes: [], scatterLogX: false, scatterLogY: false, trend: false, contourX: '', contourY: '', contourLogs: [],
   also: [], tableSearch: '', tableSort: '', where: [], plainImages: false, ownRange: false,
   frozen: [], widths: [], shaded: [], aggregate: 'std', closed: [],
   list: 300,
+  mix: [], pairs: false, titles: [], ranges: [], sizes: [], clip: false, full: '', facet: '',
+  picked: [], by: [], middle: '', spread: '', ownY: false,
 };
 
 const NAMES: Record<keyof View, string> = {
   project: 'p', page: 'v', run: 'r', filter: 'f', sort: 'o', metric: 'm', hidden: 'hide', baseline: 'base', compare: 'with', pins: 'pin',
-  folded: 'fold', search: 'q', x: 'x', ranks: 'ranks', smooth: 's', ema: 'ema', logX: 'logx', logY: 'log', band: 'band', zoom: 'zoom', zoomAxis: 'zoomx',
+  folded: 'fold', search: 'q', x: 'x', ranks: 'ranks', smooth: 's', kernel: 'kernel', logX: 'logx', logY: 'log', band: 'band', zoom: 'zoom', zoomAxis: 'zoomx',
   colour: 'colour', dash: 'dash', split: 'split', each: 'each', columns: 'cols', differing: 'diff', archived: 'archived', failed: 'failed', key: 'key', step: 'step',
   scatterX: 'sx', scatterY: 'sy', same: 'same', changes: 'changes', opSort: 'by', opSearch: 'op', lineSearch: 'line', rank: 'rank', tables: 'tables',
   sweep: 'sweep', byRun: 'byrun', axes: 'axes', axisLogs: 'axislog', brushes: 'brush', scatterLogX: 'slx', scatterLogY: 'sly', trend: 'trend', contourX: 'cx', contourY: 'cy', contourLogs: 'clog',
   also: 'also', tableSearch: 'rows', tableSort: 'rowsby', where: 'where', plainImages: 'plain', ownRange: 'ownrange',
   frozen: 'freeze', widths: 'wide', shaded: 'shade', aggregate: 'agg', closed: 'closed',
   list: 'list',
+  mix: 'mix', pairs: 'pairs', titles: 'title', ranges: 'y', sizes: 'size', clip: 'clip', full: 'full', facet: 'facet',
+  picked: 'tint', by: 'group', middle: 'mid', spread: 'spread', ownY: 'owny',
 };
 
 export function read(fragment: string): View {
@@ -48,6 +54,7 @@ export function read(fragment: string): View {
   }
   const view = found as unknown as View;
   if (!PAGES.includes(view.page)) view.page = 'charts';
+  if (given.get('ema') === '1') view.kernel = 'ema'; // as older links say it
   return view;
 }
 
@@ -84,7 +91,21 @@ export function write(view: View): string {
 /** Escape only what a fragment cannot hold, so that people can read it. */
 const legible = (text: string) => text.replace(/[%&+#\s"<>`]/g, (sign) => (sign === ' ' ? '+' : encodeURIComponent(sign)));
 
-export const view: View = $state(read(typeof location === 'undefined' ? '' : location.hash));
+// A reload opens the address as it was when it began: what was chosen in the last moment before is remembered by the tab.
+const LAST = 'fanfold last';
+function remember(fragment: string) {
+  try { sessionStorage.setItem(LAST, JSON.stringify([location.hash, fragment])); } catch { return; } // in frames of other sites
+}
+function opened(): string {
+  if (typeof location === 'undefined') return '';
+  try {
+    const [address, fragment] = JSON.parse(sessionStorage.getItem(LAST) ?? '[]') as string[];
+    sessionStorage.removeItem(LAST);
+    return address === location.hash ? fragment : location.hash;
+  } catch { return location.hash; }
+}
+
+export const view: View = $state(read(opened()));
 
 /** Whether what is seen came with a link; the browser's history remembers it, also over a reload. */
 export const place = $state({ linked: false });
@@ -92,6 +113,7 @@ export const place = $state({ linked: false });
 /** Keep the address in step; going to another page or project can be undone with Back. */
 export function follow(): () => void {
   let last = { page: view.page, project: view.project, run: view.run };
+  let late: string | null = null; // what the address is about to say
   const stop = $effect.root(() => {
     $effect(() => {
       const fragment = write(view), state = { linked: place.linked };
@@ -101,13 +123,16 @@ export function follow(): () => void {
       last = { page: view.page, project: view.project, run: view.run };
       if (moved) { history.pushState(state, '', '#' + fragment); return; }
       // The browser's own process is asked, and we wait for it: after what was asked for is seen.
-      const soon = setTimeout(() => history.replaceState(state, '', '#' + fragment), 50);
-      return () => clearTimeout(soon);
+      late = fragment;
+      const soon = setTimeout(() => { late = null; history.replaceState(state, '', '#' + fragment); }, 50);
+      return () => { late = null; clearTimeout(soon); };
     });
   });
   const back = () => Object.assign(view, read(location.hash));
+  const leave = () => { if (late !== null) remember(late); };
   addEventListener('popstate', back);
-  return () => { stop(); removeEventListener('popstate', back); };
+  addEventListener('pagehide', leave);
+  return () => { stop(); removeEventListener('popstate', back); removeEventListener('pagehide', leave); };
 }
 
 /** The address of what is seen now. */
@@ -121,6 +146,11 @@ export async function copied(text: string): Promise<boolean> {
 /** Select what could not be copied, so that one key does it. */
 export const select = (element: Element) => getSelection()?.selectAllChildren(element);
 export const UNCOPIED = 'no clipboard here: selected, press Ctrl+C';
+
+/** A list of `name=value` as a map. */
+export const settings = (list: string[]) => new Map(list.map((one) => [one.slice(0, one.lastIndexOf('=')), plain(one.slice(one.lastIndexOf('=') + 1))] as const));
+/** Such a list with another value under a name, or without it. */
+export const setting = (list: string[], name: string, value: string) => [...list.filter((one) => one.slice(0, one.lastIndexOf('=')) !== name), ...(value ? [`${name}=${encodeURIComponent(value)}`] : [])];
 
 export function toggle(list: string[], item: string): string[] {
   return list.includes(item) ? list.filter((one) => one !== item) : [...list, item];

@@ -69,7 +69,11 @@ class Workspace {
 
   #arrived(reloaded = history.state?.linked === false): void {
     const given = chosen();
-    if (!given && this.#saved) this.#apply(this.#saved);
+    if (!given && this.#saved) { // what an address says in passing, such as a zoom, is shown with it
+      const passing = Object.fromEntries([...PASSING].map((name) => [name, view[name as keyof View]]));
+      this.#apply(this.#saved);
+      Object.assign(view, passing);
+    }
     this.#mark(!!given && !!this.#saved && given !== this.#saved && !reloaded);
   }
   #mark(linked: boolean): void { this.linked = place.linked = linked; }

@@ -1,0 +1,1 @@
+var e={light:[`#2c115f`,`#3b528b`,`#21808d`,`#3a8f52`,`#a08400`],dark:[`#8677e6`,`#4aa0e0`,`#35c2a5`,`#a6d84a`,`#fde725`]};function t(t,n){let r=n?e.dark:e.light,i=Math.min(.9999,Math.max(0,t))*(r.length-1),a=Math.floor(i),o=i-a;return`rgb(${[1,3,5].map(e=>Math.round(parseInt(r[a].slice(e,e+2),16)*(1-o)+parseInt(r[a+1].slice(e,e+2),16)*o)).join(`,`)})`}export{t as n,e as t};
