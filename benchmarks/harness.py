@@ -20,6 +20,7 @@ from rich.console import Console
 
 HERE = Path(__file__).parent
 Figures = dict[str, Any]
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}  # as after pip install: else each process compiles every module that it imports
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Bench:
         log = out.with_suffix(".log")
         with log.open("w") as file:
             process = subprocess.Popen(
-                command, stdout=file, stderr=file, env={**os.environ, **(env or {})}, start_new_session=True
+                command, stdout=file, stderr=file, env={**os.environ, **BYTECODE, **(env or {})}, start_new_session=True
             )
         return Child(self, f"{what} {name}", process, out, log)
 
@@ -110,7 +111,7 @@ def await_calls(victims: list[tuple[Path, Child]], calls: int, *, timeout: float
 
 def seconds_of(command: list[str], env: dict[str, str] | None = None) -> float:
     start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **BYTECODE, **(env or {})})
     return time.perf_counter() - start
 
 
