@@ -39,7 +39,7 @@ def decoded(fleet: VirtualFleet, seconds: int) -> dict[str, Any]:
     for process, piece in next(batches(fleet, seconds)):
         shapes = {0: process.metrics.shape}
         found = scan(piece.data, piece.offset, seed_of(process.id), shapes)
-        block.add(run_number("store", process.run), int(process.id, 16), found, shapes)
+        block.add(run_number("store", process.run), int(process.id, 16), found)
     return dict(block.columns())
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import FanfoldError
 from ..fleet.wire import Piece
 from ..journal.format import Kind, Shape
-from .database import DatabaseUnavailable
 from .decode import PointBlock, Scanned, learn, series_number
 from .profile import Profile, add_profile
 
@@ -25,7 +23,8 @@ class InsertJob:
     journal: int
     rank: int
     scanned: Scanned
-    shapes: MutableMapping[int, Shape]
+    shapes: MutableMapping[int, Shape]  # of the journal before it
+    named: Mapping[int, Shape]  # defined in it
     profile: Profile
 
     @property
@@ -35,25 +34,6 @@ class InsertJob:
     @property
     def end(self) -> int:
         return self.piece.offset + self.piece.gap + len(self.piece.data)
-
-
-@dataclass
-class Batch:
-    """The jobs of one request, and the callback that reports their outcome."""
-
-    jobs: list[InsertJob]
-    tell: Callable[[Mapping[int, FanfoldError | OSError]], None]
-
-    def fail(self, why: str) -> None:
-        self.tell({job.journal: DatabaseUnavailable(why) for job in self.jobs})
-
-    @property
-    def size(self) -> int:
-        return sum(len(job.piece.data) for job in self.jobs)
-
-    @property
-    def points(self) -> int:
-        return sum(job.scanned.points for job in self.jobs)
 
 
 def u64(values: Sequence[int]) -> Any:
@@ -102,7 +82,7 @@ def tables_of(jobs: Sequence[InsertJob]) -> dict[str, dict[str, Any]]:
     add_profile(tables, [job.profile for job in jobs])
     block = PointBlock()
     for job in jobs:
-        block.add(job.run, job.journal, job.scanned, job.shapes)
+        block.add(job.run, job.journal, job.scanned)
     points = block.columns()
     if points:
         tables["points"] = points

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -45,7 +45,12 @@ def _kept_if(small: Callable[[Any], bool], most: int) -> Callable[[Callable[[Giv
 
 def run_number(project: str, run: str) -> int:
     """Return a run's number in the tables."""
-    return _number(f"{project}\0{run}")
+    return _run_number(f"{project}\0{run}")
+
+
+@_kept_if(lambda text: len(text) <= SHORT_KEY, 1 << 14)
+def _run_number(text: str) -> int:
+    return _number(text)
 
 
 @_kept_if(lambda key: len(key) <= SHORT_KEY, 1 << 16)
@@ -74,6 +79,7 @@ class Scanned:
     data: bytes
     base: int  # offset in the journal at which data begins
     rows: dict[int, list[list[int]]] = field(default_factory=dict)
+    shapes: dict[int, Shape] = field(default_factory=dict)  # of the rows
     others: list[Other] = field(default_factory=list)
     unnamed: int = 0  # rows with an unknown shape
     points: int = 0
@@ -86,17 +92,22 @@ MOST_FRAMES = 1 << 17  # per request, other than rows, and runs of rows: a batch
 MOST_POINTS = 1 << 21
 
 
-def scan(data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape]) -> Scanned:
-    """Scan and check whole frames; shapes defined on the way are added to `shapes`.
+def scan(
+    data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape], named: MutableMapping[int, Shape] | None = None,
+    heads: dict[int, Any] | None = None,
+) -> Scanned:  # fmt: skip
+    """Scan and check whole frames. Shapes defined on the way are added to `named` (None: to `shapes`), heads to `heads`.
 
     It stops early if a piece expands to too many table rows: one byte of a row can be a point.
     """
-    found = Scanned(data, base)
-    for span in spans(memoryview(data), 0, len(data), seed, header=not base):
+    found, named = Scanned(data, base), shapes if named is None else named
+    for span in spans(memoryview(data), 0, len(data), seed, header=not base, heads=heads):
         found.runs += 1
         if span.kind == Kind.ROW:
             number = int.from_bytes(data[span.at + HEAD_SIZE : span.at + HEAD_SIZE + 4], "little")
-            shape = shapes.get(number)
+            shape = found.shapes.get(number)
+            if shape is None and (shape := shapes.get(number) or named.get(number)) is not None:
+                found.shapes[number] = shape
             if shape is None or HEAD_SIZE + shape.size != span.stride or shape.layout != span.flags:
                 found.unnamed += span.number  # their keys are unknown: every reader of the journal counts them as damage
             else:
@@ -105,7 +116,7 @@ def scan(data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape]) 
         else:
             body = data[span.at + HEAD_SIZE : span.end]
             if span.kind == Kind.SHAPE:
-                learn(shapes, body)
+                learn(named, body)
             found.others.append(Other(span.kind, span.flags, base + span.at, body))
         found.crowded = found.runs > MOST_FRAMES or found.points > MOST_POINTS
         if found.crowded:
@@ -130,51 +141,91 @@ def _parsed(body: bytes) -> Shape | None:
         return None
 
 
-class PointBlock:
-    """Columns of points, collected from many pieces."""
+class Rows:
+    """The rows of one shape, collected from many pieces."""
 
-    def __init__(self) -> None:
-        self._parts: list[tuple[int, int, NDArray[np.uint64], Shape, NDArray[Any], NDArray[np.int64]]] = []
-        self.count = 0
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.parts: list[bytes] = []  # equal frames
+        self.places: list[tuple[int, int, int, int]] = []  # of each part: run, journal, offset there, number of frames
 
-    def add(self, run: int, journal: int, scanned: Scanned, shapes: Mapping[int, Shape]) -> None:
-        """Add a piece's rows."""
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return the columns of all points, in the order in which the table keeps them: the database need not sort them."""
         import numpy as np
 
+        rows = np.frombuffer(b"".join(self.parts), _row_type(self.shape))
+        run, journal, at, counts = (np.array(column, np.uint64) for column in zip(*self.places, strict=True))
+        part = np.repeat(np.arange(len(counts)), counts.astype(np.int64))
+        before = np.cumsum(counts) - counts
+        pos = at[part] + (np.arange(len(rows), dtype=np.uint64) - before[part]) * np.uint64(HEAD_SIZE + self.shape.size)
+        order = np.lexsort((pos, journal[part], run[part]))
+        rows, part, pos = rows[order], part[order], pos[order]
+        row, key = _by_run(run[part], len(self.shape.keys))
+        series, places = _series(self.shape)
+        cell = row * len(places) + places[key]
+        columns = {
+            "run": run[part][row],
+            "journal": journal[part][row],
+            "series": series[key],
+            "pos": pos[row],
+            "step": _steps(self.shape, rows)[row],
+            "time": rows["time"][row],
+            "value": _floats(self.shape, rows).ravel()[cell],
+        }
+        if set(self.shape.types) != {"d"}:
+            columns["kind"] = np.array([KINDS[code] for code in self.shape.types], np.uint8)[places[key]]
+            columns["whole"] = _wholes(self.shape, rows).ravel()[cell]
+        return columns
+
+
+class PointBlock:
+    """Columns of points, collected from many pieces: those of one shape are decoded together."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Rows] = {}
+        self.count = 0
+
+    def add(self, run: int, journal: int, scanned: Scanned) -> None:
+        """Add a piece's rows."""
         for number, places in scanned.rows.items():
-            shape = shapes[number]
+            shape = scanned.shapes[number]
+            if not shape.keys:
+                continue
+            rows = self._rows.get(id(shape))
+            if rows is None:
+                rows = self._rows[id(shape)] = Rows(shape)
             stride = HEAD_SIZE + shape.size
-            joined = scanned.data[places[0][0] : places[0][0] + places[0][1] * stride] if len(places) == 1 else b"".join(
-                scanned.data[at : at + count * stride] for at, count in places
-            )  # fmt: skip
-            rows = np.frombuffer(joined, _row_type(shape))
-            pos = np.concatenate([np.arange(at, at + count * stride, stride) for at, count in places]) + scanned.base
-            series = _series(shape)
-            self._parts.append((run, journal, series, shape, rows, pos))
-            self.count += len(rows) * len(series)
+            for at, count in places:
+                rows.parts.append(scanned.data[at : at + count * stride])
+                rows.places.append((run, journal, scanned.base + at, count))
+                self.count += count * len(shape.keys)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns of all points. `kind` and `whole` are left out if they would be all zeros."""
         import numpy as np
 
-        if not self._parts:
-            return {}
-        columns: dict[str, NDArray[Any]] = {
-            "run": _repeated([part[0] for part in self._parts], self._sizes(), np.uint64),
-            "journal": _repeated([part[1] for part in self._parts], self._sizes(), np.uint64),
-            "series": np.concatenate([np.repeat(part[2], len(part[4])) for part in self._parts]),
-            "pos": np.concatenate([np.tile(part[5], len(part[2])) for part in self._parts]).astype(np.uint64),
-            "step": np.concatenate([np.tile(_steps(part[3], part[4]), len(part[2])) for part in self._parts]),
-            "time": np.concatenate([np.tile(part[4]["time"], len(part[2])) for part in self._parts]),
-            "value": np.concatenate([_floats(part[3], part[4]) for part in self._parts]),
+        found = [rows.columns() for rows in self._rows.values()]
+        if len(found) <= 1:
+            return found[0] if found else {}
+        names = dict.fromkeys(name for columns in found for name in columns)
+        types = {"kind": np.uint8, "whole": np.int64}
+        return {
+            name: np.concatenate([one[name] if name in one else np.zeros(len(one["pos"]), types[name]) for one in found])
+            for name in names
         }
-        if any(set(part[3].types) != {"d"} for part in self._parts):
-            columns["kind"] = np.concatenate([_kinds(part[3], part[4]) for part in self._parts])
-            columns["whole"] = np.concatenate([_wholes(part[3], part[4]) for part in self._parts])
-        return columns
 
-    def _sizes(self) -> list[int]:
-        return [len(part[2]) * len(part[4]) for part in self._parts]
+
+def _by_run(run: NDArray[np.uint64], keys: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the row and the key of each point of rows that are sorted by run: run by run, and in a run key by key."""
+    import numpy as np
+
+    first = np.flatnonzero(np.concatenate([[True], run[1:] != run[:-1]]))
+    sizes = np.diff(np.append(first, len(run)))
+    points = sizes * keys
+    begin = np.repeat(first.astype(np.int32), points)
+    inside = np.arange(len(run) * keys, dtype=np.int32) - begin * np.int32(keys)
+    key, row = np.divmod(inside, np.repeat(sizes.astype(np.int32), points))
+    return row + begin, key
 
 
 @_kept_if(lambda shape: len(shape.keys) <= FEW_KEYS, 1024)
@@ -196,17 +247,14 @@ def _row_type(shape: Shape) -> Any:
     return np.dtype({"names": names, "formats": kinds, "offsets": offsets, "itemsize": HEAD_SIZE + shape.size})
 
 
-@_kept_if(lambda shape: len(shape.keys) <= FEW_KEYS, 4096)
-def _series(shape: Shape) -> NDArray[np.uint64]:
+@_kept_if(lambda shape: len(shape.keys) <= FEW_KEYS, 1024)
+def _series(shape: Shape) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+    """Return the numbers of a shape's keys, sorted, and the place of each in a row."""
     import numpy as np
 
-    return np.array([series_number(key) for key in shape.keys], np.uint64)
-
-
-def _repeated(values: Sequence[int], counts: Sequence[int], kind: Any) -> NDArray[Any]:
-    import numpy as np
-
-    return np.repeat(np.array(values, kind), counts)
+    numbers = np.array([series_number(key) for key in shape.keys], np.uint64)
+    places = np.argsort(numbers)
+    return numbers[places], places
 
 
 def _steps(shape: Shape, rows: NDArray[Any]) -> NDArray[np.int64]:
@@ -218,19 +266,12 @@ def _steps(shape: Shape, rows: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _floats(shape: Shape, rows: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the values as a matrix: a row for each row, a column for each key."""
     import numpy as np
 
-    if not shape.types:
-        return np.empty(0)
     if set(shape.types) == {"d"}:
-        return np.ascontiguousarray(rows["values"].reshape(len(rows), -1).T).ravel()
-    return np.concatenate([rows[f"v{index}"].astype(np.float64) for index in range(len(shape.types))])
-
-
-def _kinds(shape: Shape, rows: NDArray[Any]) -> NDArray[np.uint8]:
-    import numpy as np
-
-    return np.repeat(np.array([KINDS[code] for code in shape.types], np.uint8), len(rows))
+        return np.ascontiguousarray(rows["values"]).reshape(len(rows), -1)
+    return np.stack([rows[f"v{index}"].astype(np.float64) for index in range(len(shape.types))], axis=1)
 
 
 def _wholes(shape: Shape, rows: NDArray[Any]) -> NDArray[np.int64]:
@@ -238,5 +279,4 @@ def _wholes(shape: Shape, rows: NDArray[Any]) -> NDArray[np.int64]:
     import numpy as np
 
     none = np.zeros(len(rows), np.int64)
-    parts = [rows[f"v{index}"].astype(np.int64) if code == "q" else none for index, code in enumerate(shape.types)]
-    return np.concatenate(parts) if parts else none[:0]
+    return np.stack([rows[f"v{index}"] if code == "q" else none for index, code in enumerate(shape.types)], axis=1)

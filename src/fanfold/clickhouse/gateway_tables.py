@@ -45,6 +45,9 @@ class TokenTable(TokenBook):
                 self._until = time.monotonic() + FRESH_SECONDS
             return self._recent
 
+    def at_hand(self) -> dict[str, Token] | None:
+        return self._recent if time.monotonic() < self._until else None
+
     def used(self) -> bool:
         return bool(int(self.database.ask("SELECT count() AS number FROM tokens")["number"][0]))
 

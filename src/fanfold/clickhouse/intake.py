@@ -12,20 +12,20 @@ import queue
 import secrets
 import threading
 import time
-from collections import ChainMap, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 from ..errors import FanfoldError, outcome
 from ..fleet.intake import Result, check_gap, check_header
-from ..fleet.wire import JOURNAL, MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
-from ..journal import format as fmt
+from ..fleet.wire import MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
 from ..journal.format import Kind, Shape
 from ..journal.requests import JobRequest
 from . import schema
-from .batch import Batch, InsertJob, tables_of, token_of, u64
+from .batch import InsertJob, tables_of, token_of, u64
 from .database import Database, DatabaseUnavailable
 from .decode import MOST_FRAMES, MOST_POINTS, Scanned, learn, run_number, scan
 from .gateway_tables import RequestTable
@@ -39,6 +39,7 @@ MOST_WAITING = 4096  # requests
 WAIT_SECONDS = 60.0
 REMEMBERED = 50_000  # journals
 REMEMBERED_BYTES = 128 << 20  # of their shapes
+FEW_HEADS = 8  # of a journal's frames are remembered
 DELETED_SECONDS = 2.0
 
 
@@ -50,10 +51,45 @@ class Known:
     shapes: dict[int, Shape] = field(default_factory=dict)
     complete: bool = True  # all shapes are loaded
     weight: int = 0  # size of the shapes' frames in bytes
+    heads: dict[int, Any] = field(default_factory=dict)  # of its frames, parsed
 
     def fits(self, offset: int) -> bool:
         """Return whether a piece at this offset can be accepted or rejected without querying the database."""
         return self.end > offset or (self.end == offset and self.complete)
+
+
+class Named(NamedTuple):
+    """A piece with valid names."""
+
+    place: int  # in its request
+    piece: Piece
+    run: int
+    rank: int
+    journal: int
+
+    @property
+    def at(self) -> tuple[int, int]:
+        return self.run, self.journal
+
+
+class Request:
+    """Pieces that arrived together, and the outcome of each."""
+
+    def __init__(self, project: str, pieces: Sequence[Piece]) -> None:
+        self.project = project
+        self.pieces = pieces
+        self.size = sum(len(piece.data) for piece in pieces)
+        self.results: list[Result] = [0] * len(pieces)
+        self.done: Future[list[Result]] = Future()
+
+    def tell(self) -> None:
+        self.done.set_result(self.results)
+
+    def fail(self, error: Exception) -> None:
+        """Answer that nothing was stored, except where it is known that nothing can be."""
+        why = error if isinstance(error, DatabaseUnavailable) else DatabaseUnavailable(str(error))
+        self.results = [one if isinstance(one, Rejected) else why for one in self.results]
+        self.tell()
 
 
 class Room:
@@ -61,6 +97,7 @@ class Room:
 
     def __init__(self) -> None:
         self.runs, self.points, self.rows = MOST_FRAMES, MOST_POINTS, MOST_ROWS
+        self.first = True  # the first piece always fits
 
     @property
     def left(self) -> bool:
@@ -87,7 +124,7 @@ class ClickHouseIntake:
         self._deleted: set[int] = set()
         self._deleted_until = 0.0
         self._lock = threading.Lock()
-        self._queue: queue.Queue[Batch | None] = queue.Queue(MOST_WAITING)
+        self._queue: queue.Queue[Request | None] = queue.Queue(MOST_WAITING)
         self._boot = secrets.token_hex(4)
         self._batches = 0
         self._thread: threading.Thread | None = None
@@ -107,73 +144,79 @@ class ClickHouseIntake:
         return result
 
     def append_all(self, project: str, pieces: Sequence[Piece]) -> Future[list[Result]]:
-        """Start storing pieces; the future returns for each its new offset, or why it was not stored."""
-        results: list[Result] = [0] * len(pieces)
-        jobs: dict[int, InsertJob] = {}
-        taken: set[int] = set()
-        room = Room()
+        """Queue pieces; the future returns for each its new offset, or why it was not stored. Nothing is decoded here."""
+        request = Request(project, pieces)
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._write_on, name="fanfold-clickhouse", daemon=True)
+                self._thread.start()
         try:
-            sent = self._look_up(project, pieces)
-        except (FanfoldError, OSError) as error:
-            return _done([error] * len(pieces))
-        for place, piece in enumerate(pieces):
+            self._queue.put_nowait(request)
+        except queue.Full:
+            request.fail(DatabaseUnavailable("the database does not keep up"))
+        return request.done
+
+    def _named(self, request: Request, numbers: dict[str, int | FanfoldError]) -> list[Named]:
+        """Return the pieces of a request whose names are valid, and for which its run was not deleted."""
+        found = []
+        for place, piece in enumerate(request.pieces):
             try:
-                jobs[place] = self._prepared(project, piece, taken, room, sent)
-            except (FanfoldError, OSError) as error:
-                results[place] = error
-        if not jobs:
-            return _done(results)
-        done: Future[list[Result]] = Future()
+                rank, id = checked_journal(piece.journal)
+                run = self._number(request.project, piece.run, numbers)
+                if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP or not piece.data:
+                    raise Rejected(400, "an offset or gap is out of range, or nothing follows it. Nothing was stored.")
+            except FanfoldError as error:
+                request.results[place] = error
+            else:
+                found.append(Named(place, piece, run, rank, int(id, 16)))
+        return found
 
-        def tell(failures: Mapping[int, FanfoldError | OSError]) -> None:
-            for place, job in jobs.items():
-                results[place] = failures.get(job.journal) or job.end
-            done.set_result(results)
+    def _number(self, project: str, run: str, numbers: dict[str, int | FanfoldError]) -> int:
+        """Return a run's number, or raise; what was found of a project's runs before is in `numbers`."""
+        found = numbers.get(run)
+        if found is None:
+            number = run_number(checked_name("project", project), checked_name("run", run))
+            found = numbers[run] = Gone(project, run) if number in self._deleted else number
+        if isinstance(found, FanfoldError):
+            raise found
+        return found
 
-        self._hand_over(Batch(list(jobs.values()), tell))
-        return done
-
-    def _look_up(self, project: str, pieces: Sequence[Piece]) -> dict[tuple[int, int], int]:
-        """Look up in one query the journals of a request that are unknown here, or not known up to their offset.
+    def _look_up(self, pieces: Iterable[Named]) -> dict[tuple[int, int], int]:
+        """Look up in one query the journals that are unknown here, or not known up to a piece's offset.
 
         Return how many bytes were received of each journal that has damage before a piece.
         """
         unknown: dict[tuple[int, int], set[int]] = {}
         damaged: dict[tuple[int, int], None] = {}
-        for piece in pieces:
-            match = JOURNAL.fullmatch(piece.journal)
-            if match and isinstance(piece.run, str):
-                at = (run_number(project, piece.run), int(match[2], 16))
-                known = self._remembered(*at)
-                if known is None or not known.fits(piece.offset):
-                    unknown.setdefault(at, set()).add(piece.offset)
-                if piece.gap:
-                    damaged[at] = None
+        for one in pieces:
+            known = self._known.get(one.at)
+            if known is None or not known.fits(one.piece.offset):
+                unknown.setdefault(one.at, set()).add(one.piece.offset)
+            if one.piece.gap:
+                damaged[one.at] = None
         if unknown:
             self._renew(unknown)
         return self._of_each(list(damaged), "sum(end - start - gap)", "pieces") if damaged else {}
 
     def _prepared(
-        self, project: str, piece: Piece, taken: set[int], room: Room, sent: Mapping[tuple[int, int], int]
+        self, project: str, one: Named, taken: Mapping[int, object], room: Room, sent: Mapping[tuple[int, int], int]
     ) -> InsertJob:
         """Check one piece against the stored state, and decode it."""
-        rank, id = checked_journal(piece.journal)
-        run = self._check(project, piece.run)
-        if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP or not piece.data:
-            raise Rejected(400, "an offset or gap is out of range, or nothing follows it. Nothing was stored.")
-        journal = int(id, 16)
-        known = self._remembered(run, journal)
+        piece = one.piece
+        known = self._remembered(one.at)
         if known is not None and known.end != piece.offset:
             raise Conflict(known.end)
         if known is None or not known.complete:
             raise DatabaseUnavailable("other requests pushed the journal out of memory")
-        if journal in taken or not room.left:
+        if one.journal in taken or not room.left:
             raise Conflict(piece.offset)  # it is sent again in the next request
         if piece.gap:
-            check_gap(piece, sent.get((run, journal), 0))
-        shapes: ChainMap[int, Shape] = ChainMap({}, known.shapes)
+            check_gap(piece, sent.get(one.at, 0))
+        named: dict[int, Shape] = {}
         base = piece.offset + piece.gap
-        scanned = scan(piece.data, base, fmt.seed_of(id), shapes)
+        scanned = scan(piece.data, base, crc32(one.journal.to_bytes(8, "little")), known.shapes, named, known.heads)
+        if len(known.heads) > FEW_HEADS:
+            known.heads = {}
         if scanned.crowded:
             raise Rejected(413, f"the piece at {base} of {piece.journal} holds too many frames or points. Nothing was stored.")
         if scanned.end != len(piece.data):
@@ -183,12 +226,12 @@ class ClickHouseIntake:
         if base == 0:
             first = next(iter(scanned.others), None)
             check_header(piece, first.body if first is not None and first.kind == Kind.HEADER else b"")
-        if not room.take(scanned) and taken:
+        if not room.take(scanned) and not room.first:
             raise Conflict(piece.offset)
-        profile = profile_of(run, rank, scanned.others)
+        profile = profile_of(one.run, one.rank, scanned.others)
         room.rows -= len(profile["ops"])
-        taken.add(journal)
-        return InsertJob(project, piece, run, journal, rank, scanned, shapes, profile)
+        room.first = False
+        return InsertJob(project, piece, one.run, one.journal, one.rank, scanned, known.shapes, named, profile)
 
     def _check(self, project: str, run: str) -> int:
         number = run_number(checked_name("project", project), checked_name("run", run))
@@ -198,25 +241,22 @@ class ClickHouseIntake:
 
     # State of journals
 
-    def _remembered(self, run: int, journal: int) -> Known | None:
-        with self._lock:
-            known = self._known.get((run, journal))
-            if known is not None:
-                self._known.move_to_end((run, journal))
-            return known
+    def _remembered(self, at: tuple[int, int]) -> Known | None:
+        known = self._known.get(at)
+        if known is not None:
+            self._known.move_to_end(at)
+        return known
 
-    def _remember(self, run: int, journal: int, known: Known) -> None:
-        with self._lock:
-            before = self._known.pop((run, journal), None)
-            self._known[run, journal] = known
-            self._weight += known.weight - (before.weight if before else 0)
-            while len(self._known) > 1 and (len(self._known) > REMEMBERED or self._weight > REMEMBERED_BYTES):
-                self._weight -= self._known.popitem(last=False)[1].weight
+    def _remember(self, at: tuple[int, int], known: Known) -> None:
+        before = self._known.pop(at, None)
+        self._known[at] = known
+        self._weight += known.weight - (before.weight if before else 0)
+        while len(self._known) > 1 and (len(self._known) > REMEMBERED or self._weight > REMEMBERED_BYTES):
+            self._weight -= self._known.popitem(last=False)[1].weight
 
-    def _forget(self, run: int, journal: int) -> None:
-        with self._lock:
-            gone = self._known.pop((run, journal), None)
-            self._weight -= gone.weight if gone else 0
+    def _forget(self, at: tuple[int, int]) -> None:
+        gone = self._known.pop(at, None)
+        self._weight -= gone.weight if gone else 0
 
     def _ends(self, journals: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
         """Query how far journals are committed."""
@@ -236,7 +276,7 @@ class ClickHouseIntake:
         stale = {
             at: Known(ends.get(at, 0), complete=ends.get(at, 0) in offsets)
             for at, offsets in wanted.items()
-            if (known := self._remembered(*at)) is None or known.end != ends.get(at, 0) or not known.complete
+            if (known := self._remembered(at)) is None or known.end != ends.get(at, 0) or not known.complete
         }
         fitting = [at for at, known in stale.items() if known.end and known.complete]
         if fitting:
@@ -250,39 +290,32 @@ class ClickHouseIntake:
                     learn(known.shapes, body)
                     known.weight += len(body)
         for at, known in stale.items():
-            self._remember(*at, known)
+            self._remember(at, known)
 
     def _advance(self, job: InsertJob) -> None:
         """Record that a job is committed. Its shapes are added to the known ones, not copied: a journal may have very many."""
-        known = self._remembered(job.run, job.journal)
-        assert isinstance(job.shapes, ChainMap)
-        named, base = job.shapes.maps
-        if known is None or known.shapes is not base:
-            self._forget(job.run, job.journal)  # it was looked up again meanwhile; the next piece does the same
+        at = (job.run, job.journal)
+        known = self._remembered(at)
+        if known is None or known.shapes is not job.shapes:
+            self._forget(at)  # it was pushed out of memory; the next piece looks it up again
             return
-        known.shapes.update(named)
-        weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
-        self._remember(job.run, job.journal, Known(job.end, known.shapes, weight=weight))
+        known.end = job.end
+        if job.named:
+            for number, shape in job.named.items():
+                known.shapes.setdefault(number, shape)
+            weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
+            self._forget(at)
+            known.weight = weight
+            self._remember(at, known)
 
     # Batches
 
-    def _hand_over(self, batch: Batch) -> None:
-        """Queue a request's jobs for the writer; fail at once if the queue is full."""
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._write_on, name="fanfold-clickhouse", daemon=True)
-                self._thread.start()
-        try:
-            self._queue.put_nowait(batch)
-        except queue.Full:
-            batch.fail("the database does not keep up")
-
     def _write_on(self) -> None:
         """Collect and write waiting requests until stopped. Requests postponed from one batch come first in the next."""
-        later: list[Batch] = []
+        later: list[Request] = []
         last = False
         while not last or later:
-            waiting: list[Batch | None] = [*later] or [self._queue.get()]
+            waiting: list[Request | None] = [*later] or [self._queue.get()]
             time.sleep(0 if last else self.gather)
             while _has_room(waiting):
                 try:
@@ -292,43 +325,53 @@ class ClickHouseIntake:
             last = last or None in waiting
             later = self._write_all([one for one in waiting if one is not None])
 
-    def _write_all(self, waiting: list[Batch]) -> list[Batch]:
-        """Write requests as one batch; return those with bytes of a journal that is already in it."""
-        now: list[Batch] = []
-        later: list[Batch] = []
-        journals: set[int] = set()
-        for one in waiting:
-            own = {job.journal for job in one.jobs}
-            (later if own & journals else now).append(one)
-            journals |= own
-        jobs = [job for one in now for job in one.jobs]
-        failures, error = outcome(lambda: self._stored(jobs))  # whatever happens, every caller gets a response
-        for one in now:
-            one.tell({job.journal: DatabaseUnavailable(str(error)) for job in one.jobs} if failures is None else failures)
-        return [one for one in later if self._still_fits(one)]
+    def _write_all(self, waiting: list[Request]) -> list[Request]:
+        """Decode and write requests as one batch; return those that are too much for it."""
+        jobs: dict[int, tuple[Request, int, InsertJob]] = {}  # by journal: its request, the place there
+        later, error = outcome(lambda: self._stored(waiting, jobs))  # whatever happens, every caller gets a response
+        later = later or []
+        postponed = set(map(id, later))
+        for request in waiting:
+            if id(request) not in postponed:
+                request.fail(error) if error is not None else request.tell()
+        return later
 
-    def _stored(self, jobs: Sequence[InsertJob]) -> dict[int, FanfoldError | OSError]:
-        """Write the jobs that still start at their journals' ends; return the errors of the others."""
-        elsewhere = self._elsewhere(jobs)
-        self._write([job for job in jobs if job.journal not in elsewhere])
-        return elsewhere
+    def _stored(self, waiting: list[Request], jobs: dict[int, tuple[Request, int, InsertJob]]) -> list[Request]:
+        """Store the pieces that start at their journals' ends; return the requests that are too much for one batch."""
+        self._renew_deleted()
+        numbers: dict[str, dict[str, int | FanfoldError]] = {}
+        named = [self._named(request, numbers.setdefault(request.project, {})) for request in waiting]
+        sent = self._look_up(one for pieces in named for one in pieces)
+        later = []
+        points = 0
+        for request, pieces in zip(waiting, named, strict=True):
+            if points >= MOST_BATCH_POINTS:
+                later.append(request)
+                continue
+            room = Room()
+            for one in pieces:
+                try:
+                    job = self._prepared(request.project, one, jobs, room, sent)
+                except (FanfoldError, OSError) as error:
+                    request.results[one.place] = error
+                else:
+                    jobs[one.journal] = (request, one.place, job)
+                    request.results[one.place] = job.end
+            points += MOST_POINTS - room.points
+        elsewhere = self._elsewhere([job for _, _, job in jobs.values()])
+        for journal, error in elsewhere.items():
+            request, place, _ = jobs[journal]
+            request.results[place] = error
+        self._write([job for journal, (_, _, job) in jobs.items() if journal not in elsewhere])
+        return later
 
     def _elsewhere(self, jobs: Sequence[InsertJob]) -> dict[int, FanfoldError | OSError]:
         """Return errors for jobs whose journals another gateway advanced meanwhile: their bytes are already stored."""
         ends = self._ends([(job.run, job.journal) for job in jobs])
         moved = [job for job in jobs if ends.get((job.run, job.journal), 0) != job.start]
         for job in moved:
-            self._forget(job.run, job.journal)
+            self._forget((job.run, job.journal))
         return {job.journal: Conflict(ends.get((job.run, job.journal), 0)) for job in moved}
-
-    def _still_fits(self, batch: Batch) -> bool:
-        """Return whether the jobs of a request still start at their journals' ends; otherwise fail it, to be sent again."""
-        for job in batch.jobs:
-            known = self._remembered(job.run, job.journal)
-            if known is None or known.end != job.start:
-                batch.fail("another request brought the same journal")
-                return False
-        return True
 
     def _write(self, jobs: list[InsertJob]) -> None:
         """Write the batch: bytes, content, commit."""
@@ -381,11 +424,15 @@ class ClickHouseIntake:
     # Deleting
 
     def _is_deleted(self, run: int) -> bool:
-        """Check the list of deleted runs, which is short and reloaded every few seconds."""
-        if run not in self._deleted and time.monotonic() >= self._deleted_until:
+        if run not in self._deleted:
+            self._renew_deleted()
+        return run in self._deleted
+
+    def _renew_deleted(self) -> None:
+        """Load the list of deleted runs, which is short, every few seconds."""
+        if time.monotonic() >= self._deleted_until:
             self._deleted = set(self.database.ask("SELECT DISTINCT run FROM deleted")["run"].tolist())
             self._deleted_until = time.monotonic() + DELETED_SECONDS
-        return run in self._deleted
 
     def deleted(self, project: str, run: str) -> bool:
         """Return whether this run was deleted here."""
@@ -413,20 +460,13 @@ class ClickHouseIntake:
         return keep(self.database, self._check(project, run), name, offset=offset, total=total, data=data, limit=self.max_blob)
 
 
-def _has_room(waiting: Sequence[Batch | None]) -> bool:
+def _has_room(waiting: Sequence[Request | None]) -> bool:
     there = [one for one in waiting if one is not None]
-    few = sum(one.size for one in there) < MOST_BYTES and sum(len(one.jobs) for one in there) < MOST_JOBS
-    return few and sum(one.points for one in there) < MOST_BATCH_POINTS
+    return sum(one.size for one in there) < MOST_BYTES and sum(len(one.pieces) for one in there) < MOST_JOBS
 
 
 def _asked(journals: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
     return {"runs": list({run for run, _ in journals}), "all": [journal for _, journal in journals]}
-
-
-def _done(results: list[Result]) -> Future[list[Result]]:
-    done: Future[list[Result]] = Future()
-    done.set_result(results)
-    return done
 
 
 def sweep(database: Database, run: int) -> None:

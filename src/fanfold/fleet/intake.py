@@ -17,7 +17,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +36,7 @@ from .frames import sound_until, whole_end
 from .wire import MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
 
 REMEMBERED = 20_000
+THREADS = 32  # that write: most of the time they wait for the disk
 GAP_FREE = HOLES  # damaged bytes allowed in any journal: readers refuse files with more holes
 GAP_RATIO = 4  # beyond that, a journal may be at most this many times as long as the bytes sent for it
 STALE_PART_SECONDS = 7 * 86400.0
@@ -61,7 +62,7 @@ class Intake(Protocol):
         """Store a piece and return the new offset; raise Conflict if its offset does not match, Refused if it is not sound."""
 
     def append_all(self, project: str, pieces: Sequence[Piece]) -> Future[list[Result]]:
-        """Start storing pieces; the future holds, for each, its new offset or the error that kept it from being stored."""
+        """Start storing pieces, without waiting; the future holds, for each, its new offset or what kept it from being stored."""
 
     def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:
         """Return which blobs are not stored completely, and how much of each is."""
@@ -97,6 +98,7 @@ class DirectoryIntake:
         self.max_blob = max_blob
         self._whole: OrderedDict[Path, tuple[int, int]] = OrderedDict()  # inode, size of journals that end with a whole frame
         self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(THREADS, "fanfold-intake")
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     # Journals
@@ -125,9 +127,7 @@ class DirectoryIntake:
             raise Conflict(0) from error
 
     def append_all(self, project: str, pieces: Sequence[Piece]) -> Future[list[Result]]:
-        done: Future[list[Result]] = Future()
-        done.set_result([self._outcome(project, piece) for piece in pieces])
-        return done
+        return self._threads.submit(lambda: [self._outcome(project, piece) for piece in pieces])
 
     def _outcome(self, project: str, piece: Piece) -> Result:
         try:

@@ -29,6 +29,8 @@ class Proxies:
             )
 
     def trusts(self, peer: str) -> bool:
+        if not self.networks:
+            return False
         try:
             address = ipaddress.ip_address(peer.partition("%")[0])
         except ValueError:

@@ -82,6 +82,10 @@ class TokenBook(ABC):
         """Return the tokens for a request, which may be a moment old."""
         return self.known()
 
+    def at_hand(self) -> dict[str, Token] | None:
+        """Return the same without waiting, or None if `recent` has to be asked."""
+        return None
+
     @abstractmethod
     def used(self) -> bool:
         """Return whether a token was ever created, even if none is left: from then on, nobody gets in without one."""

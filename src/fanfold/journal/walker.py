@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
@@ -58,8 +59,14 @@ class _Head:
     def __init__(self, kind: int, flags: int, length: int, crc: int) -> None:
         self.kind, self.flags, self.stride, self.crc = kind, flags, HEAD_SIZE + length, crc
         row = kind == Kind.ROW and length > _SHORTEST_ROW
-        self.rows = struct.Struct(f"<QI4s{length - 4}s").iter_unpack if row else None
+        self.rows = _rows_of(length) if row else None
         self.blocks: EqualRows | None = None
+
+
+@lru_cache(maxsize=256)  # journals of one job have rows of the same lengths
+def _rows_of(length: int) -> Callable[[memoryview], Iterator[tuple[Any, ...]]]:
+    """Return what unpacks the rows of one shape: head, checksum, shape, the rest."""
+    return struct.Struct(f"<QI4s{length - 4}s").iter_unpack
 
 
 def _head(first: int, seed: int, *, header: bool) -> _Head | None:

@@ -7,9 +7,12 @@ are refused before they cost memory: the caller is checked first, then the memor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ..errors import FanfoldError, SettingError
+from ..errors import SettingError
 from ..fleet.audit import Audit
 from ..fleet.changes import ChangeTargets
 from ..fleet.grants import Anybody, Holder
@@ -33,7 +36,7 @@ from ..fleet.metrics import Metrics
 from ..fleet.proxy import Proxied
 from ..fleet.responses import answered, peer_of, read_body, whole_number
 from ..fleet.responses import as_json as _json
-from ..fleet.tokens import ALL, READ, WRITE, Token, TokenBook
+from ..fleet.tokens import ALL, READ, WRITE, Token, TokenBook, match
 from ..fleet.wire import (
     ANSWER,
     APPEND,
@@ -72,8 +75,8 @@ from .turns import Turns
 
 logger = logging.getLogger("fanfold.gateway")
 MEMORY = 256 << 20
-BODY_SECONDS = 60.0
 MAX_NAMES = 10_000
+SMALL = 64 << 10  # bytes that are unpacked and decoded sooner than a thread is woken
 STRANGER_RATE, STRANGER_BURST = 1.0, 20.0  # wrong tokens from one address: per second, and at once
 _COLUMNS = ("id", "name", "status", "created", "seen", "ranks")
 
@@ -85,6 +88,41 @@ class Limits:
     memory: int = MEMORY
     rate: float = 64 << 20
     burst: float = 256 << 20
+
+
+class Replies:
+    """Outcomes from a store's thread for the event loop: it is woken once for all that are ready, not once for each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ready: list[tuple[asyncio.Future[Any], Future[Any]]] = []
+
+    def to(self, coming: Future[Value]) -> asyncio.Future[Value]:
+        """Return a future of this event loop with the outcome of one of a thread."""
+        loop = asyncio.get_running_loop()
+        here: asyncio.Future[Value] = loop.create_future()
+        coming.add_done_callback(lambda done: self._came(loop, here, done))
+        return here
+
+    def _came(self, loop: asyncio.AbstractEventLoop, here: asyncio.Future[Any], done: Future[Any]) -> None:
+        with self._lock:
+            self._ready.append((here, done))
+            first = len(self._ready) == 1
+        if first:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        with self._lock:
+            ready, self._ready = self._ready, []
+        for here, done in ready:
+            if here.cancelled():
+                continue
+            error = done.exception()
+            if error is not None:
+                here.set_exception(error)
+            else:
+                here.set_result(done.result())
 
 
 class Gateway:
@@ -102,7 +140,9 @@ class Gateway:
         self.rates = Rates(limits.rate, limits.burst)
         self.strangers = Rates(STRANGER_RATE, STRANGER_BURST)
         self.metrics = Metrics()
+        self.replies = Replies()
         self.closing = False
+        self._looking: asyncio.Future[dict[str, Token]] | None = None
         self.started = time.monotonic()
 
     def close(self) -> None:
@@ -117,8 +157,8 @@ class Gateway:
             return None
         kind, _, word = request.headers.get("authorization", "").partition(" ")
         try:
-            known = kind.lower() == "bearer"  # tokens may be in a database: the lookup must not block the event loop
-            token = await run_in_threadpool(self.tokens.find, word.strip()) if known else None
+            known = kind.lower() == "bearer"
+            token = match(await self._known(self.tokens), word.strip()) if known else None
         except SettingError as error:  # the token file is unusable: nobody gets in, and the log shows why
             raise Rejected(503, str(error)) from error
         if token is None:
@@ -126,6 +166,15 @@ class Gateway:
         if not any(token.allows(scope, project) for scope in scopes):
             raise Rejected(403, f"this token may not {' or '.join(scopes)} there. Nothing was done. Ask for one that may.")
         return token
+
+    async def _known(self, tokens: TokenBook) -> Mapping[str, Token]:
+        """Return all tokens. They may be in a database, so one thread looks them up, and other requests wait for the same."""
+        found = tokens.at_hand()
+        if found is not None:
+            return found
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(run_in_threadpool(tokens.recent))
+        return await asyncio.shield(self._looking)
 
     def stranger(self, request: Request) -> Rejected:
         """Return the error for a request without a valid token; repeated attempts are rate-limited."""
@@ -138,6 +187,7 @@ class Gateway:
 
 Handler = Callable[[Gateway, Request, str], Awaitable[Response]]
 Body = TypeVar("Body", bound=msgspec.Struct)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -175,7 +225,8 @@ async def _append(gateway: Gateway, request: Request, project: str) -> Response:
     length = whole_number(request.headers, LENGTH, MAX_RAW)
     size = whole_number(request.headers, "content-length", MAX_RAW)
     with gateway.budget.reserve(size + 3 * length):  # the body, unpacked, its pieces, and the one being checked
-        pieces = await run_in_threadpool(decode, await _body(request, size), length)
+        body = await _body(request, size)
+        pieces = decode(body, length) if length <= SMALL else await run_in_threadpool(decode, body, length)
         gateway.rates.take(project, length + sum(max(0, piece.gap) for piece in pieces))
         gateway.metrics.add("received_bytes_total", size)
         results = await _store(gateway, project, pieces)
@@ -186,14 +237,22 @@ async def _append(gateway: Gateway, request: Request, project: str) -> Response:
 async def _store(gateway: Gateway, project: str, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     """Store pieces; a refused one does not affect the others. No thread is blocked while a store collects a batch."""
     began = time.monotonic()
-    coming = await run_in_threadpool(gateway.intake.append_all, project, pieces)
-    outcomes = await asyncio.wrap_future(coming)
+    outcomes = await gateway.replies.to(gateway.intake.append_all(project, pieces))
     gateway.metrics.add("store_seconds_total", time.monotonic() - began)
+    stored = [piece for piece, outcome in zip(pieces, outcomes, strict=True) if isinstance(outcome, int)]
+    if stored:
+        gateway.metrics.add("pieces_total", len(stored), outcome="stored")
+        gateway.metrics.add("bytes_total", sum(len(piece.data) for piece in stored), kind="journal")
     return [_answer(gateway, project, piece, outcome) for piece, outcome in zip(pieces, outcomes, strict=True)]
 
 
 def _answer(gateway: Gateway, project: str, piece: Piece, outcome: Result) -> dict[str, Any]:
     match outcome:
+        case int():
+            if not piece.offset:
+                facts = {"event": "journal", "project": project, "run": piece.run, "journal": piece.journal}
+                logger.info("a journal begins", extra=facts)
+            return {"status": 200, "offset": outcome}
         case Conflict():
             gateway.metrics.add("pieces_total", outcome="conflict")
             return {"status": 409, "offset": outcome.offset}
@@ -202,16 +261,9 @@ def _answer(gateway: Gateway, project: str, piece: Piece, outcome: Result) -> di
             facts = {"event": "refused", "project": project, "run": piece.run, "journal": piece.journal, "offset": piece.offset}
             logger.warning("%s", outcome, extra=facts)
             return {"status": outcome.status, "error": str(outcome)}
-        case FanfoldError() | OSError():
-            logger.error("a piece could not be stored: %s", outcome, extra={"event": "storage", "project": project})
-            why = getattr(outcome, "strerror", None) or outcome
-            return {"status": 503, "error": f"the gateway could not store it: {why}. Nothing is lost. Try again."}
-    gateway.metrics.add("pieces_total", outcome="stored")
-    gateway.metrics.add("bytes_total", len(piece.data), kind="journal")
-    if not piece.offset:
-        facts = {"event": "journal", "project": project, "run": piece.run, "journal": piece.journal}
-        logger.info("a journal begins", extra=facts)
-    return {"status": 200, "offset": outcome}
+    logger.error("a piece could not be stored: %s", outcome, extra={"event": "storage", "project": project})
+    why = getattr(outcome, "strerror", None) or outcome
+    return {"status": 503, "error": f"the gateway could not store it: {why}. Nothing is lost. Try again."}
 
 
 async def _offset(gateway: Gateway, request: Request, project: str) -> Response:
@@ -441,12 +493,8 @@ def _guard(logins: Logins) -> Middleware:
 
 
 async def _body(request: Request, size: int) -> bytes:
-    """Read a body of exactly the announced size, within BODY_SECONDS."""
-    too_long = "the body is longer than announced. Nothing was stored."
-    try:
-        body = await asyncio.wait_for(read_body(request, size, too_long), BODY_SECONDS)
-    except asyncio.TimeoutError as error:
-        raise Rejected(408, "the body came too slowly. Nothing was stored. Try again.") from error
+    """Read a body of exactly the announced size; a connection that sends it too slowly is closed (connections.py)."""
+    body = await read_body(request, size, "the body is longer than announced. Nothing was stored.")
     if len(body) != size:
         raise Rejected(400, "the body is shorter than announced. Nothing was stored.")
     return body
