@@ -146,26 +146,24 @@ class Rows:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.parts: list[bytes] = []  # equal frames
-        self.places: list[tuple[int, int, int, int]] = []  # of each part: run, journal, offset there, number of frames
+        self.parts: list[tuple[int, int, int, int, bytes]] = []  # run, journal, offset there, number of frames, equal frames
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns of all points, in the order in which the table keeps them: the database need not sort them."""
         import numpy as np
 
-        rows = np.frombuffer(b"".join(self.parts), _row_type(self.shape))
-        run, journal, at, counts = (np.array(column, np.uint64) for column in zip(*self.places, strict=True))
-        part = np.repeat(np.arange(len(counts)), counts.astype(np.int64))
-        before = np.cumsum(counts) - counts
-        pos = at[part] + (np.arange(len(rows), dtype=np.uint64) - before[part]) * np.uint64(HEAD_SIZE + self.shape.size)
-        order = np.lexsort((pos, journal[part], run[part]))
-        rows, part, pos = rows[order], part[order], pos[order]
-        row, key = _by_run(run[part], len(self.shape.keys))
+        parts = sorted(self.parts)
+        rows = np.frombuffer(b"".join([part[4] for part in parts]), _row_type(self.shape))
+        counts = np.array([part[3] for part in parts])
+        run, journal, at = np.array([part[:3] for part in parts], np.uint64).repeat(counts, axis=0).T
+        inside = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
+        pos = at + inside.astype(np.uint64) * np.uint64(HEAD_SIZE + self.shape.size)
         series, places = _series(self.shape)
+        row, key = _by_run(run, len(series))
         cell = row * len(places) + places[key]
         columns = {
-            "run": run[part][row],
-            "journal": journal[part][row],
+            "run": run[row],
+            "journal": journal[row],
             "series": series[key],
             "pos": pos[row],
             "step": _steps(self.shape, rows)[row],
@@ -196,8 +194,7 @@ class PointBlock:
                 rows = self._rows[id(shape)] = Rows(shape)
             stride = HEAD_SIZE + shape.size
             for at, count in places:
-                rows.parts.append(scanned.data[at : at + count * stride])
-                rows.places.append((run, journal, scanned.base + at, count))
+                rows.parts.append((run, journal, scanned.base + at, count, scanned.data[at : at + count * stride]))
                 self.count += count * len(shape.keys)
 
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -219,13 +216,13 @@ def _by_run(run: NDArray[np.uint64], keys: int) -> tuple[NDArray[np.int32], NDAr
     """Return the row and the key of each point of rows that are sorted by run: run by run, and in a run key by key."""
     import numpy as np
 
-    first = np.flatnonzero(np.concatenate([[True], run[1:] != run[:-1]]))
-    sizes = np.diff(np.append(first, len(run)))
+    first = np.flatnonzero(run[1:] != run[:-1]) + 1
+    begin = np.concatenate([[0], first]).astype(np.int32)
+    sizes = np.diff(begin, append=np.int32(len(run)))
     points = sizes * keys
-    begin = np.repeat(first.astype(np.int32), points)
-    inside = np.arange(len(run) * keys, dtype=np.int32) - begin * np.int32(keys)
-    key, row = np.divmod(inside, np.repeat(sizes.astype(np.int32), points))
-    return row + begin, key
+    begins = begin.repeat(points)
+    key, row = np.divmod(np.arange(len(run) * keys, dtype=np.int32) - begins * np.int32(keys), sizes.repeat(points))
+    return row + begins, key
 
 
 @_kept_if(lambda shape: len(shape.keys) <= FEW_KEYS, 1024)
