@@ -22,6 +22,7 @@ from .track import Frame
 
 BATCH = 1000
 ROUNDS = 3  # how often a mistake must occur before it counts as permanent
+PLAIN = frozenset({float, int, bool, str})  # types of values that are sent as they are
 _LEFT_OUT = object()
 
 # Mistakes in code or data, which retrying rarely fixes. Anything else, and every OSError, may be an outage.
@@ -104,21 +105,30 @@ class Sender:
             return
         del self.out[: len(items)]
         self._rounds = 0
+        self._note(items)
+
+    def _note(self, items: Sequence[Outgoing]) -> None:
+        self._count([item.point.values for item in items])
         for item in items:
-            self._note(item)
+            self.sent += item.frames
+            if item.partial:
+                key, step = item.partial
+                self.partial.setdefault(key, set()).add(step)
+                self.partials += 1
 
-    def _note(self, item: Outgoing) -> None:
-        self._count(item.point.values)
-        self.sent += item.frames
-        if item.partial:
-            key, step = item.partial
-            self.partial.setdefault(key, set()).add(step)
-            self.partials += 1
-
-    def _count(self, values: Mapping[str, Any]) -> None:
-        for key, value in values.items():
-            self.counts[key] = self.counts.get(key, 0) + self._weight(value)
-        self.delivered += len(values)
+    def _count(self, points: Sequence[Mapping[str, Any]]) -> None:
+        """Count what was sent: points of plain values with the same keys all at once."""
+        plain: Counter[tuple[str, ...]] = Counter()
+        for values in points:
+            if PLAIN.issuperset(map(type, values.values())):
+                plain[tuple(values)] += 1
+                continue
+            for key, value in values.items():
+                self.counts[key] = self.counts.get(key, 0) + self._weight(value)
+        for keys, times in plain.items():
+            for key in keys:
+                self.counts[key] = self.counts.get(key, 0) + times
+        self.delivered += sum(map(len, points))
 
     def _weight(self, value: Any) -> int:
         """Return how many entries of `counts()` a value adds: a list of media may count as one, or as one per item."""
@@ -139,13 +149,16 @@ class Sender:
             self._doubt = False  # the destination guarantees that nothing of the batch was sent
             raise
         self._doubt = False
-        self._skip = skip
+        self._skip = {key: there for key, there in skip.items() if there}
         for index, key, why in refused or ():
             self.refuse(key, Refused(why))
             del points[index][0].point.values[key]
 
     def _ready(self, item: Outgoing, keys: Sequence[str], skip: dict[str, int]) -> Point:
         """Load media from their blobs, and leave out what the destination already has: it arrived before a kill."""
+        found = item.point.values
+        if not skip and len(keys) == len(found) and PLAIN.issuperset(map(type, found.values())):
+            return item.point._replace(values=dict(found))
         values: dict[str, Any] = {}
         for key in keys:
             value, there = item.point.values[key], skip.get(key, 0)
@@ -206,7 +219,7 @@ class Sender:
                 raise
             return error
         through = {key: item.point.values.pop(key) for key in keys if key in item.point.values}
-        self._count(through)
+        self._count([through])
         return None
 
     def _judge(self, failed: Sequence[tuple[Outgoing, str, Exception]], through: bool) -> None:
@@ -222,8 +235,7 @@ class Sender:
             del item.point.values[key]
         done = [item for item in self.out[:BATCH] if not item.point.values]
         self.out[:BATCH] = [item for item in self.out[:BATCH] if item.point.values]
-        for item in done:
-            self._note(item)
+        self._note(done)
         if len(doomed) < len(failed):
             raise failed[-1][2]
         self._rounds = 0
