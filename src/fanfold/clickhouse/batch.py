@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..fleet.wire import Piece
@@ -24,8 +24,8 @@ class InsertJob:
     rank: int
     scanned: Scanned
     shapes: MutableMapping[int, Shape]  # of the journal before it
-    named: Mapping[int, Shape]  # defined in it
     profile: Profile
+    named: Mapping[int, Shape] = field(default_factory=dict)  # defined in it
 
     @property
     def start(self) -> int:

@@ -231,7 +231,7 @@ class ClickHouseIntake:
         profile = profile_of(one.run, one.rank, scanned.others)
         room.rows -= len(profile["ops"])
         room.first = False
-        return InsertJob(project, piece, one.run, one.journal, one.rank, scanned, known.shapes, named, profile)
+        return InsertJob(project, piece, one.run, one.journal, one.rank, scanned, known.shapes, profile, named)
 
     def _check(self, project: str, run: str) -> int:
         number = run_number(checked_name("project", project), checked_name("run", run))
