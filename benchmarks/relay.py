@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import delivery
+import relay_share
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -205,6 +206,7 @@ def sheets(base: Path, quick: bool, only: list[str]) -> list[Any]:
 
     made = {
         "loop": lambda: Sheet("Trackers beside a training loop", LOOP_HEAD, loop_cost(base, quick), LOOP_NOTE),
+        "share": lambda: Sheet("Whose the CPU time of a relay is", relay_share.HEAD, relay_share.rows(), relay_share.NOTE),
         "trouble": lambda: Sheet("Trackers in trouble", TROUBLE_HEAD, trouble(base, quick)),
         "delivery": lambda: Sheet("What arrives", delivery.HEAD, delivery.figures(base, quick), DELIVERY_NOTE),
     }
@@ -214,7 +216,7 @@ def sheets(base: Path, quick: bool, only: list[str]) -> list[Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer steps and repeats: a check, not a measurement")
-    parser.add_argument("--only", default="loop,trouble,delivery")
+    parser.add_argument("--only", default="loop,share,trouble,delivery")
     parser.add_argument("--page", type=Path, help="write the block into this page (a full run: docs/benchmarks.md)")
     for name, kind in (("--child", str), ("--trackers", str), ("--steps", int), ("--turns", int), ("--folder", Path)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)

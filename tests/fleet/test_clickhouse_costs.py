@@ -150,6 +150,34 @@ def test_requests_that_wait_are_written_in_batches_of_bearable_size(fleet, monke
     assert sum(sizes) == 6 * 20_000 and max(sizes) <= 30_000 + 20_000
 
 
+def test_requests_that_wait_are_looked_up_and_written_together(tmp_path, fleet, monkeypatch):
+    files = [write_run(tmp_path / "runs", 20, id=f"r{number}") for number in range(12)]
+    pieces = [(file, *pieces_of(file, 10, run=f"r{number}")) for number, file in enumerate(files)]
+    asked, inserts = counted(fleet, monkeypatch), fleet.intake.inserts
+    fleet.intake.gather = 1.0  # so that all of them wait together
+    waiting = [fleet.intake.append_all("llm", [first]) for _, first, _ in pieces]
+    assert all(result > 0 for one in waiting for result in one.result(60))
+    assert len(asked) <= 4, [sql for sql, _ in asked]  # deleted runs, ends, shapes, and whether another gateway was faster
+    assert fleet.intake.inserts - inserts <= 8  # one for each table
+    for request in [fleet.intake.append_all("llm", [second]) for _, _, second in pieces]:
+        request.result(60)
+    for number in range(12):
+        assert fleet.store().run("llm", f"r{number}").series("loss").steps.tolist() == list(range(20))
+
+
+def test_the_same_bytes_twice_in_a_batch_are_stored_once(tmp_path, fleet):
+    (whole,) = pieces_of(write_run(tmp_path / "runs", 50))
+    fleet.intake.gather = 1.0  # so that both wait together
+    first, second = fleet.intake.append_all("llm", [whole]), fleet.intake.append_all("llm", [whole])
+    assert first.result(60) == [len(whole.data)]
+    (again,) = second.result(60)
+    assert isinstance(again, Conflict) and again.offset == 0  # sent again, it finds that all is there
+    (again,) = fleet.intake.append_all("llm", [whole]).result(60)
+    assert isinstance(again, Conflict) and again.offset == len(whole.data)
+    assert fleet.store().run("llm", "r1").series("loss").steps.tolist() == list(range(50))
+    assert fleet.database.one("SELECT count() AS n FROM pieces")["n"] == 1
+
+
 def test_gaps_are_no_longer_than_what_was_sent_explains(tmp_path, fleet):
     file = write_run(tmp_path / "node")
     (whole,) = pieces_of(file)

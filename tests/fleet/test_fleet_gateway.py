@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
 import logging
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client import parser
 from starlette.testclient import TestClient
@@ -18,7 +21,7 @@ from fanfold.fleet.audit import FILE_NAME as AUDIT
 from fanfold.fleet.audit import AuditFile
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.fleet.limits import Rates
-from fanfold.fleet.tokens import FILE_NAME, Tokens
+from fanfold.fleet.tokens import FILE_NAME, Token, Tokens
 from fanfold.fleet.wire import LENGTH, Piece, encode
 from fanfold.server.gateway import DOORS, Limits, app
 from fanfold.store.query import LocalStore
@@ -285,3 +288,32 @@ def test_a_gateway_open_to_others_does_not_start_without_tokens(store, capsys):
     assert main(["serve", "--store", "magic://x"]) == 2
     assert main(["forward", "--dir", str(store)]) == 2
     assert "FANFOLD_SERVER" in capsys.readouterr().err
+
+
+class FarTokens(Tokens):
+    """Tokens that are looked up far away: slowly, and not by each request."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.looked = 0
+
+    def recent(self) -> dict[str, Token]:
+        self.looked += 1
+        time.sleep(0.5)
+        return super().recent()
+
+
+def test_requests_that_wait_for_the_list_of_tokens_wait_for_one_lookup(store, journal):
+    tokens = FarTokens(store / FILE_NAME)
+    _, word = tokens.create("a", projects=["llm"], scopes=["read"])
+
+    async def knock_all() -> list[int]:
+        served = client(store, tokens).app
+        transport = httpx.ASGITransport(app=served)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            headers = {"authorization": f"Bearer {word}"}
+            asked = [http.get("/v1/runs", params={"project": "llm"}, headers=headers) for _ in range(20)]
+            return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+    assert asyncio.run(knock_all()) == [200] * 20
+    assert tokens.looked <= 2
