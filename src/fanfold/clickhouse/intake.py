@@ -199,7 +199,7 @@ class ClickHouseIntake:
         return self._of_each(list(damaged), "sum(end - start - gap)", "pieces") if damaged else {}
 
     def _prepared(
-        self, project: str, one: Named, taken: Mapping[int, object], room: Room, sent: Mapping[tuple[int, int], int]
+        self, project: str, one: Named, taken: Mapping[tuple[int, int], object], room: Room, sent: Mapping[tuple[int, int], int]
     ) -> InsertJob:
         """Check one piece against the stored state, and decode it."""
         piece = one.piece
@@ -208,7 +208,7 @@ class ClickHouseIntake:
             raise Conflict(known.end)
         if known is None or not known.complete:
             raise DatabaseUnavailable("other requests pushed the journal out of memory")
-        if one.journal in taken or not room.left:
+        if one.at in taken or not room.left:
             raise Conflict(piece.offset)  # it is sent again in the next request
         if piece.gap:
             check_gap(piece, sent.get(one.at, 0))
@@ -327,8 +327,7 @@ class ClickHouseIntake:
 
     def _write_all(self, waiting: list[Request]) -> list[Request]:
         """Decode and write requests as one batch; return those that are too much for it."""
-        jobs: dict[int, tuple[Request, int, InsertJob]] = {}  # by journal: its request, the place there
-        later, error = outcome(lambda: self._stored(waiting, jobs))  # whatever happens, every caller gets a response
+        later, error = outcome(lambda: self._stored(waiting))  # whatever happens, every caller gets a response
         later = later or []
         postponed = set(map(id, later))
         for request in waiting:
@@ -336,12 +335,13 @@ class ClickHouseIntake:
                 request.fail(error) if error is not None else request.tell()
         return later
 
-    def _stored(self, waiting: list[Request], jobs: dict[int, tuple[Request, int, InsertJob]]) -> list[Request]:
+    def _stored(self, waiting: list[Request]) -> list[Request]:
         """Store the pieces that start at their journals' ends; return the requests that are too much for one batch."""
         self._renew_deleted()
         numbers: dict[str, dict[str, int | FanfoldError]] = {}
         named = [self._named(request, numbers.setdefault(request.project, {})) for request in waiting]
         sent = self._look_up(one for pieces in named for one in pieces)
+        jobs: dict[tuple[int, int], tuple[Request, int, InsertJob]] = {}  # by run and journal: the request, the place there
         later = []
         points = 0
         for request, pieces in zip(waiting, named, strict=True):
@@ -355,23 +355,23 @@ class ClickHouseIntake:
                 except (FanfoldError, OSError) as error:
                     request.results[one.place] = error
                 else:
-                    jobs[one.journal] = (request, one.place, job)
+                    jobs[one.at] = (request, one.place, job)
                     request.results[one.place] = job.end
             points += MOST_POINTS - room.points
         elsewhere = self._elsewhere([job for _, _, job in jobs.values()])
-        for journal, error in elsewhere.items():
-            request, place, _ = jobs[journal]
-            request.results[place] = error
-        self._write([job for journal, (_, _, job) in jobs.items() if journal not in elsewhere])
+        for at, moved in elsewhere.items():
+            request, place, _ = jobs[at]
+            request.results[place] = moved
+        self._write([job for at, (_, _, job) in jobs.items() if at not in elsewhere])
         return later
 
-    def _elsewhere(self, jobs: Sequence[InsertJob]) -> dict[int, FanfoldError | OSError]:
+    def _elsewhere(self, jobs: Sequence[InsertJob]) -> dict[tuple[int, int], Conflict]:
         """Return errors for jobs whose journals another gateway advanced meanwhile: their bytes are already stored."""
-        ends = self._ends([(job.run, job.journal) for job in jobs])
-        moved = [job for job in jobs if ends.get((job.run, job.journal), 0) != job.start]
-        for job in moved:
-            self._forget((job.run, job.journal))
-        return {job.journal: Conflict(ends.get((job.run, job.journal), 0)) for job in moved}
+        ends = self._ends([(job.run, job.journal) for job in jobs]) if jobs else {}
+        moved = [at for job in jobs if ends.get(at := (job.run, job.journal), 0) != job.start]
+        for at in moved:
+            self._forget(at)
+        return {at: Conflict(ends.get(at, 0)) for at in moved}
 
     def _write(self, jobs: list[InsertJob]) -> None:
         """Write the batch: bytes, content, commit."""

@@ -250,8 +250,8 @@ def _answer(gateway: Gateway, project: str, piece: Piece, outcome: Result) -> di
     match outcome:
         case int():
             if not piece.offset:
-                facts = {"event": "journal", "project": project, "run": piece.run, "journal": piece.journal}
-                logger.info("a journal begins", extra=facts)
+                begun = {"event": "journal", "project": project, "run": piece.run, "journal": piece.journal}
+                logger.info("a journal begins", extra=begun)
             return {"status": 200, "offset": outcome}
         case Conflict():
             gateway.metrics.add("pieces_total", outcome="conflict")
