@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 import fanfold
 import fault_table
 from fanfold.cli import main
-from fanfold.fleet.client import Client
+from fanfold.fleet.client import Client, Unreachable
 from fanfold.fleet.tokens import FILE_NAME, Tokens
 from fanfold.journal import blobs
 from fleet_tools import Forwarder, Gateway, Line, arrived, journals, train, trained, until, write_run
@@ -346,3 +347,12 @@ def test_bytes_travel_encrypted_to_a_gateway_whose_certificate_is_trusted(tmp_pa
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     assert main(["forward", "--once", "--dir", str(nodes[0]), "--to", gateway.url, "--quiet"]) == 0
     assert arrived(store, nodes[0])
+
+
+def test_a_line_reset_while_it_is_opened_is_an_outage_like_any_other(monkeypatch):
+    def reset(*_address: object, **_options: object) -> socket.socket:
+        raise ConnectionResetError(104, "Connection reset by peer")  # a gateway is killed with callers in its queue
+
+    monkeypatch.setattr(socket, "create_connection", reset)
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        Client("http://127.0.0.1:1").requests("llm", ["r1"], [])

@@ -235,6 +235,8 @@ class Client:
         try:
             self._connection.request(method, target, body, headers)
         except (BrokenPipeError, ConnectionResetError):
+            if self._connection.sock is None:  # reset before it was connected: there is nothing to read
+                raise
             # A gateway that refuses may close before it has read the whole body; its response says more than the broken pipe.
             with contextlib.suppress(OSError, http.client.HTTPException):
                 response = self._connection.getresponse()
