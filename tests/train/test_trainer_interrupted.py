@@ -76,13 +76,38 @@ def test_training_after_an_interrupted_one_ends_with_the_weights_of_a_fresh_proc
     assert trained_after(what, tmp_path) == fresh
 
 
-class SkipsUpdates(TrainerCallback):
-    def on_step_begin(self, args, state, control, **kwargs):
-        accelerate.state.GradientState().sync_gradients = False
+class TrainsSomethingElse(TrainerCallback):
+    """As a callback does that trains a probe on the side: its Accelerator shares the state of accumulation with ours."""
+
+    def __init__(self, event):
+        setattr(self, event, self.train)
+
+    def train(self, args, state, control, **kwargs):
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+        model = torch.nn.Linear(1, 1)
+        for _ in range(2):  # ends in the middle of its own step
+            with accelerator.accumulate(model):
+                pass
+        assert not accelerator.sync_gradients
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("event", ["on_step_begin", "on_substep_end", "on_step_end", "on_log", "on_evaluate"])
+def test_a_callback_that_accumulates_on_its_own_does_not_change_the_training(event, batches, tmp_path, capsys):
+    options = {"eval_dataset": Data(4), "eval_strategy": "steps", "eval_steps": 2, "gradient_accumulation_steps": batches}
+    plain = trainer_in(tmp_path, **options)
+    plain.train()
+    beside = trainer_in(tmp_path, **options, callbacks=[TrainsSomethingElse(event)])
+    beside.train()
+    assert torch.equal(weights(plain), weights(beside))
 
 
 def test_an_update_that_never_reaches_the_optimizer_stops_training(tmp_path, capsys):
-    trainer = trainer_in(tmp_path, callbacks=[SkipsUpdates()])
+    def loss(outputs, labels):
+        accelerate.state.GradientState().sync_gradients = False
+        return (outputs["guess"] - labels).square().mean()
+
+    trainer = trainer_in(tmp_path, compute_loss_func=loss)
     before = weights(trainer).clone()
     with pytest.raises(RunError, match="without updating the weights"):
         trainer.train()

@@ -294,6 +294,7 @@ class Trainer:
 
     def _train_on(self, model: Any, batch: Any) -> None:
         """Run forward and backward of a batch, and the update after the last batch of a step."""
+        trainer_state.accumulate(self.accelerator, last=self.loop.sync_gradients)
         quiet = contextlib.nullcontext() if self.loop.sync_gradients else self.accelerator.no_sync(model)
         with quiet:
             loss = self.training_step(model, batch)

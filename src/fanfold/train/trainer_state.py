@@ -47,11 +47,20 @@ def reset_accumulation(accelerator: Any) -> None:
     """
     from accelerate.state import GradientState
 
-    state = GradientState()  # fills in the defaults if they were cleared
-    state._set_sync_gradients(True)  # noqa: SLF001 - Transformers' Trainer sets it the same way
-    state.plugin_kwargs = {**state.plugin_kwargs, "num_steps": 1}  # the loop itself divides by the accumulated batches
-    state.dataloader_references = [None]
+    GradientState()  # fills in the defaults if they were cleared
+    accumulate(accelerator, last=True)
+    accelerator.gradient_state.dataloader_references = [None]
     accelerator.step = 0
+
+
+def accumulate(accelerator: Any, *, last: bool) -> None:
+    """Set the shared accumulation state for one batch: whether it is the `last` of its step.
+
+    Every batch needs it: a callback that trains something else with an Accelerator of its own leaves that one's state behind.
+    """
+    state = accelerator.gradient_state
+    state._set_sync_gradients(last)  # noqa: SLF001 - Transformers' Trainer sets it the same way
+    state.plugin_kwargs["num_steps"] = 1  # the loop itself divides by the accumulated batches
 
 
 class FirstStepCheck:
@@ -76,7 +85,7 @@ class FirstStepCheck:
             raise RunError(
                 "optimizer.step() returned without updating the weights, so nothing would be learned. Training was stopped at "
                 "its first step. Accelerate skips updates while its shared GradientState says sync_gradients=False: look for "
-                "code that sets it during training, such as a callback inside accelerator.accumulate()."
+                "code that sets it while a loss is computed, such as accelerator.accumulate() inside the model."
             )
 
 
