@@ -286,6 +286,20 @@ def test_ls_sorts_a_metric_best_first(
     assert names("--sort", f"+summary.{key}") == ["low", "mid", "high"]
 
 
+@pytest.mark.parametrize("key", ["loss", "-loss.min", "summary.loss", "config.lr"])
+def test_ls_shows_what_it_sorts_by(key: str, runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in (2.5, 1.5):
+        with fanfold.init("toy", name=f"at-{value}", config={"lr": value}, system=False) as made:
+            made.log({"loss": value})
+    head, *rows = call(capsys, "ls", f"--sort={key}").splitlines()
+    assert head.split()[1:3] == ["name", key.lstrip("-")]
+    shown = [row.split()[2:4] for row in rows]  # after the symbol and the status
+    assert sorted(shown) == [["at-1.5", "1.5"], ["at-2.5", "2.5"]]
+    assert head.split() == call(capsys, "ls", f"--sort={key}", "--reverse").splitlines()[0].split()
+    assert "name id" in re.sub(" +", " ", call(capsys, "ls", "--sort", "name"))
+    assert call(capsys, "ls", "--sort", "loss", "--columns", "name").split() == ["name", "at-1.5", "at-2.5"]
+
+
 def test_ls_columns_reach_config_and_summary(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "ls", "--columns", "name,config.lr,summary.count").splitlines()
     assert shown[0].split() == ["name", "config.lr", "summary.count"]

@@ -79,13 +79,15 @@ def run(args: argparse.Namespace) -> int:
     if not args.columns:
         empty = [name for name in _OPTIONAL if all(value(one, name) in ([], 1, None, "") for one in chosen)]
         columns = [name for name in columns if name not in empty]
+        if (sorted_by := args.sort.lstrip("+-")) not in columns:
+            columns.insert(columns.index("name") + 1, sorted_by)
     output.listed(
         args,
         chosen,
         columns,
         lambda run: [_cell(name, value(run, name), now) for name in columns],
         facts=lambda run: _facts(run, columns if args.columns else None, value),
-        right=[name for name in columns if name in _RIGHT or name.startswith("summary.")],
+        right=[name for name in columns if name in _RIGHT or (name not in _FIELDS and not name.startswith("config."))],
         whole=[name for name in columns if name in _WHOLE],
     )
     if not args.json and 0 < len(chosen) < len(found):
