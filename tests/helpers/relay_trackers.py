@@ -177,6 +177,18 @@ class Stuck(Readable):
         time.sleep(10_000)
 
 
+class Heavy(Readable):
+    """An adapter whose start computes for a while, as an import does on a slow machine."""
+
+    name = "heavy"
+
+    def start(self) -> None:
+        until = time.thread_time() + 1.5
+        while time.thread_time() < until:
+            pass
+        super().start()
+
+
 class Raising(Lines):
     """Always down, until the file UP is there."""
 
@@ -252,5 +264,20 @@ class Meddler(Lines):
             signal.signal(signal.SIGTERM, lambda *_: None)
 
 
-for cls in (Lines, Readable, LateFlush, Clumsy, Sequences, Stuck, Raising, Picky, Flaky, Hanging, HangingStart, Slow, Meddler):
+for cls in (
+    Lines,
+    Readable,
+    LateFlush,
+    Clumsy,
+    Sequences,
+    Stuck,
+    Heavy,
+    Raising,
+    Picky,
+    Flaky,
+    Hanging,
+    HangingStart,
+    Slow,
+    Meddler,
+):
     register_tracker_class(cls)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import os
 import signal
@@ -17,8 +19,9 @@ from test_relay import play, tensorboard, until  # noqa: F401 - play is a fixtur
 
 import fanfold
 import relay_trackers
-from fanfold.relay import Cursor, settled
+from fanfold.relay import Cursor, deadline, settled
 from fanfold.relay.attach import Attached
+from fanfold.relay.deadline import within
 from fanfold.relay.feed import Outgoing
 from fanfold.relay.sender import ROUNDS, Sender
 from fanfold.trackers.base import Point
@@ -151,6 +154,38 @@ def test_an_adapter_that_hangs_in_start_delays_init_for_a_bounded_time(play, thr
     assert err.count("the tracker stuck has not started within 0.5 s") == 1
     assert "stuck: 1 value is not delivered yet" in err
     assert "Deliver it with: fanfold sync s --to relay_trackers:Stuck" in err
+
+
+def test_a_tracker_that_works_for_long_in_start_is_not_interrupted(play):
+    """Interrupted in the middle of an import or of creating its tables, a library would never work again."""
+    path = play.folder / "points"
+    code, _, err = play.play(None, f"""
+        from fanfold.relay import attach, deadline
+        attach.START_SECONDS, deadline.PATIENCE = 0.1, 10_000
+        other = fanfold.init("p", id="s", trackers=["heavy"], relay="thread", tracker_kwargs={{"heavy": {{"path": {str(path)!r}}}}})
+        other.log({{"x": 1.0}}, step=0)
+        other.finish(timeout=60)
+    """)  # fmt: skip
+    assert (code, err) == (0, "")
+    assert play.points(path) == [("x", 0, 1.0)]
+
+
+def test_an_import_is_not_interrupted_while_it_works_and_what_only_waits_is(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imports_slowly.py").write_text(
+        "import time\nuntil = time.thread_time() + 1.5\nwhile time.thread_time() < until: pass"
+    )
+    (tmp_path / "waits_shortly.py").write_text("import time\ntime.sleep(3)")
+    (tmp_path / "waits_for_ever.py").write_text("import time\ntime.sleep(1000)")
+    within(0.1, lambda: importlib.import_module("imports_slowly"))
+    with pytest.raises(TimeoutError, match=r"longer than 0\.1 s"):
+        within(0.1, lambda: importlib.import_module("waits_for_ever"))
+    with pytest.raises(TimeoutError, match=r"longer than 0\.1 s"):
+        within(0.1, lambda: [None for _ in itertools.count()])  # works for ever, and imports nothing
+    monkeypatch.setattr(deadline, "PATIENCE", 10_000)
+    within(0.1, lambda: importlib.import_module("waits_shortly"))
+    with pytest.raises(TimeoutError, match=r"longer than 0\.1 s"):
+        within(0.1, lambda: time.sleep(1000))
 
 
 def test_prune_waits_for_every_destination(play):

@@ -6,10 +6,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import FrameType
+from typing import TypeVar
 
 T = TypeVar("T")
-AGAIN_SECONDS = 1.0  # a library that swallows the interruption is interrupted again
+AGAIN_SECONDS = 1.0  # between two looks; a library that swallows an interruption is interrupted again
+WORKING = 0.02  # a thread that computes for a smaller share of the time is waiting
+PATIENCE = 3  # times the limit, for a library that does work: a slow machine is not a hang
 _SOON = 0.001
 
 
@@ -22,16 +25,27 @@ def can_limit(seconds: float) -> bool:
 
 
 def within(seconds: float, action: Callable[[], T]) -> T:
-    """Run something on this thread; raise TimeoutError in it if it takes too long. An alarm already set for later is kept."""
-    armed = True
+    """Run something on this thread; raise TimeoutError in it if it takes too long. An alarm already set for later is kept.
 
-    def interrupt(_number: int, _frame: Any) -> None:
-        if armed:
-            raise TimeoutError(f"it took longer than {seconds:g} s")
+    Interrupted in the middle of an import or of creating its tables, a library would never work again in this process, or a
+    database in any. So what is still working is left alone for PATIENCE times as long, and an import as long as it works.
+    """
+    armed, began = True, time.monotonic()
+    seen, used = began, time.thread_time()
 
-    handler = signal.signal(signal.SIGALRM, interrupt)
-    due, every = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
-    began = time.monotonic()
+    def look(_number: int, frame: FrameType | None) -> None:
+        nonlocal seen, used
+        before, seen, spent, used = seen, time.monotonic(), used, time.thread_time()
+        if not armed or seen - began < seconds:
+            return
+        working, importing = used - spent > WORKING * (seen - before), _imports(frame)
+        late = seen - began >= PATIENCE * seconds
+        if (working and importing) if late else (working or importing):
+            return
+        raise TimeoutError(f"it took longer than {seconds:g} s")
+
+    handler = signal.signal(signal.SIGALRM, look)
+    due, every = signal.setitimer(signal.ITIMER_REAL, max(seconds - AGAIN_SECONDS, _SOON), AGAIN_SECONDS)
     try:
         return action()
     finally:
@@ -40,3 +54,10 @@ def within(seconds: float, action: Callable[[], T]) -> T:
         signal.signal(signal.SIGALRM, handler)
         if due:
             signal.setitimer(signal.ITIMER_REAL, max(due - (time.monotonic() - began), _SOON), every)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
