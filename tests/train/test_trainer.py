@@ -217,6 +217,20 @@ class Counts(TrainerCallback):
         self.steps += 1
 
 
+def test_a_callbacks_own_log_does_not_take_the_place_of_the_one_that_is_due(runs_dir, tmp_path, capsys):
+    """Ranks reduce the loss for that one: a rank that left it out would break the others' collectives."""
+
+    class LogsSometimes(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:  # as one rank of many
+                trainer.log({"mine": 1.5})
+
+    trainer = trainer_in(tmp_path, callbacks=[LogsSometimes()], logging_steps=1, max_steps=5)
+    trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == [1, 2, 3, 4, 5]
+    assert [(entry["step"], entry["mine"]) for entry in trainer.state.log_history if "mine" in entry] == [(3, 1.5)]
+
+
 def test_callbacks_come_as_class_or_instance_and_go_again(tmp_path, capsys):
     mine = Counts()
     trainer = trainer_in(tmp_path, callbacks=[mine], max_steps=3)

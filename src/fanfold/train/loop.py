@@ -483,8 +483,10 @@ class Loop:
         if self._open:
             self._reporter.meter.add(values, mean=mean)
             return
+        due = self.control.should_log
         self._reporter.record(values, self.state.global_step)
         self._tell_log(values)
+        self.control.should_log |= due  # a callback's own log is not the one that is due: ranks reduce the loss for that one
 
     @property
     def should_evaluate(self) -> bool:
