@@ -178,15 +178,15 @@ class Stuck(Readable):
 
 
 class Heavy(Readable):
-    """An adapter whose start computes for a while, as an import does on a slow machine."""
+    """A destination whose start computes for a while, as an import does on a slow machine."""
 
     name = "heavy"
 
-    def start(self) -> None:
+    def begin(self, identity, remote):
         until = time.thread_time() + 1.5
         while time.thread_time() < until:
             pass
-        super().start()
+        return super().begin(identity, remote)
 
 
 class Raising(Lines):
