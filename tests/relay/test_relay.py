@@ -267,6 +267,25 @@ def test_a_relay_killed_during_the_run_is_started_again_with_one_warning(play):
     assert "its relay died and was restarted 2 times" in shown.stdout
 
 
+def test_the_end_of_a_run_does_not_leave_out_a_relay_that_was_to_be_restarted_later(play):
+    path = play.folder / "points"
+    code, _, err = play.play(["readable"], """
+        from fanfold.relay import process
+        process.RESTART_SECONDS = 1000.0
+        relay = run._delivery.attached.relays[0]
+        for deaths in (1, 2):
+            while relay.cursor().owner is None or relay.cursor().owner["pid"] != relay.pid: time.sleep(0.05)
+            run.log({"x": deaths}, step=deaths)
+            os.kill(relay.pid, signal.SIGKILL)
+            while (relay.restarts if deaths == 1 else relay._due > time.monotonic()) == 0: time.sleep(0.05)
+        run.finish()
+    """, tracker_kwargs={"readable": {"path": str(path)}})  # fmt: skip
+    assert code == 0, err
+    assert play.points(path) == [("x", 1, 1), ("x", 2, 2)]
+    assert "started again 2 times." in err
+    assert "not delivered yet" not in err
+
+
 def test_a_relay_that_keeps_dying_is_given_up_and_the_rest_is_for_sync(play, tmp_path):
     path, broken = play.folder / "points", tmp_path / "broken"
     broken.mkdir()

@@ -128,18 +128,18 @@ class Attached:
 
     def wait(self, timeout: float) -> list[str]:
         """Wait for all relays together; return a line for each that has not finished."""
-        self.look_after()  # restart any that died since the last check, so that it delivers the rest
+        self.look_after(ended=True)  # restart any that died, so that it delivers the rest
         deadline = time.monotonic() + timeout
         enough = deadline - min(COUNT_SECONDS, timeout / 4)
         self.hurry()
         return self._lines([relay for relay in self.relays if not relay.wait(max(0.0, enough - time.monotonic()))], deadline)
 
-    def look_after(self) -> None:
-        """Restart relay processes that died. Called from the run's keeper thread."""
+    def look_after(self, *, ended: bool = False) -> None:
+        """Restart relay processes that died. Called from the run's keeper thread, and when the run has `ended`."""
         for relay in self.relays:
             if isinstance(relay, Relay):
                 with guard(f"look after the relay to {relay.name}"):
-                    relay.look_after()
+                    relay.look_after(ended=ended)
 
     def restarted(self) -> list[str]:
         """Return a line for each relay that died during the run and was restarted."""

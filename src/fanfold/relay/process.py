@@ -167,8 +167,8 @@ class Relay:
         self._gave_up = False
         self._process: subprocess.Popen[bytes] | None = None
 
-    def look_after(self) -> None:
-        """Restart the process if it died during the run. Called every second from the run's keeper thread."""
+    def look_after(self, *, ended: bool = False) -> None:
+        """Restart the process if it died during the run, after a pause unless the run has `ended`. Called every second."""
         code = self.wait_code(0)
         if code is None or self._gave_up or not self._died(code):
             return
@@ -180,7 +180,7 @@ class Relay:
             self._gave_up = True
             left = self.left(counted=False)
             self._say_died(code, f"It died {RESTARTS} times in a row and is not started again. Nothing is lost. {left}")
-        elif now >= self._due:
+        elif ended or now >= self._due:
             log = self.run / "relay" / f"{self.name}.log"
             self._say_died(code, f"It was started again and continues where it was; nothing is lost. Its output is in {log}.")
             self._in_a_row += 1
