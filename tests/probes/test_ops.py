@@ -1023,6 +1023,29 @@ def test_a_program_without_an_optimizer_is_observed_for_moments(runs_dir, tmp_pa
     assert tan["scale"] > 5  # a hundredth of the time, or less in so short a run
 
 
+STARTS_LATE = """
+import time, torch
+from fanfold.probes import ops
+ops.IDLE_SECONDS, ops.MOMENT_MS = 0.0, 900
+run = begin(True)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loss = model(torch.ones(2)).sum()  # the forward of the first step
+x, end = torch.ones(2), time.monotonic() + 60
+while time.monotonic() < end:
+    for _ in range(10): x.tan()
+    if any(row["op"] == "aten::tan" for row in run.ops()): break  # a moment has begun
+loss.backward(); optimizer.step()
+optimizer.step()  # not observed either: the third is the first that is
+run.finish()
+"""
+
+
+def test_a_first_step_that_a_moment_saw_in_part_does_not_count_as_observed(runs_dir, tmp_path):
+    run(program(tmp_path, STARTS_LATE))
+    assert [(table.facts["steps"], table.facts["observed"]) for table in tables(stored(runs_dir))] == [(2, 0)]
+
+
 EXPORTED = """
 import warnings, zipfile, torch
 run = begin(True, stamp=True)

@@ -157,6 +157,7 @@ struct Windows {
   std::mutex mu;
   std::vector<uint64_t> always, full;
   std::atomic<bool> active{false}, open{false}, overdue{false};  // overdue: the end of the range that closes it never came
+  std::atomic<bool> moment{false};  // open for a moment, by ff_moment: a step that ends now was seen in part
   uint64_t every = 0, length = 1, seed = 0, early = 0;
   double worker_sampling = 0.01;
   uint64_t parent = 0;
@@ -215,8 +216,9 @@ struct Windows {
   bool step() {
     Head& head = state().block->head;
     uint64_t done = head.steps.fetch_add(1) + 1;
+    bool partly = moment.load() && moment.exchange(false);  // before `open`; from here on, steps open and close
     bool was = open.load(), late = false;
-    if (was) head.observed.fetch_add(1);
+    if (was && !partly) head.observed.fetch_add(1);
     if (every && due(done + 1) != was) late = !was || overdue.exchange(true);
     return late || device().due();
   }
@@ -230,6 +232,7 @@ struct Windows {
       list->clear();
     }
     if (open.exchange(false)) g_window.fetch_add(1);
+    moment.store(false);
   }
 };
 Windows* const g_windows = new Windows();
@@ -422,11 +425,18 @@ uint64_t ff_steps() { return state().block->head.steps.load(); }
 // For programs without an optimizer: observe everything for a moment. Called from a separate thread.
 void ff_moment(uint32_t milliseconds) {
   auto& w = windows();
-  if (!w.active.load() || w.open.load()) return;
-  w.set(true);
+  {
+    std::lock_guard<std::mutex> g(w.mu);
+    if (!w.active.load() || w.open.load()) return;
+    w.moment.store(true);
+    w.set_locked(true);
+    if (!w.moment.load()) return w.set_locked(false);  // the first step ended meanwhile
+  }
   timespec pause{0, long(milliseconds) * 1000000};
   nanosleep(&pause, nullptr);
-  w.set(false);
+  std::lock_guard<std::mutex> g(w.mu);
+  if (w.moment.load()) w.set_locked(false);
+  w.moment.store(false);
 }
 
 // Python reports every step, and every wait for data; `token` is the iterator it waits for.
