@@ -104,7 +104,8 @@ def _face_of(cls: Any) -> type[Tracker]:
 
 def tracker_class(cls: Any) -> Any:
     """Return a tracker class: a destination class is wrapped in the shared interface, any other is returned as it is."""
-    return _face_of(cls) if isinstance(cls, type) and issubclass(cls, Destination) else cls
+    plain = isinstance(cls, type) and issubclass(cls, Destination)  # apart, or mypy asks whether such a class can be hashed
+    return _face_of(cls) if plain else cls
 
 
 def tracker_of(item: Any) -> Any:
