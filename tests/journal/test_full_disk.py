@@ -10,6 +10,7 @@ import pytest
 
 import fanfold
 import fault_table
+from fanfold.cli import main
 from marks import needs_root
 
 
@@ -289,3 +290,18 @@ def test_space_that_returns_just_before_the_end_is_used_without_finish(small_dis
     assert (stored.status, stored.config, stored.summary["best"]) == (status, {"a": 1, "b": 2}, 1)
     assert [alert["title"] for alert in stored.alerts] == ["look here"]
     assert len(stored.series("loss")) + stored.dropped == 3000
+
+
+@needs_root
+def test_a_copy_that_finds_no_room_is_not_there_and_says_so_in_a_line(small_disk, capsys):
+    with fanfold.init("llm", dir=small_disk, id="r", system=False, quiet=True) as run:
+        for step in range(50):
+            run.log({"page": fanfold.Html(os.urandom(6_000).hex())}, step=step)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert main(["cp", "r", "--project", "other", "--dir", str(small_disk)]) != 0
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "There is no copy" in said and len(said) < 500
+    assert [path.name for path in (small_disk / "other").iterdir()] == []
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+    assert main(["mv", "r", "--project", "a/b ☃", "--dir", str(small_disk)]) == 0  # one rename, which needs no room
+    assert fanfold.open("r", dir=small_disk).project == "a/b ☃"

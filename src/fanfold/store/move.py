@@ -35,6 +35,12 @@ def copy(run: StoredRun, root: Path, project: str, *, force: bool = False) -> Pa
     try:
         shutil.copytree(run.path, aside, symlinks=True, ignore=_delivery_of(run.path))
         aside.rename(target)
+    except shutil.Error as error:  # it goes on after each file that fails, and lists them all
+        why = str(error.args[0][0][2]).partition(": ")[0]
+        raise RunError(
+            f"run {run.name} ({run.id}) could not be copied: {why}. There is no copy, and the run is as it was. Make room in "
+            f"{root}, or see to the permissions, and copy it again."
+        ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return target
