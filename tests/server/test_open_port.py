@@ -25,6 +25,7 @@ from abuse_tools import Dashboard
 from answers import HALF
 from browser import CHROMIUM, FLAGS
 from fanfold.cli import main
+from fanfold.errors import SettingError
 from fanfold.fleet.client import Client, Unreachable
 from fanfold.fleet.intake import DirectoryIntake
 from fanfold.fleet.tokens import FILE_NAME, Tokens
@@ -402,3 +403,9 @@ def test_the_browser_is_not_given_the_token_on_its_command_line(tmp_path, ends, 
     assert f"url=http://localhost:{server.port}/?token={server.token}" in page.read_text()
     server.terminate()
     assert list(home.glob("*.html")) == []
+
+
+def test_an_empty_token_is_no_token_that_everybody_has(tmp_path):
+    for hosts in ((), None):
+        with pytest.raises(SettingError, match="everybody"):
+            app(tmp_path, token="", hosts=hosts)

@@ -56,6 +56,11 @@ def app(
     other servers on this machine, such as notebooks, to show it in a frame. interval: seconds between checks for changes.
     guarded: the app that mounts this one checks requests, and sets what each may see in `request.state.access`.
     """
+    if token == "":
+        raise SettingError(
+            "app(token='') would let in everybody who sends no token. The server was not started. Pass a token, or None for a "
+            "dashboard that asks for none."
+        )
     if not guarded and hosts is None and token is None:
         raise SettingError(
             "app(hosts=None) answers to any name, and no token is asked for. The server was not started: any web page could "
