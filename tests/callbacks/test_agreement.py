@@ -157,6 +157,31 @@ def test_requests_from_outside_reach_all_ranks_before_the_actions_of_a_step(tmp_
     assert {told for _, _, told in ends[0]} == {f"number {number}" for number in range(1, count + 1)}
 
 
+def test_a_rank_that_has_just_agreed_sees_the_next_request_at_once(tmp_path):
+    """An idle board would be looked at after a thousand seconds here, and rank 1 left behind."""
+    made = boards("folder", 2, tmp_path)
+    for board in made:
+        board.interval = 1000.0
+    collective = threading.Barrier(2, timeout=60)
+
+    def train(rank, talk):
+        acted = []
+        for step in range(1, 10**6):
+            collective.wait()
+            time.sleep(0.001)
+            asked = [Request("both", ("log",))] if step == 5 else []
+            if rank == 0 and len(acted) == 1:
+                asked = [Request("one", ("save",))]
+            acted += [(one.actions, one.missing) for one in talk.at(step, asked) if one.delivered == step]
+            if len(acted) == 2:
+                return acted
+        raise AssertionError("never done")
+
+    assert run_ranks(made, train) == [[({"log"}, ()), ({"save"}, ())]] * 2
+    names = sorted(path.name for path in (tmp_path / "board").iterdir())
+    assert {name.split("-", 1)[1] for name in names} <= {"proposal", "decision", "0", "1"}, names  # no answers stay behind
+
+
 def test_a_request_can_be_withdrawn_until_the_ranks_are_asked(tmp_path):
     alone = Agreement(None)
     request = Request("tell", ("stop",), "somebody", "one")

@@ -41,7 +41,7 @@ DEADLINE_SECONDS = 10.0  # schedulers allow 30 seconds between SIGTERM and SIGKI
 HOLD_SECONDS = 15.0
 REFUSED_SECONDS = 0.5  # after a refusal, how long to wait for the other answers: they tell how far the ranks are
 TAKE_OVER_SECONDS = 1.0  # the proposing rank reads the answers; after this time any rank does
-BUSY_SECONDS = 0.01
+ALERT_SECONDS = 2.0  # after a round: the next one mostly follows at once, and is seen without the pause of an idle board
 GROWTH = 4  # of the distance to the next proposed step
 
 FLAGS = {
@@ -108,6 +108,7 @@ class Agreement:
         self._proposal: dict[str, Any] | None = None
         self._promise: int | None = None
         self._since = 0.0
+        self._alert_until = 0.0
         self._answered = False
         self._answers: dict[int, dict[str, Any]] = {}
         self._furthest = step
@@ -270,8 +271,8 @@ class Agreement:
         board = self.board
         while True:
             with self._changed:
-                busy = self._proposal is not None or self._requests
-                self._changed.wait_for(lambda: self._woken or self._closed, BUSY_SECONDS if busy else board.interval)
+                busy = self._proposal is not None or self._requests or self._clock() < self._alert_until
+                self._changed.wait_for(lambda: self._woken or self._closed, board.busy_interval if busy else board.interval)
                 self._woken = False
                 closed, reached = self._closed, self._reached
                 if self._lost and not closed:
@@ -301,6 +302,7 @@ class Agreement:
             if verdict is None:
                 return
             text = self.board.create(key, json.dumps(verdict))
+        self.board.forget(f"{self._round}/answer/{self.board.rank}")  # whoever still waits finds the decision
         with self._changed:
             self._close_round(json.loads(text))
             self._wake()
@@ -386,6 +388,7 @@ class Agreement:
             self._refusals += 1
         self._proposal, self._promise, self._trying, self._drafted = None, None, False, ()
         self._round += 1
+        self._alert_until = self._clock() + ALERT_SECONDS
 
 
 _current: tuple[Any, Agreement] | None = None  # the state of the current training, and its agreement

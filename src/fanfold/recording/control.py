@@ -297,7 +297,7 @@ class Control:
     # The background of rank 0, and the end
 
     def look(self) -> None:
-        """Pick up new requests; called every second on rank 0."""
+        """Pick up new requests; called four times a second on rank 0."""
         if self._inbox is not None:
             self._inbox.look(self._run.path)
 

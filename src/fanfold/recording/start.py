@@ -41,7 +41,7 @@ def _start(options: RunOptions, *, alone: bool = False, command: Sequence[str] |
     probes.start(parts)
     parts.ending.stoppers.insert(0, lambda _timeout: run.control.close() if _is_asked(run) else None)
     if member.me.main and not alone:
-        parts.ending.keeper.chores.append(lambda: run.control.look() if _is_asked(run) else None)
+        parts.ending.keeper.glances.append(lambda: run.control.look() if _is_asked(run) else None)
     if options.stamp:
         from ..provenance import automatic
 
