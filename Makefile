@@ -133,6 +133,7 @@ bench: $(STAMP)  ## measure fanfold beside its peers, then relay and callbacks (
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/ops.py $(filter --quick,$(ARGS)))
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/imports.py $(filter --quick,$(ARGS)))
 	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/growth.py $(filter --quick,$(ARGS)))
+	$(if $(findstring --only,$(ARGS)),,$(BIN)/python benchmarks/tell.py $(filter --quick,$(ARGS)))
 	$(BIN)/python benchmarks/charts.py
 
 bench-dashboard: $(STAMP)  ## measure five dashboards over the same data, and the budgets of ours (ARGS="--quick", "--soak 30")

@@ -1,11 +1,12 @@
 """How long a request to a running job takes until it is answered, and what looking for requests costs a training step.
 
-python benchmarks/tell.py [--requests 20]
+`make bench` runs it; `python benchmarks/tell.py --quick` asks less often. A full run writes its block of docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -14,11 +15,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
+from rich.console import Console
+
 import fanfold
 from fanfold.fleet.client import Client
 from fanfold.fleet.wire import Telling
 from fleet_tools import Forwarder, Gateway
+from report import Sheet, cpu, us, write_page
 from tell_tools import Job
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+MARKS = ("<!-- tell: written by `make bench`, do not edit by hand -->", "<!-- tell: end -->")
+JOBS = (
+    ("one process", "alone", 1, "2 s"),
+    ("2 ranks, through the process group's store", "group", 2, "2 s"),
+    ("8 ranks, through the process group's store", "group", 8, "2 s"),
+    ("8 ranks without a process group, through files", "apart", 8, "2 s"),
+)
+HEAD = ["job", "median", "slowest", "requests", "goal"]
+NOTE = (
+    "From `tell()` to its answer, polled ten times a second, at a step of 0.02 s (the ranks without a process group: every other one at 0.04 s). "
+    "The requests come at any moment."
+)
 
 
 def latencies(folder: Path, kind: str, ranks: int, count: int) -> list[float]:
@@ -79,22 +97,37 @@ def cost_of_a_step(folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer requests: a check, not a measurement")
     parser.add_argument("--requests", type=int, default=20)
-    count = parser.parse_args().requests
+    parser.add_argument("--page", type=Path, help="write the block into this page (a full run: docs/benchmarks.md)")
+    options = parser.parse_args()
+    count = 5 if options.quick else options.requests
+    facts = [
+        f"{cpu()}, {os.cpu_count()} cores; Python {sys.version.split()[0]}; {time.strftime('%Y-%m-%d')}, load {os.getloadavg()[0]:.1f}"
+    ]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for name, microseconds in cost_of_a_step(folder / "steps").items():
-            print(f"{name}: {microseconds:.2f} µs")
-        for number, (kind, ranks) in enumerate([("alone", 1), ("group", 2), ("group", 8), ("apart", 8)]):
+        costs = [[name, us(microseconds)] for name, microseconds in cost_of_a_step(folder / "steps").items()]
+        rows = []
+        for number, (title, kind, ranks, goal) in enumerate(JOBS):
             (here := folder / str(number)).mkdir()
-            show(f"{ranks} rank(s), {kind}", latencies(here, kind, ranks, count))
+            rows.append(row(title, latencies(here, kind, ranks, count), goal))
         (here := folder / "fleet").mkdir()
-        show("through a gateway", through_gateway(here, count))
+        rows.append(row("one process, through a gateway", through_gateway(here, count), "5 s"))
+    sheets = [
+        Sheet("A request until it is answered", HEAD, rows, NOTE),
+        Sheet("In a step that nobody asks anything of", ["call", "time"], costs),
+    ]
+    for sheet in sheets:
+        sheet.print(Console(width=None if sys.stdout.isatty() else 150))
+    if page := options.page or (None if options.quick else PAGE):
+        write_page(page, facts, sheets, marks=MARKS)
 
 
-def show(what: str, seconds: list[float]) -> None:
-    print(f"{what}: median {statistics.median(seconds):.2f} s, slowest {max(seconds):.2f} s of {len(seconds)}", flush=True)
+def row(title: str, seconds: list[float], goal: str) -> list[str]:
+    print(f"{title}: {statistics.median(seconds):.2f} s", flush=True)
+    return [title, f"{statistics.median(seconds):.2f} s", f"{max(seconds):.2f} s", str(len(seconds)), goal]
 
 
 if __name__ == "__main__":
