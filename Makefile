@@ -97,8 +97,12 @@ check: $(STAMP)  ## lint, formatting, types and spelling
 	$(BIN)/mypy
 	$(BIN)/python -m codespell_lib $(PROSE)
 
+# A test that fails on a busy machine runs once more, alone and named; one that fails twice fails the target. So does a run
+# that found nothing to repeat: it ended for another reason.
+AGAIN = { echo 'Once more, alone, what failed:'; $(BIN)/pytest -q -ra --last-failed --last-failed-no-failures none -m "not faults" $(ARGS); }
+
 test: system $(STAMP) native-check web/node_modules/.stamp clickhouse  ## the tests, on .venv and (the unit tests) on every other Python found
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not faults" $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not faults" $(ARGS) || $(AGAIN)
 	@$(MAKE) -s unit
 
 quick: $(STAMP)  ## a minute of tests, for while you edit: no browser, no server

@@ -86,3 +86,16 @@ def test_at_exit_several_open_runs_end_together(tmp_path):
         [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished finished ", "")
+
+
+def test_facts_beyond_the_size_of_a_frame_are_left_out_and_the_run_ends(runs_dir, caplog):
+    run = fanfold.init("p", config={"lr": 0.1}, system=False)
+    run.config["blob"] = "x" * (65 << 20)
+    run.notes = "n" * (40 << 20)
+    run.tags = ["kept"]
+    run.log({"loss": 1.0})
+    run.finish()
+    stored = fanfold.open(run.id)
+    assert stored.status == "finished" and list(stored.tags) == ["kept"] and list(stored.series("loss").values) == [1.0]
+    assert len(stored.notes) == 40 << 20 and stored.config == {"lr": 0.1}
+    assert "the config of the run is 68 MB, over the limit of 67 MB" in caplog.text

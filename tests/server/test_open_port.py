@@ -73,6 +73,35 @@ def test_on_loopback_a_token_is_asked_for_too(runs_dir):
         assert status(base + "api/projects", cookie=f"fanfold-{port}={token}") == 200
 
 
+@pytest.fixture
+def chromium() -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def test_cookies_of_other_programs_lock_nobody_out(runs_dir):
+    with dashboard(runs_dir) as address:
+        base, _, token = address.partition("?token=")
+        port = urlsplit(base).port
+        for odd in ('a={"b": 1, "c": [2]}', "x y=z", "=", 'q="open', "lang=de,en", "é=1".encode().decode("latin-1")):
+            for cookie in (f"{odd}; fanfold-{port}={token}", f"fanfold-{port}={token}; {odd}"):
+                assert status(base + "api/projects", cookie=cookie) == 200, cookie
+
+
+def test_the_address_works_as_a_link_in_another_page(runs_dir, chromium, tmp_path):
+    fanfold.init("llm", system=False).finish()
+    with dashboard(runs_dir) as address:
+        wiki = tmp_path / "wiki.html"
+        wiki.write_text(f'<a href="{address}">our runs</a>')
+        page = chromium.new_context().new_page()
+        page.goto(wiki.as_uri())
+        with page.expect_response(lambda answer: answer.status == 200 and "token" not in answer.url):
+            page.click("a")
+        page.wait_for_selector("text=llm", state="attached")
+
+
 def test_each_start_has_a_token_of_its_own_unless_one_is_set(runs_dir, monkeypatch):
     with dashboard(runs_dir) as one, dashboard(runs_dir) as other:
         assert one.partition("?token=")[2] != other.partition("?token=")[2]
@@ -123,14 +152,6 @@ def test_a_port_that_somebody_else_has_at_localhost_is_not_used(host, runs_dir, 
         assert main(["ui", "--dir", str(runs_dir), "--host", host, "--port", str(port)]) != 0
         assert "which is also called localhost" in capsys.readouterr().err
         assert main(["server", "start", "--store", str(runs_dir), "--host", "localhost", "--port", str(port)]) != 0
-
-
-@pytest.fixture
-def chromium() -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 def test_two_dashboards_are_open_in_one_browser_side_by_side(runs_dir, chromium):

@@ -23,7 +23,7 @@ from zlib import crc32
 from ..atomic import sync_folders
 from ..errors import JournalError, notices
 from .files import create
-from .format import HEAD, MAGIC, MAX_KEYS, SUFFIX, Kind, Layout, Shape, covered, frame, new_id, pack, seed_of
+from .format import HEAD, MAGIC, MAX_BODY, MAX_KEYS, SUFFIX, Kind, Layout, Shape, covered, frame, new_id, pack, seed_of
 
 if sys.platform != "win32":
     import fcntl
@@ -353,6 +353,8 @@ class Writer:
 
         With `keep`, such frames wait in memory until the disk accepts them again, and the result is True.
         """
+        if keep:
+            frames = tuple(self._fitting(kind, value) for kind, value in frames)
         bodies = [(kind, pack(value)) for kind, value in frames]
 
         def build(sheet: Sheet, done: int) -> tuple[list[bytes], list[Any]]:
@@ -360,6 +362,21 @@ class Writer:
 
         done = self._attempt(build, len(bodies))
         return self._rest(frames[done:], counted=not done, keep=keep)
+
+    def _fitting(self, kind: Kind, facts: Any) -> tuple[Kind, Any]:
+        """Return facts that fit into a frame: the largest ones are left out, since they could never be written."""
+        if len(pack(facts)) <= MAX_BODY:
+            return kind, facts
+        facts = dict(facts)
+        while len(pack(facts)) > MAX_BODY:
+            name = max(facts, key=lambda name: len(pack(facts[name])))
+            size = len(pack(facts.pop(name)))
+            notices.once(
+                f"fact:{name}",
+                f"the {name} of the run is {size / 1e6:,.0f} MB, over the limit of {MAX_BODY / 1e6:.0f} MB. It is not recorded; "
+                "everything else is. Store large content with run.artifact().",
+            )
+        return kind, facts
 
     def row(
         self,
@@ -482,7 +499,7 @@ class Writer:
         """Keep a frame in memory until it can be written. Facts and definitions replace older ones of the same name."""
         if kind == Kind.INFO:
             for i, (other, facts) in enumerate(self._held):
-                if other == Kind.INFO:
+                if other == Kind.INFO and len(pack(facts)) + len(pack(value)) <= MAX_BODY:
                     self._held[i] = (kind, {**facts, **value})
                     return
         elif kind == Kind.EVENT and value.get("event") == "metric":

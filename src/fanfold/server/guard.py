@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -131,7 +130,8 @@ class Guard:
         """
         if self.embed:
             return "SameSite=None; Secure; Partitioned"
-        return "SameSite=Strict" + ("; Secure" if scope["scheme"] == "https" else "")
+        # Not Strict: a link in another page (a notebook, a wiki, the file `--open` writes) would then lead to a 401.
+        return "SameSite=Lax" + ("; Secure" if scope["scheme"] == "https" else "")
 
     def _is_token(self, word: str) -> bool:
         return self.token is not None and hmac.compare_digest(word.encode(), self.token.encode())
@@ -157,11 +157,13 @@ def _cookie_name(headers: Headers) -> str:
 
 
 def _cookie(headers: Headers) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(headers))
-    except CookieError:
-        return ""
-    return found.value if found else ""
+    """Return our cookie's value. Not by SimpleCookie, which gives up on the whole header if another program's cookie is odd."""
+    wanted = _cookie_name(headers)
+    for pair in headers.get("cookie", "").split(";"):
+        name, _, value = pair.strip().partition("=")
+        if name == wanted:
+            return value
+    return ""
 
 
 def _refused(code: int, text: str) -> Response:
