@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,13 +232,3 @@ def own_line(where: Sequence[Spot]) -> Spot | None:
     """Return the innermost line outside the standard library and installed packages, else the innermost one."""
     own = (spot for spot in where if not any(part in spot.file for part in _LIBRARIES))
     return next(own, where[0] if where else None)
-
-
-def from_data(data: Mapping[str, Any]) -> Standing | None:
-    """Return a standing read from an event; None if it does not fit."""
-    import msgspec
-
-    try:
-        return msgspec.convert(data, Standing)
-    except msgspec.ValidationError:
-        return None

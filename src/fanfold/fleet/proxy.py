@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import SettingError
 
 PROTO, FOR = b"x-forwarded-proto", b"x-forwarded-for"
-USER_HEADER, GROUPS_HEADER = "X-Forwarded-User", "X-Forwarded-Groups"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 

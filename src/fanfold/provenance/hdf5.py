@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 from . import tail
 from .zips import broken
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _AT_OF_VERSION = {0: (24, 13), 1: (28, 13), 2: (12, 9), 3: (12, 9)}  # offsets of the addresses, and of their width
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 1
-MEDIA_TYPE = "application/vnd.fanfold.columns"
 _TYPES = {"d": "f8", "f": "f4", "i": "i4", "H": "u2"}  # keyed by dtype.char: dtype.name takes longer than the copy
 
 

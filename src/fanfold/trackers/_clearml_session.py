@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .tools import Tail, cut_torn_end, replace
+from ..atomic import replace_text
+from .tools import Tail, cut_torn_end
 
 METRICS = "metrics.jsonl"
 TAG = "fanfold:"  # of a task, followed by the run's id
@@ -51,7 +52,7 @@ def prepared(number: str, arguments: dict[str, Any]) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         about: dict[str, Any] = {"id": number, "type": "training", "output": {}, "execution": {"parameters": {}, "artifacts": []}}
         about |= {"name": arguments["task_name"], "project_name": arguments["project_name"]}
-        replace(folder / "task.json", json.dumps(about))
+        replace_text(folder / "task.json", json.dumps(about))
     cut_torn_end(folder / METRICS)  # a line torn by a kill would also corrupt the next one
     return number
 

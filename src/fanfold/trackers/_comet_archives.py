@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .tools import cut_torn_end, read_json, replace
+from ..atomic import replace_text, replacing
+from .tools import cut_torn_end, read_json
 
 MESSAGES = "messages.json"
 TAGS = "tags.json"
@@ -45,7 +46,7 @@ def lines(data: bytes) -> list[dict[str, Any]]:
 
 def keep_tags(folder: Path, tags: Sequence[str]) -> None:
     """Save the tags of the open experiment."""
-    replace(folder / TAGS, json.dumps({"tags": list(tags)}))
+    replace_text(folder / TAGS, json.dumps({"tags": list(tags)}))
 
 
 def key_of(message: dict[str, Any]) -> str | None:
@@ -92,9 +93,7 @@ def _archive(left: Path, target: Path, key: str, project: str, workspace: str | 
         start_time=int(began * 1000), stop_time=int((left / MESSAGES).stat().st_mtime * 1000), tags=tags,
         resume_strategy="get_or_create", user_provided_experiment_key=True, comet_start_sourced=True,
     )  # fmt: skip
-    aside = target.with_suffix(".tmp")
-    with zipfile.ZipFile(aside, "w", allowZip64=True) as archive:
+    with replacing(target) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         for path in sorted(left.iterdir()):
             if path.is_file():
                 archive.write(path, path.name)
-    aside.replace(target)

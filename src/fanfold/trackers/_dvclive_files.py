@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..atomic import replace_text
 from .base import Refused
-from .tools import cut_torn_end, read_json, replace
+from .tools import cut_torn_end, read_json
 
 ITSELF = "_"  # in metrics.json: the metric `a` next to a group `a/…`
 _LONGEST = 240  # bytes of a file name without its extension
@@ -125,4 +126,4 @@ def _unescaped(part: str) -> str:
 
 def replace_json(path: Path, content: Any, **options: Any) -> None:
     """Replace a JSON file atomically."""
-    replace(path, json.dumps(content, indent=4, **options) + "\n")
+    replace_text(path, json.dumps(content, indent=4, **options) + "\n")

@@ -15,12 +15,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..atomic import replace_text
 from ..errors import notices
 from ._flyte_page import History, draw, media
 from .base import Alert, Identity, Point, Refusal, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
-from .tools import read_json, replace
+from .tools import read_json
 
 ROWS = 10_000
 SHARE = 0.05  # share of time that may be spent redrawing the page
@@ -120,7 +121,7 @@ class Flyte(Destination):
         if self.identity is not None and self.directory is not None:
             self._history.save(self.directory / "history.jsonl")
             if (text := json.dumps(self._facts)) != self._facts_saved:  # a later start receives only changes
-                replace(self.directory / "facts.json", text)
+                replace_text(self.directory / "facts.json", text)
                 self._facts_saved = text
         if time.monotonic() - self._drawn_at > self._draw_seconds / SHARE:
             self.finish()
@@ -133,7 +134,7 @@ class Flyte(Destination):
         elif self.directory is not None:
             head = f'<!doctype html><meta charset="utf-8"><title>{escape(self.run_name)}</title>'
             self._page.parent.mkdir(parents=True, exist_ok=True)
-            replace(self._page, head + self.html)
+            replace_text(self._page, head + self.html)
         self._drawn_at = time.monotonic()
         self._draw_seconds = self._drawn_at - began
 

@@ -151,13 +151,6 @@ def named(path: Path, folder: Path, name: str) -> Path:
     return target
 
 
-def replace(path: Path, text: str) -> None:
-    """Replace a file atomically, so that a kill leaves either the old or the new one."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.new")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a file with one JSON object; return None if it is missing or torn."""
     try:

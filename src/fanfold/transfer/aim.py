@@ -23,7 +23,6 @@ from .sqlite import BROKEN, opened
 
 SYSTEM = "__system__"
 LOGS = "logs"
-RECORDS = "__log_records"
 
 
 class Aim:
