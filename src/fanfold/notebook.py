@@ -40,11 +40,11 @@ _SHOW = """(() => {
   });
   frame.src = frame.dataset.src;
 })();"""
-_servers: dict[str, Server] = {}  # by store address
+_servers: dict[str, DashboardServer] = {}  # by store address
 _lock = threading.Lock()
 
 
-class Server:
+class DashboardServer:
     """The dashboard process of one store."""
 
     def __init__(self, store: str) -> None:
@@ -93,7 +93,7 @@ class Server:
 class Page:
     """The dashboard as the result of a cell: a frame in a notebook, `.url` anywhere; `.stop()` ends it."""
 
-    def __init__(self, server: Server, fragment: str, height: int) -> None:
+    def __init__(self, server: DashboardServer, fragment: str, height: int) -> None:
         self._server = server
         self.url = f"{server.address}{fragment}"
         self.height = height
@@ -160,13 +160,13 @@ def fragment(run: Any) -> str:
     return "" if run is None else f"#p={quote(run.project, safe='')}&v=run&r={quote(run.id, safe='')}"
 
 
-def _server(store: str) -> Server:
+def _server(store: str) -> DashboardServer:
     with _lock:
         found = _servers.get(store)
         if found is None or not found.running:
             if not all(map(find_spec, ("starlette", "uvicorn"))):
                 raise missing_extra("starlette and uvicorn", "all", "the dashboard")
-            found = _servers[store] = Server(store)
+            found = _servers[store] = DashboardServer(store)
             atexit.register(found.stop)
         return found
 

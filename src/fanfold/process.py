@@ -73,7 +73,7 @@ LAUNCHERS = (
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class Identity(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """This process among the processes of its job."""
 
     rank: int
@@ -121,7 +121,7 @@ def _group() -> Any:
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
-def detect(env: Mapping[str, str] | None = None) -> Identity:
+def detect(env: Mapping[str, str] | None = None) -> ProcessIdentity:
     """Return the identity of this process. Settings take precedence, then an open process group, then the launcher."""
     env = os.environ if env is None else env
     row, group = _launcher(env), _group()
@@ -130,7 +130,7 @@ def detect(env: Mapping[str, str] | None = None) -> Identity:
         rank, world = group.get_rank(), group.get_world_size()
     rank, world = _first(resolve("rank"), rank, 0), _first(resolve("world_size"), world, 1)
     local = _number(env, row.local_rank) if row else None
-    return Identity(
+    return ProcessIdentity(
         rank=rank,
         world_size=max(world, rank + 1),
         local_rank=_first(local, rank if _loopback(env) else 0),
@@ -186,7 +186,7 @@ def started_at(pid: int) -> str:
         return "0"
 
 
-def job_key(me: Identity, env: Mapping[str, str] | None = None) -> str | None:
+def job_key(me: ProcessIdentity, env: Mapping[str, str] | None = None) -> str | None:
     """Return the launcher's own id of this job: the same on every node, different for every job; None if it has none."""
     env = os.environ if env is None else env
     row = _launcher(env)
@@ -200,7 +200,7 @@ def job_key(me: Identity, env: Mapping[str, str] | None = None) -> str | None:
     return ":".join((row.name, *words))
 
 
-def launch_key(me: Identity, env: Mapping[str, str] | None = None) -> str:
+def launch_key(me: ProcessIdentity, env: Mapping[str, str] | None = None) -> str:
     """Return a key shared by all processes of one launch, but not by a restart, which continues the same run."""
     env = os.environ if env is None else env
     row, key = _launcher(env), job_key(me, env)
@@ -214,12 +214,12 @@ def launch_key(me: Identity, env: Mapping[str, str] | None = None) -> str:
     return f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
 
 
-def _has_launcher(me: Identity, row: Launcher | None) -> bool:
+def _has_launcher(me: ProcessIdentity, row: Launcher | None) -> bool:
     """Return whether one process on this node is known to have started all ranks, or there is only one rank."""
     return me.world_size == 1 or (me.one_node and row is not None and row.name in ("torchrun", "mpirun"))
 
 
-def node_key(me: Identity, env: Mapping[str, str] | None = None) -> str:
+def node_key(me: ProcessIdentity, env: Mapping[str, str] | None = None) -> str:
     """Return a key for all processes one launcher started on this node: node, boot, and the launcher's pid and start time."""
     env = os.environ if env is None else env
     row = _launcher(env)
@@ -246,7 +246,7 @@ def _wraps(proc: Path, marks: Mapping[str, str | None]) -> bool:
     return same and not (proc / "exe").readlink().name.startswith(("python", "pypy"))
 
 
-def shared_key(me: Identity, count: int, join: Callable[[], str]) -> str:
+def shared_key(me: ProcessIdentity, count: int, join: Callable[[], str]) -> str:
     """Return the key every process of this job agrees on, without a collective.
 
     In this order: the launcher's own id; on one node the launcher process itself; the process group's key-value store; a
@@ -264,7 +264,7 @@ def shared_key(me: Identity, count: int, join: Callable[[], str]) -> str:
     return _ask_store(store, f"fanfold/run/{count}", me)
 
 
-def _ask_store(store: Any, name: str, me: Identity) -> str:
+def _ask_store(store: Any, name: str, me: ProcessIdentity) -> str:
     """Agree through the process group's store: the first rank decides, or rank 0 if a restart must find the same run."""
     if not _restarts(os.environ):
         return bytes(store.compare_set(name, "", first_word(me))).decode()
@@ -282,12 +282,12 @@ def _restarts(env: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_RUN_ID" in env and bool(_number(env, "TORCHELASTIC_MAX_RESTARTS"))
 
 
-def first_word(me: Identity) -> str:
+def first_word(me: ProcessIdentity) -> str:
     """Return a new key, or a stable one if an agent restarts its ranks, because a restart continues the same run."""
     return node_key(me) if _restarts(os.environ) else os.urandom(8).hex()
 
 
-def _nobody_answered(me: Identity, where: str, seconds: float) -> RunError:
+def _nobody_answered(me: ProcessIdentity, where: str, seconds: float) -> RunError:
     return RunError(
         f"rank {me.rank} of {me.world_size} found no run to join: rank 0 did not answer in {where} within "
         f"{seconds:g} s. The run was not started here. Call fanfold.init() on rank 0 too, and at about the same time, or "
@@ -301,7 +301,7 @@ class Meeting:
     The word is new for every process, so an answer left behind by an earlier job is never used.
     """
 
-    def __init__(self, directory: Path, me: Identity, count: int, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, directory: Path, me: ProcessIdentity, count: int, env: Mapping[str, str] | None = None) -> None:
         env = os.environ if env is None else env
         # Concurrent jobs differ in the address where their ranks meet. A loopback address is not unique without the node, and
         # no address at all is not unique without the parent. A parent may be rank 0 itself.

@@ -45,7 +45,7 @@ class Seen:
 
 
 @dataclass
-class Life:
+class PlayedRun:
     """A run played by the contract, and what was read back from the destination."""
 
     folder: Path
@@ -257,16 +257,16 @@ class TrackerContract:
         theirs = [(step, _bits(float(value))) for step, value in got]
         return sorted(mine, key=lambda p: p[0]) == sorted(theirs, key=lambda p: p[0])
 
-    def everything(self, folder: Path) -> Life:
+    def everything(self, folder: Path) -> PlayedRun:
         """Play the run that logs everything and read it back: once per class, in the folder of the first test that needs it."""
-        known: dict[type, Life] = TrackerContract._lives
+        known: dict[type, PlayedRun] = TrackerContract._lives
         if type(self) not in known:
             config = repr(_CONFIG).replace("nan,", "float('nan'),").replace("inf,", "float('inf'),")
             body = _EVERYTHING.format(config=config, tags=_TAGS, back=_BACK)
-            known[type(self)] = Life(folder, self.delivered(folder, body))
+            known[type(self)] = PlayedRun(folder, self.delivered(folder, body))
         return known[type(self)]
 
-    _lives: ClassVar[dict[type, Life]] = {}
+    _lives: ClassVar[dict[type, PlayedRun]] = {}
 
     # The tests
 

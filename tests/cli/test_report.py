@@ -177,7 +177,7 @@ def test_pictures_that_are_large_damaged_or_of_another_kind_are_left_out_and_nam
     stored = fanfold.open(run.id)
     gone = stored.artifact_file(stored.media("gone")[0].entry["blob"])
     gone.write_bytes(b"<svg onload=alert(1)>")
-    budget = media.Budget()
+    budget = media.PictureBudget()
     shown = "".join(media.pictures([stored], budget))
     assert (shown.count("<img"), budget.shown["pictures"]) == (1, 1)
     assert [line.partition(":")[0] for line in budget.left_out] == ["large at step 3", "gone at step 3"]

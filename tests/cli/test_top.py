@@ -19,7 +19,7 @@ from rich.cells import cell_len
 
 import fanfold
 from fanfold.cli.screen import keys
-from fanfold.cli.top import Watcher, age_text, pace, rate_text
+from fanfold.cli.top import LiveRuns, age_text, pace, rate_text
 from fanfold.store.query import LocalStore
 from store_data import START, Call, end, write_journal, write_run
 
@@ -165,7 +165,7 @@ def test_a_silent_run_is_stalled_and_listed_before_running_ones(runs_dir):
     slow = fanfold.init("p", name="slow", system=False, quiet=True)
     quick.log({"loss": 1.0}, step=0)
     slow.log({"loss": 1.0}, step=0)
-    watcher = Watcher(LocalStore(), project=None, since=1.0, key=None)
+    watcher = LiveRuns(LocalStore(), project=None, since=1.0, key=None)
     now = time.time()
     assert [look.status for look in watcher.looks(now=now)] == ["running", "running"]
     quick.log({"loss": 0.5}, step=1)
@@ -192,7 +192,7 @@ def test_the_value_of_several_ranks_is_their_last_mean(runs_dir, steps):
     calls = [Call(0, rank, step, 1000, {"loss": float(rank) + step}) for step in range(steps) for rank in range(2)]
     write_run(runs_dir, calls)
     write_run(runs_dir, [*calls, *(Call(0, rank, steps, 1000, {"loss": [1.0, math.nan][rank]}) for rank in range(2))], id="nan")
-    watcher = Watcher(LocalStore(), project=None, since=None, key=None)
+    watcher = LiveRuns(LocalStore(), project=None, since=None, key=None)
     for _ in range(2):  # the second time from what it kept
         values = {look.row["id"]: watcher.whole(look).value for look in watcher.looks()}
         assert values == {"r": steps - 0.5, "nan": pytest.approx(math.nan, nan_ok=True)}

@@ -13,7 +13,7 @@ import pytest
 
 from fanfold import process
 from fanfold.errors import RunError
-from fanfold.process import Identity, Meeting, detect, digest, job_key, launch_key, node_key, shared_key
+from fanfold.process import Meeting, ProcessIdentity, detect, digest, job_key, launch_key, node_key, shared_key
 from fanfold.recording import join
 from fanfold.recording.names import name_for
 
@@ -197,8 +197,8 @@ def test_functions_for_the_main_process_do_nothing_elsewhere(monkeypatch: pytest
 # Meeting in a directory
 
 
-def rank(number: int, world: int = 3) -> Identity:
-    return Identity(number, world, number, None, "distributed", "node", "boot", os.getpid())
+def rank(number: int, world: int = 3) -> ProcessIdentity:
+    return ProcessIdentity(number, world, number, None, "distributed", "node", "boot", os.getpid())
 
 
 ADDRESS = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -224,7 +224,7 @@ def test_ranks_that_come_late_and_from_other_processes_get_their_answer(tmp_path
     answerer, _ = in_thread(lambda: str(join._answer(Meeting(tmp_path, rank(0), 0, ADDRESS), "the key")))
     program = (
         "import sys; from pathlib import Path; from fanfold.process import *; "
-        "me = Identity(int(sys.argv[2]), 3, 0, None, 'distributed', 'elsewhere', 'other boot', 1); "
+        "me = ProcessIdentity(int(sys.argv[2]), 3, 0, None, 'distributed', 'elsewhere', 'other boot', 1); "
         f"print(Meeting(Path(sys.argv[1]), me, 0, {ADDRESS!r}).ask())"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[1])}
@@ -259,7 +259,7 @@ def test_the_answer_that_rank_0_left_is_for_processes_that_were_started_before(t
     assert Meeting(tmp_path, rank(1), 0, here).ask() == "the key"
     program = (
         "import os, sys; from pathlib import Path; from fanfold.process import *; "
-        "me = Identity(2, 3, 2, None, 'distributed', 'node', 'boot', os.getpid()); "
+        "me = ProcessIdentity(2, 3, 2, None, 'distributed', 'node', 'boot', os.getpid()); "
         f"print(Meeting(Path(sys.argv[1]), me, 0, {here!r}).ask(timeout=4))"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[1])}
@@ -274,7 +274,7 @@ def test_the_answer_that_rank_0_left_is_for_processes_that_were_started_before(t
 
 
 def test_jobs_and_inits_that_are_not_the_same_do_not_meet(tmp_path: Path) -> None:
-    def place(me: Identity, count: int, **more: str) -> Path:
+    def place(me: ProcessIdentity, count: int, **more: str) -> Path:
         return Meeting(tmp_path, me, count, ADDRESS | more).directories[0]
 
     here = place(rank(1), 0)

@@ -13,7 +13,7 @@ import pytest
 
 import fanfold
 from fanfold.errors import MissingExtra
-from fanfold.transfer.aim import Aim
+from fanfold.transfer.aim import AimImporter
 from fanfold.transfer.events import Facts
 from round_trip import (
     brought_back,
@@ -94,8 +94,8 @@ def test_runs_that_aim_wrote_are_carried_and_the_repository_is_untouched(product
     assert [point.load().array()[0, 0, 0] for point in run.media("images")] == [7, 8]
     histogram = run.media("distribution")[0].load()
     assert (histogram.counts.tolist(), histogram.edges.tolist()) == ([1, 2], [0.0, 0.5, 1.0])
-    old = next(found for found in Aim().find(product / ".aim") if found.name == "old")
-    assert [event.archived for event in Aim().read(old) if isinstance(event, Facts)] == [True]
+    old = next(found for found in AimImporter().find(product / ".aim") if found.name == "old")
+    assert [event.archived for event in AimImporter().read(old) if isinstance(event, Facts)] == [True]
 
 
 def test_a_run_sent_to_aim_comes_back_equal(tmp_path):
@@ -125,7 +125,7 @@ def test_importing_twice_adds_nothing(product, tmp_path):
 def test_without_aim_the_extra_is_named(product, monkeypatch):
     monkeypatch.setitem(sys.modules, "aim.storage.rockscontainer", None)
     with pytest.raises(MissingExtra, match=r"fanfold\[aim\]"):
-        list(Aim().find(product / ".aim"))
+        list(AimImporter().find(product / ".aim"))
 
 
 def test_damaged_repositories_never_raise(product, tmp_path):
@@ -134,10 +134,10 @@ def test_damaged_repositories_never_raise(product, tmp_path):
     script = """if True:
         import sys
         from pathlib import Path
-        from fanfold.transfer.aim import Aim
+        from fanfold.transfer.aim import AimImporter
         for folder in sys.argv[1:]:
-            for found in Aim().find(Path(folder)):
-                list(Aim().read(found))
+            for found in AimImporter().find(Path(folder)):
+                list(AimImporter().read(found))
     """
     folders = []
     for i in range(20):

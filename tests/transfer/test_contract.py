@@ -24,21 +24,21 @@ from test_trackio import old_database
 import fanfold
 from fanfold.cli import main
 from fanfold.testing import ImporterContract
-from fanfold.transfer.aim import Aim
-from fanfold.transfer.bundle import Bundle
-from fanfold.transfer.clearml import ClearML
-from fanfold.transfer.comet import Comet
-from fanfold.transfer.csv_logger import CSVLogger
-from fanfold.transfer.dvclive import DVCLive
-from fanfold.transfer.hf_trainer import HFTrainer
+from fanfold.transfer.aim import AimImporter
+from fanfold.transfer.bundle import BundleImporter
+from fanfold.transfer.clearml import ClearMLImporter
+from fanfold.transfer.comet import CometImporter
+from fanfold.transfer.csv_logger import CSVLoggerImporter
+from fanfold.transfer.dvclive import DVCLiveImporter
+from fanfold.transfer.hf_trainer import HFTrainerImporter
 from fanfold.transfer.importers import built_in
-from fanfold.transfer.mlflow import MLflow
-from fanfold.transfer.neptune import Neptune
-from fanfold.transfer.swanlab import SwanLab
-from fanfold.transfer.tables import Tables
-from fanfold.transfer.tensorboard import TensorBoard
-from fanfold.transfer.trackio import Trackio
-from fanfold.transfer.wandb import Wandb
+from fanfold.transfer.mlflow import MLflowImporter
+from fanfold.transfer.neptune import NeptuneImporter
+from fanfold.transfer.swanlab import SwanLabImporter
+from fanfold.transfer.tables import TablesImporter
+from fanfold.transfer.tensorboard import TensorBoardImporter
+from fanfold.transfer.trackio import TrackioImporter
+from fanfold.transfer.wandb import WandbImporter
 from paths import DATA, HELPERS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Aim warns when it is imported
@@ -80,7 +80,7 @@ class OfProduct:
 
 
 class TestTensorBoard(ImporterContract):
-    importer = TensorBoard
+    importer = TensorBoardImporter
 
     def write(self, folder):
         self.log(folder, range(30))
@@ -101,7 +101,7 @@ class TestTensorBoard(ImporterContract):
 
 
 class TestWandb(OfProduct, ImporterContract):
-    importer = Wandb
+    importer = WandbImporter
 
     def write(self, folder):
         shutil.copytree(self.products / "wandb", folder / "wandb", symlinks=True)
@@ -115,7 +115,7 @@ class TestWandb(OfProduct, ImporterContract):
 
 
 class TestMLflowFiles(ImporterContract):
-    importer = MLflow
+    importer = MLflowImporter
 
     def write(self, folder):
         self.run = write_run(folder, status=3, end_time=1_700_000_009_000)
@@ -130,7 +130,7 @@ class TestMLflowFiles(ImporterContract):
 
 
 class TestMLflow2Files(ImporterContract):
-    importer = MLflow
+    importer = MLflowImporter
     damages = 20
 
     def write(self, folder):
@@ -141,7 +141,7 @@ class TestMLflow2Files(ImporterContract):
 
 
 class TestMLflowDatabase(ImporterContract):
-    importer = MLflow
+    importer = MLflowImporter
 
     def write(self, folder):
         with sqlite3.connect(folder / "mlflow.db") as database:
@@ -168,7 +168,7 @@ class TestMLflowDatabase(ImporterContract):
 
 
 class TestTrackio(ImporterContract):
-    importer = Trackio
+    importer = TrackioImporter
 
     def write(self, folder):
         unzip("trackio_0_9_1.zip", folder)
@@ -183,7 +183,7 @@ class TestTrackio(ImporterContract):
 
 
 class TestSwanLab(OfProduct, ImporterContract):
-    importer = SwanLab
+    importer = SwanLabImporter
 
     def write(self, folder):
         shutil.copytree(self.products / "swan", folder / "swan")
@@ -196,7 +196,7 @@ class TestSwanLab(OfProduct, ImporterContract):
 
 
 class TestAim(OfProduct, ImporterContract):
-    importer = Aim
+    importer = AimImporter
     damages = 5  # its files are only read by Aim itself
 
     def write(self, folder):
@@ -204,7 +204,7 @@ class TestAim(OfProduct, ImporterContract):
 
 
 class TestComet(OfProduct, ImporterContract):
-    importer = Comet
+    importer = CometImporter
 
     def write(self, folder):
         (archive,) = (self.products / "comet").glob("*.zip")
@@ -212,7 +212,7 @@ class TestComet(OfProduct, ImporterContract):
 
 
 class TestClearML(OfProduct, ImporterContract):
-    importer = ClearML
+    importer = ClearMLImporter
 
     def write(self, folder):
         (archive,) = (self.products / "clearml" / "offline").glob("*.zip")
@@ -227,7 +227,7 @@ class TestClearML(OfProduct, ImporterContract):
 
 
 class TestDVCLive(OfProduct, ImporterContract):
-    importer = DVCLive
+    importer = DVCLiveImporter
 
     def write(self, folder):
         shutil.copytree(self.products / "dvclive", folder / "dvclive")
@@ -243,7 +243,7 @@ def state(*steps):
 
 
 class TestHFTrainer(ImporterContract):
-    importer = HFTrainer
+    importer = HFTrainerImporter
 
     def write(self, folder):
         (folder / "out" / "checkpoint-4").mkdir(parents=True)
@@ -255,7 +255,7 @@ class TestHFTrainer(ImporterContract):
 
 
 class TestCSVLogger(ImporterContract):
-    importer = CSVLogger
+    importer = CSVLoggerImporter
 
     def write(self, folder):
         (folder / "version_0").mkdir()
@@ -270,7 +270,7 @@ class TestCSVLogger(ImporterContract):
 
 
 class TestTable(ImporterContract):
-    importer = Tables
+    importer = TablesImporter
 
     def write(self, folder):
         (folder / "table.csv").write_text("step,loss\n" + "".join(f"{i},{1 / (i + 1)}\n" for i in range(9)))
@@ -285,7 +285,7 @@ class TestTable(ImporterContract):
 
 
 class TestNeptuneExport(ImporterContract):
-    importer = Neptune
+    importer = NeptuneImporter
 
     def write(self, folder):
         self.export = Export(folder / "exports")
@@ -296,7 +296,7 @@ class TestNeptuneExport(ImporterContract):
 
 
 class TestNeptuneOffline(ImporterContract):
-    importer = Neptune
+    importer = NeptuneImporter
 
     def write(self, folder):
         values = [{"value": float(i), "step": i, "ts": 1.7e9 + i} for i in range(9)]
@@ -306,14 +306,14 @@ class TestNeptuneOffline(ImporterContract):
 
 
 class TestNeptuneScale(ImporterContract):
-    importer = Neptune
+    importer = NeptuneImporter
 
     def write(self, folder):
         local_database(folder, *((kind, base64.b64decode(data)) for kind, data in SCALE))
 
 
 class TestBundle(ImporterContract):
-    importer = Bundle
+    importer = BundleImporter
 
     def write(self, folder):
         run = fanfold.init("p", dir=folder.parent / "runs", id="a", system=False, quiet=True)
@@ -342,4 +342,4 @@ def test_every_importer_of_ours_has_a_contract():
 
 
 def test_each_run_of_a_database_is_found(tmp_path):
-    assert [found.name for found in Trackio().find(old_database(tmp_path))] == ["a run", "other"]
+    assert [found.name for found in TrackioImporter().find(old_database(tmp_path))] == ["a run", "other"]

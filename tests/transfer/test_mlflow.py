@@ -22,7 +22,7 @@ import fanfold
 from fanfold.transfer import flat_yaml
 from fanfold.transfer.events import Artifact, End, Facts, Left, Mark, Rows, Start, Values
 from fanfold.transfer.importing import Import
-from fanfold.transfer.mlflow import MLflow
+from fanfold.transfer.mlflow import MLflowImporter
 from paths import DATA
 from round_trip import (
     RUN,
@@ -267,8 +267,8 @@ def write_run(folder: Path, run_id: str = "a" * 32, **facts: object) -> Path:
 
 
 def events(run: Path, position: object = None) -> list:
-    (found,) = MLflow().find(run)
-    return list(MLflow().read(found, position))
+    (found,) = MLflowImporter().find(run)
+    return list(MLflowImporter().read(found, position))
 
 
 def numbers(found: list) -> dict[str, list[tuple[int, float]]]:
@@ -375,8 +375,8 @@ def test_deleted_experiments_are_found_and_archived(tmp_path):
     run.parent.rename(tmp_path / "mlruns/.trash/1")
     (account,) = fanfold.import_runs(tmp_path / "mlruns", dir=tmp_path / "back")
     assert account.outcome == "imported"
-    (found,) = MLflow().find(tmp_path / "mlruns/.trash/1")
-    assert [event.archived for event in MLflow().read(found) if isinstance(event, Facts)] == [True]
+    (found,) = MLflowImporter().find(tmp_path / "mlruns/.trash/1")
+    assert [event.archived for event in MLflowImporter().read(found) if isinstance(event, Facts)] == [True]
 
 
 def test_system_metrics_have_no_steps(tmp_path):
@@ -440,14 +440,14 @@ def test_only_new_rows_of_a_database_are_read_again(tmp_path):
             INSERT INTO runs VALUES ('r1', 'n', 'RUNNING', 1500000000000, NULL, 1);
             INSERT INTO metrics VALUES ('loss', 0.5, 1500000000500, 0, 0, 'r1'), ('loss', 0, 1500000000600, 1, 1, 'r1');
         """)
-    (found,) = MLflow().find(tmp_path / "m.db")
-    first = list(MLflow().read(found))
+    (found,) = MLflowImporter().find(tmp_path / "m.db")
+    first = list(MLflowImporter().read(found))
     assert str(numbers(first)) == "{'loss': [(0, 0.5), (1, nan)]}"
-    assert list(MLflow().read(found, mark(first))) == []
+    assert list(MLflowImporter().read(found, mark(first))) == []
     with sqlite3.connect(tmp_path / "m.db") as database:
         database.execute("INSERT INTO metrics VALUES ('loss', 1.7976931348623157e308, 1500000000700, 2, 0, 'r1')")
         database.execute("UPDATE runs SET status = 'FAILED', end_time = 1500000001000")
-    second = list(MLflow().read(found, mark(first)))
+    second = list(MLflowImporter().read(found, mark(first)))
     assert numbers(second) == {"loss": [(2, math.inf)]}
     assert End(status="failed", time_ns=1_500_000_001_000_000_000) in second
 
@@ -480,8 +480,8 @@ def test_damaged_stores_never_raise_and_keep_the_rest(tmp_path):
     for _ in range(1000):
         broken = rng.choice(files)
         broken.write_bytes(damaged(contents[broken], rng))
-        for found in MLflow().find(run):
-            whole = numbers(list(MLflow().read(found)))
+        for found in MLflowImporter().find(run):
+            whole = numbers(list(MLflowImporter().read(found)))
             untouched = [f"m{i}" for i in range(3) if broken != run / "metrics" / f"m{i}"]
             assert [len(whole[key]) for key in untouched] == [9] * len(untouched)
         broken.write_bytes(contents[broken])
@@ -514,9 +514,10 @@ def test_damaged_databases_never_raise(database_store, tmp_path):
         for _ in range(rng.randrange(1, 40)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         path.write_bytes(data[: rng.randrange(len(data))] if rng.random() < 0.3 else data)
-        for found in MLflow().find(path):
+        for found in MLflowImporter().find(path):
             assert all(
-                isinstance(event, (Start, Facts, Rows, Values, Artifact, End, Left, Mark)) for event in MLflow().read(found)
+                isinstance(event, (Start, Facts, Rows, Values, Artifact, End, Left, Mark))
+                for event in MLflowImporter().read(found)
             )
     assert os.listdir(tmp_path) == ["mlflow.db"], "nothing is written beside a database"
 
@@ -530,7 +531,7 @@ def test_views_and_virtual_tables_of_a_hostile_database_are_not_queried(tmp_path
             CREATE VIEW metrics AS WITH RECURSIVE n(key) AS (SELECT 1 UNION ALL SELECT key + 1 FROM n)
                 SELECT key, 1.0 AS value, 1 AS timestamp, 'r' AS run_uuid, 0 AS step FROM n;
         """)
-    assert list(MLflow().find(tmp_path / "evil.db")) == []
+    assert list(MLflowImporter().find(tmp_path / "evil.db")) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"SQLite format 3\x00", b"experiment_id: '1'"])
@@ -538,5 +539,5 @@ def test_other_files_and_folders_are_not_mlflow(content, tmp_path):
     (tmp_path / "file").write_bytes(content)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "meta.yaml").write_bytes(content.replace(b"experiment_id", b"other"))
-    assert list(MLflow().find(tmp_path / "file")) == []
-    assert list(MLflow().find(tmp_path / "folder")) == []
+    assert list(MLflowImporter().find(tmp_path / "file")) == []
+    assert list(MLflowImporter().find(tmp_path / "folder")) == []

@@ -19,7 +19,7 @@ import pytest
 
 import fanfold
 from fanfold.transfer.events import Definition, End, Facts, Left, Rows, Start
-from fanfold.transfer.neptune import Neptune
+from fanfold.transfer.neptune import NeptuneImporter
 from paths import DATA
 from round_trip import (
     brought_back,
@@ -287,8 +287,8 @@ def offline(folder: Path, *operations: dict) -> Path:
 def test_offline_runs_keep_fractions_of_steps(tmp_path):
     values = [{"value": float(i), "step": i / 4, "ts": 1.7e9 + i} for i in range(4)]
     run = offline(tmp_path, {"type": "LogFloats", "path": ["a", "b"], "values": values})
-    (found,) = Neptune().find(run.parent)
-    events = list(Neptune().read(found))
+    (found,) = NeptuneImporter().find(run.parent)
+    events = list(NeptuneImporter().read(found))
     assert Definition(key="a/b", options={"x": "neptune/step"}) in events
     (rows,) = [event for event in events if isinstance(event, Rows)]
     assert (rows.steps.tolist(), rows.columns["neptune/step"].tolist()) == ([0, 25, 50, 75], [0.0, 0.25, 0.5, 0.75])
@@ -303,8 +303,8 @@ def test_an_offline_run_names_no_other_place_to_read(tmp_path):
         {"type": "UploadFile", "path": ["b"], "ext": "txt", "file_path": None, "tmp_file_name": "../../../../../secret.txt"},
         {"type": "UploadFileSet", "path": ["c"], "file_globs": [str(tmp_path / "*")], "reset": "False"},
     )
-    (found,) = Neptune().find(run.parent)
-    events = list(Neptune().read(found))
+    (found,) = NeptuneImporter().find(run.parent)
+    events = list(NeptuneImporter().read(found))
     assert {type(event) for event in events} <= {Start, Facts, Left, End, type(events[-1])}
     assert [(event.what, event.count) for event in events if isinstance(event, Left)] == [("files", 2), ("sets of files", 1)]
 
@@ -324,8 +324,8 @@ def test_damaged_offline_folders_never_raise(tmp_path):
         for _ in range(rng.randrange(1, 6)):
             data[rng.randrange(len(data))] = rng.choice(b'0123456789"{}[],:ntfe- \n\xff')
         (run / "data-1.log").write_bytes(data[: rng.randrange(len(data))] if rng.random() < 0.2 else data)
-        for found in Neptune().find(run.parent):
-            list(Neptune().read(found))
+        for found in NeptuneImporter().find(run.parent):
+            list(NeptuneImporter().read(found))
 
 
 # Local databases of neptune-scale
@@ -377,6 +377,6 @@ def test_damaged_local_databases_never_raise(tmp_path):
         for _ in range(rng.randrange(1, 30)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         path.write_bytes(data)
-        for found in Neptune().find(path):
-            list(Neptune().read(found))
+        for found in NeptuneImporter().find(path):
+            list(NeptuneImporter().read(found))
     assert os.listdir(tmp_path) == [path.name]

@@ -13,7 +13,7 @@ import pytest
 
 import fanfold
 from fanfold.transfer.events import Artifact, Left, Mark, Rows, Values
-from fanfold.transfer.swanlab import SwanLab
+from fanfold.transfer.swanlab import SwanLabImporter
 from round_trip import (
     brought_back,
     played,
@@ -123,8 +123,8 @@ def test_a_torn_end_is_read_when_it_is_complete(product, tmp_path):
     position, found = None, []
     for size in (0, 5, 7, 100, 777, 1500, len(whole) - 3, len(whole)):
         log.write_bytes(whole[:size])
-        for run in SwanLab().find(tmp_path / "swan"):
-            made = list(SwanLab().read(run, position))
+        for run in SwanLabImporter().find(tmp_path / "swan"):
+            made = list(SwanLabImporter().read(run, position))
             position = next((event.position for event in made if isinstance(event, Mark)), position)
             found += made
     assert not [event for event in made if isinstance(event, Left)]
@@ -146,16 +146,16 @@ def test_damaged_logs_never_raise(product, tmp_path):
         for _ in range(rng.randrange(1, 8)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         log.write_bytes(data[: rng.randrange(len(data))] if rng.random() < 0.3 else data)
-        for run in SwanLab().find(tmp_path / "swan"):
-            list(SwanLab().read(run))
+        for run in SwanLabImporter().find(tmp_path / "swan"):
+            list(SwanLabImporter().read(run))
 
 
 def test_a_log_of_another_version_is_reported(product, tmp_path):
     shutil.copytree(product, tmp_path / "swan")
     (log,) = logs(tmp_path / "swan")
     log.write_bytes(log.read_bytes()[:6] + b"\x01" + log.read_bytes()[7:])
-    (found,) = SwanLab().find(tmp_path / "swan")
-    (left,) = SwanLab().read(found)
+    (found,) = SwanLabImporter().find(tmp_path / "swan")
+    (left,) = SwanLabImporter().read(found)
     assert "version 1 of its format" in left.why
 
 
@@ -165,8 +165,8 @@ def test_no_file_outside_of_the_folder_is_read(product, tmp_path):
     (picture, *_) = (tmp_path / "deep/swan").glob("run-*/media/image/*.png")
     picture.unlink()
     picture.symlink_to(tmp_path / "secret.png")
-    (found,) = SwanLab().find(tmp_path / "deep" / "swan")
-    events = list(SwanLab().read(found))
+    (found,) = SwanLabImporter().find(tmp_path / "deep" / "swan")
+    events = list(SwanLabImporter().read(found))
     assert any(left.what == "image" for left in events if isinstance(left, Left))
     inside = [path for event in events if isinstance(event, Artifact) for _, path in event.files]
     assert all(path.is_relative_to(tmp_path / "deep") for path in inside)

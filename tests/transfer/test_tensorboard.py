@@ -11,7 +11,7 @@ import fanfold
 from fanfold.cli import main
 from fanfold.transfer import tfrecord
 from fanfold.transfer.importing import import_runs
-from fanfold.transfer.tensorboard import TensorBoard
+from fanfold.transfer.tensorboard import TensorBoardImporter
 from fanfold.transfer.tfrecord import _chained, _walked, crc32c, masked
 
 TIME = 1_700_000_000.25
@@ -237,8 +237,8 @@ def test_fuzzed_files_never_stop_an_import(tmp_path, seed, writer):
         folder.mkdir(parents=True)
         (folder / f"events.out.tfevents.17{number:08}.node.{number}").write_bytes(data)
         (folder / f"events.out.tfevents.1700000000.node.{number}").write_bytes(b"")
-        for found in TensorBoard().find(folder):
-            assert all(event is not None for event in TensorBoard().read(found))  # damage is never an exception
+        for found in TensorBoardImporter().find(folder):
+            assert all(event is not None for event in TensorBoardImporter().read(found))  # damage is never an exception
     accounts = import_runs(tmp_path / "runs", dir=tmp_path / "store")
     assert len(accounts) > 200
     assert {one.outcome for one in accounts} <= {"imported", "skipped"}
@@ -292,7 +292,7 @@ def test_the_tenth_file_of_a_process_comes_after_its_ninth(tmp_path):
         (path,) = (tmp_path / "other").iterdir()
         (tmp_path / "runs" / "a").mkdir(parents=True, exist_ok=True)
         path.rename(tmp_path / "runs" / "a" / f"events.out.tfevents.1700000000.node.77.{number}")
-    (found,) = TensorBoard().find(tmp_path / "runs" / "a")
+    (found,) = TensorBoardImporter().find(tmp_path / "runs" / "a")
     assert [path.suffix for path in found.paths] == [".9", ".10"]
 
 

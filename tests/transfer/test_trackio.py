@@ -14,7 +14,7 @@ import pytest
 
 import fanfold
 from fanfold.transfer.events import Definition, End, Left, Rows
-from fanfold.transfer.trackio import Trackio
+from fanfold.transfer.trackio import TrackioImporter
 from paths import DATA
 from round_trip import (
     brought_back,
@@ -106,14 +106,16 @@ def test_times_are_the_originals_and_importing_twice_adds_nothing(product, tmp_p
 
 
 def test_rows_added_later_are_the_only_ones_read_again(product):
-    (found,) = Trackio().find(product / "proj.db")
-    position = next(event.position for event in Trackio().read(found) if hasattr(event, "position") and event.position["alerts"])
+    (found,) = TrackioImporter().find(product / "proj.db")
+    position = next(
+        event.position for event in TrackioImporter().read(found) if hasattr(event, "position") and event.position["alerts"]
+    )
     assert not [
         event
-        for event in Trackio().read(found, {**position, "metrics": 19})
+        for event in TrackioImporter().read(found, {**position, "metrics": 19})
         if isinstance(event, Rows) and "loss" not in event.columns and event.steps is None
     ]
-    assert not [event for event in Trackio().read(found, position) if isinstance(event, Rows)]
+    assert not [event for event in TrackioImporter().read(found, position) if isinstance(event, Rows)]
 
 
 def test_a_run_sent_to_trackio_comes_back_equal(tmp_path):
@@ -172,8 +174,8 @@ def test_a_database_that_trackio_0_9_wrote_is_read(tmp_path):
 
 def test_steps_with_a_fraction_keep_their_exact_value_as_the_x_axis(tmp_path):
     path = old_database(tmp_path, "INSERT INTO metrics VALUES (4, '2025-08-01T10:00:03', 'a run', 1.25, '{\"loss\": 0.125}');")
-    found = next(found for found in Trackio().find(path) if found.name == "a run")
-    events = list(Trackio().read(found))
+    found = next(found for found in TrackioImporter().find(path) if found.name == "a run")
+    events = list(TrackioImporter().read(found))
     assert [event for event in events if isinstance(event, Definition)] == [Definition(key="loss", options={"x": "trackio/step"})]
     (rows,) = [event for event in events if isinstance(event, Rows)]
     assert rows.columns["trackio/step"].tolist() == [0.0, 1.0, 1.25]
@@ -186,8 +188,8 @@ def test_a_path_that_leads_out_of_the_media_folder_is_not_read(tmp_path):
         value = f'{{"image": {{"_type": "trackio.image", "file_path": "{name}", "caption": null}}}}'
         (tmp_path / "old project.db").unlink(missing_ok=True)
         path = old_database(tmp_path, f"INSERT INTO metrics VALUES (4, '2025-08-01T10:00:03', 'a run', 3, '{value}');")
-        found = next(found for found in Trackio().find(path) if found.name == "a run")
-        left = [event for event in Trackio().read(found) if isinstance(event, Left)]
+        found = next(found for found in TrackioImporter().find(path) if found.name == "a run")
+        left = [event for event in TrackioImporter().read(found) if isinstance(event, Left)]
         assert [(event.what, "media folder" in event.why) for event in left] == [("trackio.image", True)]
 
 
@@ -199,6 +201,6 @@ def test_damaged_databases_never_raise_and_nothing_is_written_beside(product, tm
         for _ in range(rng.randrange(1, 60)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         path.write_bytes(data[: rng.randrange(len(data))] if rng.random() < 0.3 else data)
-        for found in Trackio().find(path):
-            assert [event for event in Trackio().read(found) if not isinstance(event, End)]
+        for found in TrackioImporter().find(path):
+            assert [event for event in TrackioImporter().read(found) if not isinstance(event, End)]
     assert os.listdir(tmp_path) == ["proj.db"]

@@ -15,7 +15,7 @@ import pytest
 import fanfold
 from fanfold.cli import main
 from fanfold.transfer.importing import import_runs
-from fanfold.transfer.wandb import Wandb, _inside, _Log
+from fanfold.transfer.wandb import WandbImporter, _inside, _Log
 from paths import DATA, HELPERS
 
 
@@ -178,8 +178,8 @@ def test_fuzzed_logs_never_stop_an_import(written, tmp_path, seed):
         folder = tmp_path / "logs" / str(number) / log.parent.name
         folder.mkdir(parents=True)
         (folder / f"run-{number}.wandb").write_bytes(data)
-        for found in Wandb().find(folder):
-            assert all(event is not None for event in Wandb().read(found))  # damage is never an exception
+        for found in WandbImporter().find(folder):
+            assert all(event is not None for event in WandbImporter().read(found))  # damage is never an exception
     accounts = import_runs(tmp_path / "logs", dir=tmp_path / "store")
     assert {one.outcome for one in accounts} <= {"imported", "skipped"}
     assert all(run.damaged == 0 for run in fanfold.runs(dir=tmp_path / "store"))

@@ -32,7 +32,7 @@ def _fine(token: object) -> bool:
     return isinstance(token, str) and token.isalnum() and len(token) < 64
 
 
-class Inbox:
+class StackRequests:
     """The requests that a process has not answered yet."""
 
     def __init__(self, folder: Path) -> None:

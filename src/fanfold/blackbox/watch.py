@@ -18,7 +18,7 @@ from ..errors import guard
 from ..threads import Background
 from . import activity, flight, position
 from .pulse import Collective, Pulse, PulseFile, Spot, as_data, file_of
-from .requests import Inbox
+from .requests import StackRequests
 
 LOOK_SECONDS = 1.0
 CLOSER_SECONDS = 3.0  # on one line, before CPU time, data and collectives are looked at
@@ -89,7 +89,7 @@ class Watch:
         self._folder, self._step, self._write = folder, step, write
         self._pulse = Pulse(**facts)
         self._file = PulseFile(file_of(folder, self._pulse.rank, self._pulse.process))
-        self._inbox = Inbox(folder)
+        self._inbox = StackRequests(folder)
         self._interval, self._chores = interval, chores
         self._answers = 0
         self._taken: list[tuple[int, int]] = [(0, 0)]  # steps of an optimizer, and the thread that took the last one

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json(show.facts(stored))
         return 0
-    printed = show_sections.Report(stored)
+    printed = show_sections.RunPrinter(stored)
     printed.print()
     if len(stored.ranks) > 1:
         _print_ranks(printed)
@@ -142,7 +142,7 @@ def _narrated(args: argparse.Namespace, steps: Iterator[int]) -> Iterator[int]:
         yield step
 
 
-def _print_ranks(printed: show_sections.Report) -> None:
+def _print_ranks(printed: show_sections.RunPrinter) -> None:
     """Print the fold over ranks: the mean, and which rank was lowest and highest."""
     printed.line(("Over ranks", "bold"), (", at the last step", "dim"))
     for key, title in FOLDED.items():
@@ -155,7 +155,7 @@ def _print_ranks(printed: show_sections.Report) -> None:
     printed.line()
 
 
-def _print_hints(printed: show_sections.Report, args: argparse.Namespace) -> None:
+def _print_hints(printed: show_sections.RunPrinter, args: argparse.Namespace) -> None:
     """Print what to try next."""
     place = f" --dir {args.dir}" if args.dir else ""
     where = f", dir={clean(args.dir)!r}" if args.dir else ""

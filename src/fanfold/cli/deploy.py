@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from .. import sources
 from ..errors import FanfoldError
 from . import output
-from .scan import Finding, scan
+from .scan import MissingSource, scan
 from .text import clean, plural
 
 MAX_FILES = 20_000
@@ -151,7 +151,7 @@ def _examine(tree: Tree, place: Path, args: argparse.Namespace) -> dict[str, Any
     }
 
 
-def _compile(tree: Tree, copy: Path) -> Iterator[Finding]:
+def _compile(tree: Tree, copy: Path) -> Iterator[MissingSource]:
     """Create the copy: a .pyc for every .py, a link for everything else; yield what does not compile."""
     known = frozenset(tree.files)
     for file in tree.files:
@@ -160,7 +160,7 @@ def _compile(tree: Tree, copy: Path) -> Iterator[Finding]:
         if file.suffix == ".py":
             line, error = _compile_one(file, target)
             if error:
-                yield Finding(tree.name(file), line, "compile", error, repaired=False, breaks_import=True)
+                yield MissingSource(tree.name(file), line, "compile", error, repaired=False, breaks_import=True)
         elif file.suffix != ".pyc" or file.with_suffix(".py") not in known:
             target.symlink_to(file)
 
@@ -237,7 +237,9 @@ def _child(order: dict[str, Any], folder: Path, limit: float, found: dict[str, d
         work.stdout.close()
 
 
-def _broken(tree: Tree, copy: Path, failed: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[Finding]:
+def _broken(
+    tree: Tree, copy: Path, failed: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
+) -> Iterator[MissingSource]:
     """Turn failed imports into findings; modules that fail for the same reason share a place."""
     for name, result in failed.items():
         if result["at"]:
@@ -245,12 +247,12 @@ def _broken(tree: Tree, copy: Path, failed: dict[str, dict[str, Any]], after: di
         else:
             file = next(tree.name(item) for item in tree.code if _module(tree, item) == name)
         repaired = "error" not in after[name]
-        yield Finding(file, result["line"], "import", f"stops the import: {result['error']}", repaired, breaks_import=True)
+        yield MissingSource(file, result["line"], "import", f"stops the import: {result['error']}", repaired, breaks_import=True)
 
 
-def _once(findings: list[Finding]) -> list[Finding]:
+def _once(findings: list[MissingSource]) -> list[MissingSource]:
     """Keep one finding per file and line, combining those of the import and of the scan."""
-    kept: dict[tuple[str, int], Finding] = {}
+    kept: dict[tuple[str, int], MissingSource] = {}
     for one in findings:
         place = (one.file, one.line)
         other = kept.get(place)

@@ -45,7 +45,7 @@ FILES = {"~/.netrc": ("api.wandb.ai",), "~/clearml.conf": (), "~/.comet.config":
          "~/.databrickscfg": ()}  # fmt: skip
 
 
-class Line(NamedTuple):
+class Check(NamedTuple):
     """One finding. level: ok, note, warning (it works, but needs attention) or wrong (a run would not be recorded)."""
 
     name: str
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def _print(found: list[tuple[str, list[Line]]], *, quiet: bool) -> None:
+def _print(found: list[tuple[str, list[Check]]], *, quiet: bool) -> None:
     from rich.text import Text
 
     console = output.console(soft_wrap=True)
@@ -91,41 +91,41 @@ def _print(found: list[tuple[str, list[Line]]], *, quiet: bool) -> None:
 # The sections: each yields its lines. Nothing heavy is imported.
 
 
-def machine(_args: argparse.Namespace) -> Iterator[Line]:
-    yield Line("fanfold", __version__)
-    yield Line("Python", f"{platform.python_version()} ({sys.executable})")
-    yield Line("platform", platform.platform())
+def machine(_args: argparse.Namespace) -> Iterator[Check]:
+    yield Check("fanfold", __version__)
+    yield Check("Python", f"{platform.python_version()} ({sys.executable})")
+    yield Check("platform", platform.platform())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Line("cores", f"{cores} usable of {os.cpu_count()}")
+    yield Check("cores", f"{cores} usable of {os.cpu_count()}")
     clock = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     behind = time.time() < Path(__file__).stat().st_mtime - 86400
     hint = "It is behind the date of fanfold's own files: attempts may be sorted wrongly. Set it." if behind else ""
-    yield Line("clock", clock, "warning" if behind else "ok", hint)
+    yield Check("clock", clock, "warning" if behind else "ok", hint)
 
 
-def places(args: argparse.Namespace) -> Iterator[Line]:
+def places(args: argparse.Namespace) -> Iterator[Check]:
     try:
         if is_address(store_address(args.dir)):
             store = open_store(args.dir)
-            yield Line("runs", f"{store.place}, {plural(sum(1 for _ in store.names(args.project)), 'run')}")
+            yield Check("runs", f"{store.place}, {plural(sum(1 for _ in store.names(args.project)), 'run')}")
             yield from _writable("cache", cache_directory(), needed=False)
             return
         root = find_directory(args.dir)
         yield from _writable("runs", root, needed=True)
         read_file(root)
     except FanfoldError as error:
-        yield Line("settings", str(error), "wrong")
+        yield Check("settings", str(error), "wrong")
         return
     except OSError as error:
-        yield Line("runs", str(error), "wrong")
+        yield Check("runs", str(error), "wrong")
         return
     kind = spool.filesystem_of(_existing(root))
-    yield Line("filesystem", f"{kind or 'unknown'}, {_spooling(kind)}")
+    yield Check("filesystem", f"{kind or 'unknown'}, {_spooling(kind)}")
     yield from _space("disk", root)
     yield from _writable("cache", cache_directory(), needed=False)
 
 
-def _writable(name: str, folder: Path, *, needed: bool) -> Iterator[Line]:
+def _writable(name: str, folder: Path, *, needed: bool) -> Iterator[Check]:
     """Write a file and delete it again: permissions do not show a full disk, a quota or a read-only mount."""
     place = _existing(folder)
     try:
@@ -136,9 +136,9 @@ def _writable(name: str, folder: Path, *, needed: bool) -> Iterator[Line]:
     except OSError as error:
         level = "wrong" if needed else "warning"
         hint = "Choose another place with FANFOLD_DIR." if needed else "Listing runs is slower without it. Set FANFOLD_CACHE_DIR."
-        yield Line(name, f"{folder}: cannot be written ({error.strerror})", level, hint)
+        yield Check(name, f"{folder}: cannot be written ({error.strerror})", level, hint)
         return
-    yield Line(name, f"{folder}" + ("" if folder.exists() else " (created by the first run)"))
+    yield Check(name, f"{folder}" + ("" if folder.exists() else " (created by the first run)"))
 
 
 def _existing(folder: Path) -> Path:
@@ -153,32 +153,32 @@ def _spooling(kind: str) -> str:
     return f"journals are written to the spool in {where} first"
 
 
-def _space(name: str, folder: Path) -> Iterator[Line]:
+def _space(name: str, folder: Path) -> Iterator[Check]:
     free = shutil.disk_usage(_existing(folder)).free
     low = free < LOW_BYTES
     hint = "A full disk drops points (and counts them). Make room, or move the runs with FANFOLD_DIR." if low else ""
-    yield Line(name, f"{size(free)} free", "warning" if low else "ok", hint)
+    yield Check(name, f"{size(free)} free", "warning" if low else "ok", hint)
 
 
-def ranks(_args: argparse.Namespace) -> Iterator[Line]:
+def ranks(_args: argparse.Namespace) -> Iterator[Check]:
     try:
         me = process.detect()
         run_id = resolve("run_id")
     except FanfoldError as error:
-        yield Line("rank", str(error), "wrong")
+        yield Check("rank", str(error), "wrong")
         return
-    yield Line("launcher", me.launcher)
-    yield Line("rank", f"{me.rank} of {me.world_size} (local rank {me.local_rank}) on node {me.node}")
+    yield Check("launcher", me.launcher)
+    yield Check("rank", f"{me.rank} of {me.world_size} (local rank {me.local_rank}) on node {me.node}")
     seen = [name for row in process.LAUNCHERS for name in (row.rank, row.world, row.local_rank, *row.job) if name in os.environ]
-    yield Line("variables", ", ".join(dict.fromkeys(seen)) or "not started by a launcher", "note")
-    yield Line("run id", "from FANFOLD_RUN_ID" if run_id else _key_source(me))
+    yield Check("variables", ", ".join(dict.fromkeys(seen)) or "not started by a launcher", "note")
+    yield Check("run id", "from FANFOLD_RUN_ID" if run_id else _key_source(me))
     unknown = unknown_variables()
     for name in sorted(name for name in os.environ if name.startswith("FANFOLD_")):
         hint = "No setting has this name; it has no effect." if name in unknown else ""
-        yield Line(name, "set", "warning" if hint else "note", hint)
+        yield Check(name, "set", "warning" if hint else "note", hint)
 
 
-def _key_source(me: process.Identity) -> str:
+def _key_source(me: process.ProcessIdentity) -> str:
     """Return how the processes of this job would agree on one run."""
     if process.job_key(me):
         return f"from the job id of {me.launcher}"
@@ -189,10 +189,10 @@ def _key_source(me: process.Identity) -> str:
     return "from the process group's store, else agreed on in the runs' directory; FANFOLD_RUN_ID sets it"
 
 
-def libraries(_args: argparse.Namespace) -> Iterator[Line]:
+def libraries(_args: argparse.Namespace) -> Iterator[Check]:
     for name, packages in (("trackers", TRACKERS), ("frameworks", FRAMEWORKS), ("readers", READERS)):
         found = [f"{package} {version}" for package in packages if (version := _version(package))]
-        yield Line(name, ", ".join(found) or "none installed", "ok" if found else "note")
+        yield Check(name, ", ".join(found) or "none installed", "ok" if found else "note")
 
 
 def _version(package: str) -> str | None:
@@ -202,12 +202,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def credentials(_args: argparse.Namespace) -> Iterator[Line]:
+def credentials(_args: argparse.Namespace) -> Iterator[Check]:
     """Yield which credentials are set, never their values."""
     names = [name for name in CREDENTIALS if os.environ.get(name)]
-    yield Line("variables", ", ".join(names) or "none set", "note")
+    yield Check("variables", ", ".join(names) or "none set", "note")
     files = [text for name, words in FILES.items() if (text := _file(name, words))]
-    yield Line("files", ", ".join(files) or "none found", "note")
+    yield Check("files", ", ".join(files) or "none found", "note")
 
 
 def _file(name: str, words: tuple[str, ...]) -> str | None:
@@ -222,19 +222,19 @@ def _file(name: str, words: tuple[str, ...]) -> str | None:
     return f"{name} ({', '.join(found)})" if found else (name if not words else None)
 
 
-def gpus(_args: argparse.Namespace) -> Iterator[Line]:
+def gpus(_args: argparse.Namespace) -> Iterator[Check]:
     found: list[dict[str, Any]] = []
     with guard("ask NVML for GPUs"):
         found = collect.gpus()
     if not found:
-        yield Line("GPUs", "none seen by NVML", "note")
+        yield Check("GPUs", "none seen by NVML", "note")
         return
-    yield Line("driver", found[0]["driver"])
+    yield Check("driver", found[0]["driver"])
     for gpu in found:
-        yield Line(f"GPU {gpu['index']}", f"{gpu['name']}, {size(gpu['memory_bytes'])}")
+        yield Check(f"GPU {gpu['index']}", f"{gpu['name']}, {size(gpu['memory_bytes'])}")
 
 
-CHECKS: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
+CHECKS: dict[str, Callable[[argparse.Namespace], Iterator[Check]]] = {
     "machine": machine,
     "places": places,
     "ranks": ranks,

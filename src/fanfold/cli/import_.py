@@ -20,7 +20,7 @@ from . import output
 from .text import clean, plural, size
 
 if TYPE_CHECKING:
-    from ..transfer.account import Account
+    from ..transfer.account import RunAccount
 
 EXAMPLE = """examples:
   fanfold import ./runs ./wandb ./mlruns
@@ -65,7 +65,7 @@ def _follow(args: argparse.Namespace, work: Any) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
 
-    def report(account: Account) -> None:
+    def report(account: RunAccount) -> None:
         if args.json:
             output.print_json(_plain(account), line=True)
         else:
@@ -77,15 +77,15 @@ def _follow(args: argparse.Namespace, work: Any) -> int:
     return 0
 
 
-def _plain(account: Account) -> dict[str, Any]:
+def _plain(account: RunAccount) -> dict[str, Any]:
     import msgspec
 
     found: dict[str, Any] = msgspec.to_builtins(account)
     return found
 
 
-def _report(args: argparse.Namespace, accounts: Sequence[Account], passed_over: int) -> None:
-    by_source: dict[str, list[Account]] = defaultdict(list)
+def _report(args: argparse.Namespace, accounts: Sequence[RunAccount], passed_over: int) -> None:
+    by_source: dict[str, list[RunAccount]] = defaultdict(list)
     for account in accounts:
         by_source[account.source].append(account)
     for source in args.sources:
@@ -105,7 +105,7 @@ def _report(args: argparse.Namespace, accounts: Sequence[Account], passed_over: 
         output.remark(args, f"{plural(passed_over, 'run')} found whose name does not match {args.name!r}.")
 
 
-def _summary(accounts: Sequence[Account]) -> str:
+def _summary(accounts: Sequence[RunAccount]) -> str:
     if not accounts:
         return "no runs found"
     carried = [
@@ -120,15 +120,15 @@ def _summary(accounts: Sequence[Account]) -> str:
     return f"{plural(len(accounts), 'run')}, {', '.join(carried)}"
 
 
-def _carried(account: Account) -> str:
+def _carried(account: RunAccount) -> str:
     counts = {"point": account.points, "text": account.texts, "media": account.media, "file": account.files}
     return ", ".join(f"{count:,} {name}{'' if count == 1 or name == 'media' else 's'}" for name, count in counts.items() if count)
 
 
-def _not_carried(accounts: Sequence[Account]) -> None:
-    from ..transfer.account import Account
+def _not_carried(accounts: Sequence[RunAccount]) -> None:
+    from ..transfer.account import RunAccount
 
-    total = Account(kind="", source="", id="")
+    total = RunAccount(kind="", source="", id="")
     for account in accounts:
         for left in account.left:
             total.leave(left)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ..errors import SettingError
-from ..store.nodes import LEAST_RUNS, Place, readable, slow_places
+from ..store.nodes import LEAST_RUNS, NodeSpeed, readable, slow_places
 from . import choose, output
 from .text import plural, took
 
@@ -65,14 +65,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _facts(one: Place) -> dict[str, Any]:
+def _facts(one: NodeSpeed) -> dict[str, Any]:
     return {**msgspec.structs.asdict(one), "sure": one.sure}
 
 
-def _print(args: argparse.Namespace, rows: list[tuple[str, Place]]) -> None:
+def _print(args: argparse.Namespace, rows: list[tuple[str, NodeSpeed]]) -> None:
     titles = ["kind", "name", "verdict", "time per step", "spread", "slower in", "latest step", "device"]
 
-    def cells(row: tuple[str, Place]) -> list[str]:
+    def cells(row: tuple[str, NodeSpeed]) -> list[str]:
         kind, one = row
         verdict = f"{one.verdict}, {one.sure}" if one.verdict == "slow" else one.verdict
         change = f"{one.ratio - 1:+.1%}"

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import FanfoldError, SettingError
 from ..journal.directory import check_folders
-from ..probes.op_table import Table
+from ..probes.op_table import OpTable
 from ..store import StoredRun
 from ..store import ops as store
 from ..store.ops_formats import FORMATS, Found
@@ -123,7 +123,7 @@ def _report_nothing(args: argparse.Namespace, found: Found) -> None:
     output.remark(args, text)
 
 
-def _basis(tables: Sequence[Table]) -> str:
+def _basis(tables: Sequence[OpTable]) -> str:
     """Return how much was observed: steps, or time if there were none."""
     mains = [table for table in tables if not table.facts.get("worker")]
     steps, seen = _sum(mains, "steps"), _sum(mains, "seen_ns")
@@ -133,7 +133,7 @@ def _basis(tables: Sequence[Table]) -> str:
     return "no optimizer steps" + (f", {took(seen)} of {took(spent)} observed" if 0 < seen < 0.95 * spent else "")
 
 
-def _sum(tables: Sequence[Table], name: str) -> int:
+def _sum(tables: Sequence[OpTable], name: str) -> int:
     return sum(int(table.facts.get(name) or 0) for table in tables)
 
 

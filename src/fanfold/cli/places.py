@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..store.query import Store
 
 
-class Place(NamedTuple):
+class StoreParts(NamedTuple):
     """The parts of one store, in a directory or a database."""
 
     intake: Intake
@@ -47,7 +47,7 @@ def books(args: argparse.Namespace) -> tuple[TokenBook, Audit]:
     return Tokens(tokens), AuditFile(root / FILE_NAME)
 
 
-def place(args: argparse.Namespace, *, power: bool = True) -> Place:
+def place(args: argparse.Namespace, *, power: bool = True) -> StoreParts:
     """Open a store for a gateway."""
     from ..fleet.intake import DirectoryIntake
     from ..store.query import LocalStore
@@ -57,9 +57,9 @@ def place(args: argparse.Namespace, *, power: bool = True) -> Place:
         from ..clickhouse.store import connect
 
         fleet = connect(address(args))
-        return Place(ClickHouseIntake(fleet.database), fleet, *books(args))
+        return StoreParts(ClickHouseIntake(fleet.database), fleet, *books(args))
     root = _root(args)
-    return Place(DirectoryIntake(root, power=power), LocalStore(root), *books(args))
+    return StoreParts(DirectoryIntake(root, power=power), LocalStore(root), *books(args))
 
 
 def address(args: argparse.Namespace) -> str:

@@ -57,7 +57,7 @@ class Leftover(NamedTuple):
 
 
 @dataclass
-class Found:
+class Prunable:
     """The leftovers, the journals to pack, those that were packed, and why the others are kept as they are."""
 
     leftovers: list[Leftover] = field(default_factory=list)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if age is None:
         raise SettingError(f"--older-than {args.older_than!r} is not an age. Nothing was deleted. Write 12h, 30d or 8w.")
     root, oldest = choose.folder(args, "prune"), time.time() - age
-    found = Found()
+    found = Prunable()
     # This also brings the index up to date, so that listing the runs later does not unpack any of them.
     seen = {run.path: run.seen for run in catalogue.listed(root, args.project)}
     folders = [folder for folder in directory.run_directories(root, args.project) if seen.get(folder, 0.0) <= oldest]
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _pack(found: Found) -> Iterator[int]:
+def _pack(found: Prunable) -> Iterator[int]:
     """Pack the journals, yielding how many megabytes are done. A journal that cannot be packed stays as it is."""
     before = 0
     for file in found.journals:
@@ -115,7 +115,7 @@ def _pack(found: Found) -> Iterator[int]:
         before = done
 
 
-def _estimate(found: Found) -> None:
+def _estimate(found: Prunable) -> None:
     """Estimate the packed sizes from a few blocks of each journal."""
     for file in found.journals:
         raw, stored = file.stat().st_size, estimate(file)
@@ -125,7 +125,7 @@ def _estimate(found: Found) -> None:
             found.packed.append(Packed(file.with_suffix(PACKED), raw, stored))
 
 
-def _check_run(folder: Path, found: Found) -> None:
+def _check_run(folder: Path, found: Prunable) -> None:
     """Add a run's leftovers and the journals that can be packed, and count why the others are kept."""
     checked = [_check_journal(file) for file in directory.journal_files(folder)]
     live = any(one.live for one in checked)
@@ -261,7 +261,7 @@ def _half_deleted(root: Path, project: str | None) -> Iterator[Leftover]:
             yield Leftover(path, "a half-deleted run", weight(path))
 
 
-def _report(args: argparse.Namespace, found: Found) -> None:
+def _report(args: argparse.Namespace, found: Prunable) -> None:
     deleted, raw = sum(gone.bytes for gone in found.leftovers), sum(one.raw for one in found.packed)
     stored = sum(one.stored for one in found.packed)
     if args.json:

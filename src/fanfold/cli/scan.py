@@ -27,7 +27,7 @@ NEEDS: dict[str, tuple[str, bool]] = {
 }
 
 
-class Finding(NamedTuple):
+class MissingSource(NamedTuple):
     """One place that breaks without sources. `repaired`: whether the source loader repairs it."""
 
     file: str
@@ -38,17 +38,19 @@ class Finding(NamedTuple):
     breaks_import: bool = False
 
 
-def scan(file: Path, name: str, tree_files: frozenset[str]) -> Iterator[Finding]:
+def scan(file: Path, name: str, tree_files: frozenset[str]) -> Iterator[MissingSource]:
     """Yield the calls in a file that need sources; `name` is shown for the file, `tree_files` are the names of all sources."""
     tree = ast.parse(file.read_bytes(), filename=name)
     known = _imported(tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Name, ast.Attribute)) and (use := _dotted(node, known)) in NEEDS:
-            yield Finding(name, node.lineno, use, *NEEDS[use])
+            yield MissingSource(name, node.lineno, use, *NEEDS[use])
         elif isinstance(node, ast.Call) and (own := _reads_itself(node)):
-            yield Finding(name, node.lineno, own, _OWN, repaired=False)
+            yield MissingSource(name, node.lineno, own, _OWN, repaired=False)
         elif isinstance(node, ast.Call):
-            yield from (Finding(name, node.lineno, repr(text), _OWN, repaired=False) for text in _named_sources(node, tree_files))
+            yield from (
+                MissingSource(name, node.lineno, repr(text), _OWN, repaired=False) for text in _named_sources(node, tree_files)
+            )
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:

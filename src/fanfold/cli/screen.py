@@ -1,4 +1,4 @@
-"""The live screen of `fanfold top`: reads keys, draws frames. It knows what is selected; the Watcher reads the runs."""
+"""The live screen of `fanfold top`: reads keys, draws frames. It knows what is selected; LiveRuns reads the runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..store.filter import Filter, FilterError
 from ..store.query import Name
 from . import output, show_sections, top
 from .text import clean
-from .top import ORDER, SORTS, Look, Watcher
+from .top import ORDER, SORTS, LiveRuns, Look
 
 # What terminals send for keys that are not letters.
 _SEQUENCES = {b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"\x1b[C": "enter", b"\x1bOC": "enter",
@@ -54,7 +54,7 @@ def keys(data: bytes) -> Iterator[str]:
 class Screen:
     """The screen: the table of runs, a filter being typed below it, or one run."""
 
-    def __init__(self, watcher: Watcher, *, filter: str, sort: str, interval: float) -> None:
+    def __init__(self, watcher: LiveRuns, *, filter: str, sort: str, interval: float) -> None:
         self.watcher = watcher
         self.filter = filter
         self.sort = sort
@@ -145,7 +145,7 @@ class Screen:
         """Open one run: its lines are those of `fanfold show`."""
         self.chosen = (project, id)
         try:
-            report = show_sections.Report(self.watcher.store.run(project, id))
+            report = show_sections.RunPrinter(self.watcher.store.run(project, id))
         except FanfoldError as error:
             self.shown = [clean(str(error))]
             return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..fleet.tokens import TokenBook
     from ..notify.options import NotifyOptions
     from ..notify.watch import StoreWatch
-    from .places import Place
+    from .places import StoreParts
 
 EXAMPLE = """examples:
   fanfold server start --store /data/runs
@@ -126,7 +126,7 @@ def _notified(args: argparse.Namespace) -> NotifyOptions | None:
     return found
 
 
-def _watch(place: Place, options: NotifyOptions | None) -> StoreWatch | None:
+def _watch(place: StoreParts, options: NotifyOptions | None) -> StoreWatch | None:
     """Return the notifier of the gateway. Without --notify, it still applies the rules of the dashboard."""
     from ..notify.options import NotifyOptions
     from ..notify.watch import DirectoryState, StoreWatch

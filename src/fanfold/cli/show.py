@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json(facts(stored, keys, args.rank))
     else:
-        show_sections.Report(stored, keys=keys, everything=args.all, log=args.log, rank=args.rank).print()
+        show_sections.RunPrinter(stored, keys=keys, everything=args.all, log=args.log, rank=args.rank).print()
     return 0
 
 

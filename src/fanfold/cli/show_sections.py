@@ -63,7 +63,7 @@ def deliveries(run: StoredRun) -> Iterator[dict[str, Any]]:
             }
 
 
-class Report:
+class RunPrinter:
     """Prints one run on a terminal; in a pipe, without colours."""
 
     def __init__(self, run: StoredRun, *, keys: list[str] | None = None, everything: bool = False, log: bool = False,

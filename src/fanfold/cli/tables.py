@@ -17,7 +17,7 @@ CHUNK_ROWS = 20_000
 Chunk = dict[str, list[Any]]  # columns of equal length
 
 
-class Table(NamedTuple):
+class TableStream(NamedTuple):
     """Columns (name: str, int64, float64 or bool), the number of chunks, and the chunks."""
 
     schema: dict[str, str]
@@ -25,12 +25,12 @@ class Table(NamedTuple):
     chunks: Iterator[Chunk]
 
 
-def long(stored: list[StoredRun], args: argparse.Namespace) -> Table:
+def long(stored: list[StoredRun], args: argparse.Namespace) -> TableStream:
     """Return one row per point."""
     parts = [(run, key) for run in stored for key in _keys(run, args)]
     value = _common([_type(run, key, args.fold) for run, key in parts])
     schema = {"run": "str", "key": "str", "rank": "int64", "step": "int64", "time": "float64", "value": value}
-    return Table(schema, sum(_chunk_count(run, [key]) for run, key in parts), _long_chunks(parts, args))
+    return TableStream(schema, sum(_chunk_count(run, [key]) for run, key in parts), _long_chunks(parts, args))
 
 
 def _long_chunks(parts: list[tuple[StoredRun, str]], args: argparse.Namespace) -> Iterator[Chunk]:
@@ -51,7 +51,7 @@ def _long_chunks(parts: list[tuple[StoredRun, str]], args: argparse.Namespace) -
                 }
 
 
-def wide(stored: list[StoredRun], args: argparse.Namespace) -> Table:
+def wide(stored: list[StoredRun], args: argparse.Namespace) -> TableStream:
     """Return one row per step and one column per key; of a step logged twice the last value counts."""
     keys = [(run, _keys(run, args)) for run in stored]
     taken = ("run", "step") if len(stored) > 1 else ("step",)
@@ -66,7 +66,7 @@ def wide(stored: list[StoredRun], args: argparse.Namespace) -> Table:
     schema = {"run": "str", "step": "int64"} if len(stored) > 1 else {"step": "int64"}
     schema |= {name: _common(found) for name, found in kinds.items()}
     chunks = (chunk for run, some in keys for chunk in _wide_chunks(run, some, names, args))
-    return Table(schema, sum(_chunk_count(run, some) for run, some in keys), chunks)
+    return TableStream(schema, sum(_chunk_count(run, some) for run, some in keys), chunks)
 
 
 def _wide_chunks(run: StoredRun, keys: list[str], names: dict[str, str], args: argparse.Namespace) -> Iterator[Chunk]:
@@ -118,7 +118,7 @@ def _common(kinds: list[str]) -> str:
 # Writers: each takes a binary file and a table, and returns the number of rows written.
 
 
-def _csv(file: IO[bytes], table: Table) -> int:
+def _csv(file: IO[bytes], table: TableStream) -> int:
     import csv
 
     shown = clean if file.isatty() else str  # a file gets names as they are; a terminal must not obey them
@@ -136,7 +136,7 @@ def _csv(file: IO[bytes], table: Table) -> int:
     return total
 
 
-def _jsonl(file: IO[bytes], table: Table) -> int:
+def _jsonl(file: IO[bytes], table: TableStream) -> int:
     total = 0
     for chunk in table.chunks:
         for row in _rows(table, chunk):
@@ -146,12 +146,12 @@ def _jsonl(file: IO[bytes], table: Table) -> int:
     return total
 
 
-def _rows(table: Table, chunk: Chunk) -> Iterator[tuple[Any, ...]]:
+def _rows(table: TableStream, chunk: Chunk) -> Iterator[tuple[Any, ...]]:
     empty = [None] * len(chunk["step"])
     return zip(*(chunk.get(name, empty) for name in table.schema), strict=True)
 
 
-def _parquet(file: IO[bytes], table: Table) -> int:
+def _parquet(file: IO[bytes], table: TableStream) -> int:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -170,4 +170,4 @@ def _parquet(file: IO[bytes], table: Table) -> int:
     return total
 
 
-WRITERS: dict[str, Callable[[IO[bytes], Table], int]] = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}
+WRITERS: dict[str, Callable[[IO[bytes], TableStream], int]] = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}

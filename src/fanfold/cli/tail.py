@@ -68,7 +68,7 @@ def _follow(args: argparse.Namespace, stored: StoredRun, reader: Reader) -> None
         stored.refresh()
 
 
-class Row(NamedTuple):
+class StepValues(NamedTuple):
     """The values that one rank logged at one step so far."""
 
     step: int | None
@@ -87,7 +87,7 @@ class Reader:
     heading: list[str] = field(default_factory=list)  # the keys printed last
     _read: dict[str, int] = field(default_factory=dict)  # journal id: the byte to continue from
 
-    def begin(self, count: int) -> list[Row]:
+    def begin(self, count: int) -> list[StepValues]:
         """Return the last `count` steps, reading only the ends of the journals."""
         self._choose()
         for journal in self._journals():
@@ -95,7 +95,7 @@ class Reader:
         rows = list(self.more())
         return rows[-count:] if count else []
 
-    def more(self) -> Iterator[Row]:
+    def more(self) -> Iterator[StepValues]:
         """Yield the rows written since the last call."""
         self._choose()
         for journal in self._journals():
@@ -117,9 +117,9 @@ class Reader:
             self.keys += [key for key in known if key not in self.keys][: max(room, 0)]
 
 
-def _rows(journal: Journal, keys: list[str], since: int) -> list[Row]:
+def _rows(journal: Journal, keys: list[str], since: int) -> list[StepValues]:
     """Return the keys' rows after a byte; consecutive rows of the same step are joined."""
-    rows: list[Row] = []
+    rows: list[StepValues] = []
     for found in journal.walk_rows(since):
         values = {key: found.values[key] for key in keys if key in found.values}
         if not values:
@@ -127,11 +127,11 @@ def _rows(journal: Journal, keys: list[str], since: int) -> list[Row]:
         if rows and found.step is not None and rows[-1].step == found.step and not rows[-1].values.keys() & values.keys():
             rows[-1].values.update(values)
         else:
-            rows.append(Row(found.step, found.time / 1e9, values))
+            rows.append(StepValues(found.step, found.time / 1e9, values))
     return rows
 
 
-def _print(args: argparse.Namespace, reader: Reader, rows: Iterable[Row]) -> None:
+def _print(args: argparse.Namespace, reader: Reader, rows: Iterable[StepValues]) -> None:
     """Print rows under a heading that is repeated when the keys change."""
     for row in rows:
         if args.json:

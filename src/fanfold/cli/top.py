@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     Filter(args.filter)  # raises for a mistake, before the screen is cleared
-    watcher = Watcher(open_store(args.dir), project=args.project, since=_since(args), key=args.key)
+    watcher = LiveRuns(open_store(args.dir), project=args.project, since=_since(args), key=args.key)
     if args.json or args.once or not _interactive():
         return _once(args, watcher)
     from .screen import Screen
@@ -79,7 +79,7 @@ def _interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
 
 
-def _once(args: argparse.Namespace, watcher: Watcher) -> int:
+def _once(args: argparse.Namespace, watcher: LiveRuns) -> int:
     looks = [watcher.whole(look) for look in watcher.looks(args.filter, args.sort)]
     hint = "" if args.all else " --all shows those that ended earlier."
     return output.listed(
@@ -157,7 +157,7 @@ class Look:
                 "age": max(0.0, time.time() - row.seen), "cpu": self.cpu, "gpu": self.gpu}  # fmt: skip
 
 
-class Watcher:
+class LiveRuns:
     """Reads the runs repeatedly; runs that have not changed are not read again."""
 
     def __init__(self, store: Store, *, project: str | None, since: float | None, key: str | None) -> None:

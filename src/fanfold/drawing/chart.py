@@ -35,7 +35,7 @@ class Line:
         self.smooth = _smoothed(self.y, self.parts, smooth) if smooth > 0 else None
 
 
-class Frame(NamedTuple):
+class PlotArea(NamedTuple):
     """The range of numbers a chart covers, and its size in pixels."""
 
     x0: float
@@ -100,7 +100,7 @@ def _smoothed(y: Any, parts: Sequence[tuple[int, int]], amount: float) -> Any:
     return out
 
 
-def _frame(lines: Sequence[Line], width: int, height: int, log: bool) -> Frame | None:
+def _frame(lines: Sequence[Line], width: int, height: int, log: bool) -> PlotArea | None:
     """Return the frame that holds all lines, or None if there are no points."""
     import numpy as np
 
@@ -116,7 +116,7 @@ def _frame(lines: Sequence[Line], width: int, height: int, log: bool) -> Frame |
     x0, x1 = float(x.min()), float(x.max())
     if x0 == x1:
         x0, x1 = x0 - 0.5, x1 + 0.5
-    return Frame(x0, x1, *_padded(low, high, log), log, width, height)
+    return PlotArea(x0, x1, *_padded(low, high, log), log, width, height)
 
 
 def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
@@ -153,7 +153,7 @@ def drawn(lines: Sequence[Line], *, log: bool = False) -> str:
     return ", ".join(words)
 
 
-def _axes(frame: Frame, axis: str) -> Markup:
+def _axes(frame: PlotArea, axis: str) -> Markup:
     parts = []
     for value in ticks(frame.y0, frame.y1, (frame.bottom - TOP) / TICK_Y, log=frame.log):
         y = round(frame.y(value)) + 0.5
@@ -179,7 +179,7 @@ def _colour(line: Line) -> dict[str, object]:
     return {"class_": f"f{line.place % 8}", "fill": LIGHT[line.place % 8]}
 
 
-def _restarts(line: Line, frame: Frame) -> Markup:
+def _restarts(line: Line, frame: PlotArea) -> Markup:
     """Draw a dotted line with a flag where the run was restarted."""
     parts = []
     for at in line.data.restarts:
@@ -191,7 +191,7 @@ def _restarts(line: Line, frame: Frame) -> Markup:
     return Markup("".join(parts))
 
 
-def _band(line: Line, frame: Frame) -> Markup:
+def _band(line: Line, frame: PlotArea) -> Markup:
     if line.low is None:
         return Markup("")
     parts = []
@@ -202,7 +202,7 @@ def _band(line: Line, frame: Frame) -> Markup:
     return Markup("".join(parts))
 
 
-def _curve(line: Line, frame: Frame) -> Markup:
+def _curve(line: Line, frame: PlotArea) -> Markup:
     parts = []
     for a, b in line.parts:
         own = tag("path", d=_path(_points(line, a, b, frame)), stroke_linejoin="round",
@@ -217,7 +217,7 @@ def _curve(line: Line, frame: Frame) -> Markup:
     return Markup("".join(parts) + _dots(line, frame))
 
 
-def _points(line: Line, a: int, b: int, frame: Frame) -> list[tuple[float, float]]:
+def _points(line: Line, a: int, b: int, frame: PlotArea) -> list[tuple[float, float]]:
     """Return a curve's vertices: in each bucket the extreme nearer to the previous point, the other, and the last value."""
     found: list[tuple[float, float]] = []
     for i in range(a, b):
@@ -232,14 +232,14 @@ def _points(line: Line, a: int, b: int, frame: Frame) -> list[tuple[float, float
     return found
 
 
-def _dots(line: Line, frame: Frame) -> str:
+def _dots(line: Line, frame: PlotArea) -> str:
     """Draw dots if points are far enough apart, and always for an isolated point."""
     sparse = line.data.raw and len(line.x) * 9 < frame.width - RIGHT - LEFT
     places = [i for a, b in line.parts if sparse or b - a == 1 for i in range(a, b) if not (frame.log and line.y[i] <= 0)]
     return "".join(tag("circle", cx=_px(frame.x(line.x[i])), cy=_px(frame.y(line.y[i])), r=2.2, **_colour(line)) for i in places)
 
 
-def _marks(line: Line, frame: Frame) -> Markup:
+def _marks(line: Line, frame: PlotArea) -> Markup:
     """Draw NaN as a cross at the bottom, and infinities as arrows at the top or bottom edge."""
     parts = []
     for at, kind in line.data.marks:

@@ -36,7 +36,7 @@ class Scraped(http.server.ThreadingHTTPServer):
             )
         self.store, self.project, self.token = store, project, token
         self.turns = threading.BoundedSemaphore(AT_ONCE)
-        super().__init__((host, port), Handler)
+        super().__init__((host, port), MetricsHandler)
 
     def answer(self, query: str) -> str:
         """Return the text for a query such as `what=metrics,ops`."""
@@ -61,7 +61,7 @@ class Scraped(http.server.ThreadingHTTPServer):
             thread.join(IDLE_SECONDS)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class MetricsHandler(http.server.BaseHTTPRequestHandler):
     """Answers GET /metrics."""
 
     server: Scraped

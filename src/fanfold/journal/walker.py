@@ -37,7 +37,7 @@ _WORTH_NUMPY: Final = 1 << 19  # rows whose check one by one takes as long as im
 _LOOK: Final = 256  # the cost of examining an offset, in bytes that could be checked instead
 
 
-class Span(NamedTuple):
+class FrameSpan(NamedTuple):
     """Consecutive valid frames of the same kind, flags and length (rows: also of the same shape). Other frames stand alone."""
 
     kind: int
@@ -80,7 +80,7 @@ def _head(first: int, seed: int, *, header: bool) -> _Head | None:
 def spans(
     view: memoryview, at: int, size: int, seed: int, *, header: bool = False, most: int = MOST_ROWS,
     heads: dict[int, _Head] | None = None, finder: Finder | None = None,
-) -> Iterator[Span]:  # fmt: skip
+) -> Iterator[FrameSpan]:  # fmt: skip
     """Yield the valid frames from `at` on, up to the first invalid bytes. `header`: the first frame may be a header.
 
     `finder` continues from there, and counts the bytes that were checked in vain.
@@ -108,11 +108,11 @@ def spans(
             return
         if known.rows is not None and end + known.stride <= size and unpack(view, end)[0] == first:
             end += known.stride * _equal_rows(view, at, end, size, known, first, most)
-        yield Span(known.kind, known.flags, at, end, known.stride)
+        yield FrameSpan(known.kind, known.flags, at, end, known.stride)
         at = end
 
 
-def _header_span(view: memoryview, at: int, size: int) -> Span | None:
+def _header_span(view: memoryview, at: int, size: int) -> FrameSpan | None:
     """Return a journal's header, the only frame whose checksum does not start from the journal's id."""
     if at + HEAD_SIZE > size:
         return None
@@ -120,7 +120,7 @@ def _header_span(view: memoryview, at: int, size: int) -> Span | None:
     known = _head(first, 0, header=True)
     if known is None or at + known.stride > size or crc32(view[at + HEAD_SIZE : at + known.stride], known.crc) != crc:
         return None
-    return Span(known.kind, known.flags, at, at + known.stride, known.stride)
+    return FrameSpan(known.kind, known.flags, at, at + known.stride, known.stride)
 
 
 def _equal_rows(view: memoryview, at: int, end: int, size: int, known: _Head, first: int, most: int) -> int:
@@ -215,7 +215,7 @@ class Finder:
         return int(self._blocks.next(at))
 
 
-def all_spans(data: bytes, seed: int, *, header: bool = False) -> Iterator[Span]:
+def all_spans(data: bytes, seed: int, *, header: bool = False) -> Iterator[FrameSpan]:
     """Yield all valid frames of part of a journal, cut anywhere. `header`: it starts with the journal's header."""
     view, size, at = memoryview(data), len(data), 0
     heads: dict[int, _Head] = {}
@@ -300,7 +300,7 @@ class Walker:
                 self.damaged += base + place - self.at
                 self.at = base + place
 
-    def _taken(self, view: memoryview, base: int, span: Span) -> RowSpan | Record | None:
+    def _taken(self, view: memoryview, base: int, span: FrameSpan) -> RowSpan | Record | None:
         """Move past a span; return its content, or None if it is damaged."""
         self.at = base + span.end
         if span.kind == Kind.ROW:

@@ -32,7 +32,7 @@ class NotATable(ValueError):
 
 
 @dataclass
-class Table:
+class OpTable:
     """The profile of one process: facts about how it was counted, and the rows."""
 
     facts: dict[str, Any]
@@ -74,7 +74,7 @@ def from_file(data: bytes) -> bytes:
     return data[:USAGE] + data[ROWS:]
 
 
-def parse(table: bytes) -> Table:
+def parse(table: bytes) -> OpTable:
     """Parse a table as returned by take(), from_file() or unpack()."""
     if len(table) < USAGE:
         raise NotATable("too short")
@@ -87,7 +87,7 @@ def parse(table: bytes) -> Table:
     facts["node"] = _text(facts["node"])
     kinds = [_text(table[at : at + 16]) for at in range(KINDS, LABELS, 16)]
     labels = [_text(table[at : at + 128]) for at in range(LABELS, USAGE, 128)]
-    return Table(facts, list(_rows(table, facts, kinds, labels)))
+    return OpTable(facts, list(_rows(table, facts, kinds, labels)))
 
 
 def _rows(table: bytes, facts: dict[str, Any], kinds: list[str], labels: list[str]) -> Iterator[dict[str, Any]]:
@@ -159,7 +159,7 @@ def quantile(hist: dict[int, int], share: float) -> float:
     return 0.0
 
 
-def parse_file(data: bytes) -> Table:
+def parse_file(data: bytes) -> OpTable:
     """Parse a table file, with the API usage its process could not pass on."""
     table = parse(from_file(data))
     table.usage = file_usage(data)

@@ -20,10 +20,10 @@ FLUSH_SECONDS = 10.0
 Write = Callable[[Mapping[str, Any]], object]
 time_ns = time.time_ns
 _inside = threading.local()  # flag: this thread is in a span
-_ledgers: tuple[Ledger, ...] = ()  # of the runs of this process; replaced as a whole
+_ledgers: tuple[SpanWriter, ...] = ()  # of the runs of this process; replaced as a whole
 
 
-class Ledger:
+class SpanWriter:
     """The spans of one run in this process."""
 
     def __init__(self, write: Write) -> None:
@@ -62,16 +62,16 @@ class Ledger:
                              "ns": now[0] - before[0], "n": now[1] - before[1]})  # fmt: skip
 
 
-def start(write: Write) -> Ledger:
+def start(write: Write) -> SpanWriter:
     """Record the spans of this process with `write` until `stop`."""
     global _ledgers  # noqa: PLW0603 - replaced as a whole: a span may be ending in another thread
-    made = Ledger(write)
+    made = SpanWriter(write)
     _inside.flag = False  # a training that raised may have left a span open
     _ledgers = (*_ledgers, made)
     return made
 
 
-def stop(ledger: Ledger) -> None:
+def stop(ledger: SpanWriter) -> None:
     """Write what is left, and record no more."""
     global _ledgers  # noqa: PLW0603 - as above
     _ledgers = tuple(one for one in _ledgers if one is not ledger)

@@ -100,7 +100,7 @@ class Workers:
             self._processes += 1
         return bool(self._ended)
 
-    def _child(self, path: Path, parent: str) -> op_table.Table | None:
+    def _child(self, path: Path, parent: str) -> op_table.OpTable | None:
         data = read_file(path)
         try:
             table = op_table.parse_file(data) if data and path not in self._ended else None

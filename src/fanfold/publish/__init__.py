@@ -1,5 +1,5 @@
 """A published folder: the dashboard over files, without a server."""
 
-from .folder import Options, publish
+from .folder import PublishOptions, publish
 
-__all__ = ["Options", "publish"]
+__all__ = ["PublishOptions", "publish"]

@@ -39,7 +39,7 @@ Progress = Callable[[Iterable[Callable[[], None]], int], Iterable[Callable[[], N
 
 
 @dataclass(frozen=True)
-class Options:
+class PublishOptions:
     """How a folder is written."""
 
     zip: bool = False
@@ -48,7 +48,7 @@ class Options:
     progress: Progress = lambda questions, _total: questions
 
 
-def publish(store: Store, chosen: Mapping[str, frozenset[str]], target: Path, options: Options) -> dict[str, Any]:
+def publish(store: Store, chosen: Mapping[str, frozenset[str]], target: Path, options: PublishOptions) -> dict[str, Any]:
     """Write the runs (project: ids) to a folder, or to a zip file with one; return what it holds and what it leaves out.
 
     It is written beside the target and then takes its place, so that a host never serves half of it.
@@ -92,7 +92,7 @@ def _take_place(made: Path, place: Path) -> None:
     made.replace(place)
 
 
-def _write(store: ChosenRuns, folder: Path, options: Options) -> Answers:
+def _write(store: ChosenRuns, folder: Path, options: PublishOptions) -> Answers:
     shutil.copytree(STATIC, folder)
     (folder / "data" / "blobs").mkdir(parents=True)
     answers = Answers(store, folder / "data", options.buckets, options.media)

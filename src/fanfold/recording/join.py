@@ -22,7 +22,7 @@ from ..journal.directory import check_folders, check_place, journal_files, last_
 from ..journal.origin import choose_root, spool_roots
 from ..journal.spool import Spool, is_network, recover
 from ..journal.writer import Writer
-from ..process import Identity, Meeting, age, digest
+from ..process import Meeting, ProcessIdentity, age, digest
 from ..settings import TABLE
 from . import wrapped
 from .names import name_for
@@ -39,7 +39,7 @@ ANSWER_SECONDS = 600.0
 class Membership(msgspec.Struct):
     """A process's part in a run: which run and attempt, where it is written, and under which name."""
 
-    me: Identity
+    me: ProcessIdentity
     project: str
     run_id: str
     path: Path
@@ -91,7 +91,7 @@ def join(options: RunOptions, *, alone: bool = False, command: Sequence[str] | N
     return member
 
 
-def _join_around(around: wrapped.Wrapped, me: Identity, options: RunOptions) -> Membership:
+def _join_around(around: wrapped.Wrapped, me: ProcessIdentity, options: RunOptions) -> Membership:
     """Join the run of the command that this process belongs to: its attempt is the command's."""
     found = _earlier(around.path, me.rank, around.attempt)
     earlier = [pair for pair in found if (pair[1].launcher, pair[1].attempt) != (wrapped.LAUNCHER, around.attempt)]
@@ -104,7 +104,13 @@ def _join_around(around: wrapped.Wrapped, me: Identity, options: RunOptions) -> 
 
 
 def _member(
-    me: Identity, project: str, run_id: str, path: Path, attempt: str, options: RunOptions, earlier: list[tuple[Path, Header]]
+    me: ProcessIdentity,
+    project: str,
+    run_id: str,
+    path: Path,
+    attempt: str,
+    options: RunOptions,
+    earlier: list[tuple[Path, Header]],
 ) -> Membership:
     steps = [step for file, header in earlier if header.rank == me.rank and (step := last_step(file)) is not None]
     names = [header.name for _, header in earlier if header.name]
@@ -120,7 +126,7 @@ def _checked_name(what: str, name: Any) -> str:
     return name
 
 
-def _meet(root: Path, me: Identity, count: int) -> str:
+def _meet(root: Path, me: ProcessIdentity, count: int) -> str:
     _make_root(root)
     meeting = Meeting(root, me, count)
     if not me.main:

@@ -68,7 +68,7 @@ HOOKS = [
     Hook("keras.src.saving.saving_lib", "save_model", _SAVE),
     Hook("keras.src.saving.saving_lib", "save_weights_only", _SAVE),
 ]
-_running: list[spans.Ledger] = []
+_running: list[spans.SpanWriter] = []
 _compiling = threading.local()  # span: the compilation this thread is in
 _heard: list[Any] = []  # torch's list of compiler callbacks, while ours are on it
 

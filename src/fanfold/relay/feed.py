@@ -26,7 +26,7 @@ from ..journal.walker import LoggedRow
 from ..store.attempts import group
 from ..trackers.base import Alert, Point
 from .folding import Folding, Step
-from .track import SENT, Call, Frame, Life, Track
+from .track import SENT, Call, PendingFrame, Track, TrackedAttempt
 
 HOLD_SECONDS = 10.0
 CHUNK = 4096  # frames read from a journal at a time, and calls or steps held before reading pauses
@@ -39,7 +39,7 @@ class Outgoing:
     """A point and the frames delivered with it; `partial` names a fold sent before every rank had reported."""
 
     point: Point
-    frames: list[Frame]
+    frames: list[PendingFrame]
     partial: tuple[str, int] | None = None
 
 
@@ -71,11 +71,11 @@ class Feed:
         self.tracks: dict[str, Track] = {}
         self.info: dict[str, Any] = {}
         self.metrics: dict[str, Metric] = {}  # definitions from define_metric(), by key
-        self.events: deque[tuple[Artifact | Alert, Frame]] = deque()
+        self.events: deque[tuple[Artifact | Alert, PendingFrame]] = deque()
         self.queue: deque[Call] = deque()
         self._marks = dict(marks or {})
         self._partial = {key: set(steps) for key, steps in (partial or {}).items()}
-        self._lives: list[Life] = []
+        self._lives: list[TrackedAttempt] = []
         self._told: dict[str, int] = {}  # when each fact was written: the newest wins, whatever the reading order
         self._unreadable: set[Path] = set()
         self._read_now = 0
@@ -145,7 +145,7 @@ class Feed:
         for attempt in group([track.journal for track in by_id.values()]):
             members = [by_id[journal.id] for journal in attempt.journals]
             life = next((track.life for track in members if track.life is not None), None)
-            life = life or Life(attempt.key, self._folding(attempt.key))
+            life = life or TrackedAttempt(attempt.key, self._folding(attempt.key))
             for track in members:
                 if track.life is None:
                     track.life = life
@@ -157,7 +157,7 @@ class Feed:
     def _folding(self, key: str) -> Folding:
         return Folding(self.fold, self._partial.get(key, ()), self.clock, self.hold, patient=self.patient)
 
-    def _read_life(self, life: Life) -> None:
+    def _read_life(self, life: TrackedAttempt) -> None:
         own, others = ([track for track in life.tracks if (track.rank == 0) is mine and track.behind()] for mine in (True, False))
         passed = life.folding.passed(life.tracks) if self.fold else float("inf")
         waits = bool(self.queue) and self.queue[0].parts > 0
@@ -177,7 +177,7 @@ class Feed:
         count = 0
         for _, track, offset, end, item in merged:
             if offset in track.ahead:
-                track.frames.append(Frame(offset, end, 0))
+                track.frames.append(PendingFrame(offset, end, 0))
             elif type(item) is LoggedRow:
                 self._take_row(track, offset, end, item)
             else:
@@ -202,10 +202,10 @@ class Feed:
             case Metric() if track.rank == 0:
                 self._take_metric(record.data)
             case Artifact() if track.rank == 0:
-                track.frames.append(Frame(record.offset, record.end))
+                track.frames.append(PendingFrame(record.offset, record.end))
                 self.events.append((record.data, track.frames[-1]))
             case bodies.Alert() if track.rank == 0:
-                track.frames.append(Frame(record.offset, record.end))
+                track.frames.append(PendingFrame(record.offset, record.end))
                 self.events.append((_alert(record.data, f"{track.journal.id}-{record.offset}"), track.frames[-1]))
             case Beat():
                 track.high = max(track.high, record.data.high)
@@ -237,7 +237,7 @@ class Feed:
         if not mine and not folded:
             self._await_parts(track, row, None)
             return
-        frame = Frame(offset, end, bool(folded) + mine)
+        frame = PendingFrame(offset, end, bool(folded) + mine)
         track.frames.append(frame)
         if folded and track.life is not None and row.step is not None:
             track.life.folding.add(track.rank, row.step, row.time, folded, frame)
@@ -265,7 +265,7 @@ class Feed:
                 del track.calls[number]
         return call
 
-    def _take_call(self, track: Track, row: LoggedRow, values: dict[str, Any], frame: Frame, folds: bool) -> None:
+    def _take_call(self, track: Track, row: LoggedRow, values: dict[str, Any], frame: PendingFrame, folds: bool) -> None:
         call = Call(track, row.step, row.time / 1e9, self.clock(), values, {}, [frame], folds=folds)
         whole = self._await_parts(track, row, call)
         if whole is None:
@@ -280,7 +280,7 @@ class Feed:
         call = self._part_came(track, data.q) if data.q else None
         if track.rank != 0 or (call is None and isinstance(data, Lost)):
             return
-        frame = Frame(record.offset, record.end)
+        frame = PendingFrame(record.offset, record.end)
         track.frames.append(frame)
         if isinstance(data, Lost):
             call.frames.append(frame)  # type: ignore[union-attr]  # checked above
@@ -331,7 +331,7 @@ class Feed:
                 out.append(item)
         return out
 
-    def _add_fold(self, item: Outgoing, life: Life, folded: Step) -> None:
+    def _add_fold(self, item: Outgoing, life: TrackedAttempt, folded: Step) -> None:
         item.point.values.update(folded.result)
         item.frames += folded.frames
         if folded.partial:

@@ -18,7 +18,7 @@ from ..trackers.destination import Destination
 from .cursor import Cursor
 from .custom import Custom
 from .feed import Outgoing
-from .track import Frame
+from .track import PendingFrame
 
 BATCH = 1000
 ROUNDS = 3  # how often a mistake must occur before it counts as permanent
@@ -45,7 +45,7 @@ class Sender:
         self.tracker = tracker
         self.cursor = cursor
         self.out: list[Outgoing] = []
-        self.sent: list[Frame] = []  # since the last settle
+        self.sent: list[PendingFrame] = []  # since the last settle
         self.counts = dict(cursor.counts)  # including unsettled points; the cursor's counts are settled
         self.delivered = cursor.delivered
         self.partial: dict[str, set[int]] = {key: set(steps) for key, steps in cursor.folds.items()}

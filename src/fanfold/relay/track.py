@@ -20,7 +20,7 @@ AHEAD = 256  # rows checked at a time; when several journals are merged, this ma
 
 
 @dataclass
-class Frame:
+class PendingFrame:
     """A frame with something to deliver; done when all of it has been handed out and acknowledged."""
 
     offset: int
@@ -38,7 +38,7 @@ class Call:
     since: float
     values: dict[str, Any] = field(default_factory=dict)
     kwargs: dict[str, Any] = field(default_factory=dict)
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[PendingFrame] = field(default_factory=list)
     number: int = 0
     parts: int = 0
     folds: bool = False
@@ -54,12 +54,12 @@ class Track:
         self.mark = mark
         self.at = mark
         self.ahead = set(ahead)
-        self.frames: deque[Frame] = deque()
+        self.frames: deque[PendingFrame] = deque()
         self.calls: dict[int, Call] = {}  # those still missing late parts
         self.high = -(1 << 63)
         self.ended = False
         self.dead = False
-        self.life: Life | None = None
+        self.life: TrackedAttempt | None = None
         self.started = False
         self.size = 0
         self.stuck = -1  # the journal's length when all its valid frames had been read
@@ -137,7 +137,7 @@ class Track:
 
 
 @dataclass(eq=False)
-class Life:
+class TrackedAttempt:
     """One attempt: its journals, and the state of its folding."""
 
     key: str

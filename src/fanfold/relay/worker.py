@@ -24,7 +24,7 @@ from .custom import Custom
 from .deadline import within
 from .feed import HOLD_SECONDS, Feed
 from .sender import Sender, is_mistake
-from .track import Frame
+from .track import PendingFrame
 
 SETTLE_SECONDS = 5.0
 IDLE_SECONDS = (0.25, 1.0)
@@ -76,7 +76,7 @@ class Worker:
         self._started = False
 
     @property
-    def _sent(self) -> list[Frame]:
+    def _sent(self) -> list[PendingFrame]:
         return self.sender.sent
 
     @property

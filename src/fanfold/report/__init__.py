@@ -1,5 +1,5 @@
 """A report: selected charts, tables, pictures and a note in one HTML file that needs no server and loads nothing."""
 
-from .page import Options, page
+from .page import ReportOptions, page
 
-__all__ = ["Options", "page"]
+__all__ = ["ReportOptions", "page"]

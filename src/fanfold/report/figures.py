@@ -22,7 +22,7 @@ class CannotDraw(Exception):
     """Raised with the reason why a figure is not drawn."""
 
 
-class Trace(NamedTuple):
+class FigureTrace(NamedTuple):
     name: str
     bars: bool
     lines: bool
@@ -49,7 +49,7 @@ def _title(title: Any) -> str:
     return str((title.get("text") if isinstance(title, dict) else title) or "")[:100]
 
 
-def _trace(one: dict[str, Any], place: int) -> Trace:
+def _trace(one: dict[str, Any], place: int) -> FigureTrace:
     kind = str(one.get("type") or "scatter")
     if kind not in KINDS:
         raise CannotDraw(f"a Plotly figure of type {kind[:40]} needs a script; lines, points and bars are drawn")
@@ -59,7 +59,7 @@ def _trace(one: dict[str, Any], place: int) -> Trace:
         x = [float(i) for i in range(len(y))]  # words: in their order
     points = [pair for pair in zip(x, y, strict=False) if all(map(math.isfinite, pair))][:MOST_POINTS]
     mode = str(one.get("mode") or "lines")
-    return Trace(str(one.get("name") or f"trace {place}")[:60], kind == "bar", "lines" in mode, points)
+    return FigureTrace(str(one.get("name") or f"trace {place}")[:60], kind == "bar", "lines" in mode, points)
 
 
 def _numbers(column: Any) -> list[float]:
@@ -75,7 +75,7 @@ def _numbers(column: Any) -> list[float]:
     return [float(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else math.nan for v in column or []]
 
 
-def _svg(traces: list[Trace], title: str, axes: list[str]) -> Markup:
+def _svg(traces: list[FigureTrace], title: str, axes: list[str]) -> Markup:
     points = [point for trace in traces for point in trace.points]
     bars = any(trace.bars for trace in traces)
     x0, x1 = _span([x for x, _ in points], 0.5 if bars else 0.0)
@@ -107,7 +107,7 @@ def _axis(at: Any, xs: tuple[float, float], ys: tuple[float, float]) -> Markup:
     return tag("g", *lines)
 
 
-def _marks(trace: Trace, place: int, at: Any, *, bars: int) -> Markup:
+def _marks(trace: FigureTrace, place: int, at: Any, *, bars: int) -> Markup:
     if trace.bars:
         wide = min([abs(at(b[0], 0)[0] - at(a[0], 0)[0]) for a, b in pairwise(sorted(trace.points)) if b[0] > a[0]] or [60.0])
         each = max(1.0, wide * 0.8 / bars)

@@ -31,7 +31,7 @@ _SHOWN = {*PICTURES, "table", "histogram", "text", "audio", "html"}
 
 
 @dataclass
-class Budget:
+class PictureBudget:
     """The space left for pictures in the file, the number of items shown by kind, and what was left out."""
 
     room: int = ALL
@@ -42,36 +42,36 @@ class Budget:
         self.left_out.append(f"{point.key} at step {point.step}: {why}")
 
 
-class LeftOut(Exception):
+class NotInReport(Exception):
     """Raised with the reason why a point cannot be in a report."""
 
 
-Draw = Callable[[StoredRun, int, MediaPoint, Budget], Markup]
+Draw = Callable[[StoredRun, int, MediaPoint, PictureBudget], Markup]
 
 
-def pictures(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
+def pictures(runs: Sequence[StoredRun], budget: PictureBudget) -> Iterator[Markup]:
     """Yield images, figures and videos."""
     return _by_key(runs, PICTURES, "pictures", budget, _picture)
 
 
-def sounds(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
+def sounds(runs: Sequence[StoredRun], budget: PictureBudget) -> Iterator[Markup]:
     return _by_key(runs, ("audio",), "sounds", budget, _picture)
 
 
-def pages(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
+def pages(runs: Sequence[StoredRun], budget: PictureBudget) -> Iterator[Markup]:
     """Yield logged HTML."""
     return _by_key(runs, ("html",), "pages", budget, _page, side_by_side=False)
 
 
-def tables(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
+def tables(runs: Sequence[StoredRun], budget: PictureBudget) -> Iterator[Markup]:
     return _by_key(runs, ("table",), "tables", budget, _table, side_by_side=False)
 
 
-def histograms(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
+def histograms(runs: Sequence[StoredRun], budget: PictureBudget) -> Iterator[Markup]:
     return _by_key(runs, ("histogram",), "histograms", budget, _histogram)
 
 
-def texts(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
+def texts(runs: Sequence[StoredRun], budget: PictureBudget) -> Iterator[Markup]:
     """Yield logged strings, and fanfold.Text."""
     keys = list(dict.fromkeys(key for run in runs for key in run.keys("text")))
     for key in keys[:KEYS]:
@@ -84,7 +84,7 @@ def texts(runs: Sequence[StoredRun], budget: Budget) -> Iterator[Markup]:
     yield from _by_key(runs, ("text",), "texts", budget, _text, side_by_side=False)
 
 
-def others(runs: Sequence[StoredRun], budget: Budget) -> None:
+def others(runs: Sequence[StoredRun], budget: PictureBudget) -> None:
     """Record media of kinds that a report does not show."""
     for key in dict.fromkeys(key for run in runs for key in run.keys("media")):
         for kind in sorted({point.kind for run in runs for point in run.media(key)} - _SHOWN):
@@ -92,7 +92,7 @@ def others(runs: Sequence[StoredRun], budget: Budget) -> None:
 
 
 def _by_key(
-    runs: Sequence[StoredRun], kinds: tuple[str, ...], what: str, budget: Budget, draw: Draw, *, side_by_side: bool = True
+    runs: Sequence[StoredRun], kinds: tuple[str, ...], what: str, budget: PictureBudget, draw: Draw, *, side_by_side: bool = True
 ) -> Iterator[Markup]:
     """Yield, by key, what each run logged of these kinds at the last step that has any."""
     keys = list(dict.fromkeys(key for run in runs for key in run.keys("media") if _last(run, key, kinds)))
@@ -105,7 +105,7 @@ def _by_key(
             for point in points[:EACH]:
                 try:
                     figures.append(draw(run, place, point, budget))
-                except LeftOut as why:
+                except NotInReport as why:
                     budget.leave_out(point, why)
         budget.shown[what] += len(figures)
         if figures:
@@ -123,12 +123,12 @@ def _caption(run: StoredRun, place: int, step: int) -> Markup:
     return tag("figcaption", swatch(place), run.name, tag("span", f", step {step}", class_="dim"))
 
 
-def _picture(run: StoredRun, _place: int, point: MediaPoint, budget: Budget) -> Markup:
+def _picture(run: StoredRun, _place: int, point: MediaPoint, budget: PictureBudget) -> Markup:
     """Return a picture, a sound or a video as a data URL; a Plotly figure as a drawing."""
     try:
         data = point.run.blob(str(point.entry.get("blob")))
     except (OSError, JournalError) as error:
-        raise LeftOut("its file is missing or damaged") from error
+        raise NotInReport("its file is missing or damaged") from error
     caption = str(point.entry.get("caption") or "")
     where = f"{run.name}, step {point.step}" + (f", rank {point.rank}" if len(run.ranks) > 1 else "")
     words = tag("figcaption", caption + " " if caption else "", tag("span", where, class_="dim"))
@@ -136,9 +136,9 @@ def _picture(run: StoredRun, _place: int, point: MediaPoint, budget: Budget) -> 
     if kind is None and point.kind == "figure":
         return tag("figure", _drawn(data), words)
     if kind is None:
-        raise LeftOut(f"a {point.kind} of this kind cannot be shown in a report")
+        raise NotInReport(f"a {point.kind} of this kind cannot be shown in a report")
     if len(data) > min(ONE if kind.startswith("image/") else LONG, budget.room):
-        raise LeftOut(f"{len(data) / 1e6:.1f} MB, too large")
+        raise NotInReport(f"{len(data) / 1e6:.1f} MB, too large")
     budget.room -= len(data)
     address, named = f"data:{kind};base64,{base64.b64encode(data).decode()}", caption or f"{point.key} of {where}"
     if kind.startswith("image/"):
@@ -157,18 +157,18 @@ def _kind(data: bytes) -> str | None:
 
 def _drawn(data: bytes) -> Markup:
     if len(data) > TABLE_BYTES:
-        raise LeftOut(f"{len(data) / 1e6:.1f} MB, too large")
+        raise NotInReport(f"{len(data) / 1e6:.1f} MB, too large")
     try:
         return figures.figure(data.decode("utf-8", "replace"))
     except figures.CannotDraw as why:
-        raise LeftOut(why) from why
+        raise NotInReport(why) from why
 
 
-def _page(run: StoredRun, place: int, point: MediaPoint, budget: Budget) -> Markup:
+def _page(run: StoredRun, place: int, point: MediaPoint, budget: PictureBudget) -> Markup:
     """Return logged HTML in a frame that runs no script, has no origin, and inherits the report's policy."""
     text = str(_loaded(point).html)
     if len(text) > min(ONE, budget.room):
-        raise LeftOut(f"{len(text) / 1e6:.1f} MB, too large")
+        raise NotInReport(f"{len(text) / 1e6:.1f} MB, too large")
     budget.room -= len(text)
     frame = tag("iframe", srcdoc=text, sandbox="", title=f"{point.key} of {run.name}, step {point.step}", loading="lazy")
     return tag("figure", _caption(run, place, point.step), frame)
@@ -177,24 +177,24 @@ def _page(run: StoredRun, place: int, point: MediaPoint, budget: Budget) -> Mark
 def _loaded(point: MediaPoint) -> Any:
     size = point.entry.get("size")
     if isinstance(size, int) and size > TABLE_BYTES:
-        raise LeftOut(f"{size / 1e6:.1f} MB, too large")
+        raise NotInReport(f"{size / 1e6:.1f} MB, too large")
     try:
         return point.load()
     except (OSError, JournalError) as error:
-        raise LeftOut("its file is missing or damaged") from error
+        raise NotInReport("its file is missing or damaged") from error
 
 
-def _text(run: StoredRun, place: int, point: MediaPoint, budget: Budget) -> Markup:
+def _text(run: StoredRun, place: int, point: MediaPoint, budget: PictureBudget) -> Markup:
     return _written(run, place, point, _loaded(point).text, budget)
 
 
-def _written(run: StoredRun, place: int, point: Any, text: str, budget: Budget) -> Markup:
+def _written(run: StoredRun, place: int, point: Any, text: str, budget: PictureBudget) -> Markup:
     if len(text) > TEXT:
         budget.leave_out(point, f"{len(text) - TEXT:,} of {len(text):,} characters")
     return tag("figure", _caption(run, place, point.step), tag("pre", text[:TEXT], class_="text"))
 
 
-def _table(run: StoredRun, place: int, point: MediaPoint, budget: Budget) -> Markup:
+def _table(run: StoredRun, place: int, point: MediaPoint, budget: PictureBudget) -> Markup:
     found = _loaded(point)
     rows, titles = found.rows, list(found.columns)
     if len(rows) > ROWS or len(titles) > COLUMNS:
@@ -210,7 +210,7 @@ def _cell(value: Any) -> str:
     return cut(f"<{kind}>" if isinstance(kind, str) else number(value), CELL)
 
 
-def _histogram(run: StoredRun, place: int, point: MediaPoint, _budget: Budget) -> Markup:
+def _histogram(run: StoredRun, place: int, point: MediaPoint, _budget: PictureBudget) -> Markup:
     summary = _loaded(point).summary
     top = max(summary.counts, default=0) or 1
     low, high = (summary.edges[0], summary.edges[-1]) if len(summary.edges) > 1 else (0.0, 1.0)

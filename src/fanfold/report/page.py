@@ -16,7 +16,7 @@ from ..drawing.runs import lines
 from ..plain import flat
 from ..store import StoredRun
 from . import markdown, media
-from .media import Budget
+from .media import PictureBudget
 from .views import ReportView
 
 CHARTS = 24
@@ -42,7 +42,7 @@ _LAYOUT = (
 
 
 @dataclass(frozen=True)
-class Options:
+class ReportOptions:
     """The content of a report, and its appearance."""
 
     keys: Sequence[str] | None = None  # None: the first two dozen, most interesting first
@@ -54,7 +54,7 @@ class Options:
     views: Sequence[tuple[ReportView, Sequence[StoredRun]]] = ()  # in place of one section of charts, each with the runs it shows
 
 
-def page(runs: Sequence[StoredRun], options: Options) -> tuple[str, dict[str, Any]]:
+def page(runs: Sequence[StoredRun], options: ReportOptions) -> tuple[str, dict[str, Any]]:
     """Return the report as HTML, and what it contains: runs, keys, points, pictures, left_out."""
     numbers = (key for run in runs for key in run.keys("number"))  # system metrics only on request
     keys = list(options.keys) if options.keys is not None else curve_order(dict.fromkeys(numbers))
@@ -66,7 +66,7 @@ def page(runs: Sequence[StoredRun], options: Options) -> tuple[str, dict[str, An
         axes = {}  # the views say what is drawn
     curves = {key: lines(runs, key, buckets=BUCKETS, x=axis, smooth=options.smooth) for key, axis in axes.items()}
     drawn_keys = {key: found for key, found in curves.items() if found}
-    budget = Budget(left_out=[f"{key}: nothing to draw over {axis}" for key, axis in axes.items() if not curves[key]])
+    budget = PictureBudget(left_out=[f"{key}: nothing to draw over {axis}" for key, axis in axes.items() if not curves[key]])
     sections = [_view(view, shown_runs, runs, keys, options, drawn_keys) for view, shown_runs in options.views]
     media.others(runs, budget)
     body = tag(
@@ -95,7 +95,7 @@ def page(runs: Sequence[StoredRun], options: Options) -> tuple[str, dict[str, An
 
 
 def _view(
-    view: ReportView, shown: Sequence[StoredRun], runs: Sequence[StoredRun], keys: Sequence[str], options: Options,
+    view: ReportView, shown: Sequence[StoredRun], runs: Sequence[StoredRun], keys: Sequence[str], options: ReportOptions,
     drawn_keys: dict[str, list[Line]],
 ) -> Markup:  # fmt: skip
     """Return the charts of one saved view. A run has the same colour in all of them."""
@@ -122,7 +122,7 @@ def axis_of(runs: Sequence[StoredRun], key: str) -> str:
     return axis if axis in AXES or (axis != key and all(axis in keys for _, keys in having)) else "step"
 
 
-def _left_out(budget: Budget) -> Markup:
+def _left_out(budget: PictureBudget) -> Markup:
     if not budget.left_out:
         return Markup("")
     items = [tag("li", line) for line in budget.left_out[:LEFT_OUT]]
@@ -170,14 +170,14 @@ def _error(run: StoredRun) -> Markup:
     return tag("details", tag("summary", f"Why {run.name} {run.status}"), tag("pre", run.error.strip(), class_="bad"))
 
 
-def _charts(found: dict[str, list[Line]], options: Options, more: int, title: str = "Charts") -> Markup:
+def _charts(found: dict[str, list[Line]], options: ReportOptions, more: int, title: str = "Charts") -> Markup:
     """Return a figure per key: the chart, its legend, a description, and the same data as a table."""
     figures = [_figure(key, some, options) for key, some in found.items()]
     left = [tag("p", f"and {_count(more, 'key')} more; select with --keys.", class_="dim")] if more > 0 else []
     return _section(title, *([tag("div", *figures, class_="charts")] if figures else []), *left)
 
 
-def _figure(key: str, some: Sequence[Line], options: Options) -> Markup:
+def _figure(key: str, some: Sequence[Line], options: ReportOptions) -> Markup:
     picture = chart(some, label=key, width=BUCKETS + 60, height=260, log=options.log)
     names = legend(some) if len(some) > 1 else Markup("")
     rows = [_statistics(line) for line in some]

@@ -54,7 +54,7 @@ class FilterError(SettingError):
         super().__init__(f"the {noun} has a mistake at column {column}: {what}\n  {shown}\n  {'^':>{column}}")
 
 
-class Token:
+class FilterToken:
     def __init__(self, kind: str, text: str, column: int) -> None:
         self.kind, self.text, self.column = kind, text, column
 
@@ -97,14 +97,14 @@ class Parser:
         self.at = 0
         self.depth = 0
 
-    def fail(self, what: str, token: Token | None = None) -> FilterError:
+    def fail(self, what: str, token: FilterToken | None = None) -> FilterError:
         return FilterError(self.text, token.column if token else len(self.text) + 1, what)
 
     @property
-    def next(self) -> Token | None:
+    def next(self) -> FilterToken | None:
         return self.tokens[self.at] if self.at < len(self.tokens) else None
 
-    def take(self) -> Token:
+    def take(self) -> FilterToken:
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -146,7 +146,7 @@ class Parser:
         finally:
             self.depth -= 1
 
-    def condition(self, token: Token) -> Test:
+    def condition(self, token: FilterToken) -> Test:
         if token.is_word("not"):
             test = self.unary()
             return lambda *row: not test(*row)
@@ -160,14 +160,14 @@ class Parser:
             return self.comparison(token, self.take())
         return _contains(token.text)
 
-    def bracket(self, opened: Token) -> Test:
+    def bracket(self, opened: FilterToken) -> Test:
         test = self.either()
         if self.next is None:
             raise self.fail("this bracket is never closed.", opened)
         self.take()
         return test
 
-    def tag(self, token: Token) -> Test:
+    def tag(self, token: FilterToken) -> Test:
         wanted = token.text[4:]
         if not wanted:
             if self.next is None or self.next.kind != "quoted":
@@ -175,7 +175,7 @@ class Parser:
             wanted = self.take().text
         return lambda row, _now, _stats: wanted in (row.get("tags") or ())
 
-    def comparison(self, name: Token, op: Token) -> Test:
+    def comparison(self, name: FilterToken, op: FilterToken) -> Test:
         value = self.next
         if value is None or value.kind not in ("word", "quoted"):
             raise self.fail(f"{op.text} has no value on its right.", value)
@@ -183,7 +183,7 @@ class Parser:
         self.names.append(name.text)
         return self.checked(name.text, "=" if op.text == "==" else op.text, value)
 
-    def checked(self, name: str, op: str, value: Token) -> Test:
+    def checked(self, name: str, op: str, value: FilterToken) -> Test:
         """Build a comparison. Values that can never match are rejected here, where their column is known."""
         text = value.text
         if name == "status" and op in ("=", "!=") and text not in STATUSES:
@@ -201,7 +201,7 @@ class Parser:
         return _comparison(name, op, text)
 
 
-def tokens_of(text: str) -> list[Token]:
+def tokens_of(text: str) -> list[FilterToken]:
     found, at = [], 0
     end = len(text.rstrip())
     while at < end:
@@ -219,7 +219,7 @@ def tokens_of(text: str) -> list[Token]:
         word = match.group(kind)
         if kind == "quoted":
             word = re.sub(r"\\(.)", r"\1", word[1:-1], flags=re.DOTALL)
-        found.append(Token(kind, word, match.start(kind) + 1))
+        found.append(FilterToken(kind, word, match.start(kind) + 1))
         at = match.end()
     return found
 

@@ -36,7 +36,7 @@ class Family(NamedTuple):
     samples: list[tuple[dict[str, Any], float]]
 
 
-class Shown(NamedTuple):
+class MonitoredRun(NamedTuple):
     """What is shown of one run."""
 
     run: StoredRun
@@ -59,9 +59,9 @@ def live(store: Store, project: str | None = None, *, now: float | None = None) 
     return [run for run in store.listed(project) if run.status == "running" or at - run.seen <= RECENT_SECONDS]
 
 
-def collect(runs: Iterable[StoredRun], what: Sequence[str] = WHAT[:1]) -> tuple[list[Shown], int]:
+def collect(runs: Iterable[StoredRun], what: Sequence[str] = WHAT[:1]) -> tuple[list[MonitoredRun], int]:
     """Return what is shown of some runs, and how many series were left out because there are too many."""
-    found: list[Shown] = []
+    found: list[MonitoredRun] = []
     room, left_out = MOST_SERIES, 0
     for run in runs:
         deadline.check()
@@ -73,7 +73,7 @@ def collect(runs: Iterable[StoredRun], what: Sequence[str] = WHAT[:1]) -> tuple[
         kept = rows[: max(0, room)]
         left_out += dropped + len(rows) - len(kept)
         room -= sum(len(family.samples) for family in families) + len(kept)
-        found.append(Shown(run, families, kept))
+        found.append(MonitoredRun(run, families, kept))
     return found, left_out
 
 
@@ -105,7 +105,7 @@ def _families(run: StoredRun, what: Sequence[str], most: int) -> tuple[list[Fami
 # Prometheus
 
 
-def prometheus(shown: Sequence[Shown], left_out: int = 0) -> str:
+def prometheus(shown: Sequence[MonitoredRun], left_out: int = 0) -> str:
     """Return Prometheus' text format."""
     merged: dict[str, tuple[Family, list[str]]] = {}
     for run, families, _ in shown:
@@ -132,7 +132,7 @@ def _number(value: float) -> str:
 # OpenTelemetry
 
 
-def otlp(shown: Sequence[Shown]) -> Iterator[dict[str, Any]]:
+def otlp(shown: Sequence[MonitoredRun]) -> Iterator[dict[str, Any]]:
     """Yield ExportMetricsServiceRequests as plain data for JSON, one or more per run."""
     for run, families, rows in shown:
         about = {"service.name": "fanfold", "fanfold.project": run.project, "fanfold.run": run.id, "fanfold.name": run.name}

@@ -36,7 +36,7 @@ class Rank(NamedTuple):
     seconds: float
 
 
-class Place(msgspec.Struct):
+class NodeSpeed(msgspec.Struct):
     """A node or GPU: how slow it was, in how many runs, and how sure that is."""
 
     name: str
@@ -56,22 +56,22 @@ class Place(msgspec.Struct):
         return "not sure" if self.verdict == "perhaps slow" else ""
 
 
-class Found(msgspec.Struct):
+class NodeSpeeds(msgspec.Struct):
     """Nodes and GPUs, the slowest first, and the number of runs that were compared and that could not be."""
 
-    nodes: list[Place]
-    gpus: list[Place]
+    nodes: list[NodeSpeed]
+    gpus: list[NodeSpeed]
     compared: int = 0
     alone: int = 0  # runs of one rank, or on one node: nothing to compare a node with
     unmeasured: int = 0  # runs that did not record how long ranks wait for each other
 
 
-def slow_places(runs: Iterable[StoredRun], *, since: float = 0.0, least: int = LEAST_RUNS) -> Found:
+def slow_places(runs: Iterable[StoredRun], *, since: float = 0.0, least: int = LEAST_RUNS) -> NodeSpeeds:
     """Compare nodes and GPUs over runs; attempts that ended before `since` (seconds since 1970) are left out."""
     nodes: dict[str, list[tuple[float, float]]] = {}
     gpus: dict[str, list[tuple[float, float]]] = {}
     devices: dict[str, str] = {}
-    found = Found([], [])
+    found = NodeSpeeds([], [])
     for run in runs:
         deadline.check()
         if run.seen < since:
@@ -170,14 +170,14 @@ def _against_others(ranks: Sequence[Rank], name: str) -> list[tuple[str, float, 
     return found
 
 
-def _judged(samples: Mapping[str, Sequence[tuple[float, float]]], least: int, devices: Mapping[str, str]) -> list[Place]:
+def _judged(samples: Mapping[str, Sequence[tuple[float, float]]], least: int, devices: Mapping[str, str]) -> list[NodeSpeed]:
     every = [value for some in samples.values() for value, _ in some]
     noise = max(_mad(every), LEAST_NOISE) if every else LEAST_NOISE
     return sorted((_verdict(name, some, noise, least, devices.get(name, "")) for name, some in samples.items()),
                   key=lambda place: (-place.ratio, place.name))  # fmt: skip
 
 
-def _verdict(name: str, some: Sequence[tuple[float, float]], noise: float, least: int, device: str) -> Place:
+def _verdict(name: str, some: Sequence[tuple[float, float]], noise: float, least: int, device: str) -> NodeSpeed:
     values = [value for value, _ in some]
     middle, spread = statistics.median(values), _mad(values)
     sigmas = middle / (_MEDIAN_ERROR * max(spread, noise) / math.sqrt(len(values)))
@@ -189,7 +189,7 @@ def _verdict(name: str, some: Sequence[tuple[float, float]], noise: float, least
     else:
         verdict = "slow" if sigmas >= SURE else "perhaps slow"
     slower = sum(value > 0 for value in values)
-    return Place(name, ratio, spread, len(values), slower, some[0][1], sigmas, verdict, device)
+    return NodeSpeed(name, ratio, spread, len(values), slower, some[0][1], sigmas, verdict, device)
 
 
 def _mad(values: Sequence[float]) -> float:

@@ -67,12 +67,12 @@ class _Facts(msgspec.Struct):
 _decoder = msgspec.msgpack.Decoder(Annotated[list[_Row], msgspec.Meta(max_length=MAX_ROWS)])
 
 
-def tables(run: Any) -> list[op_table.Table]:
+def tables(run: Any) -> list[op_table.OpTable]:
     """Return the newest table of each process of a run; a file left in the run is newer than the journal."""
     newest: dict[str, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=KEPT))
     for event in _events(run, "ops"):
         newest[str(event.get("id"))].append(event)
-    found: dict[str, op_table.Table] = {}
+    found: dict[str, op_table.OpTable] = {}
     folded: set[str] = set()
     for id, events in newest.items():  # unpacking is slow, and a day has a thousand snapshots
         for event in reversed(events):
@@ -95,7 +95,7 @@ def _events(run: Any, name: str) -> Iterator[dict[str, Any]]:
                 yield {"rank": journal.header.rank, "node": journal.header.node, "pid": journal.header.pid, **found}
 
 
-def table_of(event: Mapping[str, Any]) -> op_table.Table | None:
+def table_of(event: Mapping[str, Any]) -> op_table.OpTable | None:
     data = event.get("table")
     if not isinstance(data, bytes):
         return None
@@ -103,7 +103,7 @@ def table_of(event: Mapping[str, Any]) -> op_table.Table | None:
         if isinstance(event.get("facts"), dict):
             rows = _decoder.decode(zlib.decompressobj().decompress(data, MAX_UNPACKED))
             known = msgspec.to_builtins(msgspec.convert(event["facts"], _Facts))
-            return op_table.Table({**event["facts"], **known}, [_row(row) for row in rows])
+            return op_table.OpTable({**event["facts"], **known}, [_row(row) for row in rows])
         return op_table.parse(op_table.unpack(data))
     except (op_table.NotATable, msgspec.MsgspecError, zlib.error):
         return None  # written by another version, or by something else
@@ -116,7 +116,7 @@ def _row(row: _Row) -> dict[str, Any]:
     return {**found, "own_ns": row.self_ns if row.own_ns is msgspec.UNSET else row.own_ns}
 
 
-def _files(run: Any) -> Iterator[op_table.Table]:
+def _files(run: Any) -> Iterator[op_table.OpTable]:
     for path in sorted((run.path / "ops").glob("*.ops")) if is_folder(run.path / "ops") else ():
         data = read_file(path)
         try:

@@ -14,7 +14,7 @@ from .run import StoredRun
 NAMES = ("op", "overload", "scope", "thread", "label", "role", "inputs")
 
 
-class Meter(NamedTuple):
+class ProfileMetric(NamedTuple):
     """One metric: its value is computed from a row of a profile."""
 
     kind: str
@@ -26,15 +26,17 @@ class Meter(NamedTuple):
 
 # Counters only grow: they count what was observed. Estimates for all calls are gauges, corrected with every observed step.
 METERS = (
-    Meter("counter", "observed_calls", "1", "Calls of the operator that were observed.", lambda row: row["count"]),
-    Meter("counter", "observed_host_seconds", "s", "Host time of the observed calls.", lambda row: row["total_ns"] / 1e9),
-    Meter("counter", "observed_self_seconds", "s", "Their self time, where it is known.", lambda row: row["own_ns"] / 1e9),
+    ProfileMetric("counter", "observed_calls", "1", "Calls of the operator that were observed.", lambda row: row["count"]),
+    ProfileMetric("counter", "observed_host_seconds", "s", "Host time of the observed calls.", lambda row: row["total_ns"] / 1e9),
+    ProfileMetric(
+        "counter", "observed_self_seconds", "s", "Their self time, where it is known.", lambda row: row["own_ns"] / 1e9
+    ),
     # Only for rows that have any: most processes have no device, and few calls are timed there.
-    Meter("counter", "device_timed_calls", "1", "Calls that were timed on the device.", lambda row: row["device_count"]),
-    Meter("counter", "device_seconds", "s", "Device time of those calls.", lambda row: row["device_ns"] / 1e9),
-    Meter("gauge", "calls", "1", "Calls so far, estimated.", lambda row: row["count"] * row["scale"]),
-    Meter("gauge", "host_seconds", "s", "Host time so far, estimated.", lambda row: row["total_ns"] * row["scale"] / 1e9),
-    Meter("gauge", "self_seconds", "s", "Self time so far, estimated.", lambda row: row["self_ns"] * row["scale"] / 1e9),
+    ProfileMetric("counter", "device_timed_calls", "1", "Calls that were timed on the device.", lambda row: row["device_count"]),
+    ProfileMetric("counter", "device_seconds", "s", "Device time of those calls.", lambda row: row["device_ns"] / 1e9),
+    ProfileMetric("gauge", "calls", "1", "Calls so far, estimated.", lambda row: row["count"] * row["scale"]),
+    ProfileMetric("gauge", "host_seconds", "s", "Host time so far, estimated.", lambda row: row["total_ns"] * row["scale"] / 1e9),
+    ProfileMetric("gauge", "self_seconds", "s", "Self time so far, estimated.", lambda row: row["self_ns"] * row["scale"] / 1e9),
 )
 STEPS = {"steps": "Optimizer steps taken.", "observed_steps": "Optimizer steps observed in full."}
 LINE_ROWS = 128  # 0.3 MB of JSON, 0.9 with long names: a collector's file receiver takes lines of up to 1 MiB
@@ -43,7 +45,7 @@ OCTAVES = tuple(2.0**power for power in range(8, 36, 2))  # 256 ns to 17 s
 Found = list[tuple[StoredRun, list[dict[str, Any]]]]
 
 
-def _meters(rows: list[dict[str, Any]]) -> Iterator[tuple[Meter, list[tuple[dict[str, Any], float]]]]:
+def _meters(rows: list[dict[str, Any]]) -> Iterator[tuple[ProfileMetric, list[tuple[dict[str, Any], float]]]]:
     """Yield each metric with the rows that have it, and their values."""
     for meter in METERS:
         having = [row for row in rows if row["device_count"]] if meter.name.startswith("device_") else rows

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .filter import FilterError, Parser, Token, length, number
+from .filter import FilterError, FilterToken, Parser, length, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,7 +166,7 @@ def parse(text: str) -> Rule:
 class _RuleParser(Parser):
     """The parser of one rule."""
 
-    def fail(self, what: str, token: Token | None = None) -> FilterError:
+    def fail(self, what: str, token: FilterToken | None = None) -> FilterError:
         return RuleError(self.text, token.column if token else len(self.text) + 1, what)
 
     def rule(self) -> Rule:
@@ -183,7 +183,7 @@ class _RuleParser(Parser):
             raise self.fail("the rule is complete before this. One rule has one condition.", self.tokens[self.at])
         return found
 
-    def about(self, name: Token) -> Rule:
+    def about(self, name: FilterToken) -> Rule:
         """Parse what follows the name of a metric."""
         token = self.next
         if token is None:
@@ -214,7 +214,7 @@ class _RuleParser(Parser):
             return "is inf", lambda series: np.isinf(series.values.astype(float))
         raise self.fail("after `is` comes nan, inf or not finite.", token)
 
-    def limit(self, op: Token) -> tuple[str, Condition]:
+    def limit(self, op: FilterToken) -> tuple[str, Condition]:
         wanted = self.amount(f"{op.text} needs a number on its right.")
         equal = {"=": "==", "==": "==", "!=": "!="}.get(op.text)
 
@@ -230,7 +230,7 @@ class _RuleParser(Parser):
         self.percent()
         return f"{op.text} {wanted:g}", condition
 
-    def trend(self, token: Token) -> tuple[str, Condition]:
+    def trend(self, token: FilterToken) -> tuple[str, Condition]:
         """Parse `rises 10 % in 500 steps`: the newer half of the window is higher than the older half by that much."""
         change = self.amount(f"{token.text} needs an amount, such as 10 %.")
         relative = self.percent()
@@ -285,7 +285,7 @@ class _RuleParser(Parser):
         text = token.text
         if text.endswith("%"):  # 10% is 10 %
             text = text[:-1]
-            self.tokens.insert(self.at, Token("word", "%", token.column + len(text)))
+            self.tokens.insert(self.at, FilterToken("word", "%", token.column + len(text)))
         found = number(text)
         if found is None or found != found:  # noqa: PLR0124 - NaN equals nothing: `is nan` tests for it
             raise self.fail(f"{token.text!r} is not a number. {what}", token)

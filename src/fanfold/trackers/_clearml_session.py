@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..atomic import replace_text
-from .tools import Tail, cut_torn_end
+from .tools import GrowingFile, cut_torn_end
 
 METRICS = "metrics.jsonl"
 TAG = "fanfold:"  # of a task, followed by the run's id
@@ -33,7 +33,7 @@ class Events:
     """The events of an offline session by title and series, counted as its file grows."""
 
     def __init__(self, path: Path | None) -> None:
-        self._tail = None if path is None else Tail(path)
+        self._tail = None if path is None else GrowingFile(path)
         self.found: Counter[tuple[str, str]] = Counter()
 
     def refresh(self) -> int:

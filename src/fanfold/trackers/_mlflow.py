@@ -99,7 +99,7 @@ class Names:
         return any(other.startswith(f"{name}/") or name.startswith(f"{other}/") for other in self._owned | self._stored)
 
 
-class Kept(NamedTuple):
+class RunFile(NamedTuple):
     """A file to store with the run: its path and content."""
 
     path: str
@@ -109,16 +109,16 @@ class Kept(NamedTuple):
 _FOLDERS = {"text": "texts", "table": "tables", "histogram": "histograms", "figure": "figures", "plotly": "figures"}
 
 
-def files_of(item: Item, ms: int) -> Kept:
+def files_of(item: Item, ms: int) -> RunFile:
     """Return the file for one logged text or media object."""
     data, ext = item.content
     if item.kind == "table":
         data, ext = json.dumps({"columns": item.value.columns, "data": item.value.rows}, default=str).encode(), "json"
     mark = hashlib.blake2b(b"%d %s" % (item.at, data), digest_size=4).hexdigest()
-    return Kept(f"{_FOLDERS.get(item.kind, item.kind)}/{_path(item.key)}/{item.step or 0}-{ms}-{mark}.{ext}", data)
+    return RunFile(f"{_FOLDERS.get(item.kind, item.kind)}/{_path(item.key)}/{item.step or 0}-{ms}-{mark}.{ext}", data)
 
 
-def pictures_of(item: Item, ms: int) -> list[Kept]:
+def pictures_of(item: Item, ms: int) -> list[RunFile]:
     """Return an image and its preview under the names by which MLflow's UI finds them."""
     key, step, picture = item.key, item.step or 0, item.value.pil()
     png, small = io.BytesIO(), io.BytesIO()
@@ -129,7 +129,7 @@ def pictures_of(item: Item, ms: int) -> list[Kept]:
     mark = uuid.uuid5(uuid.NAMESPACE_OID, f"{key}/{step}/{ms}/{item.at}/{hashlib.blake2b(png.getvalue()).hexdigest()}")
     word = _short(re.sub(r"[^a-zA-Z0-9_. ~-]", "_", key.replace("/", "~")), key, LONGEST_PART)
     stem = f"images/{word}+step+{step}+timestamp+{ms}+{mark}"
-    return [Kept(f"{stem}.png", png.getvalue()), Kept(f"{stem}+compressed.webp", small.getvalue())]
+    return [RunFile(f"{stem}.png", png.getvalue()), RunFile(f"{stem}+compressed.webp", small.getvalue())]
 
 
 def _path(key: str) -> str:

@@ -21,7 +21,7 @@ from . import _comet_archives as archives
 from .base import Alert, Identity, Point, Refusal, clean_config, flat_config
 from .destination import Destination, Item
 from .face import Tracker
-from .tools import Tail, text_of
+from .tools import GrowingFile, text_of
 
 MAX_NAME = 100  # Comet cuts longer names, so two keys could collide
 MAX_VALUE = 1000  # longer parameters are cut, too
@@ -79,7 +79,7 @@ class Comet(Destination):
         experiment.set_name(identity.name)
         experiment.log_other(RUN, identity.run_id)  # an import recognises the run by it
         if self._is_offline(experiment):
-            self._messages = Tail(Path(experiment.tmpdir) / archives.MESSAGES)
+            self._messages = GrowingFile(Path(experiment.tmpdir) / archives.MESSAGES)
         return experiment
 
     def _config(self, directory: Path) -> tuple[Path, Any]:

@@ -36,7 +36,7 @@ class Hosted(MLflow):
         super().open(identity, remote)
 
 
-class Files(Destination):
+class DagsHubFiles(Destination):
     """DAGsHubLogger's two files. The library starts them from scratch each time; here a resumed run appends to them."""
 
     name = "dagshub"
@@ -113,7 +113,7 @@ class DagsHubTracker(Tracker):
     arguments are MLflowTracker's. Without one, `logging_dir`, `metrics_path` and `hparams_path` say where the files are.
     """
 
-    destination_class = Files
+    destination_class = DagsHubFiles
 
     def __init__(
         self, run_name: str | None = None, logging_dir: Folder = None, *, repo: str | None = None, host: str | None = None,
@@ -123,7 +123,7 @@ class DagsHubTracker(Tracker):
         if uri:
             self.face(Hosted(run_name, tracking_uri=uri, **kwargs))
         else:
-            self.face(Files(run_name, logging_dir, metrics_path=metrics_path, hparams_path=hparams_path))
+            self.face(DagsHubFiles(run_name, logging_dir, metrics_path=metrics_path, hparams_path=hparams_path))
 
 
 def _repository_uri(repo: str | None, host: str | None) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ._mlflow import Kept, Names, absolute, files_of, hide, is_folder, legal, pictures_of, quoted, safe_path
+from ._mlflow import Names, RunFile, absolute, files_of, hide, is_folder, legal, pictures_of, quoted, safe_path
 from .base import Identity, Point, Refusal, Refused, clean, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
@@ -152,8 +152,8 @@ class MLflow(Destination):
         rows, refused = self.converted(points)
         made = [one for row in rows for several in row.values() for one in several]
         self._set_words()
-        self._send([one for one in made if not isinstance(one, Kept)])
-        self._keep([one for one in made if isinstance(one, Kept)])
+        self._send([one for one in made if not isinstance(one, RunFile)])
+        self._keep([one for one in made if isinstance(one, RunFile)])
         self._recent = self._batch  # only now: a failed batch is sent again, and must yield the same rows
         return refused
 
@@ -166,10 +166,10 @@ class MLflow(Destination):
         moment = self._moment(name, step, number, self._ms(point))
         return [Metric(name, number, moment, step, model_id=point.kwargs.get("model_id"))]
 
-    def take_image(self, item: Item) -> list[Kept]:
+    def take_image(self, item: Item) -> list[RunFile]:
         return pictures_of(item, self._ms(item.point))
 
-    def take_file(self, item: Item) -> list[Kept]:
+    def take_file(self, item: Item) -> list[RunFile]:
         return [files_of(item, self._ms(item.point))]
 
     take_figure = take_file
@@ -294,7 +294,7 @@ class MLflow(Destination):
         key = legal(key)
         if len(text) > MAX_TAG_VAL_LENGTH:
             path = f"tags/{safe_path(key)}.txt"
-            self._keep([Kept(path, text.encode())])
+            self._keep([RunFile(path, text.encode())])
             text = f"{len(text)} characters: see the artifact {path}"
         self._client.set_tag(self._id, key, text)
 
@@ -323,7 +323,7 @@ class MLflow(Destination):
             named(path, Path(folder), safe_path(name))
             self._client.log_artifacts(self._id, folder)
 
-    def _keep(self, kept: Iterable[Kept]) -> None:
+    def _keep(self, kept: Iterable[RunFile]) -> None:
         """Upload files at once, and list images and tables where MLflow's UI looks for them."""
         kept = list(kept)
         if not kept:

@@ -21,7 +21,7 @@ from .face import tracker_of
 ENTRY_POINTS = "fanfold.trackers"
 
 
-class Row(NamedTuple):
+class BuiltinTracker(NamedTuple):
     """A built-in tracker: the module of its class, the library it needs, and the extra that installs it."""
 
     name: str
@@ -34,19 +34,21 @@ class Row(NamedTuple):
 TABLE = tuple(
     sorted(
         (
-            Row("aim", "aim", "AimTracker", ("aim",), "aim"),
-            Row("azure_ml", "azureml", "AzureMLTracker", ("azureml.core",), "azureml"),
-            Row("clearml", "clearml", "ClearMLTracker", ("clearml",), "clearml"),
-            Row("comet_ml", "comet", "CometMLTracker", ("comet_ml",), "comet_ml"),
-            Row("dagshub", "dagshub", "DagsHubTracker", ("dagshub",), "dagshub"),
-            Row("dvclive", "dvclive", "DVCLiveTracker", ("dvclive",), "dvclive"),
-            Row("flyte", "flyte", "FlyteTracker", ("flytekit",), "flyte"),
-            Row("mlflow", "mlflow", "MLflowTracker", ("mlflow",), "mlflow"),
-            Row("neptune", "neptune", "NeptuneTracker", ("neptune",), "neptune"),
-            Row("swanlab", "swanlab", "SwanLabTracker", ("swanlab",), "swanlab"),
-            Row("tensorboard", "tensorboard", "TensorBoardTracker", ("tensorboardX", "tensorboard torch"), "tensorboard"),
-            Row("trackio", "trackio", "TrackioTracker", ("trackio",), "trackio"),
-            Row("wandb", "wandb", "WandBTracker", ("wandb",), "wandb"),
+            BuiltinTracker("aim", "aim", "AimTracker", ("aim",), "aim"),
+            BuiltinTracker("azure_ml", "azureml", "AzureMLTracker", ("azureml.core",), "azureml"),
+            BuiltinTracker("clearml", "clearml", "ClearMLTracker", ("clearml",), "clearml"),
+            BuiltinTracker("comet_ml", "comet", "CometMLTracker", ("comet_ml",), "comet_ml"),
+            BuiltinTracker("dagshub", "dagshub", "DagsHubTracker", ("dagshub",), "dagshub"),
+            BuiltinTracker("dvclive", "dvclive", "DVCLiveTracker", ("dvclive",), "dvclive"),
+            BuiltinTracker("flyte", "flyte", "FlyteTracker", ("flytekit",), "flyte"),
+            BuiltinTracker("mlflow", "mlflow", "MLflowTracker", ("mlflow",), "mlflow"),
+            BuiltinTracker("neptune", "neptune", "NeptuneTracker", ("neptune",), "neptune"),
+            BuiltinTracker("swanlab", "swanlab", "SwanLabTracker", ("swanlab",), "swanlab"),
+            BuiltinTracker(
+                "tensorboard", "tensorboard", "TensorBoardTracker", ("tensorboardX", "tensorboard torch"), "tensorboard"
+            ),
+            BuiltinTracker("trackio", "trackio", "TrackioTracker", ("trackio",), "trackio"),
+            BuiltinTracker("wandb", "wandb", "WandBTracker", ("wandb",), "wandb"),
         )
     )
 )
@@ -108,7 +110,7 @@ class _Registry(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         found = super().__getitem__(name)
-        if isinstance(found, Row):
+        if isinstance(found, BuiltinTracker):
             self[name] = found = getattr(importlib.import_module(f".{found.module}", __package__), found.cls)
         return found
 

@@ -35,7 +35,7 @@ def until(done: Callable[[], bool], seconds: float, *, pause: float = 0.02) -> b
     return True
 
 
-class Tail:
+class GrowingFile:
     """A file of lines that a library appends to; each `read` returns the complete lines added since the last one."""
 
     def __init__(self, path: Path) -> None:

@@ -13,7 +13,7 @@ MOST_EXAMPLE = 200
 COUNTS = ("points", "texts", "media", "files", "alerts", "console")
 
 
-class Account(Struct, kw_only=True):
+class RunAccount(Struct, kw_only=True):
     """One run's import. `outcome`: imported, updated, unchanged, known (fanfold's own), busy, skipped or failed."""
 
     kind: str

@@ -25,7 +25,7 @@ SYSTEM = "__system__"
 LOGS = "logs"
 
 
-class Aim:
+class AimImporter:
     """Runs of an Aim repository."""
 
     kind = "aim"

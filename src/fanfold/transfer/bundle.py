@@ -21,7 +21,7 @@ FILES = (RUN, "points.parquet", "texts.parquet", "media.parquet", "console.parqu
 Row = dict[str, Any]
 
 
-class Bundle:
+class BundleImporter:
     """Folders that `fanfold export` wrote."""
 
     kind = "fanfold"

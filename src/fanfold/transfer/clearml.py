@@ -82,7 +82,7 @@ class Folder:
         """Nothing is held open."""
 
 
-class ClearML:
+class ClearMLImporter:
     """Offline sessions of ClearML."""
 
     kind = "clearml"

@@ -76,7 +76,7 @@ class Folder:
         """Nothing is held open."""
 
 
-class Comet:
+class CometImporter:
     """Offline archives of Comet."""
 
     kind = "comet_ml"

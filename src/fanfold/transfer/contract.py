@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..store import open_run
-from .account import Account
+from .account import RunAccount
 from .events import Artifact, Event, Found, Importer, Left, Mark, Rows, Values
 from .importing import Import
 
@@ -53,7 +53,7 @@ class ImporterContract:
         work.search.named = True
         return work
 
-    def _imported(self, source: Path, root: Path) -> list[Account]:
+    def _imported(self, source: Path, root: Path) -> list[RunAccount]:
         return self._import(source, root).once()
 
     # The guarantees
@@ -147,7 +147,7 @@ class ImporterContract:
             shutil.rmtree(store, ignore_errors=True)
 
 
-def _numbers(account: Account, *, timed: bool) -> dict[str, list[Any]]:
+def _numbers(account: RunAccount, *, timed: bool) -> dict[str, list[Any]]:
     """Return the steps and values of each metric, and the times if the source has them."""
     run = open_run(Path(account.path))
     series = {key: run.series(key, raw=True) for key in run.keys()}  # noqa: SIM118 - a method of ours

@@ -19,7 +19,7 @@ METRICS, HPARAMS = "metrics.csv", "hparams.yaml"
 _VERSION = re.compile(r"version_\d+")
 
 
-class CSVLogger:
+class CSVLoggerImporter:
     """Folders of Lightning's CSVLogger."""
 
     kind = "csv_logger"

@@ -43,7 +43,7 @@ _STEP = re.compile(r"(\d{1,18})(?:-(\d{1,6}))?")
 _GENERATED = ("report.html", "report.md", "report.ipynb", "dvc.yaml", MARKER)
 
 
-class Files(Protocol):
+class DVCLiveFiles(Protocol):
     """The files of a DVCLive folder: on disk, or in a commit."""
 
     names: list[str]
@@ -52,7 +52,7 @@ class Files(Protocol):
     def path(self, name: str, scratch: Path) -> Path: ...
 
 
-class OnDisk:
+class FolderFiles:
     """The files as they are now; links are left out."""
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class InCommit:
         return target
 
 
-class DVCLive:
+class DVCLiveImporter:
     """Folders of DVCLive, with the experiments that git has of them."""
 
     kind = "dvclive"
@@ -178,7 +178,7 @@ def _line(output: bytes | None) -> str | None:
 
 def _events(folder: Path, commit: str, name: str) -> Iterator[Event]:
     left = Account()
-    files: OnDisk | InCommit = InCommit(folder, commit) if commit else OnDisk(folder)
+    files: FolderFiles | InCommit = InCommit(folder, commit) if commit else FolderFiles(folder)
     began, ended = _times(folder, commit, files)
     yield Start(time_ns=began)
     ours = MARKER in files.names and not commit
@@ -197,15 +197,15 @@ def _events(folder: Path, commit: str, name: str) -> Iterator[Event]:
     yield from left.events()
 
 
-def _times(folder: Path, commit: str, files: Files) -> tuple[int | None, int | None]:
-    if isinstance(files, OnDisk):
+def _times(folder: Path, commit: str, files: DVCLiveFiles) -> tuple[int | None, int | None]:
+    if isinstance(files, FolderFiles):
         return min(files.times, default=None), max(files.times, default=None)
     when = _line(run_git(str(folder), "show", "--no-patch", "--format=%at", commit))
     at = int(when) * 10**9 if when and when.isdecimal() else None
     return at, at
 
 
-def _config(files: Files, left: Account) -> dict[str, Any]:
+def _config(files: DVCLiveFiles, left: Account) -> dict[str, Any]:
     if "params.yaml" not in files.names:
         return {}
     try:
@@ -216,7 +216,7 @@ def _config(files: Files, left: Account) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _table(files: Files, name: str, latest: dict[str, Any], ours: bool, left: Account) -> Iterator[Event]:
+def _table(files: DVCLiveFiles, name: str, latest: dict[str, Any], ours: bool, left: Account) -> Iterator[Event]:
     """Yield the rows of a metric's table: its step, perhaps a time in milliseconds, and its value in the last column."""
     key = name.removeprefix(METRICS).removesuffix(".tsv")
     key = key_of(key) if ours else key
@@ -256,7 +256,7 @@ def _row(
         yield from gather.add(step, time_ns, {key: value})
 
 
-def _summary(files: Files, latest: dict[str, Any], ours: bool, left: Account) -> dict[str, Any]:
+def _summary(files: DVCLiveFiles, latest: dict[str, Any], ours: bool, left: Account) -> dict[str, Any]:
     """Return what metrics.json has beyond the last row of each table."""
     if "metrics.json" not in files.names:
         return {}
@@ -282,14 +282,14 @@ def _same(one: Any, two: Any) -> bool:
     return one == two or str(one).lower() == str(two).lower()  # NaN and infinities are texts in metrics.json
 
 
-def _json(files: Files, name: str) -> Any:
+def _json(files: DVCLiveFiles, name: str) -> Any:
     try:
         return json.loads(files.read(name))
     except UNREADABLE:
         return None
 
 
-def _media(files: Files, ours: bool, left: Account) -> Iterator[Values]:
+def _media(files: DVCLiveFiles, ours: bool, left: Account) -> Iterator[Values]:
     """Yield images and plots; those of one key and step together."""
     found: dict[tuple[str, int | None], list[tuple[int, Media]]] = {}
     for name in files.names:
@@ -318,14 +318,14 @@ def _place(name: str, ours: bool) -> tuple[str, int | None, int]:
     return key_of(parent) if ours else parent, int(match[1]), int(match[2] or 0)
 
 
-def _picture(files: Files, name: str) -> Media:
+def _picture(files: DVCLiveFiles, name: str) -> Media:
     data = files.read(name)
     if len(data) > MOST_MEDIA:
         raise ValueError(f"it is larger than {MOST_MEDIA >> 20} MiB")
     return media_of(data, PurePosixPath(name).suffix)
 
 
-def _plot(files: Files, name: str) -> Media:
+def _plot(files: DVCLiveFiles, name: str) -> Media:
     """Return the points of a plot as a table; bins with their counts are a histogram."""
     found = json.loads(files.read(name))
     if isinstance(found, dict):
@@ -343,7 +343,7 @@ def _is_bin(row: dict[str, Any]) -> bool:
     return list(row) == ["from", "to", "count"] and all(number(cell) is not None for cell in row.values())
 
 
-def _artifacts(files: Files, left: Account) -> Iterator[Artifact]:
+def _artifacts(files: DVCLiveFiles, left: Account) -> Iterator[Artifact]:
     kept: dict[str, list[str]] = {}
     for name in files.names:
         if name.startswith(ARTIFACTS) and name.endswith(".dvc"):

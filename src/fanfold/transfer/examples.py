@@ -14,7 +14,7 @@ import numpy as np
 from ..journal.directory import run_path
 from ..media import Histogram, Image, Table
 from ..process import digest
-from .account import Account
+from .account import RunAccount
 from .events import Alert, Console, Definition, End, Event, Facts, Found, Rows, Start, Values
 from .write import SECOND, RunWriter
 
@@ -35,7 +35,7 @@ def write_examples(root: Path, project: str = PROJECT) -> int:
         if run_path(root, project, id).exists():
             continue
         found = Found(kind="examples", id=name, paths=(), project=project, name=name)
-        account = Account(kind="examples", source="", id=name, project=project, run=id)
+        account = RunAccount(kind="examples", source="", id=name, project=project, run=id)
         writer = RunWriter(run_path(root, project, id), id, project, found, account)
         for event in _events(name, number, lr, width, seed):
             writer.feed(event)

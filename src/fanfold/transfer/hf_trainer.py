@@ -41,7 +41,7 @@ class State(NamedTuple):
         return found if isinstance(found, list) else []
 
 
-class HFTrainer:
+class HFTrainerImporter:
     """Output folders of Transformers' Trainer."""
 
     kind = "hf_trainer"

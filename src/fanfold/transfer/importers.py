@@ -18,23 +18,40 @@ def built_in() -> list[Importer]:
 
     Each module is small and imports its libraries only where it reads.
     """
-    from .aim import Aim
-    from .bundle import Bundle
-    from .clearml import ClearML
-    from .comet import Comet
-    from .csv_logger import CSVLogger
-    from .dvclive import DVCLive
-    from .hf_trainer import HFTrainer
-    from .mlflow import MLflow
-    from .neptune import Neptune
-    from .swanlab import SwanLab
-    from .tables import Tables
-    from .tensorboard import TensorBoard
-    from .trackio import Trackio
-    from .wandb import Wandb
+    from .aim import AimImporter
+    from .bundle import BundleImporter
+    from .clearml import ClearMLImporter
+    from .comet import CometImporter
+    from .csv_logger import CSVLoggerImporter
+    from .dvclive import DVCLiveImporter
+    from .hf_trainer import HFTrainerImporter
+    from .mlflow import MLflowImporter
+    from .neptune import NeptuneImporter
+    from .swanlab import SwanLabImporter
+    from .tables import TablesImporter
+    from .tensorboard import TensorBoardImporter
+    from .trackio import TrackioImporter
+    from .wandb import WandbImporter
 
-    products: list[Importer] = [TensorBoard(), Wandb(), MLflow(), Trackio(), SwanLab(), Neptune(), Aim(), Comet(), ClearML()]
-    return [Bundle(), *products, DVCLive(), HFTrainer(), CSVLogger(), Tables()]  # what fits many files looks last
+    products: list[Importer] = [
+        TensorBoardImporter(),
+        WandbImporter(),
+        MLflowImporter(),
+        TrackioImporter(),
+        SwanLabImporter(),
+        NeptuneImporter(),
+        AimImporter(),
+        CometImporter(),
+        ClearMLImporter(),
+    ]
+    return [
+        BundleImporter(),
+        *products,
+        DVCLiveImporter(),
+        HFTrainerImporter(),
+        CSVLoggerImporter(),
+        TablesImporter(),
+    ]  # what fits many files looks last
 
 
 @lru_cache(maxsize=1)

@@ -20,10 +20,10 @@ from ..journal.directory import decode_name, encode_name, is_link, is_run, run_p
 from ..process import digest
 from ..settings import find_directory
 from . import events
-from .account import Account
+from .account import RunAccount
 from .events import Event, Facts, Importer, Left, Mark
 from .find import Search, Sighting, last_written, signature, size_of
-from .write import Busy, RunWriter, read_record
+from .write import ImportBusy, RunWriter, read_record
 
 POLL_SECONDS: Final = 0.5
 SEARCH_SECONDS: Final = 1.0
@@ -45,7 +45,7 @@ def import_runs(
     dry_run: bool = False,
     dir: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> list[Account]:
+) -> list[RunAccount]:
     """Import runs of other tools from files and folders; return an account of each run.
 
     A folder is searched for everything known. Importing again adds only what is new. `kind` restricts the search to one tool;
@@ -103,7 +103,7 @@ class Import:
         self._failed: dict[tuple[str, str], float] = {}  # when runs that could not be read are tried again
         self._searched = -SEARCH_SECONDS  # when, by the monotonic clock
 
-    def once(self, progress: Progress | None = None) -> list[Account]:
+    def once(self, progress: Progress | None = None) -> list[RunAccount]:
         """Import what is there."""
         sightings = self._selected()
         try:
@@ -111,7 +111,7 @@ class Import:
         finally:
             self.close()
 
-    def follow(self, stop: threading.Event, report: Callable[[Account], None]) -> None:
+    def follow(self, stop: threading.Event, report: Callable[[RunAccount], None]) -> None:
         """Import what is there and whatever is added, until `stop` is set. `report` gets an account of each change."""
         try:
             while not stop.is_set():
@@ -120,7 +120,7 @@ class Import:
         finally:
             self.close()
 
-    def round(self, stop: threading.Event, report: Callable[[Account], None]) -> None:
+    def round(self, stop: threading.Event, report: Callable[[RunAccount], None]) -> None:
         """Import what was added since the last round: a look at each known file, and now and then a search for new ones."""
         now = time.monotonic()
         self.look(now)
@@ -199,7 +199,7 @@ class Import:
 
     # One run
 
-    def _followed(self, one: Sighting) -> Account | None:
+    def _followed(self, one: Sighting) -> RunAccount | None:
         """Import what is new of a run; None if it did not change."""
         name, state = (one.found.kind, one.found.id), self._state(one)
         if name in self._read and self._read[name] == state:
@@ -217,10 +217,10 @@ class Import:
             known = self._written[name] = (sign, last_written(one.found))
         return [sign, _is_old(known[1])]
 
-    def _import(self, one: Sighting, *, live: bool) -> Account:
+    def _import(self, one: Sighting, *, live: bool) -> RunAccount:
         found = one.found
         run_id, path = self._place(one)
-        account = Account(kind=found.kind, source=one.source, id=found.id, name=found.name, run=run_id, path=str(path),
+        account = RunAccount(kind=found.kind, source=one.source, id=found.id, name=found.name, run=run_id, path=str(path),
                           project=decode_name(path.parent.name))  # fmt: skip
         for place in one.also:
             account.leave(
@@ -235,7 +235,7 @@ class Import:
             return self._counted(one, account, path)
         try:
             return self._carried(one, account, path, live=live)
-        except Busy as error:
+        except ImportBusy as error:
             account.outcome, account.why = "busy", str(error)
         except OSError as error:
             self._forget(one)
@@ -245,7 +245,7 @@ class Import:
             ) from error
         return account
 
-    def _counted(self, one: Sighting, account: Account, path: Path) -> Account:
+    def _counted(self, one: Sighting, account: RunAccount, path: Path) -> RunAccount:
         """Read a run without writing anything."""
         record = read_record(path) if is_run(path) else None
         for event in _events(one.importer, one.found, record.position if record else None, account):
@@ -253,7 +253,7 @@ class Import:
         account.outcome = "would be imported" if record is None else "would be updated" if account.anything else "unchanged"
         return account
 
-    def _carried(self, one: Sighting, account: Account, path: Path, *, live: bool) -> Account:
+    def _carried(self, one: Sighting, account: RunAccount, path: Path, *, live: bool) -> RunAccount:
         state = self._state(one)
         writer = self._writer(one, account, path)
         over = True
@@ -290,7 +290,7 @@ class Import:
         last = writer.record.last / 1e9 or written  # without times, there are only those of the files
         return (written > 0 and _is_old(written)) or (not grown and _is_old(last))
 
-    def _writer(self, one: Sighting, account: Account, path: Path) -> RunWriter:
+    def _writer(self, one: Sighting, account: RunAccount, path: Path) -> RunWriter:
         known = self._open.get(str(path))
         if known is not None and not known[0].gone:
             known[0].account, known[0].found = account, one.found
@@ -307,7 +307,7 @@ class Import:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             (self.root / ".gitignore").write_text("*\n", encoding="ascii")
 
-    def _feed(self, one: Sighting, writer: RunWriter, account: Account) -> bool:
+    def _feed(self, one: Sighting, writer: RunWriter, account: RunAccount) -> bool:
         """Feed a run's new events to its writer; return whether there were any."""
         began = False
         for event in _events(one.importer, one.found, writer.record.position, account):
@@ -362,7 +362,7 @@ def _known(path: Path, found: events.Found) -> str:
     return f"this run is here already, imported from {record.kind}{f' ({record.form})' if record.form else ''}"
 
 
-def _end(one: Sighting, writer: RunWriter, account: Account, *, over: bool, live: bool) -> None:
+def _end(one: Sighting, writer: RunWriter, account: RunAccount, *, over: bool, live: bool) -> None:
     """End a run whose source does not say that it ended, if the source is at rest or nobody follows it any more."""
     unsaid = f"{one.importer.title} has no end of it" if getattr(one.importer, "says_end", False) else ""
     if over and unsaid and _is_old(writer.record.last / 1e9, DEAD_SECONDS):
@@ -396,7 +396,7 @@ def _is_old(seconds: float, most: float = REST_SECONDS) -> bool:
     return time.time() - seconds > most
 
 
-def _events(importer: Importer, found: events.Found, position: Any, account: Account) -> Iterator[Event]:
+def _events(importer: Importer, found: events.Found, position: Any, account: RunAccount) -> Iterator[Event]:
     """Yield an importer's events; an error in it ends them, and is reported as something not carried."""
     stream, error = outcome(lambda: iter(importer.read(found, position)))
     spent = 0

@@ -16,7 +16,7 @@ from .sqlite import with_log
 ASK_SECONDS = 10.0  # how often a database on a server is read again
 
 
-class MLflow:
+class MLflowImporter:
     """Runs of an MLflow file store, or of an MLflow database in SQLite."""
 
     kind = "mlflow"

@@ -19,7 +19,7 @@ import numpy as np
 from ..journal.files import is_folder, open_regular
 from . import flat_yaml
 from .events import Event, Facts, Left, Mark, Rows
-from .mlflow_run import SOURCE_RUN, TRACES, Kept, began, ended, files, keys_of, nanoseconds
+from .mlflow_run import SOURCE_RUN, TRACES, MLflowFacts, began, ended, files, keys_of, nanoseconds
 from .reading import Account
 
 META = "meta.yaml"
@@ -32,7 +32,7 @@ MOST_DEPTH = 32
 # Finding runs
 
 
-def runs_in(path: Path) -> Iterator[tuple[Path, Kept]]:
+def runs_in(path: Path) -> Iterator[tuple[Path, MLflowFacts]]:
     """Yield the run of a run's folder, or the runs of an experiment's folder; a store is a folder of such folders."""
     meta = _meta(path)
     if _run_id(meta):
@@ -44,7 +44,7 @@ def runs_in(path: Path) -> Iterator[tuple[Path, Kept]]:
                 yield folder, _sketch(folder, about, meta)
 
 
-def _sketch(folder: Path, meta: dict[str, Any], experiment: dict[str, Any]) -> Kept:
+def _sketch(folder: Path, meta: dict[str, Any], experiment: dict[str, Any]) -> MLflowFacts:
     """Return what identifies a run, without reading everything."""
     names = ("fanfold.run_id", "fanfold.project", "mlflow.runName")
     tags = {name: text for name in names if (text := _text(folder / "tags" / name))}
@@ -78,7 +78,7 @@ def _text(path: Path, most: int = MOST_TEXT) -> str:
         return ""
 
 
-def _kept(folder: Path) -> Kept:
+def _kept(folder: Path) -> MLflowFacts:
     tags = {name: _text(path) for name, path in tree(folder / "tags").items()}
     kept = _about(folder, _meta(folder), _meta(folder.parent), tags)
     parent = tags.get("mlflow.parentRunId", "")
@@ -87,10 +87,12 @@ def _kept(folder: Path) -> Kept:
     return kept
 
 
-def _about(folder: Path, meta: dict[str, Any], experiment: dict[str, Any], tags: dict[str, str]) -> Kept:
+def _about(folder: Path, meta: dict[str, Any], experiment: dict[str, Any], tags: dict[str, str]) -> MLflowFacts:
     deleted = "deleted" in (meta.get("lifecycle_stage"), experiment.get("lifecycle_stage"))
     name = str(experiment.get("name") or folder.parent.name)
-    return Kept(info={**meta, "run_id": _run_id(meta)}, params={}, tags=tags, experiment=name, datasets=[], archived=deleted)
+    return MLflowFacts(
+        info={**meta, "run_id": _run_id(meta)}, params={}, tags=tags, experiment=name, datasets=[], archived=deleted
+    )
 
 
 def tree(folder: Path, depth: int = 0) -> dict[str, Path]:
@@ -209,7 +211,7 @@ def _counted_traces(folder: Path, _changed: int) -> Counter[str]:
     return Counter(_text(place / "request_metadata" / SOURCE_RUN) for place in _folders(folder))
 
 
-def _artifacts(folder: Path, kept: Kept, account: Account) -> dict[str, Path]:
+def _artifacts(folder: Path, kept: MLflowFacts, account: Account) -> dict[str, Path]:
     """Return the run's files, and those of the models it logged. Only what is inside the store is read."""
     found = tree(folder / "artifacts")
     for place in _folders(folder / "outputs"):
@@ -224,7 +226,7 @@ def _artifacts(folder: Path, kept: Kept, account: Account) -> dict[str, Path]:
 # Points
 
 
-def _metrics(folder: Path, kept: Kept, offsets: dict[str, int], account: Account) -> Iterator[Event]:
+def _metrics(folder: Path, kept: MLflowFacts, offsets: dict[str, int], account: Account) -> Iterator[Event]:
     keys, ours = keys_of(kept), "fanfold.run_id" in kept.tags
     for name, path in tree(folder / "metrics").items():
         start, size = offsets.get(name, 0), size_of(path)

@@ -30,7 +30,7 @@ SOURCE_RUN = "mlflow.sourceRun"
 _MS = 1_000_000
 
 
-class Kept(Struct, kw_only=True):
+class MLflowFacts(Struct, kw_only=True):
     """What a store holds of a run, apart from its points."""
 
     info: dict[str, Any]  # as in meta.yaml
@@ -43,7 +43,7 @@ class Kept(Struct, kw_only=True):
     latest: Any = None  # what a server's list of runs says of it
 
 
-def found_of(run_id: str, kept: Kept, paths: tuple[Path, ...], form: str) -> Found:
+def found_of(run_id: str, kept: MLflowFacts, paths: tuple[Path, ...], form: str) -> Found:
     """Return how a run is known to imports."""
     ours = kept.tags.get("fanfold.run_id")
     project = kept.tags.get("fanfold.project") if ours else None
@@ -58,17 +58,17 @@ def unquoted(text: str) -> str:
     return text.replace("%27", "'").replace("%22", '"').replace("%60", "`")
 
 
-def name_of(kept: Kept) -> str:
+def name_of(kept: MLflowFacts) -> str:
     """Return a run's name: older versions of MLflow have it in a tag only."""
     return str(kept.info.get("run_name") or kept.tags.get("mlflow.runName") or "")
 
 
-def keys_of(kept: Kept) -> dict[str, str]:
+def keys_of(kept: MLflowFacts) -> dict[str, str]:
     """Return the key of each metric that fanfold had to rename, by its name in MLflow."""
     return {name.removeprefix("fanfold.key/"): key for name, key in kept.tags.items() if name.startswith("fanfold.key/")}
 
 
-def began(kept: Kept) -> Iterator[Event]:
+def began(kept: MLflowFacts) -> Iterator[Event]:
     """Yield a run's start and facts."""
     yield Start(time_ns=nanoseconds(kept.info.get("start_time")))
     ours = {name.removeprefix("fanfold."): text for name, text in kept.tags.items() if name.startswith("fanfold.")}
@@ -85,7 +85,7 @@ def began(kept: Kept) -> Iterator[Event]:
         yield Left(what="infinite values", why="an MLflow database cannot hold them", count=len(left), example=left[0][4:])
 
 
-def ended(kept: Kept) -> Iterator[Event]:
+def ended(kept: MLflowFacts) -> Iterator[Event]:
     """Yield a run's end, if MLflow knows it."""
     status = STATUSES.get(kept.info.get("status", 1))
     if status is not None:
@@ -118,12 +118,12 @@ def _json(text: str) -> Any:
         return text
 
 
-def _group(kept: Kept) -> str:
+def _group(kept: MLflowFacts) -> str:
     parent = kept.tags.get("mlflow.parentRunId", "")
     return f"{kept.parent} ({parent[:8]})" if kept.parent else parent
 
 
-def _tags(kept: Kept, ours: Mapping[str, str]) -> list[str] | None:
+def _tags(kept: MLflowFacts, ours: Mapping[str, str]) -> list[str] | None:
     """Return short tags of the user as `key=value`; all of them are in the facts."""
     tags = [tag for tag in ours.get("tags", "").split(", ") if tag]
     for name, text in kept.tags.items():
@@ -132,7 +132,7 @@ def _tags(kept: Kept, ours: Mapping[str, str]) -> list[str] | None:
     return tags or None
 
 
-def _facts(kept: Kept) -> dict[str, Any]:
+def _facts(kept: MLflowFacts) -> dict[str, Any]:
     tags = kept.tags
     git = {"commit": tags.get("mlflow.source.git.commit"), "branch": tags.get("mlflow.source.git.branch"),
            "remote": tags.get("mlflow.source.git.repoURL")}  # fmt: skip
@@ -148,7 +148,7 @@ def _facts(kept: Kept) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-def files(kept: Kept, found: Mapping[str, Path], account: Account) -> Iterator[Event]:
+def files(kept: MLflowFacts, found: Mapping[str, Path], account: Account) -> Iterator[Event]:
     """Yield the run's files: images, texts and tables with a step as values, everything else as artifacts."""
     ours = "fanfold.run_id" in kept.tags
     tables = {entry["path"] for entry in _listed(kept) if entry.get("type") == "table" and isinstance(entry.get("path"), str)}
@@ -180,7 +180,7 @@ def _logged(values: dict[tuple[int | None, int | None, str], list[Media]]) -> It
     values.clear()
 
 
-def _listed(kept: Kept) -> list[dict[str, Any]]:
+def _listed(kept: MLflowFacts) -> list[dict[str, Any]]:
     found = _json(kept.tags.get("mlflow.loggedArtifacts", "[]"))
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
@@ -205,7 +205,7 @@ def _long_tag(tag: str, path: Path, account: Account) -> Iterator[Event]:
 
 
 def _placed(
-    kept: Kept, name: str, path: Path, *, ours: bool, tables: set[str], account: Account
+    kept: MLflowFacts, name: str, path: Path, *, ours: bool, tables: set[str], account: Account
 ) -> tuple[int | None, int | None, str, Media] | None:
     """Return step, time, key and value of a file that was logged as media; None for any other."""
     step: int | None

@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from ..errors import SettingError
 from .events import Event
-from .mlflow_run import TRACES, Kept, began, ended, files, keys_of
+from .mlflow_run import TRACES, MLflowFacts, began, ended, files, keys_of
 from .mlflow_sql import events_of
 from .reading import Account, resumed
 
@@ -35,7 +35,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-class Server:
+class MLflowServer:
     """A server at an address."""
 
     def __init__(self, address: str) -> None:
@@ -83,9 +83,9 @@ class Server:
                 return
 
 
-def runs_at(address: str) -> Iterator[tuple[str, Kept]]:
+def runs_at(address: str) -> Iterator[tuple[str, MLflowFacts]]:
     """Yield all runs of a server; raise SettingError if there is none at this address."""
-    server = Server(address)
+    server = MLflowServer(address)
     try:
         experiments = {
             str(entry.get("experiment_id")): entry
@@ -104,7 +104,7 @@ def runs_at(address: str) -> Iterator[tuple[str, Kept]]:
             yield str(kept.info.get("run_id")), kept
 
 
-def _kept(run: dict[str, Any], experiment: dict[str, Any]) -> Kept:
+def _kept(run: dict[str, Any], experiment: dict[str, Any]) -> MLflowFacts:
     info, data = dict(run.get("info") or {}), run.get("data") or {}
     info |= {name: _integer(info.get(name)) for name in ("start_time", "end_time")}
     pairs = {
@@ -116,7 +116,7 @@ def _kept(run: dict[str, Any], experiment: dict[str, Any]) -> Kept:
         for entry in inputs
     ]
     deleted = "deleted" in (info.get("lifecycle_stage"), experiment.get("lifecycle_stage"))
-    return Kept(
+    return MLflowFacts(
         info=info,
         params=pairs["params"],
         tags=pairs["tags"],
@@ -136,10 +136,10 @@ def _integer(value: Any) -> int | None:
 
 def read_at(address: str, run_id: str, position: Any) -> Iterator[Event]:
     """Yield a run's events."""
-    yield from resumed(_events(Server(address), run_id), position)
+    yield from resumed(_events(MLflowServer(address), run_id), position)
 
 
-def _events(server: Server, run_id: str) -> Iterator[Event]:
+def _events(server: MLflowServer, run_id: str) -> Iterator[Event]:
     account = Account()
     try:
         run = server.ask("runs/get", {"run_id": run_id}).get("run") or {}
@@ -165,7 +165,7 @@ def _events(server: Server, run_id: str) -> Iterator[Event]:
         yield from account.events()
 
 
-def _history(server: Server, kept: Kept, key: str, account: Account) -> Iterator[Event]:
+def _history(server: MLflowServer, kept: MLflowFacts, key: str, account: Account) -> Iterator[Event]:
     query = {"run_id": kept.info["run_id"], "metric_key": key, "max_results": 25_000}
     rows = []
     for point in server.pages("metrics/get-history", "metrics", query):
@@ -176,7 +176,7 @@ def _history(server: Server, kept: Kept, key: str, account: Account) -> Iterator
     yield from events_of(rows, keys_of(kept), account, ours="fanfold.run_id" in kept.tags)
 
 
-def _traces(server: Server, kept: Kept) -> int:
+def _traces(server: MLflowServer, kept: MLflowFacts) -> int:
     """Return how many traces belong to a run; 0 from a server that is too old to say."""
     place = {"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": {"experiment_id": str(kept.info.get("experiment_id"))}}
     query = {"locations": [place], "filter": f"request_metadata.`mlflow.sourceRun` = '{kept.info['run_id']}'", "max_results": 500}
@@ -186,7 +186,7 @@ def _traces(server: Server, kept: Kept) -> int:
         return 0
 
 
-def _downloaded(server: Server, run_id: str, folder: Path, account: Account) -> dict[str, Path]:
+def _downloaded(server: MLflowServer, run_id: str, folder: Path, account: Account) -> dict[str, Path]:
     """Download the run's files under names of our own."""
     found: dict[str, Path] = {}
     for name in _listed(server, run_id, account):
@@ -202,7 +202,7 @@ def _downloaded(server: Server, run_id: str, folder: Path, account: Account) -> 
     return found
 
 
-def _listed(server: Server, run_id: str, account: Account) -> Iterator[str]:
+def _listed(server: MLflowServer, run_id: str, account: Account) -> Iterator[str]:
     waiting, seen = [""], 0
     while waiting:
         path = waiting.pop()

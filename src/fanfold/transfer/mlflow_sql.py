@@ -18,9 +18,9 @@ from ..errors import SettingError, missing_extra
 from ..process import digest
 from .events import Event, Facts, Mark, Rows
 from .mlflow_files import new_files, tree
-from .mlflow_run import SOURCE_RUN, TRACES, Kept, began, ended, files, finite, keys_of, nanoseconds
+from .mlflow_run import SOURCE_RUN, TRACES, MLflowFacts, began, ended, files, finite, keys_of, nanoseconds
 from .reading import Account, resumed
-from .sqlite import BROKEN, Database, opened
+from .sqlite import BROKEN, SQLiteFile, opened
 
 BATCH = 1 << 15
 SCHEMES = ("postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle", "sqlite")
@@ -30,7 +30,7 @@ _RUN = ("run_uuid", "name", "source_name", "source_version", "user_id", "status"
 _POINT = ("key", "value", "timestamp", "step", "is_nan")
 
 
-def is_mlflow(database: Database) -> bool:
+def is_mlflow(database: SQLiteFile) -> bool:
     """Return whether a database has MLflow's tables."""
     return database.tables.keys() >= NEEDED and {"run_uuid", "experiment_id"} <= database.tables["runs"]
 
@@ -38,7 +38,7 @@ def is_mlflow(database: Database) -> bool:
 # Finding runs
 
 
-def runs_in(path: Path) -> Iterator[tuple[str, Kept]]:
+def runs_in(path: Path) -> Iterator[tuple[str, MLflowFacts]]:
     """Yield the runs of a SQLite database; nothing if it is not MLflow's."""
     ours = False
     try:
@@ -47,10 +47,13 @@ def runs_in(path: Path) -> Iterator[tuple[str, Kept]]:
             yield from runs_of(database) if ours else ()
     except BROKEN:
         if ours:  # what is damaged appears in the account
-            yield str(path.absolute()), Kept(info={"run_name": path.name}, params={}, tags={}, experiment=path.stem, datasets=[])
+            yield (
+                str(path.absolute()),
+                MLflowFacts(info={"run_name": path.name}, params={}, tags={}, experiment=path.stem, datasets=[]),
+            )
 
 
-def runs_of(database: Database) -> Iterator[tuple[str, Kept]]:
+def runs_of(database: SQLiteFile) -> Iterator[tuple[str, MLflowFacts]]:
     """Yield all runs of a database, with the tags that tell what a run is."""
     experiments = _experiments(database)
     wanted = "WHERE t.\"key\" LIKE 'fanfold.%' OR t.\"key\" IN ('mlflow.runName')"
@@ -62,16 +65,16 @@ def runs_of(database: Database) -> Iterator[tuple[str, Kept]]:
         yield str(row[0]), kept
 
 
-def _experiments(database: Database) -> dict[Any, tuple[str, bool]]:
+def _experiments(database: SQLiteFile) -> dict[Any, tuple[str, bool]]:
     rows = database.select("experiments", ("experiment_id", "name", "lifecycle_stage"))
     return {key: (str(name), stage == "deleted") for key, name, stage in rows}
 
 
-def _kept(row: tuple[Any, ...], experiments: Mapping[Any, tuple[str, bool]], tags: dict[str, str]) -> Kept:
+def _kept(row: tuple[Any, ...], experiments: Mapping[Any, tuple[str, bool]], tags: dict[str, str]) -> MLflowFacts:
     info = dict(zip(_RUN, row, strict=True))
     experiment, deleted = experiments.get(info["experiment_id"], (str(info["experiment_id"]), False))
     info |= {"run_id": str(info["run_uuid"]), "run_name": info["name"], "experiment_id": str(info["experiment_id"])}
-    return Kept(
+    return MLflowFacts(
         info=info,
         params={},
         tags=tags,
@@ -102,7 +105,7 @@ def read(path: Path, run_id: str, position: dict[str, Any]) -> Iterator[Event]:
         yield Mark(position=state)
 
 
-def _events(database: Database, kept: Kept, state: dict[str, Any], path: Path, account: Account) -> Iterator[Event]:
+def _events(database: SQLiteFile, kept: MLflowFacts, state: dict[str, Any], path: Path, account: Account) -> Iterator[Event]:
     described = digest(repr(msgspec.to_builtins(kept)))
     anything = described != state["facts"]
     if anything:
@@ -116,7 +119,7 @@ def _events(database: Database, kept: Kept, state: dict[str, Any], path: Path, a
     state["facts"] = described
 
 
-def _left(database: Database, kept: Kept, account: Account) -> None:
+def _left(database: SQLiteFile, kept: MLflowFacts, account: Account) -> None:
     """Count what belongs to a run and is not carried."""
     run = kept.info["run_id"]
     rest = 'WHERE t."key" = :key AND t."value" = :run'
@@ -128,11 +131,11 @@ def _left(database: Database, kept: Kept, account: Account) -> None:
         account.leave("logged models", "their metrics and params are not carried", count=models)
 
 
-def _files(kept: Kept, path: Path, state: dict[str, Any], account: Account) -> Iterator[Event]:
+def _files(kept: MLflowFacts, path: Path, state: dict[str, Any], account: Account) -> Iterator[Event]:
     yield from files(kept, new_files(_artifacts(kept, path, account), state["files"]), account)
 
 
-def _run(database: Database, run_id: str) -> Kept | None:
+def _run(database: SQLiteFile, run_id: str) -> MLflowFacts | None:
     row = next(database.select("runs", _RUN, 'WHERE t."run_uuid" = :run', run=run_id), None)
     if row is None:
         return None
@@ -149,7 +152,7 @@ def _run(database: Database, run_id: str) -> Kept | None:
     return kept
 
 
-def _datasets(database: Database, run_id: str) -> list[dict[str, Any]]:
+def _datasets(database: SQLiteFile, run_id: str) -> list[dict[str, Any]]:
     names = ("name", "digest", "dataset_source_type", "dataset_source", "dataset_schema", "dataset_profile")
     found = []
     inputs = database.select("inputs", ("input_uuid", "source_id", "source_type"), 'WHERE t."destination_id" = :run', run=run_id)
@@ -161,7 +164,7 @@ def _datasets(database: Database, run_id: str) -> list[dict[str, Any]]:
     return found
 
 
-def _points(database: Database, kept: Kept, state: dict[str, Any], account: Account) -> Iterator[Event]:
+def _points(database: SQLiteFile, kept: MLflowFacts, state: dict[str, Any], account: Account) -> Iterator[Event]:
     """Yield points in the order they were written, and a mark after each batch."""
     run = kept.info["run_id"]
     rows = database.select(
@@ -204,7 +207,7 @@ def events_of(rows: list[tuple[Any, ...]], keys: Mapping[str, str], account: Acc
         )  # fmt: skip
 
 
-def _artifacts(kept: Kept, database: Path, account: Account) -> dict[str, Path]:
+def _artifacts(kept: MLflowFacts, database: Path, account: Account) -> dict[str, Path]:
     """Return the run's files, if they are beside the database: a file of somebody else never names another place to read."""
     address = str(kept.info.get("artifact_uri") or "")
     home = database.resolve().parent
@@ -225,7 +228,7 @@ def _artifacts(kept: Kept, database: Path, account: Account) -> dict[str, Path]:
 # Databases other than SQLite
 
 
-def runs_at(address: str) -> Iterator[tuple[str, Kept]]:
+def runs_at(address: str) -> Iterator[tuple[str, MLflowFacts]]:
     """Yield the runs of any database that SQLAlchemy knows; raise SettingError if it cannot be read."""
     try:
         with _connected(address) as database:
@@ -276,7 +279,7 @@ def _sqlalchemy_errors() -> tuple[type[Exception], ...]:
 
 
 @contextlib.contextmanager
-def _connected(address: str) -> Iterator[Database]:
+def _connected(address: str) -> Iterator[SQLiteFile]:
     """Open any database that SQLAlchemy knows."""
     import sqlalchemy
 
@@ -291,6 +294,6 @@ def _connected(address: str) -> Iterator[Database]:
                 text = sqlalchemy.text(re.sub(r'"(\w+)"', lambda word: quote(word[1]), query))
                 return (tuple(row) for row in found.execute(text, dict(values)))
 
-            yield Database(execute, tables)
+            yield SQLiteFile(execute, tables)
     finally:
         engine.dispose()

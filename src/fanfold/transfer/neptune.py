@@ -14,7 +14,7 @@ from . import neptune_offline, neptune_parquet, neptune_scale
 from .events import Event, Found
 
 
-class Neptune:
+class NeptuneImporter:
     """Runs that Neptune's exporter or clients left on disk."""
 
     kind = "neptune"

@@ -15,7 +15,7 @@ from .events import Artifact, Definition, Event, Found, Values
 from .neptune_run import STEP_KEY, Attributes, histogram
 from .protobuf import Message, double, inner, integer, message, text, texts, timestamp
 from .reading import Account, Gather, resumed
-from .sqlite import BROKEN, Database, opened, with_log
+from .sqlite import BROKEN, SQLiteFile, opened, with_log
 
 MICRO = 1_000_000
 SCALES = (1, 10, 100, 1000, 10_000, 100_000, MICRO)
@@ -77,7 +77,7 @@ class _Local:
         if time.time() - (self.last or 0) / 1e9 > REST_SECONDS:
             yield from self.attributes.ended(self.last)
 
-    def _operations(self, database: Database, account: Account) -> Iterator[tuple[int, Message]]:
+    def _operations(self, database: SQLiteFile, account: Account) -> Iterator[tuple[int, Message]]:
         rows = database.select("run_operations", ("operation_type", "operation"), "ORDER BY t.sequence_id")
         for kind, data in rows:
             if kind not in (UPDATE, CREATE) or not isinstance(data, bytes):
@@ -141,7 +141,7 @@ class _Local:
             columns[STEP_KEY] = exact / MICRO
         yield from self.gather.add(step, time_ns, columns)
 
-    def _files(self, database: Database) -> Iterator[Event]:
+    def _files(self, database: SQLiteFile) -> Iterator[Event]:
         """Yield files that are still where the client found them, if that is beside the database."""
         home = self.found.paths[0].resolve().parent
         for source, target, temporary in database.select("file_upload_requests", ("source_path", "destination", "is_temporary")):

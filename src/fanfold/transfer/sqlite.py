@@ -18,7 +18,7 @@ FREE_STEPS, STEPS = 10_000_000, 50  # how many it may take, and how many more fo
 BROKEN = (sqlite3.Error, OSError, ValueError, OverflowError)
 
 
-class Database:
+class SQLiteFile:
     """A database that is only read: rows of its tables, by the columns its version has."""
 
     def __init__(
@@ -52,7 +52,7 @@ def _begins(path: Path, _changed: int, _size: int) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Database]:
+def opened(path: Path) -> Iterator[SQLiteFile]:
     """Open a SQLite file; raise one of BROKEN if it cannot be read."""
     if not is_sqlite(path):
         raise OSError("it is not a SQLite database")
@@ -62,7 +62,7 @@ def opened(path: Path) -> Iterator[Database]:
         names = [name for name, sql in listed if isinstance(sql, str) and sql.lstrip().upper().startswith("CREATE TABLE")]
         quoted = {name: name.replace('"', '""') for name in names if isinstance(name, str)}
         tables = {name: {row[1] for row in found.execute(f'PRAGMA table_info("{safe}")')} for name, safe in quoted.items()}
-        yield Database(lambda query, values: iter(found.execute(query, values)), tables)
+        yield SQLiteFile(lambda query, values: iter(found.execute(query, values)), tables)
 
 
 def _connected(path: Path) -> sqlite3.Connection:

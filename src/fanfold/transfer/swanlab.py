@@ -28,7 +28,7 @@ _SYSTEM = 2
 _NAME = re.compile(r"[^/\0]{1,255}$")
 
 
-class SwanLab:
+class SwanLabImporter:
     """Runs of a SwanLab log folder."""
 
     kind = "swanlab"

@@ -30,7 +30,7 @@ MOST_RUNS = 1000  # in one file, which is read once for each
 Row = dict[str, Any]
 
 
-class Tables:
+class TablesImporter:
     """CSV, JSON lines and Parquet files."""
 
     kind = "table"

@@ -25,7 +25,7 @@ from . import protobuf as pb
 from .events import End, Event, Facts, Found, Left, Mark, Rows, Start, Values
 from .reading import read_document, read_yaml
 from .record_log import CUT
-from .tfrecord import Batch, Layout, Scalars, is_record, nanoseconds, read_batch, scalars
+from .tfrecord import RecordBatch, ScalarLayout, Scalars, is_record, nanoseconds, read_batch, scalars
 
 _FILE: Final = re.compile(r"tfevents\.(\d+)\.(.*)")
 _HPARAMS: Final = re.compile(r"\d{9,11}\.\d+")  # the folder that add_hparams makes
@@ -45,7 +45,7 @@ class _Name(NamedTuple):
     process: str  # node and pid
 
 
-class TensorBoard:
+class TensorBoardImporter:
     """Event files of TensorBoard, TensorFlow, PyTorch and tensorboardX."""
 
     kind = "tensorboard"
@@ -230,7 +230,7 @@ class _Reader:
             if name in self.places:
                 yield self._mark()
 
-    def _begin(self, path: Path, batch: Batch, place: dict[str, Any]) -> Iterator[Event]:
+    def _begin(self, path: Path, batch: RecordBatch, place: dict[str, Any]) -> Iterator[Event]:
         """Decide whether a new file is the next attempt, another rank, or more of the same."""
         first = _time_of(batch.data(0))
         others = [one for one in self.places.values() if not one.get("inner")]
@@ -251,7 +251,7 @@ class _Reader:
 
     # Records
 
-    def _batch(self, batch: Batch, place: dict[str, Any]) -> Iterator[Event]:
+    def _batch(self, batch: RecordBatch, place: dict[str, Any]) -> Iterator[Event]:
         many, others = scalars(batch, self._layout)
         by_tag: dict[str, list[Scalars]] = {}
         for one in many:
@@ -299,14 +299,14 @@ class _Reader:
                 order = np.argsort(np.concatenate(places), kind="stable")
                 yield tag, tuple(np.concatenate(parts)[order] for parts in (steps, times, values))
 
-    def _layout(self, data: bytes) -> Layout | None:
+    def _layout(self, data: bytes) -> ScalarLayout | None:
         """Return where a record with exactly one float32 scalar has it; None for any other record."""
         found = _single_value(data)
         if found is None or (found.plugin or self.plugins.get(found.tag, "")) not in ("", "scalars"):
             return None
         if found.as_tensor and "scalars" not in (found.plugin, self.plugins.get(found.tag)):
             return None
-        return Layout(found.tag, found.plugin, found.at)
+        return ScalarLayout(found.tag, found.plugin, found.at)
 
     def _record(
         self, data: bytes, record: int, single: dict[str, list[tuple[int, int, int, Any]]], rank: int
@@ -472,7 +472,7 @@ def _varints(data: bytes) -> list[int]:
     return found
 
 
-def _purges(batch: Batch) -> bool:
+def _purges(batch: RecordBatch) -> bool:
     """Return whether the first records say that the process started again, as SummaryWriter(purge_step=…) does."""
     for place in range(min(4, len(batch.starts))):
         found, _ = outcome(lambda place=place: pb.message(batch.data(place)))  # type: ignore[misc]

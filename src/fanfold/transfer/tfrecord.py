@@ -80,7 +80,7 @@ def is_record(data: bytes) -> bool:
     return bool(length < MOST_RECORD and crc == head_of(length))
 
 
-class Batch(NamedTuple):
+class RecordBatch(NamedTuple):
     """Some records of a file: where the data of each begin and how long they are, in `buffer`."""
 
     buffer: bytes
@@ -102,7 +102,7 @@ class Batch(NamedTuple):
         )
 
 
-def read_batch(file: BinaryIO, at: int, size: int = CHUNK) -> Batch:
+def read_batch(file: BinaryIO, at: int, size: int = CHUNK) -> RecordBatch:
     """Read records from an offset on. A record that is not complete yet is left for the next time."""
     file.seek(at)
     buffer = file.read(size)
@@ -112,9 +112,9 @@ def read_batch(file: BinaryIO, at: int, size: int = CHUNK) -> Batch:
         buffer += file.read(length + 16 - size)
         starts, lengths, here, damaged = _records(buffer)
         if not len(starts):
-            return Batch(buffer, np.empty(0, np.int64), np.empty(0, np.int64), at, 0, more=False)
+            return RecordBatch(buffer, np.empty(0, np.int64), np.empty(0, np.int64), at, 0, more=False)
     more = len(buffer) >= size and here > 0
-    return Batch(buffer, np.asarray(starts, np.int64), np.asarray(lengths, np.int64), at + here, damaged, more)
+    return RecordBatch(buffer, np.asarray(starts, np.int64), np.asarray(lengths, np.int64), at + here, damaged, more)
 
 
 def _records(buffer: bytes) -> tuple[Any, Any, int, int]:
@@ -205,7 +205,7 @@ class Scalars(NamedTuple):
     values: NDArray[np.float32]
 
 
-class Layout(NamedTuple):
+class ScalarLayout(NamedTuple):
     """How a record holds one scalar: its tag and where the four bytes of the value are."""
 
     tag: str
@@ -213,11 +213,11 @@ class Layout(NamedTuple):
     at: int
 
 
-def scalars(batch: Batch, layout_of: Callable[[bytes], Layout | None]) -> tuple[list[Scalars], NDArray[np.int64]]:
+def scalars(batch: RecordBatch, layout_of: Callable[[bytes], ScalarLayout | None]) -> tuple[list[Scalars], NDArray[np.int64]]:
     """Decode the scalars among a batch's records together; return them, and the places of all other records.
 
-    `layout_of(data)` returns the Layout of a record with one float32 scalar, else None. Records of the same length are put side
-    by side as rows of bytes. Those that differ only in time, step and value have the same tag.
+    `layout_of(data)` returns the ScalarLayout of a record with one float32 scalar, else None. Records of the same length are put
+    side by side as rows of bytes. Those that differ only in time, step and value have the same tag.
     """
     found: list[Scalars] = []
     others: list[NDArray[np.int64]] = []
@@ -254,7 +254,7 @@ _WEIGHTS: Final = np.random.default_rng(17).integers(1, 1 << 62, LONGEST // 8 + 
 
 
 def _alike(
-    rows: NDArray[np.uint8], places: NDArray[np.int64], width: int, layout_of: Callable[[bytes], Layout | None]
+    rows: NDArray[np.uint8], places: NDArray[np.int64], width: int, layout_of: Callable[[bytes], ScalarLayout | None]
 ) -> tuple[NDArray[np.int64], list[Scalars]]:
     """Decode records of one length and one width of the step; return the places of those that are something else."""
     first = layout_of(rows[0, :-4].tobytes()) if width >= 0 and len(rows) >= FEWEST else None

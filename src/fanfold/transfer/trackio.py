@@ -19,7 +19,7 @@ from ..media import Audio, Histogram, Html, Image, Media, Table, Text, Video
 from ..process import digest
 from .events import Alert, Artifact, Definition, End, Event, Facts, Found, Mark, Start, Values
 from .reading import MOST_MEDIA, Account, Gather, Number, number, read_document
-from .sqlite import BROKEN, Database, opened, with_log
+from .sqlite import BROKEN, SQLiteFile, opened, with_log
 
 STEP_KEY = "trackio/step"  # the exact value of steps that are not whole numbers
 MICRO = 1_000_000
@@ -31,7 +31,7 @@ _KINDS: dict[str, Callable[..., Media]] = {"trackio.image": Image, "trackio.audi
 _STATUSES = ("finished", "failed", "killed")
 
 
-class Trackio:
+class TrackioImporter:
     """Runs of a Trackio database."""
 
     kind = "trackio"
@@ -65,7 +65,7 @@ class Trackio:
             yield Mark(position=state)
 
 
-def _runs(database: Database, path: Path) -> Iterator[Found]:
+def _runs(database: SQLiteFile, path: Path) -> Iterator[Found]:
     seen: dict[str, str] = {}
     by_id = "run_id" in database.tables["metrics"]
     columns = ("run_id", "run_name") if by_id else ("run_name", "run_name")
@@ -84,7 +84,7 @@ def _runs(database: Database, path: Path) -> Iterator[Found]:
 class _Run:
     """One run in an open database."""
 
-    def __init__(self, database: Database, found: Found, state: dict[str, Any], account: Account) -> None:
+    def __init__(self, database: SQLiteFile, found: Found, state: dict[str, Any], account: Account) -> None:
         self.database, self.found, self.state, self.account = database, found, state, account
         self.ours = found.fanfold_id is not None
         self.home = found.paths[0].parent

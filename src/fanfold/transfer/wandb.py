@@ -41,7 +41,7 @@ _BEGIN_SECONDS: Final = 10.0
 _LEAST_SCAN: Final = 1 << 18  # bytes at the start of a log that are searched for the run and its metrics
 
 
-class Wandb:
+class WandbImporter:
     """Folders of wandb: `wandb/run-…` and `wandb/offline-run-…`."""
 
     kind = "wandb"

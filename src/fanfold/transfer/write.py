@@ -32,7 +32,7 @@ from ..media.base import Media
 from ..plain import plain
 from ..process import boot_id, digest
 from . import events
-from .account import Account
+from .account import RunAccount
 from .events import Event, Found, Left
 
 RECORD: Final = "import.mp"
@@ -49,7 +49,7 @@ ASSUMED: Final = ("growing", "rest", "dead")
 _STATUSES: Final = ("finished", "failed", "killed", "preempted")
 
 
-class Chain(Struct, kw_only=True):
+class JournalChain(Struct, kw_only=True):
     """The journals of one attempt and rank, one for each import that had something new."""
 
     attempt: str
@@ -63,7 +63,7 @@ class Chain(Struct, kw_only=True):
     key: str | None = None  # of the attempt, if the source has one
 
 
-class Record(Struct, kw_only=True):
+class ImportRecord(Struct, kw_only=True):
     """What is known of an imported run."""
 
     version: int = 1
@@ -71,7 +71,7 @@ class Record(Struct, kw_only=True):
     source: str  # the run's id there
     position: Any = None
     sizes: dict[str, int] = field(default_factory=dict)  # of each journal
-    chains: dict[str, Chain] = field(default_factory=dict)
+    chains: dict[str, JournalChain] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     attempt: str = ""  # the one being written
     high: int = 0
@@ -82,10 +82,10 @@ class Record(Struct, kw_only=True):
     later: dict[str, str] = field(default_factory=dict)  # attempts of the source that went on after they counted as killed
 
 
-_records = msgspec.msgpack.Decoder(Record)
+_records = msgspec.msgpack.Decoder(ImportRecord)
 
 
-def read_record(run: Path) -> Record | None:
+def read_record(run: Path) -> ImportRecord | None:
     """Return what is known of an imported run; None if the run was not imported. Raise FanfoldError for a damaged record."""
     try:
         with open_regular(run / RECORD) as file:
@@ -99,14 +99,14 @@ def read_record(run: Path) -> Record | None:
         ) from error
 
 
-class Busy(FanfoldError):
+class ImportBusy(FanfoldError):
     """Another process imports the same run."""
 
 
 class Lane:
     """The open journal of one attempt and rank, and the frames that wait to be written to it."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: JournalChain) -> None:
         self.chain = chain
         self.sheet: Sheet | None = None
         self.pieces: list[bytes | memoryview] = []
@@ -115,7 +115,7 @@ class Lane:
 class RunWriter:
     """One imported run. `feed` takes events, `settle` writes everything, `close` ends the work on it."""
 
-    def __init__(self, path: Path, run_id: str, project: str, found: Found, account: Account, *,
+    def __init__(self, path: Path, run_id: str, project: str, found: Found, account: RunAccount, *,
                  largest: int | None = None) -> None:  # fmt: skip
         self.path, self.run_id, self.project, self.found, self.account = path, run_id, project, found, account
         self.largest = largest  # bytes of a file that is copied
@@ -125,8 +125,8 @@ class RunWriter:
         self._lock = open_to_write(path / LOCK)
         if try_lock(self._lock) is False:
             os.close(self._lock)
-            raise Busy(f"another process is importing {found.name or found.id}")
-        self.record = read_record(path) or Record(kind=found.kind, source=found.id, form=found.form)
+            raise ImportBusy(f"another process is importing {found.name or found.id}")
+        self.record = read_record(path) or ImportRecord(kind=found.kind, source=found.id, form=found.form)
         self.fresh = not self.record.chains
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._waiting: list[events.Rows | events.Values] = []  # without times
@@ -431,13 +431,13 @@ class RunWriter:
             lane.chain.started = time_ns
         return lane
 
-    def _chain(self, rank: int) -> Chain:
+    def _chain(self, rank: int) -> JournalChain:
         attempt, chains = self.record.attempt, self.record.chains
         name = f"{rank}:{attempt}"
         if name not in chains:
             ordinals = {chain.attempt: chain.ordinal for chain in chains.values()}
             ordinal = ordinals.get(attempt) or len(ordinals) + 1
-            chains[name] = Chain(attempt=attempt, ordinal=ordinal, rank=rank, process=secrets.token_hex(8))
+            chains[name] = JournalChain(attempt=attempt, ordinal=ordinal, rank=rank, process=secrets.token_hex(8))
         return chains[name]
 
     def _sheet(self, lane: Lane, *, revive: bool = False) -> Sheet:
