@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 from ..atomic import replace_text
-from ..journal.files import open_regular
+from ..journal.files import read_list
 
 REQUEST = "request.json"
 MAX_WAITING = 8
+MOST_BYTES = 4096
 
 
 def request(folder: Path, token: str) -> None:
@@ -20,12 +21,7 @@ def request(folder: Path, token: str) -> None:
 
 def asked(folder: Path) -> list[str]:
     """Return the latest requests, oldest first."""
-    try:
-        with open_regular(folder / REQUEST) as file:
-            found = json.loads(file.read(4096))
-    except (OSError, ValueError):
-        return []
-    return [one for one in found if _fine(one)] if isinstance(found, list) else []
+    return [one for one in read_list(folder / REQUEST, MOST_BYTES) if _fine(one)]
 
 
 def _fine(token: object) -> bool:

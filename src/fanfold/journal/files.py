@@ -7,10 +7,11 @@ leads out of the run.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 HOLES: Final = 1 << 24  # tolerated bytes of holes: they cost little, and may be damage that a gateway left out
@@ -92,6 +93,16 @@ def _data_bytes(fd: int, enough: int) -> int:
         if error.errno != errno.ENXIO:  # ENXIO: no more data; anything else: the filesystem does not know
             return enough + 1
     return total
+
+
+def read_list(path: Path, most: int) -> list[Any]:
+    """Return the JSON list in a small file; an empty one if it is missing, torn or something else."""
+    try:
+        with open_regular(path) as file:
+            found = json.loads(file.read(most))
+    except (OSError, ValueError):
+        return []
+    return found if isinstance(found, list) else []
 
 
 def read_text(path: Path) -> str:

@@ -17,11 +17,12 @@ from typing import Any
 
 from ..atomic import replace_text
 from ..errors import guard, notices
-from ..journal.files import open_regular
+from ..journal.files import read_list
 from . import profiler_session, step_hooks
 
 REQUEST = "trace-request.json"
 MAX_STEPS, MAX_WAITING = 1000, 8
+MOST_BYTES = 4096
 
 
 def request(folder: Path, steps: int, token: str) -> None:
@@ -36,12 +37,7 @@ def request(folder: Path, steps: int, token: str) -> None:
 
 def asked(folder: Path) -> list[dict[str, Any]]:
     """Return the latest requests in a run, oldest first. One file, since a thousand processes check it every second."""
-    try:
-        with open_regular(folder / REQUEST) as file:
-            found = json.loads(file.read(4096))
-    except (OSError, ValueError):
-        return []
-    return [one for one in found if _fine(one)] if isinstance(found, list) else []
+    return [one for one in read_list(folder / REQUEST, MOST_BYTES) if _fine(one)]
 
 
 def _fine(one: Any) -> bool:

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from ..errors import outcome
 from ..journal.files import is_folder, open_inside
@@ -43,18 +43,7 @@ _SUMMARY = "Summary"  # ClearML's title for such values
 _PACKAGE = re.compile(r"(?:^|\\n|\n)([A-Za-z0-9_.-]+) == ([^\s\\'\"]+)")
 
 
-class Files(Protocol):
-    """A session's files: in a folder, or zipped."""
-
-    names: set[str]
-
-    def open(self, name: str) -> IO[bytes]: ...
-    def read(self, name: str) -> bytes: ...
-    def unpack(self, name: str, target: Path) -> Path: ...
-    def close(self) -> None: ...
-
-
-class Folder:
+class SessionFolder:
     """A session that lies there as files; no link below it is followed."""
 
     def __init__(self, path: Path) -> None:
@@ -82,6 +71,9 @@ class Folder:
         """Nothing is held open."""
 
 
+Files = Archive | SessionFolder
+
+
 class ClearMLImporter:
     """Offline sessions of ClearML."""
 
@@ -106,7 +98,7 @@ class ClearMLImporter:
 
 
 def _opened(path: Path) -> Files:
-    return Folder(path) if is_folder(path) else Archive(path)
+    return SessionFolder(path) if is_folder(path) else Archive(path)
 
 
 def _task(path: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from ..errors import outcome
 from ..facts.mask import mask_argv
@@ -47,16 +47,7 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _QUIET = frozenset("file_name os_packages cloud_details system_info ws_msg close log_dependency gpu_static_info".split())
 
 
-class Files(Protocol):
-    """The messages and files of one process: an archive, or a folder."""
-
-    def open(self, name: str) -> IO[bytes]: ...
-    def read(self, name: str) -> bytes: ...
-    def unpack(self, name: str, target: Path) -> Path: ...
-    def close(self) -> None: ...
-
-
-class Folder:
+class MessageFolder:
     """The files of a process that was killed before it archived them."""
 
     def __init__(self, path: Path) -> None:
@@ -74,6 +65,9 @@ class Folder:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+Files = Archive | MessageFolder  # of one process
 
 
 class CometImporter:
@@ -108,7 +102,7 @@ def _milliseconds(meta: dict[str, Any], name: str) -> int:
 
 
 def _opened(path: Path) -> Files:
-    return Folder(path) if is_folder(path) else Archive(path)
+    return MessageFolder(path) if is_folder(path) else Archive(path)
 
 
 def _meta(path: Path) -> dict[str, Any] | None:
