@@ -364,7 +364,7 @@ class TrackerContract:
             assert "Loss is high" in seen.alerts[0]
             assert "look at it" in seen.alerts[0]
 
-    def test_syncing_adds_nothing_and_a_second_attempt_goes_on_in_the_same_remote_run_and_fails(self, tmp_path: Path) -> None:
+    def test_a_second_attempt_continues_the_same_remote_run_and_syncing_adds_nothing(self, tmp_path: Path) -> None:
         folder = self.everything(tmp_path).folder
         done = self.sync(folder)
         assert done.returncode == 0, done.stderr
@@ -495,21 +495,6 @@ class TrackerContract:
         """
         done = self.script(tmp_path, script)
         assert done.stdout.strip().endswith("well"), done.stderr
-
-
-def support_table(contracts: list[type[TrackerContract]]) -> str:
-    """Return the docs' table of what each system supports, according to its contract."""
-    from .trackers.registry import LOGGER_TYPE_TO_CLASS
-
-    rows = sorted(contracts, key=lambda contract: contract.name)
-    head = ["tracker", *CAPABILITIES, "repeats, local or offline", "repeats, online"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for contract in rows:
-        marks = ["yes" if capability in contract.holds else "no" for capability in CAPABILITIES]
-        tracker = LOGGER_TYPE_TO_CLASS[contract.name]
-        deliveries = [getattr(tracker, "delivery", "at least once"), getattr(tracker, "delivery_online", None) or "–"]  # noqa: RUF001 - a dash for "not applicable"
-        lines.append("| " + " | ".join([f"`{contract.name}`", *marks, *deliveries]) + " |")
-    return "\n".join(lines)
 
 
 def _bits(value: float) -> Any:

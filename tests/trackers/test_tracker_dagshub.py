@@ -62,7 +62,7 @@ class TestHosted(SQLContract):
 
     name = "dagshub"
     test_a_killed_process_is_delivered_whole_and_ends_as_killed = None
-    test_syncing_adds_nothing_and_a_second_attempt_goes_on_in_the_same_remote_run_and_fails = None
+    test_a_second_attempt_continues_the_same_remote_run_and_syncing_adds_nothing = None
 
     @pytest.fixture(autouse=True)
     def address(self, server: MLflowServer) -> None:

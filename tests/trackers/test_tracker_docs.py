@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fanfold.testing import TrackerContract, support_table
+from fanfold.testing import CAPABILITIES, TrackerContract
 from fanfold.trackers.registry import LOGGER_TYPE_TO_CLASS, TABLE
 from paths import ROOT
 
@@ -27,6 +27,19 @@ def contracts() -> list[type[TrackerContract]]:
                 if isinstance(value, type) and issubclass(value, TrackerContract) and value.__name__.startswith("Test"):
                     found.setdefault(value.name, value)
     return [contract for name, contract in found.items() if name in names]
+
+
+def support_table(contracts: list[type[TrackerContract]]) -> str:
+    """Return the docs' table of what each system supports, according to its contract."""
+    rows = sorted(contracts, key=lambda contract: contract.name)
+    head = ["tracker", *CAPABILITIES, "repeats, local or offline", "repeats, online"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for contract in rows:
+        marks = ["yes" if capability in contract.holds else "no" for capability in CAPABILITIES]
+        tracker = LOGGER_TYPE_TO_CLASS[contract.name]
+        deliveries = [getattr(tracker, "delivery", "at least once"), getattr(tracker, "delivery_online", None) or "–"]  # noqa: RUF001 - a dash for "not applicable"
+        lines.append("| " + " | ".join([f"`{contract.name}`", *marks, *deliveries]) + " |")
+    return "\n".join(lines)
 
 
 def test_the_table_in_the_docs_is_what_the_contracts_say():
