@@ -166,7 +166,7 @@ def test_neptune_keeps_the_best_checkpoint(ran):
 
 
 def test_a_crash_and_a_dead_tracker(ran):
-    """MLflow's server is not there and training goes on; then it crashes: wandb has all, and ended as failed."""
+    """MLflow's server is not there and training continues; then it crashes: wandb has all, and ended as failed."""
     folder = ran / "crash"
     output = cases.output(folder)
     assert cases.codes(folder) == [1] and "RuntimeError: a bad batch" in output, output

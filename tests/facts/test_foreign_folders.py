@@ -254,7 +254,7 @@ def test_a_file_that_names_no_server_chooses_neither_token_nor_authority(monkeyp
     ["https://x/$(id)", "https://`id`", "https://x/;id", "https://x/'", "https://x/\x1b[31m", "https://x/ y", "https://["],
 )
 def test_a_server_in_a_file_is_not_shown_as_a_command_that_does_something_else(server: str) -> None:
-    with pytest.raises(SettingError, match="is no address of a gateway") as told:
+    with pytest.raises(SettingError, match="is not the address of a gateway") as told:
         destination({"server": server})
     assert "--to" not in str(told.value) and "\x1b" not in str(told.value)
 

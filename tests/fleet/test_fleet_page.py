@@ -635,7 +635,7 @@ def test_a_forwarder_lets_go_of_a_run_that_was_deleted_and_goes_on_with_the_othe
         answer = line.getresponse()
         assert answer.status == 200, answer.read()
         line.close()
-        late = fanfold.init("llm", dir=node, id="goes", system=False, quiet=True)  # the run goes on, on its node
+        late = fanfold.init("llm", dir=node, id="goes", system=False, quiet=True)  # the run continues, on its node
         late.log({"loss": 2.0}, step=1)
         runs[1].log({"loss": 2.0}, step=1)
         runs[1].finish()

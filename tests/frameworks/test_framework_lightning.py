@@ -157,7 +157,7 @@ def test_a_checkpoint_from_before_fanfold_starts_a_new_run(caplog):
     assert "does not tell" not in caplog.text
     Path("odd.ckpt").write_bytes(b"no archive")
     assert _note_in("odd.ckpt") is None
-    assert "odd.ckpt does not tell which run it belongs to (File is not a zip file). Training goes on" in caplog.text
+    assert "odd.ckpt does not name the run it belongs to (File is not a zip file). Training continues" in caplog.text
 
 
 def test_a_checkpoint_saved_by_hand_names_its_run_too_and_is_never_run_as_code():

@@ -190,7 +190,7 @@ def test_what_no_json_holds_is_said_in_words_and_what_no_reader_takes_is_refused
     with pytest.raises(FanfoldError, match="Give it less to say"):
         fanfold.stamp(tmp_path / "m.pt", note="x" * 1_100_000)
     for step in ("abc", "7", float("inf"), [1], torch.ones(2)):
-        with pytest.raises(FanfoldError, match=r"is no number\. Nothing was stamped"):
+        with pytest.raises(FanfoldError, match=r"is not a number\. Nothing was stamped"):
             fanfold.stamp(tmp_path / "m.pt", step=step)
     assert (tmp_path / "m.pt").read_bytes() == before
 

@@ -144,7 +144,7 @@ def test_a_checkpoint_of_safetensors_files_from_dcp_is_stamped_and_listed(tmp_pa
 
 
 class LogsWhenSaved:
-    """A model that takes so long to save that training goes on meanwhile."""
+    """A model that takes so long to save that training continues meanwhile."""
 
     def __reduce__(self) -> Any:
         fanfold.log({"x": 1.0}, step=8)

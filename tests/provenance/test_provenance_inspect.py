@@ -303,7 +303,7 @@ UNREADABLE = {
     "not as long as the archive says": claims_less,
     "nested too deeply": lambda path: zipped(path, b'{"stamp":1,"extra":' + b'{"a":' * 900 + b"1" + b"}" * 901),
     "is nested too deeply": lambda path: zipped(path, b"[" * 500_000),
-    "it is no JSON": lambda path: zipped(path, b""),
+    "it is not JSON": lambda path: zipped(path, b""),
     "it is no table": lambda path: zipped(path, b"[1]"),
     "it has 3,000,025 bytes": long_onnx_stamp,
     "it has 20,000,003 bytes": long_stamp,

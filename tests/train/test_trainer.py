@@ -57,7 +57,7 @@ def test_a_resumed_training_ends_with_the_same_weights_to_the_bit(step, runs_dir
     assert not torch.equal(weights(whole), weights(trainer_in(tmp_path, model=Net(dropout=0.3))))
     assert again.state.global_step == 12
     assert losses(again)[-1] == losses(whole)[-1]
-    assert again.run.id == whole.run.id  # the checkpoint knows its run, and training goes on in it
+    assert again.run.id == whole.run.id  # the checkpoint knows its run, and training continues in it
     again.run.finish()
     assert list(fanfold.open(again.run.path).series("train/loss").steps) == list(range(1, 13))
 

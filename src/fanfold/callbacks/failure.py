@@ -33,7 +33,7 @@ def blame(callback: str, event: str, step: int, error: Exception) -> CallbackErr
     said = "".join(traceback.format_exception_only(type(error), error)).strip()
     made.text = (
         f"callback {callback} raised in {event}, at step {step}: {said}. Training stops here; the other callbacks were told. "
-        "Fix the callback, or go on without it: on_error='disable'."
+        "Fix the callback, or continue without it: on_error='disable'."
     )
     made.__cause__ = error
     return made

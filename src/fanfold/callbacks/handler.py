@@ -123,8 +123,8 @@ class CallbackHandler(TrainerCallback):
                 _restore(callback, state)
         if lost:
             logger.warning(
-                f"the checkpoint keeps the state of callbacks that are not here: {', '.join(lost)}. "
-                "Training goes on without them. Add them before resuming if they were meant to go on."
+                f"the checkpoint has the state of callbacks that this training does not use: {', '.join(lost)}. "
+                "Training continues without them. Add them before resuming if they are needed."
             )
 
     # Calling
@@ -198,7 +198,7 @@ class CallbackHandler(TrainerCallback):
             self._listeners.clear()
             logger.warning(
                 f"callback {name} raised in {event}, at step {step}, and is not called any more: {error!r}. "
-                "Training goes on without it. Fix it, or pass on_error='raise' to stop instead."
+                "Training continues without it. Fix it, or pass on_error='raise' to stop instead."
             )
             logger.debug("callback %s raised in %s", name, event, exc_info=error)
             return
@@ -239,7 +239,7 @@ class CallbackHandler(TrainerCallback):
             if error is not None:
                 logger.warning(
                     f"callback {type(callback).__name__} raised in {event} while training was ending by an exception: {error!r}. "
-                    "The other callbacks are told all the same. Fix the callback."
+                    "The other callbacks are called anyway. Fix the callback."
                 )
 
     # Events with something of their own; the others are added below

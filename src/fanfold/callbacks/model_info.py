@@ -77,7 +77,7 @@ def checkpoint_of(args: Any, state: Any) -> Path | None:
     if not found:
         notices.once(
             "report:no checkpoint",
-            f"there is no {name} in {home}, so it is not uploaded. Training goes on. A Trainer that saves elsewhere needs an "
+            f"there is no {name} in {home}, so it is not uploaded. Training continues. A Trainer that saves elsewhere needs an "
             "on_save of its own.",
         )
     return max(found, key=lambda folder: folder.stat().st_mtime, default=None)

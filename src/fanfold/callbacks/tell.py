@@ -57,7 +57,7 @@ class SteeredTraining:
             self._control.did(action, why, step=step)
 
     def do(self, action: str, act: Callable[[], object], why: str = "", *, alone: bool = True) -> None:
-        """Do what was asked for, and answer. A failure is the answer, and training goes on, unless other ranks do the same."""
+        """Do what was asked for, and answer. A failure is the answer, and training continues, unless other ranks do the same."""
         error = outcome(act)[1]
         if error is None:
             self.did(action, why)

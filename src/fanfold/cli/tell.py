@@ -64,7 +64,7 @@ def _ask_gateway(args: argparse.Namespace, values: dict[str, Value]) -> Answer:
     from ..fleet.gateway_run import ask_job, open_run, reach
 
     if args.to and not args.project:
-        raise SettingError("a gateway has to be told the project. Nothing was asked. Pass --project.")
+        raise SettingError("a gateway needs the name of the project. Nothing was asked. Pass --project.")
     project, id = args.project, args.run
     if not args.to:
         found = open_run(args.dir, args.run, args.project)

@@ -37,7 +37,7 @@ def parse(url: str) -> GatewayAddress:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or port == 0 or odd:
         shown = url.rpartition("@")[2].partition("?")[0]
         raise SettingError(
-            f"{shown!r} is no address of a gateway. Nothing is forwarded. Write https://name:port, without a password or a "
+            f"{shown!r} is not the address of a gateway. Nothing is forwarded. Write https://name:port, without a password or a "
             "query; the token belongs in FANFOLD_SERVER_TOKEN."
         )
     return GatewayAddress(parts.scheme == "https", parts.hostname, port, parts.path.rstrip("/"))

@@ -185,8 +185,8 @@ class Forwarder:
         tail.hold_until = time.monotonic() + REFUSED_SECONDS
         notices.once(
             f"refused:{tail.path}",
-            f"the gateway refuses {tail.path}: {why} It is kept here and tried again each {REFUSED_SECONDS / 60:.0f} minutes; "
-            "everything else goes on.",
+            f"the gateway refuses {tail.path}: {why} It is kept here and tried again every {REFUSED_SECONDS / 60:.0f} minutes; "
+            "everything else continues.",
         )
 
     # Runs

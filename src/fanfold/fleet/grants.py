@@ -109,7 +109,7 @@ def _right(text: Any, origin: str) -> Right:
     project, _, scope = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not project.strip() or scope not in SCOPES:
         raise SettingError(
-            f"{origin} grants {text!r}, which is no PROJECT:SCOPE. Nobody is let in by it. Scopes: {', '.join(SCOPES)}; "
+            f"{origin} grants {text!r}, which is not PROJECT:SCOPE. Nobody is let in by it. Scopes: {', '.join(SCOPES)}; "
             "the project '*' is all of them."
         )
     return scope, project
@@ -123,7 +123,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} is not valid TOML: {error}. Nobody is let in by it. Mend it.") from error
+        raise SettingError(f"{path} is not valid TOML: {error}. Nobody is let in by it. Correct it.") from error
     return found
 
 
@@ -136,5 +136,5 @@ def _listed(found: Mapping[str, Any], path: Path) -> Iterable[tuple[str, str, Ri
     parts = {USER: found.get("users", {}), GROUP: found.get("groups", {}), EVERYONE: {EVERYONE: found.get("everyone", [])}}
     for kind, names in parts.items():
         if not isinstance(names, Mapping) or not all(isinstance(rights, list) for rights in names.values()):
-            raise SettingError(f'{path}: a name stands for a list such as ["llm:read"]. Nobody is let in by it. Mend it.')
+            raise SettingError(f'{path}: a name stands for a list such as ["llm:read"]. Nobody is let in by it. Correct it.')
         yield from ((kind, name, _right(text, str(path))) for name, rights in names.items() for text in rights)

@@ -53,7 +53,9 @@ class Forwarding:
         while self._left(run, rank):
             if time.monotonic() >= deadline:
                 again = f"fanfold server forward --once --to {self.url}"
-                return [f"{self.url} has not got all of it yet. The forwarder goes on; where it cannot, deliver it with: {again}"]
+                return [
+                    f"{self.url} does not have everything yet. The forwarder continues; if it cannot, deliver the rest: {again}"
+                ]
             time.sleep(LOOK_SECONDS)
         return []
 

@@ -223,4 +223,4 @@ def _check_address(url: Any, what: str, kind: type[FanfoldError]) -> None:
     if parts.scheme == "https" and parts.hostname:
         return
     if parts.scheme != "http" or parts.hostname not in LOOPBACK:
-        raise kind(f"{what} is {str(url)[:200]!r}, which is no https:// address. Nobody can log in by it. Mend it.")
+        raise kind(f"{what} is {str(url)[:200]!r}, which is not an https:// address. Nobody can log in by it. Correct it.")

@@ -104,6 +104,6 @@ def _network(text: str) -> Network:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as error:
         raise SettingError(
-            f"--trusted-proxy {text!r} is no address or network: {error}. The gateway was not started. "
+            f"--trusted-proxy {text!r} is not an address or network: {error}. The gateway was not started. "
             "Write 10.0.0.7 or 10.0.0.0/8."
         ) from error

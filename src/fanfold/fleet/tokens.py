@@ -193,5 +193,5 @@ def _read(path: Path) -> dict[str, Token]:
     try:
         listed = [token_from(row) for row in json.loads(path.read_text(encoding="utf-8"))["tokens"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise SettingError(f"{path} is no file of tokens: {error}. Nobody is let in. Restore it, or make new tokens.") from error
+        raise SettingError(f"{path} is not a file of tokens: {error}. Nobody is let in. Restore it, or create tokens.") from error
     return {token.id: token for token in listed}

@@ -108,7 +108,7 @@ def unpack(body: bytes, length: int) -> bytes:
 def checked_name(what: str, name: Any) -> str:
     """Return a valid project or run name, else raise Refused; it is percent-encoded later, for paths."""
     if not isinstance(name, str) or not name.strip() or "\0" in name or len(name) > MAX_NAME:
-        raise Rejected(400, f"the {what} is no name: a text of 1 to {MAX_NAME} characters. Nothing was stored.")
+        raise Rejected(400, f"the {what} is not a name: a text of 1 to {MAX_NAME} characters. Nothing was stored.")
     return name
 
 

@@ -152,7 +152,7 @@ class TrainingSession:
             notices.once(
                 f"other project:{note['run']}",
                 f"the checkpoint belongs to run {note.get('name')} of project {note.get('project')!r}, not of {project!r}; "
-                "a new run is started. Leave project out to go on with that run.",
+                "a new run is started. Leave project out to continue that run.",
             )
             return {}
         found: dict[str, Any] = {"id": str(note["run"]), "project": str(note.get("project"))}

@@ -366,8 +366,8 @@ def _note_in(checkpoint: Any) -> Any:
     if error is not None:
         notices.once(
             f"checkpoint:{checkpoint}",
-            f"{checkpoint} does not tell which run it belongs to ({error}). Training goes on from it, in a new run. "
-            "Pass FanfoldLogger(id=…) to go on in the run you mean.",
+            f"{checkpoint} does not name the run it belongs to ({error}). Training continues from it, in a new run. "
+            "Pass FanfoldLogger(id=…) to continue the right run.",
         )
     return note
 

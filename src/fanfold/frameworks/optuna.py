@@ -140,7 +140,7 @@ def _add(run: StoredRun, tag: str) -> None:
 
 @contextmanager
 def _noted(place: str) -> Iterator[None]:
-    """Warn once about a run that cannot be changed; the study goes on."""
+    """Warn once about a run that cannot be changed; the study continues."""
     try:
         yield
     except (FanfoldError, OSError) as error:

@@ -214,7 +214,7 @@ def _accepted(run: Path, name: str) -> JobRequest | None:
     except (OSError, ValueError) as error:
         notices.once(
             f"request refused:{run}",
-            f"{path} is not a request that this job accepts: {error}. It is ignored, as are others like it. Training goes on.",
+            f"{path} is not a request that this job accepts: {error}. It is ignored, as are others like it. Training continues.",
         )
     with contextlib.suppress(OSError):
         path.unlink()

@@ -123,4 +123,4 @@ def _check_json(data: bytes) -> None:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise broken("figure", f"it is neither PNG nor JSON: {error}") from error
     if not isinstance(figure, dict):
-        raise broken("figure", "its JSON is no plotly figure")
+        raise broken("figure", "its JSON is not a plotly figure")

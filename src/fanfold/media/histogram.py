@@ -198,7 +198,7 @@ def _ready(pair: Any) -> Summary:
         counts, edges = _checked(counts, edges)
     except (TypeError, ValueError, OverflowError) as error:
         raise refused(
-            ValueError, f"np_histogram= is no (counts, edges) pair: {error}", "Pass what numpy.histogram returns"
+            ValueError, f"np_histogram= is not a (counts, edges) pair: {error}", "Pass what numpy.histogram returns"
         ) from error
     return Summary(counts, edges, sum(counts))
 

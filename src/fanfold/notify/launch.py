@@ -29,7 +29,7 @@ def checked_rules(texts: Sequence[str], *, strict: bool = False) -> list[str]:
         except RuleError as error:
             if strict:
                 raise
-            notices.once(f"rule:{text}", f"{error}\nThis rule is not applied. The run and the other rules go on.")
+            notices.once(f"rule:{text}", f"{error}\nThis rule is not applied. The run and the other rules continue.")
     return list(dict.fromkeys(found))
 
 

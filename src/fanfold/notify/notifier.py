@@ -32,7 +32,7 @@ def parse_rules(texts: Sequence[str], *, stalled: bool = True) -> list[Rule]:
         try:
             rules.append(parse(text))
         except RuleError as error:
-            notices.once(f"rule:{text}", f"{error}\nThis rule is not applied. The run and the other rules go on.")
+            notices.once(f"rule:{text}", f"{error}\nThis rule is not applied. The run and the other rules continue.")
     if stalled and not any(rule.stalled for rule in rules):
         rules.append(parse(STALLED))
     return rules

@@ -134,7 +134,7 @@ class EnergyProbe:
     def _silent(self, why: str) -> None:
         errors.notices.once(
             "energy probe",
-            f"the energy probe gives no figures: {why}. Training goes on, and the run has no energy/… keys. "
+            f"the energy probe gives no values: {why}. Training continues, and the run has no energy/… keys. "
             f"Look at tracker_kwargs[{NAME!r}], or turn it off with energy=False.",
         )
 

@@ -302,7 +302,7 @@ def _counter(options: OpsOptions, folder: Path | None, rank: int, node: str) -> 
         notices.once(
             "ops native",
             f"the native operator probe is off: {error}. The profile comes from torch.profiler windows instead: one step of "
-            f"{options.every} is dearer, labels are not seen{', and sampling is not possible' if options.sampling else ''}. "
+            f"{options.every} is slower, labels are not seen{', and sampling is not possible' if options.sampling else ''}. "
             "See docs/operator-native.md for what it needs.",
         )
         return windows()

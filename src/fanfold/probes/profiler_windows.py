@@ -86,7 +86,7 @@ class ProfilerWindows:
         if why := profiler_session.hindrance():
             notices.once(
                 "ops profiler",
-                f"a profile window was left out: {why}. Later ones are tried in their turn. Training goes on; the native probe "
+                f"a profile window was left out: {why}. Later ones are tried in their turn. Training continues; the native probe "
                 "has no such limits.",
             )
             return
@@ -138,7 +138,7 @@ class ProfilerWindows:
             notices.once(
                 "ops no steps",
                 "no optimizer has taken a step, and without the native probe only steps are profiled: the operator profile is "
-                "empty. The program goes on. See docs/operator-native.md for what the native probe needs.",
+                "empty. The program continues. See docs/operator-native.md for what the native probe needs.",
             )
 
     def done(self) -> None:

@@ -78,7 +78,7 @@ class Requests:
     def _export(self, token: str, traced: profiler_session.ProfilerSession, steps: int) -> None:
         with guard("write a trace"):
             if not traced.read():
-                notices.once("trace empty", "a trace holds no events, so none was written. Training goes on. Ask again.")
+                notices.once("trace empty", "a trace holds no events, so none was written. Training continues. Ask again.")
                 return  # torch would crash
             path = self._folder / file_name(token, self._rank)
             aside = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.json")  # a name that nobody can have put a link at
@@ -117,13 +117,13 @@ class StepTrace:
 
     def _begin(self) -> None:
         if why := profiler_session.hindrance():
-            notices.once("trace", f"a trace that was asked for waits: {why}. It begins when that is over. Training goes on.")
+            notices.once("trace", f"a requested trace is waiting: {why}. It starts when that is over. Training continues.")
             return
         try:
             self._session = profiler_session.ProfilerSession(self._ended, record_shapes=True)
         except RuntimeError as error:
             self._remove()
-            notices.once("trace", f"no trace could be started: {error}. Training goes on. Ask again when no other profiler runs.")
+            notices.once("trace", f"no trace could be started: {error}. Training continues. Ask again once no profiler runs.")
 
     def _ended(self, traced: profiler_session.ProfilerSession, early: bool) -> None:
         self._remove()
@@ -134,7 +134,7 @@ class StepTrace:
             notices.once(
                 "trace early",
                 f"a trace ended after {self._taken} of {self._steps} steps: the program began a profile of its own, and torch "
-                "has room for one. What was traced is kept. Training and that profile go on.",
+                "has room for one. What was traced is kept. Training and that profile continue.",
             )
         self._done(traced, self._taken)
 

@@ -107,7 +107,7 @@ def _fields(file: BinaryIO, path: Path) -> Iterator[_Field]:
         tag = _number(file, path)
         number, kind = tag >> 3, tag & 7
         if kind not in (_NUMBER, _EIGHT_BYTES, _BYTES, _FOUR_BYTES):
-            raise broken(path, "it is no ONNX model")
+            raise broken(path, "it is not an ONNX model")
         value = _number(file, path) if kind in (_NUMBER, _BYTES) else 0
         end = file.tell() + {_NUMBER: 0, _EIGHT_BYTES: 8, _BYTES: value, _FOUR_BYTES: 4}[kind]
         if end > size:
@@ -125,7 +125,7 @@ def _number(file: BinaryIO, path: Path) -> int:
         value |= (byte[0] & 0x7F) << shift
         if byte[0] < 0x80:
             return value
-    raise broken(path, "it is no ONNX model")
+    raise broken(path, "it is not an ONNX model")
 
 
 def _pairs(data: bytes) -> Iterator[tuple[int, Any]]:

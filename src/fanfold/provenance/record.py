@@ -92,7 +92,7 @@ def parse(data: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:
-        raise ValueError("it is no JSON") from error
+        raise ValueError("it is not JSON") from error
     if not isinstance(found, dict):
         raise ValueError("it is no table of JSON")  # noqa: TRY004 - one error type for everything wrong with it
     level: list[Any] = [found]

@@ -23,7 +23,7 @@ def stamp(path: str | os.PathLike[str], run: Any, extra: Mapping[str, Any]) -> d
     """Write a run's stamp into a model file, or into every model file of a checkpoint directory; return the stamp."""
     target, is_directory = located(path)
     if not _is_step(extra.get("step")):
-        raise FanfoldError(f"step={extra['step']!r} is no number. Nothing was stamped. Give the step that the weights are of.")
+        raise FanfoldError(f"step={extra['step']!r} is not a number. Nothing was stamped. Give the step of the weights.")
     told = make(run, extra)
     data = encode(told)
     for file in model_files(target) if is_directory else [target]:
@@ -57,7 +57,7 @@ def write(path: Path, data: bytes) -> None:
         raise FanfoldError(f"{path} could not be stamped: {reason}. {remedy}, or stamp a copy elsewhere.") from error
     notices.once(
         f"sidecar:{path.suffix}",
-        f"{path.name} is of a format that has no room for a stamp; it lies beside the file, in {sidecar(path).name}. "
+        f"{path.name} is of a format that has no room for a stamp; the stamp is beside the file, in {sidecar(path).name}. "
         "Copy both together, or save as safetensors or with torch.save.",
     )
 

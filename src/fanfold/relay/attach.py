@@ -83,7 +83,7 @@ def _all() -> list[str]:
     if not found:
         notices.once(
             "all:none",
-            "trackers='all' was asked for, but no tracker's library is installed. The run is kept here and goes nowhere else. "
+            "trackers='all' was requested, but no tracker's library is installed. The run is kept on this machine only. "
             f"Run: pip install 'fanfold[NAME]', where NAME is one of {', '.join(row.extra for row in TABLE)}.",
         )
     return without_setup(found, "trackers='all'")
@@ -294,7 +294,7 @@ class ThreadRelay:
 
     def _say_slow(self) -> None:
         logger.warning(
-            "the tracker %s has not started within %g s. Training goes on and nothing is lost: it gets everything "
+            "the tracker %s has not started within %g s. Training continues and nothing is lost: it gets everything "
             "when it is there, or with `fanfold sync`.", self.name, START_SECONDS,
         )  # fmt: skip
 
@@ -324,8 +324,8 @@ class ThreadRelay:
         why = f" ({type(error).__name__}: {error})" if error is not None else ""
         notices.once(
             f"{self.name}:unwrap",
-            f"the tracker {self.name} has no object to hand out, because it has not started{why}. Training goes on; calls to the "
-            "object do nothing.",
+            f"the tracker {self.name} has no object yet, because it has not started{why}. Training continues; calls to it "
+            "do nothing.",
         )
         return Silent()
 
@@ -404,7 +404,7 @@ def handle(name: str, wanted: Mapping[str, Any], attached: Attached | None, unwr
         return relay.unwrapped() if unwrap else relay.tracker
     if unwrap:
         raise SettingError(
-            f"the tracker {name} lives in a process of its own, so its object is not here. Nothing was changed. "
+            f"the tracker {name} runs in a process of its own, so its object is not available here. Nothing was changed. "
             "Pass relay='thread' to fanfold.init to have it in this process."
         )
     return relay

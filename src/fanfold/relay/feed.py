@@ -116,7 +116,9 @@ class Feed:
     def _cannot_read(self, path: Path, error: JournalError) -> None:
         self._unreadable.add(path)
         self.tracks.pop(path.stem, None)
-        notices.once(f"journal:{path}", f"{error}. The tracker does not get this journal's points; those of others go on.")
+        notices.once(
+            f"journal:{path}", f"{error}. The tracker does not get this journal's points; other journals are still delivered."
+        )
 
     def _look(self, track: Track) -> None:
         """Check a journal for new data, and assign it to an attempt if it is new."""

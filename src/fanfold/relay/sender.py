@@ -79,7 +79,7 @@ class Sender:
         notices.once(
             f"{self.tracker.name}:refused:{what}",
             f"{self.tracker.name} does not take {what!r}: {why}. It is left out there and kept in the journal; "
-            "the rest goes on. Later cases are counted.",
+            "everything else is delivered. Later cases are counted.",
         )
 
     def send_file(self, name: str, blob: str) -> None:

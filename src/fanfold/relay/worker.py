@@ -190,7 +190,7 @@ class Worker:
         )
         notices.once(
             f"{self.tracker.name}:{type(error).__name__}",
-            f"the tracker {self.tracker.name} failed: {self.cursor.error}. Training goes on, and the journal keeps everything. "
+            f"the tracker {self.tracker.name} failed: {self.cursor.error}. Training continues, and the journal keeps everything. "
             f"{what_now}.",
         )
         logger.debug("tracker %s failed", self.tracker.name, exc_info=error)

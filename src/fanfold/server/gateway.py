@@ -278,7 +278,7 @@ async def _missing(gateway: Gateway, request: Request, project: str) -> Response
         try:
             names = msgspec.json.decode(await _body(request, size), type=list[str])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Rejected(400, f"the body is no list of names: {error}. Nothing was done.") from error
+            raise Rejected(400, f"the body is not a list of names: {error}. Nothing was done.") from error
         if len(names) > MAX_NAMES:
             raise Rejected(413, f"more than {MAX_NAMES} names at once. Nothing was done.")
         found = await run_in_threadpool(gateway.intake.missing, project, request.query_params.get("run", ""), names)

@@ -243,7 +243,7 @@ def _footer(view: mmap.mmap, size: int) -> dict[str, Any]:
     tail = view[size - TAIL :]
     at, length = int.from_bytes(tail[:8], "little"), int.from_bytes(tail[8:12], "little")
     if view[: len(MAGIC)] != MAGIC or tail[16:] != MAGIC or at + length + TAIL != size:
-        raise Damaged("it is no segment of this version")
+        raise Damaged("it is not a segment of this version")
     data = view[at : at + length]
     if crc32(data) != int.from_bytes(tail[12:16], "little"):
         raise Damaged("its footer is damaged")

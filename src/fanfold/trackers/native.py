@@ -36,7 +36,7 @@ class Native(Text):
             notices.once(
                 "native:many",
                 f"{MOST} objects of tracker libraries wait to be delivered; those logged until they are have a note in the "
-                "journal only. Log fewer of them, or find out why the tracker does not go on.",
+                "journal only. Log fewer of them, or find out why the tracker is stuck.",
             )
 
     def encode(self) -> Encoded:
@@ -85,8 +85,8 @@ def take(entry: dict[str, Any], tracker: Any, otherwise: Any) -> Any:
         raise Refused(f"it was a {of}, and the process that had it is gone")
     notices.once(
         f"native:{of.partition('.')[0]}",
-        f"{of} and what else is of that library go to its own tracker and to no other; the journal has a note of them. "
-        "Log fanfold.Image, Table, Histogram, … to have it everywhere.",
+        f"{of} and other objects of that library go to its own tracker only; the journal has a note of them. "
+        "Log fanfold.Image, Table, Histogram, … to have them everywhere.",
     )
     return otherwise
 

@@ -232,7 +232,7 @@ def _checked(item: Any, logging_dir: Any) -> Any:
         row = ROWS[name]
         notices.once(
             f"not installed:{name}",
-            f"the tracker {name!r} was asked for, but {row.libraries[0]} is not installed. The run goes on without it. "
+            f"the tracker {name!r} was requested, but {row.libraries[0]} is not installed. The run continues without it. "
             f"Run: pip install 'fanfold[{row.extra}]'",
         )
         return None

@@ -364,7 +364,7 @@ def _known_only(cls: type[LoopArguments], given: Mapping[str, Any]) -> tuple[dic
                 f"Trainer and give it fanfold's callback. Known: {', '.join(sorted(ours))}."
             )
         if value != _INERT[name]:
-            notices.once(f"argument:{name}", f"{name}={value!r} has no effect in fanfold's Trainer; training goes on without it.")
+            notices.once(f"argument:{name}", f"{name}={value!r} has no effect in fanfold's Trainer. Training continues.")
     return {name: value for name, value in given.items() if name in ours}, others
 
 

@@ -22,7 +22,7 @@ def updates_of(args: LoopArguments, length: int | None) -> tuple[int | None, flo
 def how_long(epochs: float | None, max_steps: int | None) -> dict[str, Any]:
     """Return the arguments for the duration; one of the two must be given."""
     if epochs is None and max_steps is None:
-        raise SettingError("Loop was not told how long to train. Nothing was started. Give epochs=… or max_steps=….")
+        raise SettingError("Loop does not know how long to train. Nothing was started. Give epochs=… or max_steps=….")
     return {} if epochs is None else {"num_train_epochs": epochs}
 
 

@@ -78,7 +78,7 @@ class Loop:
         lr_scheduler: Passed to callbacks.
         processing_class: Passed to callbacks, such as a tokenizer.
         args: All timing arguments as one object.
-        on_error: When a callback raises: `"raise"` ends training, `"disable"` goes on without the callback.
+        on_error: When a callback raises: `"raise"` ends training, `"disable"` continues without the callback.
         arguments: Further timing arguments, as above.
 
     Raises:

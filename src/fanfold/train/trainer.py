@@ -45,7 +45,7 @@ class Trainer:
         optimizer_cls_and_kwargs: The class of the optimizer and its arguments.
         preprocess_logits_for_metrics: Reduces logits before they are kept for `compute_metrics`.
         run: As above.
-        on_error: When a callback raises: `"raise"` ends training, `"disable"` goes on without the callback.
+        on_error: When a callback raises: `"raise"` ends training, `"disable"` continues without the callback.
 
     Raises:
         SettingError: There is no model, or arguments contradict each other.

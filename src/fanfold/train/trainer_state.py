@@ -174,7 +174,7 @@ def load_optimizer(trainer: Trainer, folder: Path) -> None:
     if not (folder / OPTIMIZER).is_file():
         notices.once(
             f"no optimizer:{folder}",
-            f"{folder} keeps a model and no optimizer, so training goes on with a fresh one and will not end where an "
+            f"{folder} keeps a model and no optimizer, so training continues with a fresh one and will not end where an "
             "uninterrupted one would. Save with save_only_model=False to keep it.",
         )
         return

@@ -354,7 +354,7 @@ def _artifacts(files: DVCLiveFiles, left: Account) -> Iterator[Artifact]:
         elif name.startswith(ARTIFACTS):
             kept.setdefault(name.removeprefix(ARTIFACTS), []).append(name)
         elif not name.startswith("plots/") and name not in ("metrics.json", "params.yaml", *_GENERATED):
-            left.leave("file", "it is none of DVCLive's", name)
+            left.leave("file", "it is not DVCLive's", name)
         elif name.startswith("plots/") and not name.startswith((METRICS, IMAGES, *PLOTS)):
             left.leave("plot", "plots of this kind are not known", name)
     with tempfile.TemporaryDirectory(prefix="fanfold-import-") as folder:

@@ -241,7 +241,7 @@ class Import:
             self._forget(one)
             raise FanfoldError(
                 f"{path} cannot be written: {error.strerror or error}. The import stopped there; what is written is kept. "
-                "Free space or choose another directory, and import again: it goes on where it stopped."
+                "Free space or choose another directory, and import again: it continues where it stopped."
             ) from error
         return account
 

@@ -441,7 +441,7 @@ class RunWriter:
         return chains[name]
 
     def _sheet(self, lane: Lane, *, revive: bool = False) -> Sheet:
-        """Return the lane's open journal. Points after an end mean that the run goes on: in a journal of another process."""
+        """Return the lane's open journal. Points after an end mean that the run continues: in a journal of another process."""
         chain = lane.chain
         if chain.ended and revive:
             self._flush()

@@ -113,6 +113,6 @@ def _post(body: dict[str, Any]) -> None:
     except (OSError, KeyError) as error:
         notices.once(
             "kubeflow:post",
-            f"Kubeflow was not told how far training is: {type(error).__name__}: {error}. Training goes on, and so does the "
-            f"next word in {SECONDS:g} s. Look at {URL} and the file {TOKEN} names.",
+            f"the progress of training was not reported to Kubeflow: {type(error).__name__}: {error}. Training continues, and "
+            f"the next report follows in {SECONDS:g} s. Check {URL} and the file that {TOKEN} names.",
         )
