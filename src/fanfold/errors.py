@@ -199,7 +199,7 @@ notices = Notices()
 
 
 @contextlib.contextmanager
-def guard(what: str, *, strict: bool = False, said: Notices = notices) -> Iterator[None]:
+def guard(what: str, *, strict: bool = False) -> Iterator[None]:
     """Keep training alive: an exception inside is counted, logged as a warning once, and swallowed.
 
     With `strict` it is raised. `what` completes the sentence "could not …".
@@ -209,7 +209,7 @@ def guard(what: str, *, strict: bool = False, said: Notices = notices) -> Iterat
     except Exception as error:
         if strict:
             raise
-        said.once(
+        notices.once(
             f"{what}:{type_name(error)}",
             f"could not {what}: {describe(error).rstrip('.')}. Training continues without it. "
             "Pass strict=True to fanfold.init to raise instead.",

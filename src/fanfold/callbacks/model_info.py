@@ -19,9 +19,9 @@ STAGED = ".fanfold-upload-"  # folders of copies waiting for upload
 TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 
-def truth(variable: str, default: str = "FALSE") -> bool:
+def truth(variable: str) -> bool:
     """Read a yes/no value from the environment, as Transformers does."""
-    return os.environ.get(variable, default).upper() in TRUE
+    return os.environ.get(variable, "").upper() in TRUE
 
 
 def rewrite_logs(logs: Mapping[str, Any]) -> dict[str, Any]:

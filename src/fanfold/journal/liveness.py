@@ -42,7 +42,7 @@ def is_locked(path: Path) -> bool | None:
         os.close(fd)
 
 
-def status_of(path: Path, header: Header, *, seen: int, grown: float | None = None, now: float | None = None) -> str:
+def status_of(path: Path, header: Header, *, seen: int, grown: float | None = None) -> str:
     """Return the status of a journal without an END frame: running, killed, or lost (reversible).
 
     `seen` is the newest time in its frames (ns), `grown` when this reader last saw it grow (monotonic clock). Either is a sign
@@ -59,7 +59,7 @@ def status_of(path: Path, header: Header, *, seen: int, grown: float | None = No
                 return "running" if locked else "killed"
     if not path.exists():
         return "lost"
-    silent = abs((time.time() if now is None else now) - seen / 1e9)
+    silent = abs(time.time() - seen / 1e9)
     if silent <= LOST_SECONDS or (grown is not None and time.monotonic() - grown <= LOST_SECONDS):
         return "running"
     return "killed" if header.node == (resolve("node") or platform.node()) else "lost"  # rebooted, or unreachable

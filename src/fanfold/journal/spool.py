@@ -26,13 +26,12 @@ NETWORK = frozenset(
 _CHUNK = 1 << 20
 
 
-def filesystem_of(path: Path, mounts: str | None = None) -> str:
+def filesystem_of(path: Path) -> str:
     """Return the type of the filesystem that holds `path`, or "" if the system does not report it."""
-    if mounts is None:
-        try:
-            mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
     best, kind = "", ""
     target = os.path.realpath(path)
     for line in mounts.splitlines():

@@ -135,7 +135,7 @@ def mark(path: Path) -> dict[str, Any]:
         return {"size": size, "ends": sha256(ends + file.read(ENDS)).hexdigest()}
 
 
-def lies(path: Path) -> bool:
+def is_file(path: Path) -> bool:
     """Return whether a file exists; False for a name that is too long, as a sidecar's may be."""
     return os.path.isfile(path)  # noqa: PTH113 - pathlib raises if a name is too long
 
@@ -188,7 +188,7 @@ def sidecar(path: Path) -> Path:
 
 
 def _read_sidecar(path: Path) -> dict[str, Any] | None:
-    if not lies(path) or path.is_symlink():
+    if not is_file(path) or path.is_symlink():
         return None
     with path.open("rb") as file:
         return _parsed(file.read(MAX_BYTES + 1), path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from .read import MAX_FILES, lies
+from .read import MAX_FILES, is_file
 from .zips import broken
 
 MAX_PARTS, MAX_INDEXES, MAX_INDEX = 10_000, 100, 64 << 20
@@ -32,7 +32,7 @@ def _missing(index: Path, *, bare: bool) -> Iterator[tuple[Path, int, str]]:
         yield index, index.stat().st_size, str(broken(index, "it is no table of which shard holds which tensor"))
         return
     listed = named.intersection(os.listdir(index.parent))  # noqa: PTH208 - compares names: an index must not lead to other paths
-    there = {name for name in listed if lies(index.with_name(name))}  # a symlink in a cache may be broken
+    there = {name for name in listed if is_file(index.with_name(name))}  # a symlink in a cache may be broken
     for name in sorted(named - there) if there or bare else ():
         shard = index.parent / name[:255]
         yield shard, 0, str(broken(shard, f"it is missing, and {index.name} names it"))

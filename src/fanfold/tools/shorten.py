@@ -13,13 +13,13 @@ LIMITS = (1_000, 300, 100, 30, 10, 3, 1)  # items of a list or dict, tried in th
 CHARACTERS = 20  # of a text, for each item
 
 
-def fitted(value: Any, most: int = MAX_BYTES) -> tuple[Any, list[str]]:
-    """Return a value as plain JSON of at most so many bytes, and what was left out of it."""
+def fitted(value: Any) -> tuple[Any, list[str]]:
+    """Return a value as plain JSON of at most MAX_BYTES, and what was left out of it."""
     plain = json_safe(value)
     for limit in (1 << 30, *LIMITS):
         left_out: list[str] = []
         cut = _cut(plain, limit, "", left_out)
-        if len(msgspec.json.encode(cut)) <= most:
+        if len(msgspec.json.encode(cut)) <= MAX_BYTES:
             return cut, left_out[:20]
     return None, ["everything: the answer is too long. Ask for less."]
 

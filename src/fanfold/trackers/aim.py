@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..plain import plain
 from ._aim_repo import EXACT, hash_exactly, index, opened, place_of, reserved, stored
-from .base import Alert, Identity, Point, Refused, clean_config, on_main_process
+from .base import Alert, Identity, Point, Refused, on_main_process
 from .destination import LEFT_OUT, Destination, Item, kind_of
 from .face import Tracker
 from .tools import mapped, markdown, small_integer
@@ -234,7 +235,7 @@ class AimTracker(Tracker):
 
 def _storable(values: Mapping[str, Any]) -> Any:
     """Return a config without what Aim refuses: integers beyond 64 bits and empty keys."""
-    return mapped(clean_config(values), small_integer, key=lambda name: name or EMPTY)
+    return mapped(plain(values), small_integer, key=lambda name: name or EMPTY)
 
 
 def _differs(before: Any, value: Any) -> bool:

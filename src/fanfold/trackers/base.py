@@ -147,24 +147,19 @@ def clean(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], 0)))
 
 
-def clean_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config made of dicts, lists, texts, numbers and None, whatever was passed in."""
-    return plain(values)  # type: ignore[no-any-return]
-
-
 def flat_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config of one level: nested keys joined by `/`, lists kept.
 
     Where `{"a/b": 1, "a": {"b": 2}}` gives one name twice, the key with the fewest levels keeps it and the other becomes `a.b`.
     """
-    paths = sorted(_paths(clean_config(values)), key=lambda found: len(found[0]))
+    paths = sorted(_paths(plain(values)), key=lambda found: len(found[0]))
     names: dict[tuple[str, ...], str] = {}
     for path, _ in paths:
         name = "/".join(path)
         if name in names.values():
             name = _other_name(path, set(names.values()))
         names[path] = name
-    return {names[path]: value for path, value in _paths(clean_config(values))}
+    return {names[path]: value for path, value in _paths(plain(values))}
 
 
 def _paths(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..plain import plain
 from . import _clearml_session as session
-from .base import NO_STEP, Identity, Point, Refused, clean_config, flat_config, on_main_process
+from .base import NO_STEP, Identity, Point, Refused, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
 from .tools import cell_of, named, text_of, truthy
@@ -141,9 +142,9 @@ class ClearML(Destination):
             self.run.connect_configuration(values)
             return
         if self._layout == "accelerate":
-            self.run.connect_configuration(clean_config(values))
+            self.run.connect_configuration(plain(values))
         else:
-            text = json.dumps(clean_config(values), indent=1, ensure_ascii=False)
+            text = json.dumps(plain(values), indent=1, ensure_ascii=False)
             self.run.set_configuration_object(name=SECTION, config_text=text, config_type="json")
         self.run.set_parameters({f"{SECTION}/{key}": value for key, value in flat_config(values).items()})
         self._set_properties({})  # setting parameters removes them

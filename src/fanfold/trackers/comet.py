@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..journal.writer import try_lock
+from ..plain import plain
 from ..process import digest
 from . import _comet_archives as archives
-from .base import Alert, Identity, Point, Refusal, clean_config, flat_config
+from .base import Alert, Identity, Point, Refusal, flat_config
 from .destination import Destination, Item
 from .face import Tracker
 from .tools import GrowingFile, text_of
@@ -130,7 +131,7 @@ class Comet(Destination):
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config as parameters, and also as `config.json` if Comet would cut a value."""
-        config = clean_config(values)
+        config = plain(values)
         self.run.log_parameters(config)
         if any(len(str(value)) > MAX_VALUE for value in config.values()):
             self.run.log_asset_data(json.dumps(config, indent=1), name="config.json", overwrite=True)

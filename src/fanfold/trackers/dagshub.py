@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from .base import Identity, Point, Refusal, clean_config
+from ..plain import plain
+from .base import Identity, Point, Refusal
 from .destination import Destination, Item
 from .face import Tracker
 from .mlflow import MLflow
@@ -76,7 +77,7 @@ class DagsHubFiles(Destination):
         return str(self.metrics_path.absolute())
 
     def set_config(self, values: dict[str, Any]) -> None:
-        self.run.log_hyperparams(clean_config(values))
+        self.run.log_hyperparams(plain(values))
         self.run.save_hparams()
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:

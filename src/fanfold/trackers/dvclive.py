@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FanfoldError
+from ..plain import plain
 from ._dvclive_files import ITSELF, clashes, file_name, key_of, mend, replace_json, rows, summarise
-from .base import Identity, Point, Refusal, Refused, clean_config, flat_config
+from .base import Identity, Point, Refusal, Refused, flat_config
 from .destination import Destination, Item
 from .face import Tracker
 from .tools import copied, read_json
@@ -74,7 +75,7 @@ class DVCLive(Destination):
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config in params.yaml. A value that YAML refuses would empty the file, so all are cleaned first."""
-        self.run.log_params(clean_config(values))
+        self.run.log_params(plain(values))
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
         """Store the summary in `live.summary`, which becomes metrics.json."""
@@ -169,7 +170,7 @@ class DVCLive(Destination):
         columns = item.value.columns
         if not columns:
             return self.left_out(item)
-        found = [clean_config(dict(zip(columns, row, strict=True))) for row in item.value.rows]
+        found = [plain(dict(zip(columns, row, strict=True))) for row in item.value.rows]
         return self.run.log_plot(self._name(item), found, x=columns[0], y=columns[1:] or columns[0], template="linear")
 
     def settle(self) -> None:

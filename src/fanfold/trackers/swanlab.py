@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..plain import plain
 from ._swanlab_store import arrival_counter, points_of, quiet_settings, records, spelled_out, step_set, type_of, written_config
-from .base import Identity, Point, Refusal, Refused, clean_config
+from .base import Identity, Point, Refusal, Refused
 from .destination import Destination, Item
 from .face import Tracker
 from .tools import cell_of, copied, mapped
@@ -82,7 +83,7 @@ class SwanLab(Destination):
         self.run.finish(**words)
 
     def set_config(self, values: dict[str, Any]) -> None:
-        self.run.config.update(mapped(clean_config(values), spelled_out))
+        self.run.config.update(mapped(plain(values), spelled_out))
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
         """Store tags and notes in the config: SwanLab accepts them only at init, and ours may come later."""
@@ -92,7 +93,7 @@ class SwanLab(Destination):
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
         """Store the summary in the config: SwanLab has none."""
-        self.run.config.update({"summary": mapped(clean_config(values), spelled_out)})
+        self.run.config.update({"summary": mapped(plain(values), spelled_out)})
 
     def artifact(self, path: Path, name: str) -> None:
         """Store a copy next to the run: SwanLab records a link, and the file must exist when it syncs."""

@@ -16,7 +16,8 @@ from typing import Any
 from ..atomic import replace_text
 from ..journal.directory import encode_name
 from ..media import Image
-from .base import Identity, Point, clean_config, flat_config, on_main_process
+from ..plain import plain
+from .base import Identity, Point, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
 from .tools import markdown
@@ -89,7 +90,7 @@ class TensorBoard(Destination):
         self.run.flush()
         folder = Path(self.run.log_dir if hasattr(self.run, "log_dir") else self.run.logdir) / str(time.time())
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "hparams.yml").write_text(yaml.safe_dump(clean_config(values)), encoding="utf-8")
+        (folder / "hparams.yml").write_text(yaml.safe_dump(plain(values)), encoding="utf-8")
 
     def settle(self) -> None:
         self.run.flush()

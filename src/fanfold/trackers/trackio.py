@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ..media import Media
-from .base import Alert, Identity, Point, Refusal, Refused, clean, clean_config
+from ..plain import plain
+from .base import Alert, Identity, Point, Refusal, Refused, clean
 from .destination import Destination, Item
 from .face import Tracker
 from .tools import cell_of, mapped, plain_name, small_integer
@@ -100,7 +101,7 @@ class Trackio(Destination):
         return Path(SQLiteStorage.get_project_db_path(self.run.project)) if local else None
 
     def set_config(self, values: dict[str, Any]) -> None:
-        self._config = _writable(clean_config(values))
+        self._config = _writable(plain(values))
         self._update_config()
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
@@ -110,7 +111,7 @@ class Trackio(Destination):
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
         """Store the summary in the config: trackio has none."""
-        self._words["summary"] = mapped(clean_config(values), _small)
+        self._words["summary"] = mapped(plain(values), _small)
         self._update_config()
 
     def _update_config(self) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 from urllib.parse import urlparse
 
 from ..media import Media
+from ..plain import plain
 from ._wandb_log import WandbLog, logs_of
-from .base import Alert, Identity, Point, Refusal, Refused, clean_config
+from .base import Alert, Identity, Point, Refusal, Refused
 from .destination import SETTLE_SECONDS, Destination, Item
 from .face import Tracker
 from .tools import mapped, plain_name, until
@@ -219,7 +220,7 @@ class Wandb(Destination):
 
     def set_config(self, values: dict[str, Any]) -> None:
         """Store the config; values may change later. NaN becomes text, since wandb would turn it into null."""
-        self.run.config.update(mapped(clean_config(values), _no_nan), allow_val_change=True)
+        self.run.config.update(mapped(plain(values), _no_nan), allow_val_change=True)
         self._sent["config"] += 1
 
     def describe(self, *, name: str | None, tags: Sequence[str], notes: str | None, group: str | None) -> None:
@@ -235,7 +236,7 @@ class Wandb(Destination):
             self.run.tags = fitting
 
     def set_summary(self, values: Mapping[str, Any]) -> None:
-        changed = mapped(clean_config(values), _no_nan)
+        changed = mapped(plain(values), _no_nan)
         self.run.summary.update(changed)
         self._summary |= changed.keys()
 

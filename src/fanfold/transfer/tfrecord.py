@@ -102,18 +102,18 @@ class RecordBatch(NamedTuple):
         )
 
 
-def read_batch(file: BinaryIO, at: int, size: int = CHUNK) -> RecordBatch:
+def read_batch(file: BinaryIO, at: int) -> RecordBatch:
     """Read records from an offset on. A record that is not complete yet is left for the next time."""
     file.seek(at)
-    buffer = file.read(size)
+    buffer = file.read(CHUNK)
     starts, lengths, here, damaged = _records(buffer)
-    if not len(starts) and not damaged and len(buffer) == size:  # one long record
+    if not len(starts) and not damaged and len(buffer) == CHUNK:  # one long record
         length = _HEAD.unpack_from(buffer)[0]
-        buffer += file.read(length + 16 - size)
+        buffer += file.read(length + 16 - CHUNK)
         starts, lengths, here, damaged = _records(buffer)
         if not len(starts):
             return RecordBatch(buffer, np.empty(0, np.int64), np.empty(0, np.int64), at, 0, more=False)
-    more = len(buffer) >= size and here > 0
+    more = len(buffer) >= CHUNK and here > 0
     return RecordBatch(buffer, np.asarray(starts, np.int64), np.asarray(lengths, np.int64), at + here, damaged, more)
 
 

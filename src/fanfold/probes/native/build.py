@@ -72,7 +72,7 @@ def compiler() -> str | None:
     )
 
 
-def compile_to(target: Path, sources: Iterable[str], flags: Sequence[str], *, limit: float = LIMIT_SECONDS) -> Path:
+def compile_to(target: Path, sources: Iterable[str], flags: Sequence[str]) -> Path:
     """Compile into `target` atomically: several processes may do so at once."""
     command = compiler()
     if command is None:
@@ -81,14 +81,14 @@ def compile_to(target: Path, sources: Iterable[str], flags: Sequence[str], *, li
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         subprocess.run([command, *flags, "-o", str(aside), *(str(HERE / name) for name in sources), "-ldl"],
-                       check=True, capture_output=True, text=True, timeout=limit)  # fmt: skip
+                       check=True, capture_output=True, text=True, timeout=LIMIT_SECONDS)  # fmt: skip
         seal(aside)
         aside.replace(target)
     except subprocess.CalledProcessError as error:
         line = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr[-200:])
         raise BuildError(f"{Path(command).name} failed: {line.strip()}") from error
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{Path(command).name} did not end within {limit:g} s") from error
+        raise BuildError(f"{Path(command).name} did not end within {LIMIT_SECONDS:g} s") from error
     except OSError as error:
         raise BuildError(f"{target.parent} cannot be written: {error.strerror or error}") from error
     finally:
