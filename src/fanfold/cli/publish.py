@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import RunNotFound, SettingError
-from ..publish import Options, publish
+from ..publish import PublishOptions, publish
 from ..store.query import find
 from . import choose, output
 from .text import plural, size
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
                     f"{word!r} is neither a project nor a run in {store.place}. Nothing was published. {known}"
                 ) from error
             chosen.setdefault(found.project, set()).add(found.id)
-    options = Options(
+    options = PublishOptions(
         args.zip, not args.no_media, args.points, lambda questions, total: output.progress(args, questions, total, "Publishing")
     )
     facts = publish(store, {project: frozenset(ids) for project, ids in chosen.items()}, Path(args.output), options)

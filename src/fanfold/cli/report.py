@@ -11,7 +11,7 @@ from typing import Any
 
 from ..atomic import replace_text
 from ..errors import RunNotFound, SettingError
-from ..report import Options, page
+from ..report import ReportOptions, page
 from ..report.views import ReportView, saved
 from ..store import StoredRun
 from . import choose, output
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         if len(shown) > MOST_RUNS:
             output.remark(args, f"the newest {MOST_RUNS} of {len(shown)} runs are in the report. Name runs for others.")
     keys = choose.keys_of(stored, args.keys, undone="written") if args.keys else None
-    options = Options(keys, args.title, note, args.x, args.smooth, args.log, views)
+    options = ReportOptions(keys, args.title, note, args.x, args.smooth, args.log, views)
     text, found = page(stored, options)
     target = Path(args.output)
     replace_text(target, text)
