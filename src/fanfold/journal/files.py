@@ -7,7 +7,6 @@ leads out of the run.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from pathlib import Path
@@ -97,6 +96,8 @@ def _data_bytes(fd: int, enough: int) -> int:
 
 def read_list(path: Path, most: int) -> list[Any]:
     """Return the JSON list in a small file; an empty one if it is missing, torn or something else."""
+    import json  # not needed by a first run
+
     try:
         with open_regular(path) as file:
             found = json.loads(file.read(most))
