@@ -118,6 +118,7 @@ class ClickHouseIntake:
         self.database = database
         self.gather = gather
         self.max_blob = max_blob
+        self.inserts = 0
         self._known: OrderedDict[tuple[int, int], Known] = OrderedDict()
         self._weight = 0
         self._deleted: set[int] = set()
@@ -396,6 +397,7 @@ class ClickHouseIntake:
             self._advance(job)
 
     def _insert(self, table: str, columns: dict[str, Any], token: str) -> None:
+        self.inserts += 1
         self.database.insert(table, columns, token=token)
 
     def close(self) -> None:
