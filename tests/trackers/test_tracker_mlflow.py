@@ -1,6 +1,9 @@
 """MLflow under the tracker contract: a database and a folder here, a real server in test_tracker_mlflow_server.py."""
 
 import shutil
+import subprocess
+import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -321,3 +324,33 @@ def test_every_legal_name_is_one_mlflow_takes():
         _validate_metric_name(legal(key))
     names = Names(as_files=True)
     assert len({names(key) for key in ("a=b", "a@b", "a_b", "a_b/c", "a#b/c")}) == 5
+
+
+@pytest.mark.parametrize("size", [150_000])
+def test_a_relay_killed_while_it_makes_the_database_is_delivered_by_the_next(size, tmp_path):
+    """Kill when the files of the database, whatever their names, have grown to a size."""
+    dying = f"""
+        import os, pathlib, sys, threading, time
+        from fanfold.trackers import MLflowTracker
+        from fanfold.trackers.base import Identity, Point
+        place, deadly = pathlib.Path({str(tmp_path / "data")!r}), int(sys.argv[1])
+        def watch():
+            while sum(path.stat().st_size for path in place.iterdir() if "journal" not in path.name) < deadly:
+                time.sleep(0.001)
+            os.kill(os.getpid(), 9)
+        if deadly:
+            threading.Thread(target=watch, daemon=True).start()
+        tracker = MLflowTracker("p", tracking_uri=f"sqlite:///{{place}}/mlflow.db")
+        tracker.destination.open(Identity("run-1", "a name", "p", None, place.parent))
+        tracker.destination.write([Point({{"x": 1.5}}, 3, 1234.25)])
+        tracker.destination.close("finished")
+    """
+    (tmp_path / "data").mkdir()
+    program = [sys.executable, "-c", textwrap.dedent(dying)]
+    assert subprocess.run([*program, str(size)], check=False, timeout=300).returncode == -9
+    subprocess.run([*program, "0"], check=True, timeout=300)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/data/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("p").experiment_id])
+    assert run.data.metrics == {"x": 1.5}

@@ -5,9 +5,11 @@ A path is derived from key, step, time and content, so that sending the same thi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import os
 import re
 import sys
 import uuid
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from ..atomic import beside
 from ..process import digest
 
 if TYPE_CHECKING:
@@ -153,6 +156,20 @@ def absolute(uri: str) -> str:
     if is_folder(uri) and not uri.startswith("file:"):
         return Path(uri).absolute().as_uri()
     return uri
+
+
+def create_database(uri: str) -> None:
+    """Create the SQLite file of an absolute address, made aside: MLflow cannot open one that a kill left half-made."""
+    from mlflow import MlflowClient
+
+    path = Path(uri.removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:////") or "?" in uri or path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with beside(path) as aside:
+        MlflowClient(tracking_uri=f"sqlite:///{aside}").search_experiments(max_results=1)
+        with contextlib.suppress(FileExistsError):  # another process was quicker
+            os.link(aside, path)
 
 
 def quoted(text: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ._mlflow import Names, RunFile, absolute, files_of, hide, is_folder, legal, pictures_of, quoted, safe_path
+from ._mlflow import Names, RunFile, absolute, create_database, files_of, hide, is_folder, legal, pictures_of, quoted, safe_path
 from .base import Identity, Point, Refusal, Refused, clean, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
@@ -81,6 +81,8 @@ class MLflow(Destination):
         if identity is None and uri:
             self.library.set_tracking_uri(uri)
         self._uri = absolute(uri or self.library.get_tracking_uri())
+        if identity is not None:
+            create_database(self._uri)
         self._client = self.library.MlflowClient(tracking_uri=self._uri)
         run_id = known.get("run_id", self.run_id)
         if identity is not None:
