@@ -28,9 +28,8 @@ PAGE = """<!doctype html><meta charset="utf-8"><meta name="referrer" content="no
 def opening(address: str) -> Iterator[None]:
     """Open an address in the browser soon; what that needs is gone with the context, or a minute later."""
     file: Path | None = None
-    if (
-        "token=" in address and "microsoft" not in platform.release().lower()
-    ):  # in WSL, a browser of Windows finds no file of ours
+    of_windows = "microsoft" in platform.release().lower()  # in WSL; such a browser finds no file of ours
+    if "token=" in address and not of_windows:
         try:
             file = _written(address)
         except OSError as error:
