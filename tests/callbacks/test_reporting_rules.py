@@ -516,7 +516,7 @@ def test_kubeflow_is_told_how_far_training_is(args, tmp_path, monkeypatch, caplo
     play.on_exception(RuntimeError("stop"))
     play.on_train_end()
     callback.wait(10)
-    assert (len(server.said), caplog.text.count("Kubeflow was not told")) == (3, 1)
+    assert (len(server.said), caplog.text.count("was not reported to Kubeflow")) == (3, 1)
 
 
 def test_kubeflow_is_reported_to_inside_a_job_only(monkeypatch):

@@ -482,7 +482,7 @@ def test_only_a_trusted_proxy_speaks_for_others():
     assert proxies.read(headers, proxies.user) == "ann"
     with pytest.raises(SettingError, match="--trusted-proxy"):
         Proxies([], user="X-Remote-User")
-    with pytest.raises(SettingError, match="no address"):
+    with pytest.raises(SettingError, match="not an address"):
         Proxies(["everywhere"])
 
 

@@ -859,7 +859,7 @@ def test_the_end_of_a_run_ends_a_trace_under_way(runs_dir, tmp_path):
     out, err = run(program(tmp_path, CUT))
     assert last_json(out) == [True, False, True, False, True, [True, True]]  # two more wait for the program's own profiler
     assert "could not" not in err
-    assert err.count("waits: another profiler is on") == 1
+    assert err.count("waiting: another profiler is on") == 1
 
 
 GIVES_WAY = """

@@ -742,7 +742,9 @@ def test_all_says_when_nothing_is_installed(runs_dir, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "fanfold"):
         fanfold.init("p", trackers="all", system=False, quiet=True).finish()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("fanfold: trackers='all' was requested, but no tracker's library is installed. The run is kept here")
+    assert said.startswith(
+        "fanfold: trackers='all' was requested, but no tracker's library is installed. The run is kept on this machine"
+    )
     assert "tensorboard" in said.partition("pip install")[2]
 
 

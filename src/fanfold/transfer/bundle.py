@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import outcome
 from ..journal.files import open_inside
 from ..media import Media, decode
-from .bundle_write import FORMAT, MANIFEST, RUN, VERSION
+from .bundle_write import FORMAT, MANIFEST, RUN, VERSION, schemas
 from .events import Alert, Artifact, Console, Definition, End, Event, Facts, Found, Rows, Start, Values
 from .reading import MOST_MEDIA, UNREADABLE, Account, read_json, resumed, step_of
 
@@ -112,7 +112,11 @@ class _Reading:
             import pyarrow.compute as pc
             import pyarrow.parquet as pq
 
-            for batch in pq.ParquetFile(path).iter_batches(BATCH):
+            file = pq.ParquetFile(path)
+            missing = {*schemas()[name].names} - {*file.schema_arrow.names}
+            if missing:
+                raise KeyError(f"no column {', '.join(sorted(missing))}")
+            for batch in file.iter_batches(BATCH):
                 batch.validate(full=True)  # damage may leave texts that are not UTF-8
                 chosen = batch.filter(pc.equal(batch.column("attempt"), attempt))
                 if chosen.num_rows:
