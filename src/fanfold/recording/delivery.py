@@ -119,7 +119,6 @@ class Delivery:
             lines += self.attached.wait(max(0.0, deadline - time.monotonic()))
             lines += self.attached.restarted()
         if self._notifier is not None:
-            self._notifier.revive()
             self._notifier.hurry()
             self._notifier.wait(min(NOTIFY_SECONDS, max(0.0, deadline - time.monotonic())))
             if self._notifier.wait_code(0) not in (None, 0):

@@ -128,7 +128,7 @@ class Attached:
 
     def wait(self, timeout: float) -> list[str]:
         """Wait for all relays together; return a line for each that has not finished."""
-        self.look_after(ended=True)  # restart any that died, so that it delivers the rest
+        self.look_after(ended=True)  # all that died at once, not each in its turn
         deadline = time.monotonic() + timeout
         enough = deadline - min(COUNT_SECONDS, timeout / 4)
         self.hurry()

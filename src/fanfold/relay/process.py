@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import JournalError, SettingError, notices, outcome
+from ..errors import JournalError, SettingError, guard, notices, outcome
 from ..journal import Kind, origin
 from ..journal.directory import check_folders, decode_name, journal_files
 from ..journal.files import open_to_write
@@ -187,13 +187,6 @@ class Relay:
             self.restarts += 1
             self.start()
 
-    def revive(self) -> None:
-        """Start the process once more if it is dead, however often it died before: the run has ended."""
-        code = self.wait_code(0)
-        if code is not None and self._died(code):
-            self.restarts += 1
-            self.start()
-
     def _died(self, code: int) -> bool:
         """Return whether a relay ended early. One that reported why it cannot work would fail again, so it is not restarted."""
         if code == OWNED or not (self.run / "journal").is_dir():
@@ -248,10 +241,20 @@ class Relay:
                 self._process.stdin.close()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until everything of rank 0 is delivered; return whether it is. The relay keeps running for ranks still active."""
+        """Wait until everything of rank 0 is delivered; return whether it is. The relay keeps running for ranks still active.
+
+        A relay that dies meanwhile is restarted: it was killed before the wait began, or is killed by what ends the job.
+        """
         deadline = time.monotonic() + timeout
-        while self.wait_code(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))) is None:
-            if self._all_delivered():
+        while True:
+            code = self.wait_code(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            if code is not None:
+                with guard(f"look after the relay to {self.name}"):
+                    self.look_after(ended=True)
+                self.hurry()
+                if self.wait_code(0) is not None:
+                    break
+            elif self._all_delivered():
                 return True
             if time.monotonic() >= deadline:
                 return False
