@@ -165,7 +165,8 @@ class _Log:
         self.last = int(known.get("last") or 0)  # the newest time
         self.summary: dict[str, Any] = dict(known.get("summary") or {})
         self.raw_summary: dict[bytes, bytes] = {}
-        self.of_row = b""  # the last summary that came with a row
+        self.of_row = b""  # the last summary that came with a row; it comes before the row, which may not be there yet
+        self.pending: dict[str, Any] = dict(known.get("pending") or {})  # the same, decoded
         self.exited = False
         self.latest: dict[str, Any] = dict(known.get("latest") or {})
         self.preempting = bool(known.get("preempting"))
@@ -206,9 +207,10 @@ class _Log:
         yield self._mark()
 
     def _mark(self) -> Mark:
-        self._decode_summary()
+        self._decode_numbers()
+        self._decode_row()
         known = {"at": self.at, "started": self.started, "began": self.began, "last": self.last, "preempting": self.preempting}
-        return Mark(position={**known, "summary": dict(self.summary), "latest": dict(self.latest)})
+        return Mark(position={**known, "summary": dict(self.summary), "pending": dict(self.pending), "latest": dict(self.latest)})
 
     def _record(self, data: bytes) -> Iterator[Event]:
         """Yield the events of one record. History is most of a log: it is looked at first, and decoded many rows at a time."""
@@ -366,9 +368,15 @@ class _Log:
     def _decode_summary(self) -> None:
         """Decode what is waiting, in the order it came."""
         self._decode_numbers()
+        self._decode_row()
+        found, self.pending = self.pending, {}
+        _merge(self.summary, found)
+
+    def _decode_row(self) -> None:
         body, self.of_row = self.of_row, b""
-        found, _ = outcome(lambda: nested(pb.message(body).get(1, [])))
-        _merge(self.summary, found or {})
+        if body:
+            found, _ = outcome(lambda: nested(pb.message(body).get(1, [])))
+            self.pending = found or {}
 
     def _decode_numbers(self) -> None:
         raw, self.raw_summary = self.raw_summary, {}
@@ -381,7 +389,7 @@ class _Log:
         if self.exited:
             self._decode_summary()
         else:
-            self._decode_numbers()  # a summary comes before its row, which may not be there yet
+            self._decode_numbers()
         own = {}
         for key, value in flat(self.summary):
             rule = key.rpartition("/")[2] in _RULES.values() and key.rpartition("/")[0] in self.latest
