@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,8 @@ from starlette.testclient import TestClient
 import fanfold
 import fanfold as wandb
 from answers import LOCAL, decode
+from fanfold.media import decode as decode_medium
+from fanfold.media.table import memory_needed
 from fanfold.server import app
 from fanfold.store.query import LocalStore
 from fanfold.store.several import SeveralStores
@@ -195,6 +199,43 @@ def test_questions_to_a_table_that_make_no_sense_are_refused(tmp_path, query):
     samples(tmp_path, count=2)
     answer = client(tmp_path).get("/api/table", params={"project": "llm", "id": "r", "key": "samples", **query})
     assert answer.status_code in (400, 404) and answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [[], {}, [[]], {"a": None}, "", "a", "ab", "é", "Ā", "😀", None, 1.5, 300, 2**70, b"x", [1], ["a", []], datetime.date(2026, 1, 2),
+     np.zeros(1), fanfold.Text("x")],
+    ids=lambda cell: type(cell).__name__,
+)  # fmt: skip
+def test_the_memory_of_a_decoded_table_is_known_before(cell):
+    rows = 20_000
+    data = fanfold.Table({"odd": [cell] * (rows - 1) + ["one that is no number"]}).encode().data
+    tracemalloc.start()
+    held = decode_medium("table", {}, bytes(data)).column("odd")
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(held) == rows
+    assert taken <= memory_needed(data) <= 200 * len(data)
+
+
+def test_a_table_that_would_fill_the_memory_is_not_decoded(tmp_path, monkeypatch):
+    run = fanfold.init("llm", dir=tmp_path, id="r", system=False, quiet=True)
+    run.log({"samples": fanfold.Table({"a": [[]] * 50_000}), "numbers": fanfold.Table({"a": np.zeros(200_000)})}, step=3)
+    run.finish()
+    monkeypatch.setattr("fanfold.server.samples.MOST_MEMORY", 2_000_000)
+    http = client(tmp_path)
+    answer = http.get("/api/table", params={"project": "llm", "id": "r", "key": "samples"})
+    assert answer.status_code == 400
+    assert "too large to be shown here" in answer.json()["error"]
+    assert "fanfold.open('r').table('samples', step=3)" in answer.json()["error"]
+    assert (
+        http.get("/cell", params={"project": "llm", "run": "r", "key": "samples", "n": 0, "row": 0, "column": 0}).status_code
+        != 200
+    )
+    numbers = http.get("/api/table", params={"project": "llm", "id": "r", "key": "numbers"})
+    assert numbers.json()["total"] == 200_000
+    sample = http.post("/api/sample", json={"project": "llm", "runs": ["r"], "key": "samples", "row": 0})
+    assert sample.status_code == 400 and "too large" in sample.json()["error"]
 
 
 def test_media_in_cells_are_served_as_what_they_are(tmp_path):

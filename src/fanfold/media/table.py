@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 UNREADABLE_TABLE: tuple[type[Exception], ...] = (*UNREADABLE, msgspec.MsgspecError)
 VERSION = 1
 MAX_COLUMNS = 16_384
+CELL_BYTES = 32  # of memory for each byte of cells, at most, if they are no containers: of texts of one letter
+CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])  # the first byte of a list or dict in msgpack
+CONTAINER_BYTES = 72  # of an empty one
 NAMED = 256  # column names included in the frame; the blob has all
 
 
@@ -37,7 +40,17 @@ class _Column(msgspec.Struct):
 class _Content(msgspec.Struct):
     version: int
     rows: int
-    columns: list[_Column]
+    columns: Annotated[list[_Column], msgspec.Meta(max_length=MAX_COLUMNS)]
+
+
+class _RawColumn(msgspec.Struct):
+    """A column whose cells are not decoded."""
+
+    cells: msgspec.Raw = msgspec.Raw()
+
+
+class _RawContent(msgspec.Struct):
+    columns: Annotated[list[_RawColumn], msgspec.Meta(max_length=MAX_COLUMNS)]
 
 
 class Table(Media):
@@ -268,6 +281,17 @@ def _wide(data: Any) -> int:
     if len(data.shape) != 2:
         raise refused(ValueError, f"Table got an array of shape {tuple(data.shape)}", "Give two axes, (rows, columns)")
     return int(data.shape[1])
+
+
+def memory_needed(data: bytes) -> int:
+    """Return about how many bytes of memory a blob takes once decoded, at most; decoding nothing but the columns' frames."""
+    try:
+        content = msgspec.msgpack.decode(data, type=_RawContent)
+    except msgspec.MsgspecError as error:
+        raise broken("table", error) from error
+    cells = [memoryview(column.cells).tobytes() for column in content.columns]
+    containers = sum(len(part) - len(part.translate(None, CONTAINERS)) for part in cells)
+    return len(data) + CELL_BYTES * sum(map(len, cells)) + CONTAINER_BYTES * containers
 
 
 def _read(data: bytes) -> tuple[list[str], list[Column], int]:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from ..errors import FanfoldError, RunNotFound, SettingError
-from ..media import Table
+from ..media import decode
+from ..media.table import memory_needed
 from ..plain import json_safe
 from ..store import deadline
 from ..store.query import Store
@@ -21,7 +22,9 @@ from . import data
 MOST_ROWS = 1_000  # in one response
 MOST_TABLES = 200  # in which a row is looked for at once
 KEPT = 4  # decoded tables, the most recently used ones
-KEPT_BYTES = 64 << 20  # of a table's blob; a larger one is decoded for each request
+MOST_BLOB = 512 << 20  # bytes of a table's file; numbers take as much memory as they do there
+MOST_MEMORY = 1 << 30  # that decoding a table may take; lists and dicts take many times their bytes in the file
+KEPT_MEMORY = 256 << 20  # of a decoded table; a larger one is decoded for each request, one at a time
 LONG = 20_000  # characters of a cell; the rest is cut
 EVERY = 4_096  # rows between two looks at the clock
 
@@ -52,7 +55,7 @@ class _Tables:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str], tuple[list[str], list[Column]]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._large = threading.Lock(), threading.Lock()
 
     def of(self, point: MediaPoint) -> tuple[list[str], list[Column]]:
         """Return the names and the columns of a logged table."""
@@ -61,16 +64,38 @@ class _Tables:
             if place in self._kept:  # a blob's name is the hash of its content
                 self._kept.move_to_end(place)
                 return self._kept[place]
-        loaded = point.load()
-        if not isinstance(loaded, Table):
+        if point.kind != "table":
             raise FanfoldError(f"{point.key!r} is a {point.kind}, not a table. Nothing was read.")
-        found = loaded.columns, [loaded.column(name) for name in loaded.columns]
-        if point.entry.get("blob") and int(point.entry.get("size") or 0) <= KEPT_BYTES:
-            with self._lock:
-                self._kept[place] = found
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
+        data, memory = _checked(point)
+        if memory > KEPT_MEMORY:
+            with self._large:
+                return _decoded(point, data)
+        found = _decoded(point, data)
+        with self._lock:
+            self._kept[place] = found
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
         return found
+
+
+def _checked(point: MediaPoint) -> tuple[bytes, int]:
+    """Return a table's blob, and the memory that decoding it takes; raise if that is too much for a server with many readers."""
+    name = str(point.entry.get("blob"))
+    size = point.run.artifact_file(name).stat().st_size
+    if size <= MOST_BLOB:
+        data = point.run.blob(name)
+        memory = memory_needed(data)
+        if memory <= MOST_MEMORY:
+            return data, memory
+    raise FanfoldError(
+        f"the table {point.key!r} is too large to be shown here ({size / 1e6:,.0f} MB). Nothing was read. "
+        f"Read it in Python: fanfold.open({point.run.id!r}).table({point.key!r}, step={point.step})"
+    )
+
+
+def _decoded(point: MediaPoint, data: bytes) -> tuple[list[str], list[Column]]:
+    table = decode("table", point.entry, data)
+    return table.columns, [table.column(name) for name in table.columns]
 
 
 _tables = _Tables()
