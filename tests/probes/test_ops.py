@@ -937,6 +937,40 @@ def test_windows_of_torch_profiler_give_way_too_and_survive_threads_and_ranges(r
     assert table.facts["observed"] > 10
 
 
+WINDOWS_BESIDE_A_THREAD = """
+import time, torch
+from fanfold.store.ops import tables
+run = begin({"native": False, "every": 2})
+model = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+def train(steps):
+    for _ in range(steps): optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
+def compute():
+    began.set()
+    while not stop.is_set(): large @ large
+def windows():
+    return [table.facts["windows"] for table in tables(stored)]
+large, began, stop = torch.rand(3000, 3000), threading.Event(), threading.Event()
+thread = threading.Thread(target=compute); thread.start(); began.wait()
+time.sleep(0.2)
+train(20)  # a window ends while the other thread is inside a call
+rows = run.ops()
+stored = fanfold.open(run.id, dir=run.path.parent.parent)
+before = windows()
+stop.set(); thread.join()
+train(20)
+run.ops(); stored.refresh()
+print(json.dumps([len(rows) > 5, min(row["self_ns"] for row in rows) >= 0, before, windows()]))
+run.finish()
+"""
+
+
+def test_windows_survive_a_thread_that_computes_all_the_time_and_go_on_when_it_has_ended(runs_dir, tmp_path):
+    out, _ = run(program(tmp_path, WINDOWS_BESIDE_A_THREAD))
+    found, positive, (before,), (after,) = last_json(out)
+    assert found and positive
+    assert 1 <= before < after - 5
+
+
 def test_windows_of_torch_profiler_without_a_step_are_said_to_be_empty(runs_dir, tmp_path):
     _, err = run(program(tmp_path, 'import torch\nrun = begin({"native": False})\ntorch.ones(2).tan()\nrun.finish()'))
     assert err.count("the operator profile is empty") == 1
@@ -1024,19 +1058,17 @@ def test_a_program_without_an_optimizer_is_observed_for_moments(runs_dir, tmp_pa
 
 
 STARTS_LATE = """
-import time, torch
-from fanfold.probes import ops
-ops.IDLE_SECONDS, ops.MOMENT_MS = 0.0, 900
+import time, torch, torch._dynamo
+from fanfold.probes.native import library
 run = begin(True)
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 loss = model(torch.ones(2)).sum()  # the forward of the first step
-x, end = torch.ones(2), time.monotonic() + 60
-while time.monotonic() < end:
-    for _ in range(10): x.tan()
-    if any(row["op"] == "aten::tan" for row in run.ops()): break  # a moment has begun
+moment = threading.Thread(target=library.current().ff_moment, args=(5000,))
+moment.start(); time.sleep(1)  # it has begun, and is not over
 loss.backward(); optimizer.step()
 optimizer.step()  # not observed either: the third is the first that is
+moment.join()
 run.finish()
 """
 

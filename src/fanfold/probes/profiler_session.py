@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..errors import guard
@@ -91,9 +92,18 @@ def hindrance() -> str:
         return (
             f"the range {ProfilerTurns.names[0]!r} was open when the last profile ended, and torch crashes if it ends in another"
         )
-    if ProfilerTurns.open:
+    if _still_open():
         return "another thread was amid its work when the last profile ended, and torch crashes if that ends in another"
     return "the last profile is being read" if ProfilerTurns.unread else ""
+
+
+def _still_open() -> bool:
+    """Return whether a thread may still be inside a range of an ended session: not if it is gone."""
+    tasks = Path("/proc/self/task")
+    for thread in list(ProfilerTurns.open) if tasks.is_dir() else ():
+        if not (tasks / str(thread)).exists():
+            ProfilerTurns.open.pop(thread, None)
+    return bool(ProfilerTurns.open)
 
 
 def _call(action: Callable[[], None]) -> None:

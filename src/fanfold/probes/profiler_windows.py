@@ -105,11 +105,14 @@ class ProfilerWindows:
         events = list(seen.profiler.events())
         # The step that ends a window is not among its events: then the thread is that of the previous window.
         self._stepping = next((event.thread for event in events if event.name.startswith("Optimizer.")), self._stepping)
-        rows = [self._row(event, "main" if event.thread == self._stepping else "thread") for event in events]
+        # A call of another thread that had not ended has no duration: torch gives it a negative one.
+        over = [event for event in events if event.time_range.end >= event.time_range.start]
+        rows = [self._row(event, "main" if event.thread == self._stepping else "thread") for event in over]
         self._facts["overflow"] += worker_tables.merge(self._rows, rows, room=self._facts["capacity"])
 
     def _row(self, event: Any, thread: str) -> dict[str, Any]:
-        total, own = int(event.cpu_time_total * 1000), int(event.self_cpu_time_total * 1000)
+        total = max(0, int(event.cpu_time_total * 1000))
+        own = max(0, int(event.self_cpu_time_total * 1000))  # times are rounded: the parts may be longer than the whole
         shapes = " ".join(str(shape) for shape in event.input_shapes or () if shape) if self._inputs else ""
         return {
             "op": event.name, "overload": "", "scope": _scope(event), "thread": thread, "label": "",
