@@ -62,7 +62,7 @@ class Profiled:
     def __init__(self, **options: Any) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="fanfold-bench-", ignore_cleanup_errors=True)
         self.written: list[int] = []
-        found = ops.start(ops.Options(**options), self.write, path=Path(self.folder.name), rank=0, node="here")
+        found = ops.start(ops.OpsOptions(**options), self.write, path=Path(self.folder.name), rank=0, node="here")
         assert found is not None
         self.probe = found
 
