@@ -113,6 +113,16 @@ def test_a_link_is_shown_as_it_is_and_the_workspace_is_left_alone_until_told(con
     expect(reloaded.get_by_text("From a link")).to_have_count(0)  # it is what is kept
 
 
+def test_a_link_to_one_chart_shows_it_also_where_the_workspace_draws_it_with_another(context, address):
+    page = open_page(context, address, "p=demo")
+    page.evaluate("() => localStorage.setItem(`workspace ${location.pathname} demo`, 'pairs=1')")
+    linked = open_page(context, address, "p=demo&full=train/loss")
+    expect(linked.locator("figure.full [aria-label=Legend] li").first).to_be_visible()
+    linked.keyboard.press("Escape")
+    expect(linked.get_by_text("From a link")).to_be_visible()
+    assert kept(linked) == "pairs=1"
+
+
 def test_changes_of_the_view_are_undone_and_done_again_by_key_and_by_button(context, address):
     page = open_page(context, address, "p=demo")
     undo, redo, log, band = (pressed(page, name) for name in ("Undo", "Redo", "log y", "band"))
@@ -231,17 +241,17 @@ def test_the_run_list_is_dragged_fitted_to_its_names_and_folded(context, address
     assert name.evaluate(cut)
     edge = page.get_by_role("separator", name="Width of the run list")
     edge.dblclick()
-    assert not name.evaluate(cut)
+    page.wait_for_function("() => { const name = document.querySelector('aside .name'); return name.scrollWidth <= name.clientWidth }")
     box = edge.bounding_box()
     page.mouse.move(box["x"] + 4, 400)
     page.mouse.down()
     page.mouse.move(240, 400, steps=4)
     page.mouse.up()
-    assert abs(page.locator("aside").bounding_box()["width"] - 240) < 12
+    page.wait_for_function("() => Math.abs(document.querySelector('aside').offsetWidth - 240) < 12")
     name.hover()
     expect(page.locator("aside li").first).to_have_attribute("title", re.compile(re.escape(LONG)))
     pressed(page, "Fold the run list").click()
-    assert page.locator("aside").bounding_box()["width"] < 40
+    page.wait_for_function("() => document.querySelector('aside').offsetWidth < 40")
     page.reload()
     pressed(page, "Show the run list").click()
     expect(name).to_be_visible()

@@ -68,13 +68,13 @@ class Workspace {
   }
 
   #arrived(reloaded = history.state?.linked === false): void {
-    const given = chosen();
-    if (!given && this.#saved) { // what an address says in passing, such as a zoom, is shown with it
+    const given = chosen(), says = !!given || !!view.full; // a chart that fills the screen may not be there in another view
+    if (!says && this.#saved) { // what an address says in passing, such as a zoom, is shown with it
       const passing = Object.fromEntries([...PASSING].map((name) => [name, view[name as keyof View]]));
       this.#apply(this.#saved);
       Object.assign(view, passing);
     }
-    this.#mark(!!given && !!this.#saved && given !== this.#saved && !reloaded);
+    this.#mark(says && !!this.#saved && given !== this.#saved && !reloaded);
   }
   #mark(linked: boolean): void { this.linked = place.linked = linked; }
 
