@@ -241,7 +241,9 @@ def test_the_run_list_is_dragged_fitted_to_its_names_and_folded(context, address
     assert name.evaluate(cut)
     edge = page.get_by_role("separator", name="Width of the run list")
     edge.dblclick()
-    page.wait_for_function("() => { const name = document.querySelector('aside .name'); return name.scrollWidth <= name.clientWidth }")
+    page.wait_for_function(
+        "() => { const name = document.querySelector('aside .name'); return name.scrollWidth <= name.clientWidth }"
+    )
     box = edge.bounding_box()
     page.mouse.move(box["x"] + 4, 400)
     page.mouse.down()
