@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from ..errors import FanfoldError, RunNotFound, SettingError
-from ..media import decode
-from ..media.table import memory_needed
+from ..media.table import Table, memory_needed
 from ..plain import json_safe
 from ..store import deadline
 from ..store.query import Store
@@ -94,7 +93,7 @@ def _checked(point: MediaPoint) -> tuple[bytes, int]:
 
 
 def _decoded(point: MediaPoint, data: bytes) -> tuple[list[str], list[Column]]:
-    table = decode("table", point.entry, data)
+    table = Table.decode(point.entry, data)
     return table.columns, [table.column(name) for name in table.columns]
 
 
