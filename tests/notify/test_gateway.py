@@ -10,9 +10,12 @@ import pytest
 
 import fanfold
 from clickhouse_tools import Fleet
+from fanfold.notify.options import NotifyOptions
 from fanfold.notify.project_rules import change_rule, project_rules
+from fanfold.notify.watch import DirectoryState, StoreWatch
 from fanfold.store import open_run
 from fanfold.store.changes import DirectoryViews
+from fanfold.store.query import LocalStore
 from fanfold.stores import open_store
 from fleet_tools import Forwarder, Gateway
 from receivers import keeper, receiving
@@ -144,6 +147,32 @@ def test_rules_of_a_project_are_kept_with_its_views(tmp_path, store):
         change_rule(views, "llm", "loss grows")
     assert change_rule(views, "llm", "loss is nan", remove=True) == {}
     assert views.all("llm") == {"a view": "log=1"}
+
+
+def test_a_gateway_reads_only_the_projects_that_have_rules_when_nobody_is_told(tmp_path):
+    """A busy gateway without notifications must not list thousands of runs for nothing."""
+    for project in ("llm", "vision"):
+        run = fanfold.init(project, id="a", dir=tmp_path, system=False, quiet=True)
+        run.log({"loss": float("nan")})
+        run.finish()
+    listed = []
+
+    class Watched(LocalStore):
+        def runs(self, project=None, *words, **options):
+            listed.append(project)
+            return super().runs(project, *words, **options)
+
+    def looked() -> list[str | None]:
+        listed.clear()
+        store = Watched(tmp_path)
+        state = DirectoryState(tmp_path)
+        StoreWatch(store, NotifyOptions(), state).look()
+        state.close()
+        return list(listed)
+
+    assert looked() == []
+    change_rule(DirectoryViews(tmp_path), "vision", "loss is nan")
+    assert looked() == ["vision"]
 
 
 def test_the_local_dashboard_applies_rules_and_sends_what_is_left(tmp_path, receiver, ends):

@@ -110,11 +110,11 @@ class StoreWatch:
             return
         if self._since is None:
             self._begin()
+        self._rules = {}
         token, names = self.store.changed(self._token)
         if not self._token:
             names = self._recent()
         self._token = token
-        self._rules = {}
         for name in names:
             if name in self._open:
                 self._open[name].changed = True
@@ -132,9 +132,11 @@ class StoreWatch:
         self._first = float(began[0]["since"])
 
     def _recent(self) -> list[Name]:
-        """Return the runs that something may have happened to since this server last looked."""
+        """Return the runs that something may have happened to since this server last looked, of projects somebody asked about."""
         first = max(self._first, time.time() - RECENT_SECONDS)
-        return [(row.project, row.id) for row in self.store.runs() if row.seen >= first or row.status == "running"]
+        ruled: list[str | None] = [one.name for one in self.store.projects() if self._applied(one.name)]
+        rows = (row for project in ([None] if self.services else ruled) for row in self.store.runs(project))
+        return [(row.project, row.id) for row in rows if row.seen >= first or row.status == "running"]
 
     def _add(self, name: Name) -> None:
         try:

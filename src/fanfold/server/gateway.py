@@ -439,7 +439,8 @@ async def _readyz(gateway: Gateway, request: Request, project: str) -> Response:
     return PlainTextResponse("ready\n")
 
 
-DOORS = (
+DOORS = (  # routes are tried in this order
+    Door(APPEND, "POST", _append, (WRITE,)),
     Door("/healthz", "GET", _healthz),
     Door("/readyz", "GET", _readyz),
     Door("/metrics", "GET", _metrics, (READ,), of_project=False),
@@ -447,7 +448,6 @@ DOORS = (
     Door(RUNS, "GET", _runs, (READ,)),
     Door(RUN, "DELETE", _delete, (WRITE,)),
     Door(OFFSET, "GET", _offset, (READ, WRITE)),
-    Door(APPEND, "POST", _append, (WRITE,)),
     Door(MISSING, "POST", _missing, (WRITE,)),
     Door(BLOB, "POST", _blob, (WRITE,)),
     Door(TELL, "POST", _tell, (WRITE,)),
