@@ -213,6 +213,23 @@ sys.addaudithook(die)
         """)  # fmt: skip
 
 
+TAKEN_AWAY = """
+import pathlib, shutil, sys, time, fanfold
+run = fanfold.init("p", dir=sys.argv[1] + "/runs", system=False, trackers=["aim"], relay="thread",
+                   tracker_kwargs={"aim": {"logging_dir": sys.argv[1] + "/repo"}})
+for i in range(10): run.log({"x": i}, step=i)
+while not list(pathlib.Path(sys.argv[1]).glob("repo/.aim/seqs/chunks/*/CURRENT")): time.sleep(0.1)
+while pathlib.Path(sys.argv[1], "repo").exists(): shutil.rmtree(sys.argv[1] + "/repo", ignore_errors=True)
+"""
+
+
+def test_a_program_ends_though_its_repository_was_taken_away(tmp_path: Path) -> None:
+    """Aim waits at exit until everything is closed, and for ever when closing one file raises."""
+    done = subprocess.run([sys.executable, "-c", TAKEN_AWAY, str(tmp_path)], timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Aim could not close a repository" in done.stderr
+
+
 @contextlib.contextmanager
 def server(folder: Path):
     """Serve the repository on a free port of this machine."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import notices
+from ..errors import notices, outcome
 
 BUILD_SECONDS = 60.0  # a repository without a version, unchanged for this long, was left behind by a kill
 EXACT = 1 << 53  # Aim hashes a point's step as a float: beyond this, neighbouring steps would collide
@@ -20,10 +20,33 @@ def opened(where: str | None, run_hash: str) -> Any:
     from aim.sdk.repo_utils import get_repo
     from aim.sdk.utils import clean_repo_path
 
+    end_always()
     where = where or Repo.default_repo_path()
     if not where.startswith(("aim://", "ssh://")):
         _build(Path(clean_repo_path(where)).absolute(), run_hash)
     return get_repo(where)
+
+
+def end_always() -> None:
+    """Let the process end though a repository is gone or its disk is full: at exit Aim waits until it has closed everything.
+
+    It waits for ever when closing one of its files raises, and leaves the others open; here it continues with the next.
+    """
+    from aim.ext.cleanup import AutoClean
+
+    close_all = AutoClean._cleanup  # noqa: SLF001 - what Aim runs at exit
+    if close_all.__module__ == __name__:
+        return
+
+    def close_each() -> None:
+        for _ in range(len(AutoClean._finalizers) + 1):  # noqa: SLF001 - one that raised is not called again
+            _, error = outcome(close_all)
+            if error is None:
+                break
+            notices.once("aim:exit", f"Aim could not close a repository: {error}. The run's journal has all of its values.")
+        AutoClean.stop_signal.set()
+
+    AutoClean._cleanup = staticmethod(close_each)  # noqa: SLF001
 
 
 def _build(root: Path, run_hash: str) -> None:
