@@ -964,7 +964,7 @@ run.finish()
 """
 
 
-def test_windows_survive_a_thread_that_computes_all_the_time_and_go_on_when_it_has_ended(runs_dir, tmp_path):
+def test_windows_survive_a_thread_that_always_computes_and_its_end(runs_dir, tmp_path):
     out, _ = run(program(tmp_path, WINDOWS_BESIDE_A_THREAD))
     found, positive, (before,), (after,) = last_json(out)
     assert found and positive

@@ -113,7 +113,7 @@ def test_a_link_is_shown_as_it_is_and_the_workspace_is_left_alone_until_told(con
     expect(reloaded.get_by_text("From a link")).to_have_count(0)  # it is what is kept
 
 
-def test_a_link_to_one_chart_shows_it_also_where_the_workspace_draws_it_with_another(context, address):
+def test_a_link_to_one_chart_wins_over_a_chart_that_is_drawn_together(context, address):
     page = open_page(context, address, "p=demo")
     page.evaluate("() => localStorage.setItem(`workspace ${location.pathname} demo`, 'pairs=1')")
     linked = open_page(context, address, "p=demo&full=train/loss")
