@@ -15,6 +15,8 @@ CODE := $(wildcard src tests benchmarks examples docs/tools)
 
 EXTRAS := .[all,dev]
 export PATH := $(PATH):$(CURDIR)/$(BIN)
+# Images of Python often set this. Each of the thousands of processes that the tests start would compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 NODE := node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)'
 TORCH := $(shell grep '^torch==' constraints.txt)
 # What the tests and benchmarks run beside fanfold but fanfold itself never asks for.
