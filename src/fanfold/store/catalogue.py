@@ -368,6 +368,7 @@ def _current(session: _Session, folder: Path, date: int, shelf: Shelf) -> Stored
         session.keep(folder, now, row)
     run = StoredRun(folder, row.whole(str(folder)))
     shelf.rows[folder] = (now, run)
+    shelf.settle(folder, date, run)
     return run
 
 
