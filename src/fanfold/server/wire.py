@@ -75,4 +75,5 @@ def _fits(lowest: NDArray[Any], highest: NDArray[Any]) -> bool:
             return True
         low, high = float(lowest.min()), float(highest.max())
     top, span = max(abs(low), abs(high)), high - low
-    return top < 3e38 and (top == 0 or (top > 1e-30 and (span == 0 or span > top * 1e-3)))
+    whole = top < 1 << 24  # up to here 32 bits hold every whole number, which the tooltip shows to its last digit
+    return whole and (top == 0 or (top > 1e-30 and (span == 0 or span > top * 1e-3)))
