@@ -6,9 +6,11 @@ leads out of the run.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -42,6 +44,25 @@ def open_inside(folder: Path, *names: str) -> BinaryIO:
             os.close(fd)
             fd = below
         return os.fdopen(open_fd(names[-1], dir_fd=fd), "rb")
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened_folder(folder: Path, name: str) -> Iterator[int]:
+    """Open a folder inside another one, created privately if need be, and never through a link; return its descriptor.
+
+    What is done through the descriptor happens in that folder, whatever somebody else puts in its place meanwhile.
+    """
+    outside = os.open(folder, _FOLDER)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=outside)
+        fd = os.open(name, _FOLDER, dir_fd=outside)
+    finally:
+        os.close(outside)
+    try:
+        yield fd
     finally:
         os.close(fd)
 

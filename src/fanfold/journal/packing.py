@@ -55,8 +55,8 @@ def packing(path: Path) -> Generator[int, None, Packed | None]:
             return None
         with aside.open("xb") as file:
             digest = yield from _write(raw, file, path)
+            _dress(file, before)
         yield from _verify(aside, digest, before.st_size)
-        _dress(aside, before)
         stored = aside.stat().st_size
         if stored > GAIN * before.st_size or not _replace(raw, before, aside, path):
             return None
@@ -101,12 +101,16 @@ def _verify(aside: Path, expected: bytes, size: int) -> Generator[int, None, Non
         )
 
 
-def _dress(aside: Path, before: os.stat_result) -> None:
-    """Give the packed file the journal's timestamps, owner and permissions."""
+def _dress(file: IO[bytes], before: os.stat_result) -> None:
+    """Give a new file the timestamps, owner and permissions of the one it replaces.
+
+    By its descriptor: where root packs a user's journals, that user may put a link to any file in the place of a name.
+    """
+    file.flush()
     with contextlib.suppress(PermissionError):
-        os.chown(aside, before.st_uid, before.st_gid)
-    aside.chmod(before.st_mode & 0o777)
-    os.utime(aside, ns=(before.st_atime_ns, before.st_mtime_ns))
+        os.fchown(file.fileno(), before.st_uid, before.st_gid)
+    os.fchmod(file.fileno(), before.st_mode & 0o777)
+    os.utime(file.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def _replace(raw: IO[bytes], before: os.stat_result, aside: Path, path: Path) -> bool:
@@ -153,7 +157,7 @@ def restore(path: Path) -> Path:
         with open_packed(path) as packed, aside.open("xb") as file:
             if not copy(packed, file):
                 raise unreadable(path, "it is damaged")
-        _dress(aside, path.stat())
+            _dress(file, path.lstat())
         with contextlib.suppress(FileExistsError):  # another gateway was faster, and may already append to it
             os.link(aside, target)
         sync_folder(target.parent)

@@ -20,10 +20,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from ..atomic import replacing
 from ..errors import RunError, SettingError, notices, shown, suggestion
 from . import directory
-from .files import is_folder, open_inside
+from .files import is_folder, open_inside, opened_folder
 
 FOLDER: Final = directory.REQUESTS
 ACTIONS: Final = ("stop", "save", "evaluate", "log", "set")
@@ -159,22 +158,27 @@ def leave(run: Path, request: JobRequest) -> None:
             f"run {run.name} belongs to another user (uid {owner}), whose jobs take requests only from that user. Nothing was "
             "asked. Ask as that user, or through a gateway."
         )
-    folder = run / FOLDER
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
+    with opened_folder(run.resolve(), FOLDER) as folder:
         _hand_over(folder, owner)
-    with os.scandir(folder) as entries:
-        if sum(1 for _ in itertools.islice(entries, MAX_WAITING)) == MAX_WAITING:
-            raise RunError(f"{MAX_WAITING} requests wait for run {run.name} already. Nothing was asked. Is its job alive?")
-    with replacing(folder / f"{request.id}{_SUFFIX}", mode=0o600) as file:
-        file.write(encode(request))
-        _hand_over(file.fileno(), owner)
+        with os.scandir(folder) as entries:
+            if sum(1 for _ in itertools.islice(entries, MAX_WAITING)) == MAX_WAITING:
+                raise RunError(f"{MAX_WAITING} requests wait for run {run.name} already. Nothing was asked. Is its job alive?")
+        aside = f".{request.id}.{os.getpid()}"
+        try:
+            fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+            with os.fdopen(fd, "wb") as file:
+                file.write(encode(request))
+                _hand_over(file.fileno(), owner)
+            os.rename(aside, f"{request.id}{_SUFFIX}", src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # renamed
+                os.unlink(aside, dir_fd=folder)
 
 
-def _hand_over(path: Path | int, owner: int) -> None:
-    """Give what root writes to the user whose job has to read it."""
-    if hasattr(os, "geteuid") and os.geteuid() == 0 != owner:
-        os.chown(path, owner, -1)
+def _hand_over(fd: int, owner: int) -> None:
+    """Give what root made to the user whose job has to read it. By its descriptor: this user can replace names in the run."""
+    if os.geteuid() == 0 == os.fstat(fd).st_uid != owner:
+        os.fchown(fd, owner, -1)
 
 
 def withdraw(run: Path, id: str) -> bool:

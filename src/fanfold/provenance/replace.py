@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +25,6 @@ OLD_SECONDS = 86_400.0
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file that replaces `path` at the end; an error inside leaves `path` unchanged, and nothing behind."""
-    import shutil
-
     aside = path.with_name(f".{path.name}.{_node()}-{os.getpid()}.stamping")
     aside.unlink(missing_ok=True)  # left by a killed process with the same pid
     try:
@@ -33,11 +32,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
             yield target
             target.flush()
+            before = path.stat()
+            os.fchmod(target.fileno(), stat.S_IMODE(before.st_mode))  # by its descriptor: others may replace names in this folder
+            with contextlib.suppress(OSError):  # only root can give a file to another user
+                os.fchown(target.fileno(), before.st_uid, before.st_gid)
             os.fsync(target.fileno())
-        shutil.copymode(path, aside)
-        owner = path.stat()
-        with contextlib.suppress(OSError):  # only root can give a file to another user
-            os.chown(aside, owner.st_uid, owner.st_gid)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
