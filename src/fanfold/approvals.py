@@ -30,7 +30,8 @@ def remember(kind: str, destination: Mapping[str, Any], *, secret: str | None = 
 
     path = _path(kind, destination, secret)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for made in (path.parent.parent, path.parent):  # `parents=True` would leave the mode of the first to the umask
+            made.mkdir(parents=True, exist_ok=True, mode=0o700)
         replace_text(path, json.dumps({"kind": kind, "destination": destination}, default=str) + "\n", mode=0o600)
     except OSError as error:  # a read-only home: commands ask again next time
         logger.debug("cannot remember the destination %s: %s", kind, error)

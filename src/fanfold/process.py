@@ -323,7 +323,7 @@ class Meeting:
             while time.monotonic() < deadline:
                 with contextlib.suppress(FileNotFoundError):  # not answered yet, or another rank just removed the directory
                     if not question.exists():
-                        question.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                        self._make(question.parent)
                         question.touch()
                     if answer in answer.parent.iterdir():  # a listing is up to date where a look-up may be cached (NFS)
                         return _read(answer)
@@ -336,10 +336,19 @@ class Meeting:
             _remove_if_empty(answer.parent)
         raise _nobody_answered(self.me, str(answer.parent), timeout)
 
+    @staticmethod
+    def _make(place: Path) -> None:
+        """Create a meeting's folder. The one around it is as open as the runs' directory, where other users may meet, too."""
+        home = place.parent
+        with contextlib.suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+            home.chmod(home.parent.stat().st_mode & 0o1777)
+        place.mkdir(exist_ok=True, mode=0o700)
+
     def stand(self, key: str) -> None:
         """Leave an answer for ranks on this node that ask after this process has ended."""
         for place in self._standing:
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make(place.parent)
             replace_text(place, f"{_now()} {key}")
 
     def _left_behind(self) -> str | None:

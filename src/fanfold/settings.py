@@ -294,8 +294,7 @@ def _owners(path: Path) -> set[int]:
 def _is_safe_directory(folder: Path) -> bool:
     """Return whether a .fanfold found in a parent may be used: owned by this user or root, or in FANFOLD_SAFE_DIRECTORY."""
     strangers = _owners(folder) - {os.geteuid(), 0}
-    safe = resolve("safe_directory")
-    if not strangers or "*" in safe or any(Path(name).expanduser().absolute() == folder for name in safe):
+    if not strangers or _is_called_safe(folder):
         return True
     notices.once(
         f"owner:{folder}",
@@ -305,17 +304,34 @@ def _is_safe_directory(folder: Path) -> bool:
     return False
 
 
+def _is_called_safe(folder: Path) -> bool:
+    safe = resolve("safe_directory")
+    return "*" in safe or any(Path(name).expanduser().absolute() == folder for name in safe)
+
+
 def _is_safe_file(path: Path) -> bool:
-    """Return whether a settings file may be read: owned by this user, root, or the owner of its directory."""
-    strangers = _owners(path) - {os.geteuid(), 0, path.parent.stat().st_uid}
-    if not strangers:
+    """Return whether a settings file may be read: owned by this user, root or its directory's owner, and not open to all."""
+    if owner := stranger(path, path.parent):
+        notices.once(
+            f"owner:{path}",
+            f"{path} belongs to another user ({owner}) than its directory, so it is not read and its settings "
+            "have no effect. Copy the file to make it yours, or remove it.",
+        )
+    elif path.stat().st_mode & 0o002:
+        notices.once(
+            f"mode:{path}",
+            f"everybody on this machine can write to {path}, so it is not read and its settings have no effect. "
+            f"Run: chmod o-w {path}",
+        )
+    else:
         return True
-    notices.once(
-        f"owner:{path}",
-        f"{path} belongs to another user ({_user(min(strangers))}) than its directory, so it is not read and its settings "
-        "have no effect. Copy the file to make it yours, or remove it.",
-    )
     return False
+
+
+def stranger(path: Path, folder: Path) -> str:
+    """Return the user something in a folder belongs to, unless it is this user, root, the folder's owner, or all are trusted."""
+    strangers = _owners(path) - {os.geteuid(), 0, folder.stat().st_uid}
+    return _user(min(strangers)) if strangers and not _is_called_safe(folder.absolute()) else ""
 
 
 def _user(uid: int) -> str:

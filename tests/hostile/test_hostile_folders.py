@@ -233,7 +233,7 @@ def test_a_run_folder_whose_name_is_not_text_hides_no_other(run, tmp_path):
 # Folders of a run that are links
 
 
-OWN_FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes", "blackbox")
+OWN_FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes", "blackbox", "agreement")
 
 
 def command(*words: str, where: Path) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import stat
 from pathlib import Path
 
 from ..atomic import replace_text
@@ -14,6 +16,16 @@ from ..process import digest
 
 FOLDER = "forward"  # in a run: its notes
 HOME = ".forward"  # beside the projects: locks and logs
+
+
+def home(root: Path) -> Path:
+    """Return this user's folder of locks and logs: another one's forwarder cannot read what is private to us."""
+    folder = root / HOME
+    with contextlib.suppress(FileNotFoundError):
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return root / f"{HOME}-{os.geteuid()}"
+    return folder
 
 
 class Note:

@@ -21,9 +21,10 @@ from ..journal.origin import spool_roots
 from ..journal.spool import recover
 from ..journal.writer import try_lock
 from ..process import digest
+from ..settings import stranger
 from .client import Backoff, Client, Unreachable
 from .forward_journal import Tail
-from .forward_note import HOME
+from .forward_note import home
 from .forward_requests import RequestMail
 from .forward_run import Following
 from .prune import prune
@@ -221,10 +222,24 @@ class Forwarder:
         if self._settled.get(path) == changed:
             return
         run = self.runs.get(path)
+        if run is None and self._is_foreign(path):
+            self._settled[path] = changed
+            return
         if run is None:
             run = self.runs[path] = Following(path, self.client.url)
         if run.changed != changed:
             run.list()
+
+    def _is_foreign(self, path: Path) -> bool:
+        """Return whether a run is left out: in a shared directory, another user could write to the gateway with our token."""
+        owner = stranger(path, self.root) if os.geteuid() else ""  # root forwards for all users
+        if owner:
+            notices.once(
+                f"foreign:{self.root}",
+                f"{path} belongs to another user ({owner}), so it is not forwarded with your token, and neither are others like "
+                f"it. Your own runs are. To forward the runs of all users, set FANFOLD_SAFE_DIRECTORY={self.root}.",
+            )
+        return bool(owner)
 
     def _end(self, run: Following) -> bool:
         """Stop following a run when every journal is over and every blob has arrived; return whether anything changed."""
@@ -293,7 +308,7 @@ class Forwarder:
 @contextlib.contextmanager
 def only_one(root: Path, url: str) -> Iterator[None]:
     """Hold the lock that makes this the only forwarder from `root` to `url`, or raise Taken."""
-    folder = root / HOME
+    folder = home(root)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = open_to_write(folder / f"{digest(url)}.lock")
     try:

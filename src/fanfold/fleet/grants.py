@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
-from .tokens import ALL, READ, SCOPES, WRITE, Token
+from .tokens import ALL, READ, SCOPES, WRITE, Token, check_owner
 
 EVERYONE = "*"  # anyone who is logged in
 USER, GROUP = "user", "group"
@@ -87,6 +87,7 @@ class Grants:
         if seen != self._seen:
             if found.st_mode & 0o022:
                 raise SettingError(f"others can change {self.path}. Nobody is let in by it. Run: chmod go-w {self.path}")
+            check_owner(self.path, "Nobody is let in by it")
             self._listed = list(_listed(_load(self.path), self.path))
             self._seen = seen
 

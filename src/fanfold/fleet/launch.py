@@ -13,7 +13,7 @@ from ..journal.files import open_to_write
 from ..journal.packed import raw_size
 from ..process import digest, module_command, same_modules
 from .destination import Upstream
-from .forward_note import HOME, Note
+from .forward_note import Note, home
 
 IDLE_SECONDS = 10.0
 FINISH_SECONDS = 10.0
@@ -30,7 +30,7 @@ class Forwarding:
         self._process = self._start(gateway)
 
     def _start(self, gateway: Upstream) -> subprocess.Popen[bytes]:
-        folder = self._root / HOME
+        folder = home(self._root)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = folder / f"{digest(self.url)}.log"
         with contextlib.suppress(OSError):

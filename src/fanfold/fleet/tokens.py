@@ -17,6 +17,7 @@ from typing import Any
 
 from ..atomic import replace_text
 from ..errors import SettingError
+from ..settings import stranger
 
 FILE_NAME = ".tokens.json"
 READ, WRITE = "read", "write"
@@ -156,6 +157,7 @@ class Tokens(TokenBook):
             return
         if found.st_mode & 0o077:
             raise SettingError(f"others can read {self.path}. No token is taken from it. Run: chmod 600 {self.path}")
+        check_owner(self.path, "No token is taken from it")
         self._known = _read(self.path)
         self._seen = seen
 
@@ -171,6 +173,12 @@ class Tokens(TokenBook):
         finally:
             self._seen = None
             os.close(lock)
+
+
+def check_owner(path: Path, effect: str) -> None:
+    """Raise if a file that says who may do what was made by another user, such as one who may write to its folder."""
+    if owner := stranger(path, path.parent):
+        raise SettingError(f"{path} belongs to another user ({owner}). {effect}. Copy it to make it yours, or remove it.")
 
 
 def _hash(word: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from ..errors import JournalError, RunError
+from ..settings import stranger
 from . import format as fmt
 from .files import is_folder
 from .format import HEAD_SIZE, PACKED, SUFFIX, Kind, Layout
@@ -23,7 +24,7 @@ MAX_HEADER = 1 << 20
 MAX_NAME = 200
 REQUESTS = "requests"
 # The folders a run may have.
-FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes", "blackbox", REQUESTS)
+FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes", "blackbox", "agreement", REQUESTS)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -112,6 +113,13 @@ def make_run(path: Path) -> None:
     """Create a private directory for a run, and its project's, in which strangers can replace no run, whatever the umask."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o775)
     path.mkdir(exist_ok=True, mode=0o700)
+    root = path.parent.parent
+    if owner := stranger(path, root):
+        raise RunError(
+            f"the run {path} belongs to another user ({owner}), who would decide with which config and at which step it "
+            "continues. The run was not started. Choose another id or project, or set "
+            f"FANFOLD_SAFE_DIRECTORY={root} if you trust all users."
+        )
 
 
 def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, str] | None = None) -> Iterator[Path]:

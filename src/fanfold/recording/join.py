@@ -130,7 +130,13 @@ def _meet(root: Path, me: ProcessIdentity, count: int) -> str:
     _make_root(root)
     meeting = Meeting(root, me, count)
     if not me.main:
-        return meeting.ask()
+        try:
+            return meeting.ask()
+        except OSError as error:
+            raise RunError(
+                f"the ranks of this job cannot meet in {error.filename or root}: {error.strerror or error}. The run was not "
+                "started. Give every process the same FANFOLD_RUN_ID (any unique word), or choose another FANFOLD_DIR."
+            ) from error
     key = process.first_word(me)
     with contextlib.suppress(OSError):  # ranks that ask while this process lives get an answer anyway
         process.sweep(root, ANSWER_SECONDS)
