@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -176,6 +177,33 @@ def test_the_same_bytes_twice_in_a_batch_are_stored_once(tmp_path, fleet):
     assert isinstance(again, Conflict) and again.offset == len(whole.data)
     assert fleet.store().run("llm", "r1").series("loss").steps.tolist() == list(range(50))
     assert fleet.database.one("SELECT count() AS n FROM pieces")["n"] == 1
+
+
+def test_a_batch_is_decoded_while_the_one_before_it_is_stored(tmp_path, fleet, monkeypatch):
+    pieces = {run: pieces_of(write_run(tmp_path / "runs", 20, id=run), 10, run=run) for run in ("r1", "r2")}
+    begun, free, decoded = threading.Event(), threading.Event(), threading.Event()
+    insert, scan = fleet.database.insert, intake.scan
+
+    def held(table: str, columns: Any, **options: Any) -> None:
+        if table == "points":
+            begun.set()
+            assert free.wait(60)
+        insert(table, columns, **options)
+
+    monkeypatch.setattr(fleet.database, "insert", held)
+    first = fleet.intake.append_all("llm", pieces["r1"][:1])
+    assert begun.wait(60)
+    monkeypatch.setattr(intake, "scan", lambda data, *more: (decoded.set(), scan(data, *more))[1])
+    repeated, second = fleet.intake.append_all("llm", pieces["r1"][:1]), fleet.intake.append_all("llm", pieces["r2"][:1])
+    assert decoded.wait(60) and not first.done() and not second.done()
+    free.set()
+    (again,) = repeated.result(60)
+    assert isinstance(again, Conflict) and again.offset in (0, pieces["r1"][1].offset)  # by when it was looked at
+    for one, run in ((first, "r1"), (second, "r2")):
+        assert one.result(60) == [pieces[run][1].offset]
+        assert fleet.intake.append_all("llm", pieces[run][1:]).result(60)[0] > pieces[run][1].offset
+        assert fleet.store().run("llm", run).series("loss").steps.tolist() == list(range(20))
+    assert fleet.database.one("SELECT count() AS n FROM pieces")["n"] == 4
 
 
 def test_gaps_are_no_longer_than_what_was_sent_explains(tmp_path, fleet):

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -92,6 +92,19 @@ class Request:
         self.tell()
 
 
+@dataclass
+class Batch:
+    """Requests that are decoded together: what is to be stored of them, and for which place in which request."""
+
+    busy: frozenset[tuple[int, int]] = frozenset()  # journals of the batch before it, which is still being stored
+    requests: list[Request] = field(default_factory=list)
+    jobs: dict[tuple[int, int], tuple[Request, int, InsertJob]] = field(default_factory=dict)  # by run and journal
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def fill(self) -> None:
+        self.tables = tables_of([job for _, _, job in self.jobs.values()]) if self.jobs else {}
+
+
 class Room:
     """The limits on the content of one request. A piece beyond them is sent again in the next request."""
 
@@ -124,6 +137,7 @@ class ClickHouseIntake:
         self._deleted: set[int] = set()
         self._deleted_until = 0.0
         self._lock = threading.Lock()
+        self._memory = threading.RLock()  # of journals: one batch is stored while another is decoded
         self._queue: queue.Queue[Request | None] = queue.Queue(MOST_WAITING)
         self._boot = secrets.token_hex(4)
         self._batches = 0
@@ -198,9 +212,7 @@ class ClickHouseIntake:
             self._renew(unknown)
         return self._of_each(list(damaged), "sum(end - start - gap)", "pieces") if damaged else {}
 
-    def _prepared(
-        self, project: str, one: Named, taken: Mapping[tuple[int, int], object], room: Room, sent: Mapping[tuple[int, int], int]
-    ) -> InsertJob:
+    def _prepared(self, project: str, one: Named, batch: Batch, room: Room, sent: Mapping[tuple[int, int], int]) -> InsertJob:
         """Check one piece against the stored state, and decode it."""
         piece = one.piece
         known = self._remembered(one.at)
@@ -208,7 +220,7 @@ class ClickHouseIntake:
             raise Conflict(known.end)
         if known is None or not known.complete:
             raise DatabaseUnavailable("other requests pushed the journal out of memory")
-        if one.at in taken or not room.left:
+        if one.at in batch.jobs or one.at in batch.busy or not room.left:
             raise Conflict(piece.offset)  # it is sent again in the next request
         if piece.gap:
             check_gap(piece, sent.get(one.at, 0))
@@ -242,21 +254,24 @@ class ClickHouseIntake:
     # State of journals
 
     def _remembered(self, at: tuple[int, int]) -> Known | None:
-        known = self._known.get(at)
-        if known is not None:
-            self._known.move_to_end(at)
-        return known
+        with self._memory:
+            known = self._known.get(at)
+            if known is not None:
+                self._known.move_to_end(at)
+            return known
 
     def _remember(self, at: tuple[int, int], known: Known) -> None:
-        before = self._known.pop(at, None)
-        self._known[at] = known
-        self._weight += known.weight - (before.weight if before else 0)
-        while len(self._known) > 1 and (len(self._known) > REMEMBERED or self._weight > REMEMBERED_BYTES):
-            self._weight -= self._known.popitem(last=False)[1].weight
+        with self._memory:
+            before = self._known.pop(at, None)
+            self._known[at] = known
+            self._weight += known.weight - (before.weight if before else 0)
+            while len(self._known) > 1 and (len(self._known) > REMEMBERED or self._weight > REMEMBERED_BYTES):
+                self._weight -= self._known.popitem(last=False)[1].weight
 
     def _forget(self, at: tuple[int, int]) -> None:
-        gone = self._known.pop(at, None)
-        self._weight -= gone.weight if gone else 0
+        with self._memory:
+            gone = self._known.pop(at, None)
+            self._weight -= gone.weight if gone else 0
 
     def _ends(self, journals: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
         """Query how far journals are committed."""
@@ -295,53 +310,62 @@ class ClickHouseIntake:
     def _advance(self, job: InsertJob) -> None:
         """Record that a job is committed. Its shapes are added to the known ones, not copied: a journal may have very many."""
         at = (job.run, job.journal)
-        known = self._remembered(at)
-        if known is None or known.shapes is not job.shapes:
-            self._forget(at)  # it was pushed out of memory; the next piece looks it up again
-            return
-        known.end = job.end
-        if job.named:
-            for number, shape in job.named.items():
-                known.shapes.setdefault(number, shape)
-            weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
-            self._forget(at)
-            known.weight = weight
-            self._remember(at, known)
+        with self._memory:
+            known = self._remembered(at)
+            if known is None or known.shapes is not job.shapes:
+                self._forget(at)  # it was pushed out of memory; the next piece looks it up again
+                return
+            known.end = job.end
+            if job.named:
+                for number, shape in job.named.items():
+                    known.shapes.setdefault(number, shape)
+                weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
+                self._forget(at)
+                known.weight = weight
+                self._remember(at, known)
 
     # Batches
 
     def _write_on(self) -> None:
-        """Collect and write waiting requests until stopped. Requests postponed from one batch come first in the next."""
+        """Collect and decode waiting requests until stopped: each batch is stored while the next one is decoded.
+
+        Requests postponed from one batch come first in the next.
+        """
         later: list[Request] = []
+        storing: Future[None] | None = None
+        busy: frozenset[tuple[int, int]] = frozenset()
         last = False
-        while not last or later:
-            waiting: list[Request | None] = [*later] or [self._queue.get()]
-            time.sleep(0 if last else self.gather)
-            while _has_room(waiting):
-                try:
-                    waiting.append(self._queue.get_nowait())
-                except queue.Empty:
-                    break
-            last = last or None in waiting
-            later = self._write_all([one for one in waiting if one is not None])
+        with ThreadPoolExecutor(1, "fanfold-clickhouse-store") as stores:
+            while not last or later:
+                waiting: list[Request | None] = [*later] or [self._queue.get()]
+                time.sleep(0 if last else self.gather)
+                while _has_room(waiting):
+                    try:
+                        waiting.append(self._queue.get_nowait())
+                    except queue.Empty:
+                        break
+                last = last or None in waiting
+                busy = frozenset() if storing is None or storing.done() else busy
+                batch, later = self._decoded([one for one in waiting if one is not None], busy)
+                wait([storing] if storing else [])
+                storing, busy = stores.submit(self._store_all, batch), frozenset(batch.jobs)
 
-    def _write_all(self, waiting: list[Request]) -> list[Request]:
-        """Decode and write requests as one batch; return those that are too much for it."""
-        later, error = outcome(lambda: self._stored(waiting))  # whatever happens, every caller gets a response
-        later = later or []
-        postponed = set(map(id, later))
+    def _decoded(self, waiting: list[Request], busy: frozenset[tuple[int, int]]) -> tuple[Batch, list[Request]]:
+        """Decode requests as one batch; return it, and the requests that are too much for it."""
+        batch = Batch(busy)
+        later, error = outcome(lambda: self._decode(waiting, batch))  # whatever happens, every caller gets a response
+        if error is None:
+            return batch, later or []
         for request in waiting:
-            if id(request) not in postponed:
-                request.fail(error) if error is not None else request.tell()
-        return later
+            request.fail(error)
+        return Batch(), []
 
-    def _stored(self, waiting: list[Request]) -> list[Request]:
-        """Store the pieces that start at their journals' ends; return the requests that are too much for one batch."""
+    def _decode(self, waiting: list[Request], batch: Batch) -> list[Request]:
+        """Add the pieces that start at their journals' ends to a batch; return the requests that are too much for it."""
         self._renew_deleted()
         numbers: dict[str, dict[str, int | FanfoldError]] = {}
         named = [self._named(request, numbers.setdefault(request.project, {})) for request in waiting]
         sent = self._look_up(one for pieces in named for one in pieces)
-        jobs: dict[tuple[int, int], tuple[Request, int, InsertJob]] = {}  # by run and journal: the request, the place there
         later = []
         points = 0
         for request, pieces in zip(waiting, named, strict=True):
@@ -351,19 +375,31 @@ class ClickHouseIntake:
             room = Room()
             for one in pieces:
                 try:
-                    job = self._prepared(request.project, one, jobs, room, sent)
+                    job = self._prepared(request.project, one, batch, room, sent)
                 except (FanfoldError, OSError) as error:
                     request.results[one.place] = error
                 else:
-                    jobs[one.at] = (request, one.place, job)
+                    batch.jobs[one.at] = (request, one.place, job)
                     request.results[one.place] = job.end
             points += MOST_POINTS - room.points
-        elsewhere = self._elsewhere([job for _, _, job in jobs.values()])
-        for at, moved in elsewhere.items():
-            request, place, _ = jobs[at]
-            request.results[place] = moved
-        self._write([job for at, (_, _, job) in jobs.items() if at not in elsewhere])
+            batch.requests.append(request)
+        batch.fill()
         return later
+
+    def _store_all(self, batch: Batch) -> None:
+        _, error = outcome(lambda: self._store(batch))
+        for request in batch.requests:
+            request.fail(error) if error is not None else request.tell()
+
+    def _store(self, batch: Batch) -> None:
+        """Write a batch: bytes, content, commit. What another gateway has stored meanwhile is left out."""
+        elsewhere = self._elsewhere([job for _, _, job in batch.jobs.values()])
+        for at, moved in elsewhere.items():
+            request, place, _ = batch.jobs.pop(at)
+            request.results[place] = moved
+        if elsewhere:
+            batch.fill()
+        self._write([job for _, _, job in batch.jobs.values()], batch.tables)
 
     def _elsewhere(self, jobs: Sequence[InsertJob]) -> dict[tuple[int, int], Conflict]:
         """Return errors for jobs whose journals another gateway advanced meanwhile: their bytes are already stored."""
@@ -373,15 +409,13 @@ class ClickHouseIntake:
             self._forget(at)
         return {at: Conflict(ends.get(at, 0)) for at in moved}
 
-    def _write(self, jobs: list[InsertJob]) -> None:
-        """Write the batch: bytes, content, commit."""
+    def _write(self, jobs: list[InsertJob], tables: Mapping[str, dict[str, Any]]) -> None:
         import numpy as np
 
         if not jobs:
             return
         self._batches += 1
         token = token_of(jobs, f"{self._boot}:{self._batches}")
-        tables = tables_of(jobs)
         for name in ("pieces", "runs", "keys", "frames", "points", "ops", "usage"):
             if name in tables:
                 self._insert(name, tables[name], token)
