@@ -281,9 +281,30 @@ def find_directory(argument: str | os.PathLike[str] | None = None, *, writing: b
     if given:
         return Path(given).expanduser().absolute()
     here = Path.cwd()
-    folders = [folder / DIRECTORY_NAME for folder in (here, *here.parents)]
-    found = [folder for folder in folders if os.path.isdir(folder)]  # noqa: PTH112 - Path.is_dir raises if a parent is not accessible
-    return next(filter(_is_safe_directory, found), here / DIRECTORY_NAME)
+    found = next((folder for place in (here, *here.parents) if (folder := _found_in(place)) is not None), None)
+    if found is not None:
+        return found
+    folder, own = here / DIRECTORY_NAME, _own_name(here)
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises if a parent is not accessible
+        return folder
+    if os.path.lexists(own):
+        raise SettingError(f"{folder} and {own} belong to other users. {effect} Work in a folder of yours, or set FANFOLD_DIR.")
+    return own
+
+
+def _own_name(place: Path) -> Path:
+    """Return the directory of runs that this user has in a place where another user has the usual name."""
+    return place / f"{DIRECTORY_NAME}-{os.geteuid()}"
+
+
+def _found_in(place: Path) -> Path | None:
+    """Return the directory of runs in a folder, if there is one that may be used."""
+    folder = place / DIRECTORY_NAME
+    if not os.path.isdir(folder):  # noqa: PTH112
+        return None
+    own = _own_name(place)
+    found = [folder, own] if os.path.isdir(own) else [folder]  # noqa: PTH112
+    return next(filter(_is_safe_directory, found), None)
 
 
 def _owners(path: Path) -> set[int]:

@@ -386,6 +386,26 @@ def test_a_directory_of_another_user_found_upward_is_not_used(tmp_path: Path, li
 
 
 @as_root
+def test_a_directory_of_another_user_right_here_is_not_used_either(tmp_path: Path) -> None:
+    theirs, own = tmp_path / ".fanfold", tmp_path / f".fanfold-{os.geteuid()}"
+    theirs.mkdir()
+    (theirs / "settings.toml").write_text('tags = ["theirs"]\n')
+    for path in (theirs, theirs / "settings.toml"):
+        os.chown(path, NOBODY, NOBODY)
+    done = init_in(tmp_path)
+    assert done.stdout.startswith(str(own / "p"))
+    assert f"{theirs} belongs to another user" in done.stderr
+    (tmp_path / "below").mkdir()
+    assert init_in(tmp_path / "below").stdout.startswith(str(own / "p"))
+    assert list(fanfold.open(done.stdout.strip()).tags) == []
+    os.chown(own, NOBODY, NOBODY)
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        init_in(tmp_path)
+    assert "belong to other users" in failed.value.stderr
+    assert init_in(tmp_path, FANFOLD_DIR=str(tmp_path / "mine")).stdout.startswith(str(tmp_path / "mine"))
+
+
+@as_root
 def test_another_user_uses_neither_a_link_nor_a_folder_of_ours_but_roots(tmp_path: Path) -> None:
     """What a plain user sees: root's folder counts, a third user's does not, and neither does a link that a third user made."""
     code = "from fanfold.settings import find_directory; print(find_directory())"
