@@ -878,6 +878,18 @@ def test_matplotlib_is_drawn_at_once_from_figure_axes_or_pyplot():
         assert back.html.startswith("<img")
 
 
+def test_an_image_of_a_matplotlib_figure_is_its_picture():
+    """wandb.Image takes figures, so scripts that came from W&B pass them."""
+    figure = drawn()
+    expected = io.BytesIO()
+    figure.savefig(expected, format="png")
+    for plot in (figure, figure.axes[0], plt):
+        made = again(Image(plot, caption="c"))
+        assert np.array_equal(made.array(), Image(expected.getvalue()).array())
+        assert made.caption == "c"
+    plt.close(figure)
+
+
 def test_pyplot_without_a_figure_is_refused_and_opens_none():
     with pytest.raises(ValueError, match="Draw one first"):
         Figure(plt)

@@ -62,7 +62,7 @@ class Figure(Media):
     def __init__(self, figure: Any, *, caption: str | None = None) -> None:
         self.caption = caption_of(caption)
         if is_matplotlib(figure):
-            self._data = _draw(figure)
+            self._data = draw(figure)
         elif is_plotly(figure):
             self._data = figure.to_json().encode()
         else:
@@ -103,7 +103,8 @@ class Figure(Media):
         return page
 
 
-def _draw(figure: Any) -> bytes:
+def draw(figure: Any) -> bytes:
+    """Return a matplotlib figure as PNG."""
     if isinstance(figure, ModuleType):
         if not figure.get_fignums():
             raise refused(ValueError, "Figure got pyplot, which has no figure open", "Draw one first, or pass the figure")

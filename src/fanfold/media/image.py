@@ -11,6 +11,7 @@ from fanfold.errors import missing_extra
 from fanfold.media import files, pixels
 from fanfold.media.arrays import ArrayMedia, is_a, is_array, is_numeric
 from fanfold.media.base import UNREADABLE, Encoded, broken, caption_of, refused, text_fact
+from fanfold.media.figure import draw, is_matplotlib
 
 if TYPE_CHECKING:
     from fanfold.media.arrays import Array
@@ -28,7 +29,7 @@ def is_pil(value: object) -> bool:
 
 
 class Image(ArrayMedia):
-    """An image: PIL image, array or tensor, path, or encoded bytes.
+    """An image: PIL image, array or tensor, path, encoded bytes, or a matplotlib figure, which is drawn at once.
 
     Arrays are HxW, HxWxC, CxHxW or a batch of these (arranged in a grid), with 1, 3 or 4 channels; pass `layout` if the shape is
     ambiguous. If it fits both, a torch tensor is read as CxHxW and any other array as HxWxC. See `pixels.brightness` for how
@@ -72,6 +73,8 @@ class Image(ArrayMedia):
             self._data, self._ext = files.read(data, FORMATS, "Image")
         elif is_pil(data):
             self._pil = data.copy()
+        elif is_matplotlib(data):
+            self._data, self._ext = draw(data), "png"
         elif is_array(data) and is_numeric(data):
             first = type(data).__module__.partition(".")[0] == "torch"  # PyTorch puts channels first, numpy and JAX last
             self._layout = pixels.layout_of(tuple(data.shape), layout, "Image", channels_first=first)
@@ -80,7 +83,7 @@ class Image(ArrayMedia):
             raise refused(
                 TypeError,
                 f"Image got a value of type {_named(data)}",
-                "Pass a PIL image, a numeric array or tensor, a path or encoded bytes",
+                "Pass a PIL image, a numeric array or tensor, a matplotlib figure, a path or encoded bytes",
             )
 
     def encode(self) -> Encoded:
