@@ -126,3 +126,29 @@ def test_what_a_subclass_of_a_built_in_tracker_changes_is_what_the_relay_calls(t
     assert calls[0] == "start"
     assert "settle" in calls
     assert list(tmp_path.rglob("events.out.*"))
+
+
+class _Raises(TestLines):
+    """A contract whose tracker never delivers anything."""
+
+    __test__ = False
+
+    def delivered(self, folder: Path, body: str) -> Seen:
+        del folder, body
+        raise AssertionError("the tracker raised an error")
+
+
+def test_a_difference_names_the_point_and_both_values() -> None:
+    contract = TestLines()
+    assert contract._same([[1, float("nan")], [0, 2.0]], [(0, 2.0), (1, float("nan"))])
+    with pytest.raises(AssertionError, match=r"step 3: -0\.0, and not step 3: 0\.0; see TrackerContract\.stored"):
+        contract._same([[3, 0.0]], [(3, -0.0)])
+    with pytest.raises(AssertionError, match="1 points arrived, not 2"):
+        contract._same([[3, 0.0]], [(3, 0.0), (4, 1.0)])
+
+
+def test_a_run_that_failed_once_is_not_played_again_by_the_next_test(tmp_path: Path) -> None:
+    """Each attempt waits minutes for a tracker that raises."""
+    for words in ("^the tracker raised an error", "^the run that logs everything failed in an earlier test: the tracker raised"):
+        with pytest.raises(AssertionError, match=words):
+            _Raises().everything(tmp_path)
