@@ -206,6 +206,7 @@ LIES = {
     "no subject": wrong({"sub": None}),
     "another nonce": wrong({"nonce": "x"}),
     "no nonce": wrong({"nonce": None}),
+    "a nonce that is no text": wrong({"nonce": "\ud800"}),
     "an address nobody vouches for": wrong({"email_verified": False}),
     "an address without a word on it": wrong({"email_verified": None}),
     "no address": wrong({"email": None}),
@@ -248,6 +249,22 @@ def test_a_provider_that_answers_nonsense_is_a_failed_login_not_an_error_of_ours
     client = visitor(store, liar.url)
     answer = come_back(client, code="good", state=begin(client, liar)["state"])
     assert (answer.status_code, "You are not logged in" in answer.text) == (403, True)
+
+
+def test_keys_of_a_provider_that_are_nonsense_are_a_failed_login_not_an_error_of_ours(store, liar):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def speak() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 900_000)
+
+        threading.Thread(target=speak, daemon=True).start()
+        liar.found = {"jwks_uri": f"http://127.0.0.1:{listener.getsockname()[1]}/keys"}
+        client = visitor(store, liar.url)
+        answer = come_back(client, code="good", state=begin(client, liar)["state"])
+        assert (answer.status_code, "You are not logged in" in answer.text) == (403, True)
 
 
 def test_a_stranger_cannot_flood_the_provider_with_invented_codes(store, liar):

@@ -168,12 +168,12 @@ class Oidc:
                 token, key, algorithms=list(ALGORITHMS), audience=self.client, issuer=self.issuer, leeway=LEEWAY,
                 options={"require": ["iss", "sub", "aud", "exp", "iat"]},
             )  # fmt: skip
-        except (self._jwt.PyJWTError, ValueError, TypeError, AttributeError) as error:
+        except (self._jwt.PyJWTError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise LoginFailed(f"The provider's answer cannot be trusted: {error}. You are not logged in. Begin again.") from error
         audience = claims["aud"]
         several = isinstance(audience, list) and len(audience) > 1
         foreign = claims.get("azp", None if several else self.client) != self.client  # issued to another client
-        if foreign or not hmac.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode()):
+        if foreign or not hmac.compare_digest(ascii(claims.get("nonce", "")), ascii(nonce)):
             raise LoginFailed("The provider's answer is for another login. You are not logged in. Begin again.")
         return claims
 
