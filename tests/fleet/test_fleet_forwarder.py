@@ -55,6 +55,17 @@ def test_two_nodes_without_a_shared_filesystem_make_one_run(nodes, store, ends):
     assert gateway.terminate() == 0
 
 
+def test_a_second_forwarder_started_by_init_leaves_quietly_while_training_goes_on(nodes, store, ends):
+    """Training keeps the forwarder's stdin open, and a thread there waits for its end."""
+    gateway = ends(Gateway(store))
+    ends(Forwarder(nodes[0], gateway.url))
+    trained(train(nodes[0], 0, 10))
+    assert until(lambda: arrived(store, nodes[0]))
+    words = [sys.executable, "-m", "fanfold", "forward", "--dir", str(nodes[0]), "--to", gateway.url, "--started"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as second:
+        assert (second.wait(60), second.stdout.read()) == (0, b"")
+
+
 def count_job(what: str, store: Path, kills: int, count: int, ranks: int = 2) -> None:
     """Enter the job's points into the fault table."""
     run = fanfold.open("job", dir=store)

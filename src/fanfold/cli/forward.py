@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
+import os
 import threading
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -111,5 +111,6 @@ def _follow(args: argparse.Namespace, forwarder: Forwarder) -> int:
 
 
 def _await_end(wake: threading.Event) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # sys.stdin has a lock: Python aborts if it exits while a thread waits for input there
+        pass
     wake.set()
