@@ -282,6 +282,12 @@ def test_tokens_are_made_listed_and_revoked_from_the_command_line(store, capsys)
     assert "--for PROJECT" in capsys.readouterr().err
 
 
+def test_the_first_token_tells_to_restart_an_open_gateway(store, capsys):
+    for restart in (True, False):
+        assert main(["token", "create", "a", "--store", str(store), "--for", "llm", "--scope", "read"]) == 0
+        assert ("Restart it" in capsys.readouterr().err) == restart
+
+
 def test_a_gateway_open_to_others_does_not_start_without_tokens(store, capsys):
     assert main(["serve", "--store", str(store), "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "fanfold server token create" in capsys.readouterr().err

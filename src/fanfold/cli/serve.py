@@ -103,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
         output.print_json({"address": address}, line=True)
     else:
         print(address)
-        anybody = "" if tokens is not None else " Any user of this machine may write: there are no tokens."
+        anybody = (
+            "" if tokens is not None else " Any user of this machine may write: there are no tokens. Create one and restart."
+        )
         output.remark(args, f"The dashboard is at {address}/ui/. Ctrl-C stops the gateway.{anybody}")
     sys.stdout.flush()
     with logs.to_stream(args.log_level), beside(place.store), push, watching(_watch(place, watched)):

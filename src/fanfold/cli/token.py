@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     projects = [*args.projects, *([args.project] if args.project else [])]
     seconds = None if args.days is None else args.days * 86400
+    first = not tokens.used()
     token, word = tokens.create(args.name, projects=projects, scopes=args.scope, seconds=seconds)
     try:
         audit.write(local(CREATED, **{name: value for name, value in _facts(token).items() if name != "created"}))
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(word)
         output.remark(args, f"It is shown only this once. {token.id}: {_access(token)}. Nodes read it from FANFOLD_SERVER_TOKEN.")
+        if first:
+            output.remark(args, "A gateway that was started without tokens still lets everyone on its machine in. Restart it.")
     return 0
 
 
