@@ -1,5 +1,5 @@
-// Plain file names: the built page is committed, so a rebuild shows as a change of the same files, and the server's
-// entity tags keep browsers up to date. All addresses are relative: the page works under any path of a proxy.
+// Stable file names: the build is committed, so that a rebuild changes the same files, and the server's ETags keep browsers up to date.
+// All URLs are relative, so that the page works under any path of a proxy.
 import { svelte } from '@sveltejs/vite-plugin-svelte';
 import { defineConfig } from 'vitest/config';
 
@@ -15,7 +15,7 @@ export default defineConfig({
     assetsInlineLimit: 0,
     rollupOptions: {
       output: {
-        // What the first page needs is one file: two of half the size pack worse.
+        // One file for what the first page needs: two of half the size compress worse.
         codeSplitting: { groups: [{ name: 'core', test: /node_modules|src\/(App|Chart|Controls|Loading|Outage|RunList|Status|Top|Views|pages\/Charts)\.svelte|src\/lib\/(api|chart|colours|copy|dismiss|flow|format|keys|layout|lazy|live|model|points|queue|refused|scale|shown|theme|view|wire|workspace)\b/ }] },
         entryFileNames: '[name].js', chunkFileNames: '[name].js', assetFileNames: '[name][extname]' },
     },

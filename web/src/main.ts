@@ -4,8 +4,8 @@ import './app.css';
 import { model } from './lib/model.svelte';
 import { workspace } from './lib/workspace.svelte';
 
-const embedded = /\/embed(\.html)?$/.test(location.pathname); // one chart, in a page of somebody else
-void model.start().then(() => (embedded ? undefined : workspace.fetch())); // asked before the page is made, so that the answer is there when it is
+const embedded = /\/embed(\.html)?$/.test(location.pathname); // one chart in an iframe of another page
+void model.start().then(() => (embedded ? undefined : workspace.fetch())); // requested before mounting, so that the response is there early
 if (embedded) void import('./Embed.svelte').then(({ default: Embed }) => mount(Embed, { target: document.body }));
 else mount(App, { target: document.body });
-if (parent !== window) parent.postMessage('fanfold', '*'); // a notebook shows its frame once there is something in it
+if (parent !== window) parent.postMessage('fanfold', '*'); // a notebook shows its iframe once it has content

@@ -1,4 +1,4 @@
-// Charts: what they span, where they break, and how they are smoothed.
+// Charts: extents, gaps, and smoothing.
 import { describe, expect, it } from 'vitest';
 import { beside, draw, extent, stretches, type Line } from '../src/lib/chart';
 import { at, nearest } from '../src/lib/points';
@@ -109,7 +109,7 @@ describe('scales', () => {
     expect([at([0, 2, 4], 3), at([0, 2, 4], -1), at([], 3)]).toEqual([1, 0, 0]);
     const raw = { x: [0, 2, 4], y: [5, 6, 7] };
     expect([nearest(raw, 3.5), nearest(raw, 2.5), nearest({ x: [], y: [] }, 1)]).toEqual([{ x: 4, y: 7, i: 2 }, { x: 2, y: 6, i: 1 }, undefined]);
-    const thin = { x: [0, 10], xLast: [9, 19], first: [1, 3], y: [2, 4], lo: [0, 3], hi: [8, 4] }; // of two buckets, their ends
+    const thin = { x: [0, 10], xLast: [9, 19], first: [1, 3], y: [2, 4], lo: [0, 3], hi: [8, 4] }; // two buckets, by their ends
     expect([1, 6, 9.4, 9.6, 14, 15, 99].map((t) => nearest(thin, t)?.y)).toEqual([1, 2, 2, 3, 3, 4, 4]);
     expect([1, 6, 9.4, 9.6, 14, 15, 99].map((t) => nearest(thin, t)?.x)).toEqual([0, 9, 9, 10, 10, 19, 19]);
   });

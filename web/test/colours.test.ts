@@ -1,9 +1,9 @@
-// The palette: enough contrast on its ground, and told apart in four kinds of colour vision.
+// The palette: enough contrast to its background, and distinguishable in four kinds of color vision.
 import { describe, expect, it } from 'vitest';
 import { COLOURS, GROUNDS } from '../src/lib/colours';
 import { SCALES, colourOf } from '../src/lib/ramp';
 
-const VISION = { // Machado, Oliveira and Fernandes 2009, at full severity, on linear light
+const VISION = { // Machado, Oliveira and Fernandes 2009, at full severity, in linear RGB
   normal: [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
   protan: [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
   deutan: [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],

@@ -1,4 +1,4 @@
-// A chart as a file: nothing in a name can break out of it.
+// Exported charts: nothing in a name can break out of the file format.
 import { describe, expect, it } from 'vitest';
 import { csv, svg, type Shown } from '../src/lib/export';
 

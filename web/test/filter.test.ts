@@ -1,4 +1,4 @@
-// The page's filter against the cases that the server's is tested with.
+// The dashboard's filter, tested with the same cases as the server's.
 import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { FilterError, parse, type Row } from '../src/lib/filter';

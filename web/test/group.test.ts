@@ -1,4 +1,4 @@
-// A group's line: the mean of its runs, and a band that misses nothing.
+// The line of a group: the mean of its runs, and a band that misses no extreme.
 import { describe, expect, it } from 'vitest';
 import type { Series } from '../src/lib/api';
 import { united } from '../src/lib/group';

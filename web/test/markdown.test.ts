@@ -6,7 +6,7 @@ const shape = (text: string) => markdown(text).map((block) => block.kind);
 describe('notes in Markdown', () => {
   it('finds blocks', () => {
     expect(shape('# a\n\ntext\nmore\n\n- one\n- two\n\n> said\n\n```\n# code\n```\n---\n| a | b |\n|---|---|\n| 1 | 2 |')).toEqual(['heading', 'paragraph', 'list', 'quote', 'code', 'rule', 'table']);
-    expect(markdown('```\n# code\n')).toEqual([{ kind: 'code', text: '# code\n' }]); // without its end
+    expect(markdown('```\n# code\n')).toEqual([{ kind: 'code', text: '# code\n' }]); // never closed
   });
   it('nests lists and marks tasks', () => {
     const [list] = markdown('1. a\n   - [x] b\n   - [ ] c\n2. d');

@@ -1,4 +1,4 @@
-// Charts of several metrics, groups by more than their mean, and an axis without outliers.
+// Charts of several metrics, group statistics, and a y axis without outliers.
 import { describe, expect, it } from 'vitest';
 import type { Series } from '../src/lib/api';
 import type { Line } from '../src/lib/chart';
@@ -31,7 +31,7 @@ describe('a group', () => {
   it('is its mean or median with the spread that was asked for', () => {
     expect(at(united('g', runs, 'mean', 'std'), 0)).toEqual([3, 0.8398, 5.1602, 4]);
     expect(at(united('g', runs, 'mean', 'sem'), 0)).toEqual([3, 1.9199, 4.0801, 4]);
-    expect(at(united('g', runs, 'mean', 'ci'), 0)).toEqual([3, -0.437, 6.437, 4]); // t of three degrees of freedom: 3.182
+    expect(at(united('g', runs, 'mean', 'ci'), 0)).toEqual([3, -0.437, 6.437, 4]); // t for three degrees of freedom: 3.182
     expect(at(united('g', runs, 'median', 'range'), 0)).toEqual([2.5, 1, 6, 4]);
     expect(at(united('g', runs, 'median', 'none'), 1)).toEqual([6, undefined, undefined, 3]);
   });
@@ -43,7 +43,7 @@ describe('a running mean', () => {
   });
   it('differs from the bell', () => {
     const y = Float64Array.from({ length: 100 }, (_, i) => Number(i === 50));
-    expect(centred(y, 0.9, true)[50]).toBeCloseTo(1 / 31, 6); // 15 on either side
+    expect(centred(y, 0.9, true)[50]).toBeCloseTo(1 / 31, 6); // 15 points on either side
     expect(centred(y, 0.9)[50]).toBeGreaterThan(1 / 31);
   });
 });

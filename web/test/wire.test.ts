@@ -1,4 +1,4 @@
-// The page reads what the server writes: the same bytes are made by the server's tests.
+// Decodes what the server encodes: the server's tests produce the same bytes.
 import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { decode } from '../src/lib/wire';

@@ -1,5 +1,5 @@
-// Asking the server. Addresses are relative to the page, so that it works under any path; answers that say why something
-// failed become errors with that text.
+// Requests to the server. URLs are relative to the page, so that it works under any path of a proxy. Error responses are thrown as
+// errors with the server's message.
 import { copy, fileAt } from './copy';
 import { Refused } from './refused';
 import { decode, type Answer, type Column } from './wire';
@@ -10,24 +10,24 @@ export interface Run {
   group: string | null; ranks: number; attempts: number; archived: boolean; failed: boolean;
 }
 export interface Unreadable { path: string; reason: string }
-/** `runs` are all of them, the first ones, or those of the `fresh` blocks: blocks of `size`, counted from the end of the list. */
+/** `runs` has all runs, the first ones, or those of the `fresh` blocks. Blocks have `size` runs each, counted from the end of the list. */
 export interface Runs { runs: Run[]; total?: number; size?: number; blocks?: string[]; fresh?: number[]; keys: string[]; media: string[]; columns: string[]; goals?: Record<string, string>; unreadable?: Unreadable[] }
 export interface Series {
   run: string; key: string; total: number; raw: boolean; axis: string; marks: [number, string][]; marked: number; restarts: number[]; flags?: [number, string][]; forked?: number | null;
   x: Column; y: Column; xLast?: Column; first?: Column; lo?: Column; hi?: Column; loAt?: Column; hiAt?: Column; low?: Column; high?: Column; lowRank?: Column; highRank?: Column;
-  who?: string[]; // of a group: the runs that lowRank and highRank count
-  count?: Column; // of a group: how many runs there are at each place
+  who?: string[]; // of a group: the run ids that lowRank and highRank index
+  count?: Column; // of a group: the number of runs at each x
 }
 
 export { Refused };
 
-const published = () => import('./published'); // answers in place of a server
+const published = () => import('./published'); // answers requests without a server
 
-/** The token of a share link, which an embedded chart carries in its address: frames of other sites keep no cookies. */
+/** The token of a share link. Embedded charts carry it in their URL, because third-party iframes get no cookies. */
 export const share = typeof location === 'undefined' ? null : new URLSearchParams(location.search).get('share');
-export const session = { user: '' }; // who logged in, where people do
+export const session = { user: '' }; // the logged-in user, if the server has logins
 
-/** Hears of every answer, and of every one that did not come or that the server could not give: those are asked again. */
+/** Called after each successful response, and after each network or server (5xx) error, whose request is retried. */
 export const outages = { failed: () => {}, answered: () => {} };
 
 async function ask(path: string, init?: RequestInit): Promise<Response> {
@@ -37,7 +37,7 @@ async function ask(path: string, init?: RequestInit): Promise<Response> {
   });
   if (response.ok) { outages.answered(); return response; }
   if (response.status >= 500) outages.failed();
-  if (response.status === 401 && session.user) location.assign('login'); // the session is over
+  if (response.status === 401 && session.user) location.assign('login'); // the session has expired
   const said = await response.text();
   let message = said.trim() || response.statusText;
   try { message = JSON.parse(said).error ?? message; } catch { /* plain text */ }
@@ -75,13 +75,13 @@ export async function columns(path: string, body: unknown): Promise<Answer> {
 export interface Wanted { project: string; runs: string[]; n: number; x: string; fold: string | null; rank: number | null; lo: number | null; hi: number | null; log: boolean }
 interface Waiting { key: string; needed: () => boolean; resolve: (found: Series[]) => void; reject: (why: unknown) => void }
 
-const TOGETHER = 300; // series in one question: few questions, and the first chart need not wait for the last
-const AT_ONCE = 3; // questions: of more, the server would answer all late instead of the first ones soon
+const TOGETHER = 300; // series per request: few requests, but the first chart does not wait for the last
+const AT_ONCE = 3; // requests in flight: with more, all responses would be late instead of the first ones early
 let flying = 0;
 const line: (() => Promise<void>)[] = [];
 let queue = new Map<string, { wanted: Wanted; waiting: Waiting[] }>();
 
-/** Ask for one chart's series; what charts ask for in the same moment travels together. What is no longer needed is not sent. */
+/** Fetch one chart's series. Requests made at the same time are batched, and those no longer `needed` are dropped. */
 export function series(key: string, wanted: Wanted, needed = () => true): Promise<Series[]> {
   if (!queue.size) setTimeout(send, 4);
   const sign = JSON.stringify(wanted);
@@ -106,7 +106,7 @@ function next() {
   }
 }
 
-/** Wait until the charts have what they asked for, so that nothing else keeps the server from answering them. */
+/** Wait until no series are pending (at most `most` ms), so that other requests do not delay the charts. */
 export async function quiet(most = 5000): Promise<void> {
   const end = Date.now() + most;
   do await new Promise((done) => setTimeout(done, 60));

@@ -1,5 +1,6 @@
-// Sixteen colours a ground, told apart in normal, protan, deutan and tritan vision, each at least 3:1 against its ground; the first
-// eight are the farthest apart. From the seventeenth run on, a dash pattern is added; identity also comes from pointing and from the list.
+// Sixteen colors per theme, distinguishable with normal, protan, deutan and tritan vision, each with at least 3:1 contrast to its
+// background; the first eight differ the most. From the seventeenth run on, dash patterns are added. Hovering and the run list also
+// identify a line.
 
 export const LIGHT = ['#1da5a5', '#f9651a', '#3f1af9', '#6d2603', '#b27de8', '#1f3051', '#be7855', '#650495', '#d21e00', '#0f78ff', '#a5003c', '#3c7869', '#a50fd2', '#961e87', '#1e004b', '#2d0000'];
 export const DARK = ['#6afbfb', '#bd9e05', '#fb6afb', '#9cd590', '#af1af9', '#f9f91a', '#178270', '#636f2a', '#e10f69', '#5ac3a5', '#b496c3', '#e1ffd2', '#875a96', '#96ff78', '#c31ed2', '#87a54b'];

@@ -1,4 +1,4 @@
-// From captured bytes to lines: each rank and stream by itself, progress bars at their last state, colours taken off.
+// Splits captured console output into lines: per rank and stream, progress bars in their last state, escape sequences removed.
 
 export interface Chunk { t: number; stream: string | null; rank: number | null; text: string }
 export interface Printed { rank: number; stream: string; text: string }
@@ -23,7 +23,7 @@ export function printed(chunks: Chunk[]): Printed[] {
   return found;
 }
 
-/** What a terminal would show of a line that was written over. */
+/** Return what a terminal would show of a line with carriage returns. */
 function last(text: string): string {
   const parts = text.split('\r').filter(Boolean);
   return parts[parts.length - 1] ?? '';

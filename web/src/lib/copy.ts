@@ -1,4 +1,4 @@
-// A published folder: the same page over files that `fanfold publish` wrote, without a server. index.html says that it is one.
+// A published folder: the same dashboard over files that `fanfold publish` wrote, without a server. A meta tag in index.html marks it.
 
 export interface Copy { made: number; projects: string[] }
 
@@ -7,19 +7,19 @@ function found(): Copy | null {
   return said ? JSON.parse(said) : null;
 }
 
-/** What the folder holds; null where a server answers. */
+/** The contents of the published folder; null if there is a server. */
 export const copy: Copy | null = found();
 
-const PLAIN = ['png', 'jpg', 'jpeg', 'gif', 'webp', 'bmp', 'wav', 'mp3', 'ogg', 'flac', 'm4a', 'mp4', 'webm', 'json', 'txt']; // as in server/media.py
+const PLAIN = ['png', 'jpg', 'jpeg', 'gif', 'webp', 'bmp', 'wav', 'mp3', 'ogg', 'flac', 'm4a', 'mp4', 'webm', 'json', 'txt']; // the same list as in server/media.py
 
-/** The file that holds the answer to a question: FNV-1a of its words, as in publish/answers.py. */
+/** Return the name of the file that answers a request: FNV-1a of its words, as in publish/answers.py. */
 export function nameOf(...words: (string | number)[]): string {
   let hash = 0xcbf29ce484222325n;
   for (const byte of new TextEncoder().encode(words.join('\0'))) hash = BigInt.asUintN(64, (hash ^ BigInt(byte)) * 0x100000001b3n);
   return `data/${hash.toString(16).padStart(16, '0')}`;
 }
 
-/** Where media are in the folder. */
+/** Return the path of a media file in the folder. */
 export function fileAt(path: string, given: Record<string, unknown>): string {
   const ext = String(given.ext ?? '').toLowerCase();
   if (path === 'media') return `data/blobs/${given.blob}.${PLAIN.includes(ext) ? ext : 'bin'}`;

@@ -1,4 +1,4 @@
-// Everything the server says about one run but its points.
+// Everything the server returns about one run, except its points.
 
 export interface Verdict { status: string; rank: number | null; error: string | null; reason?: string | null; signal?: string | number | null }
 export interface Alert { t: number; title: string; text: string; level: string; s?: number; rank?: number; run?: string; name?: string }
@@ -14,11 +14,11 @@ export interface Details {
   notes: string | null; group: string | null; archived: boolean; config: Record<string, unknown>; values: Record<string, unknown>;
   summary: Record<string, unknown>; facts: Record<string, unknown>; attempts: (Verdict & { key: string; started: number })[];
   ranks: number[]; dropped: number; damaged: number; artifacts: Artifact[]; files: Record<string, unknown>[]; alerts: Alert[]; requests: Asked[]; knobs: Record<string, { value: unknown; min: number | null; max: number | null }>; path: string; console: boolean;
-  blackbox: Evidence[]; nodes?: Record<string, number>; // a rank of each node
+  blackbox: Evidence[]; nodes?: Record<string, number>; // one rank of each node
   keys: { number: string[]; system: string[]; text: string[]; media: string[] };
 }
 
-/** Facts inside facts, under names with dots. */
+/** Flatten nested facts into dotted names. */
 export function flat(facts: object, before = ''): Record<string, unknown> {
   return Object.fromEntries(Object.entries(facts).flatMap(([name, value]) => (value && typeof value === 'object' && !Array.isArray(value) ? Object.entries(flat(value, `${before}${name}.`)) : [[before + name, value]])));
 }

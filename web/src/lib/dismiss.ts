@@ -1,6 +1,6 @@
-// A menu or panel that closes with Escape and with a click anywhere else, and gives the focus back to what opened it.
+// Closes a menu or panel on a click outside, or on Escape, which also returns the focus to its opener.
 
-/** For <details>: `use:dismiss`. */
+/** A Svelte action for <details>: `use:dismiss`. */
 export function dismiss(box: HTMLDetailsElement) {
   const close = (back: boolean) => { box.open = false; if (back) box.querySelector('summary')?.focus(); };
   const away = (event: PointerEvent) => { if (box.open && !box.contains(event.target as Node)) close(false); };

@@ -1,9 +1,9 @@
-// The code that shows one chart in another page.
+// The HTML that embeds one chart in another page.
 import { get } from './api';
 import { copy } from './copy';
 import { view, write } from './view.svelte';
 
-/** Return an iframe with the chart as it is seen now. From a server, its address holds a token that reads this project and nothing else. */
+/** Return an iframe with the chart as currently shown. With a server, its URL has a token that can only read this project. */
 export async function embedCode(metric: string, title: string, facet = ''): Promise<string> {
   const page = new URL(copy ? 'embed.html' : 'embed', location.href.split(/[?#]/)[0]);
   if (!copy) {

@@ -1,10 +1,10 @@
-// A chart as a file: the picture with its title and legend, or the numbers it shows.
+// Saves a chart as an image with title and legend, or as the numbers it shows.
 import { draw, type Line, type Look } from './chart';
 import type { Frame, View } from './scale';
 import { SvgContext } from './svg';
 
 export interface Shown { title: string; axis: string; frame: Frame; view: View; lines: Line[]; look: Look; nameOf: (id: string) => string }
-const HEAD = 26, ROW = 16, COLUMN = 220; // the width that a name in the legend gets, at least
+const HEAD = 26, ROW = 16, COLUMN = 220; // COLUMN: minimum width of a legend entry
 
 export async function saveChart(kind: 'PNG' | 'SVG' | 'CSV', shown: Shown): Promise<void> {
   const name = fileName(shown.title);
@@ -31,7 +31,7 @@ export function svg(shown: Shown): string {
 const across = ({ frame }: Shown) => Math.max(1, Math.floor(frame.w / COLUMN));
 const size = (shown: Shown) => [shown.frame.w, shown.frame.h + HEAD + Math.ceil(shown.lines.length / across(shown)) * ROW + 8];
 
-/** A name in the room there is for it. */
+/** Truncate a name to the available width. */
 function fitted(g: CanvasRenderingContext2D, name: string, room: number): string {
   if (g.measureText(name).width <= room) return name;
   let short = name;
@@ -52,7 +52,7 @@ function paint(g: CanvasRenderingContext2D, shown: Shown, dpr: number) {
   g.textBaseline = 'top';
   g.fillText(`${title}  over ${shown.axis}`, 8, frame.h + 6);
   const columns = across(shown), wide = w / columns;
-  [...lines].reverse().forEach((line, i) => { // all of them: a picture in a paper has nothing to point at
+  [...lines].reverse().forEach((line, i) => { // all lines: a figure in a paper has no hover
     const x = 8 + (i % columns) * wide, y = frame.h + HEAD + Math.floor(i / columns) * ROW;
     g.strokeStyle = line.colour;
     g.lineWidth = 2.2;
@@ -67,7 +67,7 @@ function paint(g: CanvasRenderingContext2D, shown: Shown, dpr: number) {
   g.setLineDash([]);
 }
 
-/** A number that came in four bytes is said in as many digits as those hold: 0.01, not 0.009999999776482582. */
+/** Return a float32 value with only the digits it holds: 0.01, not 0.009999999776482582. */
 function said(column: ArrayLike<number>, i: number): number {
   const value = column[i];
   if (!(column instanceof Float32Array) || !Number.isFinite(value)) return value;
@@ -78,8 +78,8 @@ function said(column: ArrayLike<number>, i: number): number {
   return value;
 }
 
-/** The lines of groups, one row for each point drawn, and a header that says so; a name that needs it is quoted, and one that a
- * spreadsheet would run is not left bare. */
+/** Return the lines of groups as CSV, one row per drawn point, and a header that says so. Names are quoted where needed, and those that
+ * a spreadsheet would run as formulas get a leading apostrophe. */
 export function csv({ axis, title, lines, nameOf }: Shown): string {
   const cell = (text: string) => (/[",\n\r]|^[=+\-@\t]/.test(text) ? `"${(/^[=+\-@\t]/.test(text) ? "'" : '') + text.replaceAll('"', '""')}"` : text);
   const rows = [['group', axis, `${title} (mean of the group as drawn, thinned)`, 'lowest', 'highest'].map(cell).join(',')];

@@ -1,7 +1,7 @@
-// Sections of one chart each flow together: a heading for every chart would leave most of the page empty.
+// Merges sections of a single chart: a heading for every chart would leave most of the page empty.
 const APART = ['pinned', 'system'];
 
-/** Put the only charts of their sections into one section, where the first of them was; charts without a section are there, too. */
+/** Merge all single-chart sections, and the charts without a section, into one section at the position of the first. */
 export function flow<T>(sections: [string, T[]][], together = 'metrics'): [string, T[]][] {
   const alone = (name: string, charts: T[]) => charts.length === 1 && !APART.includes(name);
   const joined = sections.filter(([name, charts]) => name === together || alone(name, charts));

@@ -1,6 +1,6 @@
-// Numbers, times and texts as people read them. A value that cannot be shown is an empty text, never "NaN undefined".
+// Formats numbers, times and text for display. A value that cannot be shown is an empty string, never "NaN undefined".
 
-/** Four to five significant digits; the whole value is for copying. */
+/** Format a value for display: integers in full, other numbers to five significant digits. */
 export function number(value: unknown): string {
   if (typeof value !== 'number') return text(value);
   if (Number.isNaN(value)) return 'NaN';
@@ -11,7 +11,7 @@ export function number(value: unknown): string {
   return minus(String(Number(value.toPrecision(5))));
 }
 
-/** Short, for an axis: with the digits that tell it from a value so far apart. */
+/** Format an axis label: short, with enough digits to distinguish ticks that are `apart` from each other. */
 export function tick(value: number, apart = Infinity): string {
   const size = Math.abs(value);
   const digits = (unit: number) => Math.max(0, Math.min(12, Math.ceil(-Math.log10(apart / unit) - 1e-9)));
@@ -30,7 +30,7 @@ export function text(value: unknown): string {
   return typeof value === 'object' ? JSON.stringify(value) : String(value);
 }
 
-const whole = new Intl.NumberFormat('en-US'); // made once: making one takes longer than a hundred answers of it
+const whole = new Intl.NumberFormat('en-US'); // created once: that takes longer than formatting a hundred numbers
 const minus = (shown: string) => shown.replace(/^-/, '−');
 
 export function duration(seconds: number): string {

@@ -1,15 +1,15 @@
-// Runs of one group as one series: their mean or median, and a band: between the lowest and the highest, with whose they are, or what
-// the runs spread around the mean.
+// Aggregates the runs of a group into one series: their mean or median, and a band, which is either the range, with the runs at its
+// ends, or the spread around the mean.
 import type { Series } from './api';
 import { at, ends, hiAt, loAt } from './points';
 
-const FINE = 2000, COARSE = 1000; // up to so many places each x counts; of more, evenly spaced ones do
+const FINE = 2000, COARSE = 1000; // above FINE distinct x values, COARSE evenly spaced ones are used
 
 export type Middle = 'mean' | 'median';
 export type Spread = 'range' | 'std' | 'sem' | 'ci' | 'none';
 const T95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101, 2.093, 2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 2.042];
 
-/** How far some values spread around their mean; NaN for fewer than two. */
+/** Return the spread of values around their mean; NaN for fewer than two. */
 export function spreadOf(values: number[], how: Spread): number {
   const n = values.length, mean = values.reduce((sum, one) => sum + one, 0) / n;
   if (n < 2) return NaN;
@@ -22,7 +22,7 @@ export function medianOf(values: number[]): number {
   return n ? (sorted[(n - 1) >> 1] + sorted[n >> 1]) / 2 : NaN;
 }
 
-/** Bring series together. The line is over the runs that reach a place, between their points; the band of extremes misses none. */
+/** Merge series into one. Each value covers the runs that reach that x, interpolated between their points; a range band contains every extreme. */
 export function united(id: string, members: Series[], middle: Middle = 'mean', spread: Spread = 'range'): Series {
   const lines = members.map(ends);
   const x = places(lines), n = x.length;
@@ -63,7 +63,7 @@ function places(members: { x: ArrayLike<number> }[]): Float64Array {
   return x.map((_, i) => from + ((to - from) * i) / (COARSE - 1)).slice(0, COARSE);
 }
 
-/** Tell what a series says at each place within its range: the point there, or the straight line between its neighbours. */
+/** Call `tell` with the value of a series at each x within its range, interpolated linearly between points. */
 function between(s: { x: ArrayLike<number>; y: ArrayLike<number> }, x: Float64Array, tell: (i: number, y: number) => void) {
   for (let i = 0, at = 0; i < x.length; i++) {
     if (!s.x.length || x[i] < s.x[0] || x[i] > s.x[s.x.length - 1]) continue;

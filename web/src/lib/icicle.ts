@@ -1,4 +1,4 @@
-// Operators added up, and an icicle of them: what lies within what, as wide as the time it took. The tree is thread, then scope, then operator.
+// Sums up operators, and draws them as an icicle chart: nested by thread, scope and operator, as wide as their self time.
 import { DARK, LIGHT } from './colours';
 
 export interface Op { op: string; scope: string; thread: string | number; label: string; count: number; total_ns: number; self_ns: number; max_ns: number; scale?: number; rank?: number; role?: string; hist?: Record<string, number>; device_count?: number; device_ns?: number }
@@ -6,7 +6,7 @@ export interface Node { name: string; start: number; size: number; depth: number
 export interface Row extends Op { mean_ns: number; p99_ns: number }
 export const ROW = 20;
 
-/** Count each observed call for the ones it stands for: some operators are sampled, some are not, and shares must agree. */
+/** Scale sampled calls up to estimates: only some operators are sampled, and their shares must be comparable. */
 export function estimated(ops: Op[]): Op[] {
   return ops.map((op) => {
     const scale = op.scale ?? 1;
@@ -14,7 +14,7 @@ export function estimated(ops: Op[]): Op[] {
   });
 }
 
-/** Add up what ranks, threads and overloads have under one name: one row for an operator in a scope under a label, in workers apart. */
+/** Sum over ranks, threads and overloads: one row per operator, scope and label, with workers separate. */
 export function together(ops: Op[]): Row[] {
   const found = new Map<string, Op>();
   for (const op of ops) {
@@ -31,13 +31,13 @@ export function together(ops: Op[]): Row[] {
   return [...found.values()].map((op) => ({ ...op, mean_ns: op.count ? op.total_ns / op.count : 0, p99_ns: Math.min(quantile(op.hist!, 0.99), op.max_ns) }));
 }
 
-/** Where a bucket begins: four to an octave, in nanoseconds. */
+/** Return where a histogram bucket begins, in nanoseconds: four buckets per octave. */
 const begin = (bucket: number) => (bucket < 4 ? bucket : 2 ** (Math.floor(bucket / 4) + 1) * (1 + (bucket % 4) / 4));
 
-/** The time below which a share of the calls stays, to within a bucket. */
+/** Return a quantile of the call times, interpolated within its bucket. */
 export function quantile(hist: Record<string, number>, share: number): number {
   let left = share * Object.values(hist).reduce((sum, count) => sum + count, 0);
-  for (const [name, count] of Object.entries(hist)) { // in the order of the buckets: so are keys that are whole numbers
+  for (const [name, count] of Object.entries(hist)) { // in bucket order: integer keys iterate in ascending order
     const bucket = Number(name), low = begin(bucket);
     if (count >= left) return low + ((begin(bucket + 1) - low) * left) / count;
     left -= count;
@@ -45,7 +45,7 @@ export function quantile(hist: Record<string, number>, share: number): number {
   return 0;
 }
 
-/** Where a row ran: workers are named, the main process goes without saying. */
+/** Describe where a row ran; the main process is not mentioned. */
 export const where = (op: Op) => [op.role === 'worker' ? 'worker' : '', op.scope, op.label].filter(Boolean).join(' · ');
 
 export function grow(ops: Op[]): Node {

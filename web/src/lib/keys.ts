@@ -1,4 +1,4 @@
-// The keyboard. No key fires inside a field; Escape leaves it.
+// Keyboard shortcuts. They are off inside a field, which Escape leaves.
 import { model } from './model.svelte';
 import { workspace } from './workspace.svelte';
 import { PAGE_KEYS, copied, link, view } from './view.svelte';
@@ -28,7 +28,7 @@ export function keyboard(help: () => void): () => void {
   const press = (event: KeyboardEvent) => {
     const target = event.target as HTMLElement;
     if (target.matches('input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]')) {
-      if (event.key === 'Escape') { event.preventDefault(); target.blur(); } // a browser would empty the field, and not say so
+      if (event.key === 'Escape') { event.preventDefault(); target.blur(); } // by default, browsers clear a search field on Escape without reporting it
       return;
     }
     const key = event.key.toLowerCase();

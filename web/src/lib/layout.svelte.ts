@@ -1,4 +1,4 @@
-// How much room there is. On a phone the run list is a drawer; elsewhere it stands beside the page, as wide as one likes.
+// Layout state. On phones the run list is a drawer; elsewhere it is a sidebar of adjustable width.
 export const NARROW = '(max-width: 720px)';
 export const LIST = { usual: 300, least: 180, most: 900 };
 

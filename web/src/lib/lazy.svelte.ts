@@ -1,7 +1,7 @@
-// Code that is loaded when it is first used: asked for again as long as it did not arrive.
+// Modules that are loaded on first use, and requested again if that fails.
 import { outages } from './api';
 
-/** Return a function that answers with the module once it is here; who asks is told when it is. */
+/** Return a reactive function that returns the module once it is loaded, and null until then. */
 export function lazily<T>(load: () => Promise<T>): () => T | null {
   let found = $state.raw<T | null>(null), asked = false;
   return () => {
@@ -13,5 +13,5 @@ export function lazily<T>(load: () => Promise<T>): () => T | null {
   };
 }
 
-/** What makes lines of series where somebody asked for more than the plain ones: groups, smoothing, charts of several metrics. */
+/** Builds lines beyond the plain ones: groups, smoothing, charts of several metrics. */
 export const shape = lazily(() => import('./shape'));

@@ -1,9 +1,9 @@
-// Live notices: what changed, from the server's stream, by way of a worker that all tabs share where there is one.
+// Live updates: change notifications from the server's event stream, through a worker shared by all tabs where available.
 
 export interface Message { kind: 'online' | 'offline' | 'changed'; runs?: [string, string][] | null }
 
-/** Open the stream. A browser opens it again by itself when the connection breaks, but not after an answer that is an error, such as
- * a proxy's while the server restarts: then we do. */
+/** Open the event stream. Browsers reconnect when the connection breaks, but not after an error response, such as a proxy's while the
+ * server restarts: then we do. */
 export function listen(tell: (message: Message) => void): () => void {
   let source: EventSource, again: ReturnType<typeof setTimeout> | undefined, wait = 1000;
   const open = () => {
@@ -21,7 +21,7 @@ export function listen(tell: (message: Message) => void): () => void {
   return () => { clearTimeout(again); source.close(); };
 }
 
-/** Hear notices while this tab is looked at. Coming back to it counts as "everything may have changed". */
+/** Subscribe to notifications while this tab is visible. Returning to it counts as "everything may have changed". */
 export function watch(tell: (message: Message) => void): () => void {
   const channel = connect(tell);
   const look = () => {
@@ -39,7 +39,7 @@ export function watch(tell: (message: Message) => void): () => void {
   };
 }
 
-/** Return the worker; null where there is none, as in frames of another site that may keep nothing. */
+/** Return the shared worker; null if there is none, as in third-party iframes without storage. */
 function sharedWorker(): SharedWorker | null {
   try {
     return new SharedWorker(new URL('./live.worker.ts', import.meta.url), { type: 'module', name: 'fanfold live' });

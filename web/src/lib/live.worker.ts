@@ -1,10 +1,10 @@
-// One stream of notices for all tabs: browsers allow six connections to a server, and a stream takes one for good.
-// Only tabs that are looked at are told; when none is, the stream is closed, and nothing is asked of the server.
+// One event stream for all tabs: browsers allow six connections per server, and a stream occupies one permanently.
+// Only visible tabs are notified; while there are none, the stream is closed and the server gets no requests.
 import { listen, type Message } from './live';
 
 const watching = new Set<MessagePort>();
 let close: (() => void) | null = null;
-let state: Message | null = null; // told to tabs that join later
+let state: Message | null = null; // sent to tabs that join later
 
 function tell(message: Message) {
   if (message.kind !== 'changed') state = message;

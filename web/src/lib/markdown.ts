@@ -1,11 +1,11 @@
-// Notes in Markdown, as a tree of known pieces: the page draws each with an element of its own, so that nothing a note says is
-// markup. Pictures are links, since loading one would tell its server who reads the note. Every step reads forward only.
+// Parses Markdown notes into a tree of known node types. The page renders each type with its own element, so nothing in a note becomes
+// markup. Images become links, since loading one would tell its server who reads the note. Every step only reads forward.
 export type Inline = { kind: 'text'; text: string } | { kind: 'code'; text: string } | { kind: 'strong' | 'em' | 'del'; parts: Inline[] } | { kind: 'link'; href: string; parts: Inline[] };
 export type Item = { done: boolean | null; blocks: Block[] };
 export type Block = { kind: 'heading'; level: number; parts: Inline[] } | { kind: 'paragraph'; parts: Inline[] } | { kind: 'code'; text: string }
   | { kind: 'quote'; blocks: Block[] } | { kind: 'list'; ordered: boolean; start: number; items: Item[] } | { kind: 'rule' } | { kind: 'table'; head: Inline[][]; rows: Inline[][][] };
 
-const DEEP = 8; // quotes and lists inside each other
+const DEEP = 8; // maximum nesting of quotes and lists
 const FENCE = /^ {0,3}(```+|~~~+)/, HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t#]*$/, RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/, BULLET = /^( *)([-*+]|\d{1,9}[.)])[ \t]+(.*)$/;
 const DASHES = /^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/;
 
@@ -66,7 +66,7 @@ const cells = (line: string) => line.trim().replace(/^\||\|$/g, '').split('|').m
 const SAFE = /^(https?:\/\/|mailto:)[^\s]+$/i;
 const MARKS: [string, 'strong' | 'em' | 'del'][] = [['**', 'strong'], ['__', 'strong'], ['~~', 'del'], ['*', 'em'], ['_', 'em']];
 
-/** Texts with their marks. A mark without its partner is text, and one look for each partner is enough: it is remembered. */
+/** Parse inline text. A mark without a closing partner is plain text; `none` remembers that there is none, so each is searched once. */
 export function inline(text: string, deep = 0): Inline[] {
   const found: Inline[] = [], none = new Set<string>();
   let plain = '';

@@ -1,4 +1,4 @@
-// Boxes and masks that were logged with an image, in the shapes people have them in: ours, COCO's and W&B's.
+// Boxes and masks logged with an image, in the common formats: fanfold's, COCO's and W&B's.
 
 export interface Box { x: number; y: number; w: number; h: number; label: string; score: number | null }
 export interface Mask { wide: number; high: number; data: Uint8Array; labels: Record<string, string> }
@@ -10,7 +10,7 @@ const facts = (value: unknown): Facts | null => (value && typeof value === 'obje
 const finite = (value: unknown): value is number => typeof value === 'number' && Number.isFinite(value);
 const four = (value: unknown): number[] | null => (Array.isArray(value) && value.length === 4 && value.every(finite) ? value : null);
 
-/** Annotations as a list, each with the names of its classes: a list, one alone, or sets by name (`{"predictions": {"box_data": […]}}`). */
+/** Return annotations as a list, each with its class names. Accepts a list, a single one, or named sets (`{"predictions": {"box_data": […]}}`). */
 function each(noted: unknown, inner: string): { one: Facts; labels: Facts }[] {
   if (Array.isArray(noted)) return noted.slice(0, MOST).flatMap((one) => (facts(one) ? [{ one: facts(one)!, labels: labelsOf(facts(one)!) }] : []));
   const given = facts(noted);
@@ -21,7 +21,7 @@ function each(noted: unknown, inner: string): { one: Facts; labels: Facts }[] {
 }
 const labelsOf = (one: Facts): Facts => facts(one.labels) ?? facts(one.class_labels) ?? {};
 
-/** Boxes in pixels of the image; numbers from 0 to 1 are shares of its size. */
+/** Return boxes in image pixels; coordinates from 0 to 1 are fractions of its size. */
 export function boxesOf(noted: unknown, wide: number, high: number): Box[] {
   return each(noted, 'box_data').flatMap(({ one, labels }) => {
     const at = corners(one);
@@ -43,7 +43,7 @@ function corners(one: Facts): number[] | null {
   return four(one.bbox) ?? four(one.xywh) ?? four([one.x, one.y, one.width ?? one.w, one.height ?? one.h]);
 }
 
-/** Masks as a class for each pixel: rows of numbers, or runs down the columns as COCO writes them. */
+/** Return masks as a class per pixel, from rows of numbers or from COCO's column-major run lengths. */
 export function masksOf(noted: unknown): Mask[] {
   return each(noted, 'mask_data').flatMap(({ one, labels }) => {
     const named = Object.fromEntries(Object.entries(labels).map(([id, name]) => [id, String(name)]));
@@ -71,7 +71,7 @@ function runLength(one: Facts, labels: Record<string, string>): Mask[] {
   return [{ wide, high, data, labels: label === undefined ? labels : { 1: String(label), ...labels } }];
 }
 
-/** Outlines: `polygon: [[x, y], …]`, or COCO's `segmentation: [[x, y, x, y, …]]`. */
+/** Return polygons, from `polygon: [[x, y], …]` or COCO's `segmentation: [[x, y, x, y, …]]`. */
 export function polygonsOf(noted: unknown, wide: number, high: number): Polygon[] {
   return each(noted, 'mask_data').flatMap(({ one }) => {
     const given = one.polygon ?? one.segmentation;
@@ -86,7 +86,7 @@ export function polygonsOf(noted: unknown, wide: number, high: number): Polygon[
   });
 }
 
-/** The classes that are drawn, in the order they are seen: each keeps one colour in all parts of an image. */
+/** Return the classes in order of appearance: each has one color in all annotations of an image. */
 export function classesOf(boxes: Box[], masks: Mask[], polygons: Polygon[]): string[] {
   const found = new Set<string>([...boxes.map((one) => one.label), ...polygons.map((one) => one.label)]);
   for (const mask of masks) for (const id of new Set(mask.data)) if (id) found.add(mask.labels[id] ?? String(id));

@@ -1,15 +1,15 @@
-// Points of a series, each as it was logged. A thinned series comes in buckets, with the first, last, lowest and highest point
-// of each; a series with every point has one per bucket, and no more columns than x and y.
+// Points of a series, exactly as logged. A downsampled series has buckets with the first, last, lowest and highest point of each; a full
+// series has one point per bucket, and only the columns x and y.
 
 type Numbers = ArrayLike<number>;
 export interface Buckets {
-  x: Numbers; // where the first value is
-  y: Numbers; // the last value: the value itself where there is one point
-  xLast?: Numbers; // where the last value is
+  x: Numbers; // x of the first value
+  y: Numbers; // the last value, or the only one
+  xLast?: Numbers; // x of the last value
   first?: Numbers; // the first value
   lo?: Numbers; // the extremes
   hi?: Numbers;
-  loAt?: Numbers; // how far they are from x; not every store knows
+  loAt?: Numbers; // their offset from x; not every store has it
   hiAt?: Numbers;
 }
 export interface Point { x: number; y: number; i: number }
@@ -20,7 +20,7 @@ export const several = (s: Buckets, i: number) => xLast(s, i) > s.x[i] || (!!s.l
 export const loAt = (s: Buckets, i: number) => (s.loAt ? s.x[i] + s.loAt[i] : several(s, i) ? null : s.x[i]);
 export const hiAt = (s: Buckets, i: number) => (s.hiAt ? s.x[i] + s.hiAt[i] : several(s, i) ? null : s.x[i]);
 
-/** Index of the last x ≤ t (0 when there is none). */
+/** Return the index of the last x ≤ t (0 if there is none). */
 export function at(x: Numbers, t: number): number {
   let a = 0, b = x.length - 1;
   while (a < b) {
@@ -30,7 +30,7 @@ export function at(x: Numbers, t: number): number {
   return Math.max(0, a);
 }
 
-/** The logged point nearest to t, among the first and last of each bucket: runs with the same steps answer with the same one. */
+/** Return the logged point nearest to t among the first and last of each bucket, so that runs with the same steps return the same step. */
 export function nearest(s: Buckets, t: number): Point | undefined {
   const n = s.x.length;
   if (!n) return undefined;
@@ -41,7 +41,7 @@ export function nearest(s: Buckets, t: number): Point | undefined {
   return i + 1 < n && s.x[i + 1] - t < far ? { x: s.x[i + 1], y: first(s, i + 1), i: i + 1 } : here;
 }
 
-/** The ends of every bucket in order: the points between which other values are estimated. */
+/** Return the first and last points of all buckets in order, to interpolate between. */
 export function ends(s: Buckets): { x: Numbers; y: Numbers } {
   if (!s.xLast) return s;
   const x: number[] = [], y: number[] = [];

@@ -1,5 +1,5 @@
-// The server's answers from a published folder. Most are files as they are; what depends on the question (a filter, some of the
-// runs, a zoom, the rows of a table) is worked out here from the file with all of it.
+// The server's responses from a published folder. Most are files as they are; those that depend on the request (a filter, a subset of
+// runs, a zoom, the rows of a table) are computed here from the complete file.
 import type { Series } from './api';
 import { nameOf } from './copy';
 import { parse, type Row } from './filter';
@@ -12,7 +12,7 @@ interface Table { columns: string[]; rows: unknown[][]; numbers: number[]; media
 interface Points { run: string; points: { n?: number; step: number; rank: number; kind: string }[]; total: number }
 export const UNABLE = 'This is a published copy of the dashboard, and this needs its server';
 const texts = new Map<string, Promise<unknown>>(), binaries = new Map<string, Promise<ArrayBuffer>>();
-const KEPT = 60; // files of series
+const KEPT = 60; // cached series files
 
 async function fetched(name: string, missing: string): Promise<Response> {
   const response = await fetch(name);
@@ -29,7 +29,7 @@ function file<T>(...words: (string | number)[]): Promise<T> {
   return texts.get(name) as Promise<T>;
 }
 
-/** Answer a question that is answered in JSON. */
+/** Answer a request for JSON. */
 export async function json(path: string, given: Given): Promise<unknown> {
   const project = String(given.project ?? '');
   switch (path) {
@@ -51,13 +51,13 @@ async function passing(project: string, filter: string): Promise<string[]> {
   const of = (row: Row) => Object.fromEntries([...new Set(metrics)].map((key, i) => [key, stats[i][row.id] ?? {}]));
   return rows.map((row) => ({ ...row, latest: odd(row.latest), summary: odd(row.summary), stats: of(row) })).filter(test).map((row) => row.id);
 }
-/** A number that JSON lacks is written as text. */
+/** Convert numbers that JSON lacks from strings. */
 const number = (value: unknown) => (value === 'NaN' ? NaN : value === 'Infinity' ? Infinity : value === '-Infinity' ? -Infinity : value);
 const odd = (facts: Given): Given => Object.fromEntries(Object.entries(facts).map(([key, value]) => [key, number(value)]));
 const statistics = async (project: string, key: string) =>
   Object.fromEntries(Object.entries(await file<Record<string, Given>>('stats', project, key).catch(() => ({}))).map(([id, facts]) => [id, odd(facts)]));
 
-/** Answer a question that is answered in columns. */
+/** Answer a request for binary columns. */
 export async function columns(path: string, body: Given): Promise<Answer> {
   if (path === 'api/columns') return cells(body as never);
   if (path === 'api/series') return series(body as never);
@@ -93,14 +93,14 @@ async function thinned({ project, x, fold }: Wanted, key: string): Promise<Item[
   const plain = x === 'auto' || x === 'step';
   if (!plain && x !== 'time' && x !== 'relative') throw new Refused(`${UNABLE}: it has charts over steps and times.`, 400);
   const first = await binary(project, key, plain ? 'auto' : x, fold);
-  // define_metric may have chosen another x than the step for some; only then is there a second file.
+  // define_metric may give some runs another x axis than the step; only then is there a second file.
   return x === 'step' && first.some((item) => item.axis !== 'step' && item.axis !== 'relative') ? binary(project, key, 'step', fold) : first;
 }
 async function binary(project: string, key: string, x: string, fold: string | null): Promise<Item[]> {
   const name = `${nameOf('api/series', project, key, x, fold ?? '')}.bin`;
   if (!binaries.has(name)) {
     const found = fetch(name).then((response) => {
-      if (response.status === 404) return new ArrayBuffer(0); // no run of this project has it
+      if (response.status === 404) return new ArrayBuffer(0); // no run of this project logged it
       if (!response.ok) throw new Refused(`${key}: ${response.statusText}`, response.status);
       return response.arrayBuffer();
     });
@@ -112,7 +112,7 @@ async function binary(project: string, key: string, x: string, fold: string | nu
   return buffer.byteLength ? decode(buffer).items : [];
 }
 
-/** The buckets in a range, and one more on each side, so that lines reach the edge. */
+/** Return the buckets in a range, and one more on each side so that lines reach the edge. */
 export function zoomed(item: Item, { lo, hi }: { lo: number | null; hi: number | null }): Item {
   if (lo === null && hi === null) return item;
   const x = item.columns.x, end = item.columns.xLast ?? x;
@@ -126,8 +126,6 @@ export function zoomed(item: Item, { lo, hi }: { lo: number | null; hi: number |
   const { marks, restarts } = item as unknown as Series;
   return { ...item, marks: marks.filter(([at]) => inside(at)), restarts: restarts.filter(inside), columns: cut };
 }
-
-// Logged tables
 
 const text = (cell: unknown) => (typeof cell === 'string' ? cell : cell === null || cell === undefined ? '' : typeof cell === 'object' ? JSON.stringify(cell) : String(cell));
 

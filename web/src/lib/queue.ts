@@ -1,10 +1,10 @@
-// One queue for all drawing: a few milliseconds of it a frame, so that the page answers while forty charts repaint.
+// One paint queue with a budget of a few milliseconds per frame, so that the page stays responsive while forty charts repaint.
 
 const BUDGET = 8;
 let jobs = new Map<object, () => void>();
 let asked = false;
 
-/** Paint soon; a later paint of the same owner replaces one that still waits. */
+/** Queue a paint job; it replaces a pending job of the same owner. */
 export function paint(owner: object, job: () => void): void {
   jobs.set(owner, job);
   if (!asked) { asked = true; requestAnimationFrame(work); }

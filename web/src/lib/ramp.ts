@@ -1,6 +1,6 @@
-// The colours of a continuous scale.
+// Continuous color scales.
 
-/** Colours from low to high, each at least 3:1 against its ground, told apart by lightness in any colour vision. */
+/** Color stops from low to high, each with at least 3:1 contrast to its background, distinguishable by lightness in any color vision. */
 export const SCALES = { light: ['#2c115f', '#3b528b', '#21808d', '#3a8f52', '#a08400'], dark: ['#8677e6', '#4aa0e0', '#35c2a5', '#a6d84a', '#fde725'] };
 export function colourOf(at: number, dark: boolean): string {
   const stops = dark ? SCALES.dark : SCALES.light, place = Math.min(0.9999, Math.max(0, at)) * (stops.length - 1), i = Math.floor(place), t = place - i;

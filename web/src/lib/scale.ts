@@ -1,11 +1,11 @@
-// From numbers to pixels and back, and which round numbers to write beside an axis.
+// Converts between values and pixels, and chooses the ticks of an axis.
 import { tick } from './format';
 
 export interface View { x0: number; x1: number; y0: number; y1: number; logX: boolean; logY: boolean }
 export interface Frame { w: number; h: number; dpr: number }
 export const PAD = { l: 48, r: 10, t: 8, b: 20 };
 
-/** Round positions in [lo, hi], about `count` of them. */
+/** Return about `count` round tick positions in [lo, hi]. */
 export function ticks(lo: number, hi: number, count: number, log = false): number[] {
   if (!(hi > lo) || !Number.isFinite(hi - lo)) return Number.isFinite(lo) ? [lo] : [];
   if (log && lo > 0) {
@@ -37,10 +37,10 @@ function decades(lo: number, hi: number, count: number): number[] {
 export type Kind = 'number' | 'time' | 'span';
 export interface Tick { at: number; label: string }
 
-/** Round positions with their labels. Labels of neighbours differ: they have as many digits as the distance between them needs. */
+/** Return ticks with labels that have as many digits as the distance between ticks needs, so that neighboring labels differ. */
 export function labelled(lo: number, hi: number, count: number, log = false, kind: Kind = 'number'): Tick[] {
   const clock = kind !== 'number' && !log && hi - lo > count;
-  const shift = kind === 'time' ? new Date(lo * 1000).getTimezoneOffset() * 60 : 0; // days begin at midnight here
+  const shift = kind === 'time' ? new Date(lo * 1000).getTimezoneOffset() * 60 : 0; // days begin at local midnight
   const step = clock ? CLOCK.find((one) => one >= (hi - lo) / count) ?? DAY * nice((hi - lo) / count / DAY) : 0;
   const found = clock ? every(step, lo - shift, hi - shift).map((t) => t + shift) : ticks(lo, hi, count, log);
   const apart = step || Math.min(...found.slice(1).map((t, i) => t - found[i]), Infinity);
@@ -56,7 +56,7 @@ function every(step: number, lo: number, hi: number): number[] {
   return found;
 }
 
-/** Time of day, or the date at midnight and where ticks are days apart. */
+/** Format the time of day; at midnight, and if ticks are days apart, the date. */
 function timeOfDay(seconds: number, apart: number): string {
   const at = new Date(seconds * 1000);
   const two = (n: number) => String(n).padStart(2, '0');

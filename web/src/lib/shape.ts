@@ -1,5 +1,5 @@
-// What makes lines of series, loaded when somebody asks for more than the plain ones: groups, smoothing, charts of several metrics,
-// a y axis without outliers, and colours on a scale.
+// Builds lines beyond the plain ones, loaded on demand: groups, smoothing, charts of several metrics, a y axis without outliers, and
+// color scales.
 import type { Line } from './chart';
 export { united, type Middle, type Spread } from './group';
 export { colourOf, SCALES } from './ramp';
@@ -7,27 +7,27 @@ export { smoothed } from './smooth';
 
 export interface Plot { id: string; keys: string[] }
 
-/** A rule is a regular expression that a metric's whole name matches, such as `train/loss|val/loss`; null if it is not one. */
+/** Compile a rule: a regular expression for whole metric names, such as `train/loss|val/loss`; null if it is invalid. */
 export function rule(text: string): RegExp | null {
   if (text.length > 1000) return null;
   try { return new RegExp(`^(?:${text})$`); } catch { return null; }
 }
 export const literal = (key: string) => key.replace(/[\\^$.*+?()[\]{}|]/g, '\\$&');
 
-/** The metrics that belong to a rule. */
+/** Return the metrics that match a rule. */
 export function matching(text: string, keys: string[]): string[] {
   const found = rule(text);
   return found ? keys.filter((key) => found.test(key)) : [];
 }
 
 const TRAIN = /(^|[/_.])(train|training)(?=[/_.])/, HELD_OUT = ['val', 'valid', 'validation', 'eval', 'test'];
-/** What was measured on held-out data under the same name: `val/loss` of `train/loss`, `val_loss` of `loss`. */
+/** Return the held-out counterparts of a metric: `val/loss` for `train/loss`, `val_loss` for `loss`. */
 export function partners(key: string, known: Set<string>): string[] {
   const names = TRAIN.test(key) ? HELD_OUT.map((word) => key.replace(TRAIN, `$1${word}`)) : /[/]/.test(key) || HELD_OUT.some((word) => key.startsWith(`${word}_`)) ? [] : HELD_OUT.map((word) => `${word}_${key}`);
   return names.filter((name) => known.has(name));
 }
 
-/** The charts of some metrics: those of several where a rule says so or a pair is found, in the place of their first one. */
+/** Split metrics into charts. Metrics that match a rule, or that are a pair, share a chart at the position of the first. */
 export function plots(keys: string[], mix: string[], pairs: boolean): Plot[] {
   const taken = new Map<string, Plot>(), known = new Set(keys);
   const take = (id: string, list: string[]) => { const plot = { id, keys: list }; for (const key of list) taken.set(key, plot); };
@@ -44,7 +44,7 @@ export function plots(keys: string[], mix: string[], pairs: boolean): Plot[] {
   return [...found];
 }
 
-/** The range that most values have: between the 2nd and 98th percentile, and a tenth more. */
+/** Return the range of most values: from the 2nd to the 98th percentile, plus a tenth on each side. */
 export function trimmed(lines: Line[], logY: boolean, [from, to]: [number, number]): [number, number] | null {
   const values: number[] = [], every = Math.max(1, Math.floor(lines.reduce((sum, line) => sum + line.x.length, 0) / 50_000));
   for (const line of lines) for (let i = 0; i < line.x.length; i += every) {

@@ -1,7 +1,7 @@
-// Which runs are hidden from charts: a list of them, or `*` and a list of those that are not. Whichever is shorter is kept, so
-// that a view of three runs out of ten thousand names three.
+// The runs hidden from charts: a list of their ids, or `*` and the ids of the shown ones, whichever is shorter, so that a view of three
+// runs out of ten thousand has three ids.
 export const ALL = '*';
-const MOST = 1000; // names in a view; beyond, everything is hidden
+const MOST = 1000; // ids in a view; beyond, all runs are hidden or shown
 
 export interface Hidden { has: (id: string) => boolean; size: number }
 
@@ -11,7 +11,7 @@ export function hiding(list: string[]): Hidden {
   return { has: (id) => !named.has(id), size: Infinity };
 }
 
-/** Hide some of all runs, or show them. One run is hidden and shown by naming it: `toggle(view.hidden, id)`. */
+/** Hide or show several runs. For a single run, use `toggle(view.hidden, id)`. */
 export function hide(list: string[], every: string[], ids: Iterable<string>, on: boolean): string[] {
   const before = hiding(list), changed = new Set(ids);
   const hidden = new Set(every.filter((id) => (changed.has(id) ? on : before.has(id))));

@@ -1,15 +1,15 @@
-// Smoothing that does not lie: the raw line stays beneath it, and what is not a number is passed over, not spread.
+// Smoothing that hides nothing: charts keep the raw line below it, and values that are not finite are skipped, not spread.
 
 type Numbers = ArrayLike<number>;
 
-/** Centred kernel: does not lag behind the line. `amount` 0..1 is its reach as a share of the points, up to a tenth. It is a bell, or
- * `flat`: a running mean.
+/** Smooth with a centered kernel, which does not lag. `amount` (0 to 1) sets its width, up to a tenth of the points. The kernel is
+ * Gaussian or, if `flat`, a running mean.
  *
- * Each value is a straight line fitted to the points around it. Where those are the same on both sides that is their mean; at
- * the ends, where one side is missing, the line follows the trend: a mean would bend, and a narrower one would end at the raw value. */
+ * Each value is a linear fit to the points around it. Where they are symmetric, that is their mean; at the ends, where one side is
+ * missing, the fit follows the trend: a mean would bend, and a narrower kernel would end at the raw value. */
 export function centred(y: Numbers, amount: number, flat = false): Float64Array {
   const reach = Math.max(1, (amount * amount * y.length) / 10);
-  const width = Math.ceil(reach * (flat ? 1.73 : 2.5)); // as wide as the bell is
+  const width = Math.ceil(reach * (flat ? 1.73 : 2.5)); // 1.73 reaches have the standard deviation of the Gaussian
   const kernel = Float64Array.from({ length: width + 1 }, (_, d) => (flat ? 1 : Math.exp(-0.5 * (d / reach) ** 2)));
   const out = new Float64Array(y.length);
   for (let i = 0; i < y.length; i++) {
@@ -29,7 +29,7 @@ export function centred(y: Numbers, amount: number, flat = false): Float64Array 
   return out;
 }
 
-/** Exponential average, freed of its start; for people used to it. It lags. */
+/** Smooth with a debiased exponential moving average, for users who expect it. It lags. */
 export function exponential(y: Numbers, amount: number): Float64Array {
   const keep = Math.min(0.999, amount);
   const out = new Float64Array(y.length);
@@ -44,7 +44,7 @@ export function exponential(y: Numbers, amount: number): Float64Array {
   return out;
 }
 
-/** Smooth each stretch by itself: nothing flows across a hole. */
+/** Smooth each range separately, so that nothing leaks across a gap. */
 export function smoothed(y: Numbers, parts: [number, number][], amount: number, kernel: string): Float64Array {
   const out = new Float64Array(y.length).fill(NaN);
   const all = Array.prototype.slice.call(y) as number[];

@@ -1,4 +1,4 @@
-// The part of a canvas context that charts are drawn with, writing SVG: the picture for a paper is the picture on the page.
+// The subset of the canvas API that charts use, writing SVG, so that an exported figure is identical to the chart on the page.
 
 const escape = (text: string) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const round = (n: number) => Number(n.toFixed(2));
@@ -20,7 +20,7 @@ export class SvgContext {
 
   constructor(readonly width: number, readonly height: number) {}
 
-  setTransform() { /* one unit is one pixel here */ }
+  setTransform() { /* one unit is one pixel */ }
   save() { /* state is set before each use */ }
   restore() { this.#parts.push('</g>'); }
   setLineDash(dash: number[]) { this.#dash = dash.join(' '); }
@@ -46,7 +46,7 @@ export class SvgContext {
     const down = this.textBaseline === 'middle' ? 4 : this.textBaseline === 'top' ? 9 : 0;
     this.#parts.push(`<text x="${round(x)}" y="${round(y + down)}" text-anchor="${anchor}" fill="${this.fillStyle}">${escape(text)}</text>`);
   }
-  /** The whole picture, with a title for readers that cannot see it. */
+  /** Return the SVG document, with a title for screen readers. */
   text(title: string): string {
     return `<svg xmlns="http://www.w3.org/2000/svg" width="${this.width}" height="${this.height}" viewBox="0 0 ${this.width} ${this.height}" font-family="system-ui, sans-serif" font-size="11"><title>${escape(title)}</title>${this.#parts.join('')}</svg>`;
   }

@@ -1,4 +1,4 @@
-// The theme a person chose, kept by the browser; in a frame of another site, such as a notebook's, browsers may keep nothing.
+// The user's theme, kept in localStorage, which may be unavailable in a third-party iframe such as a notebook's.
 export type Theme = 'auto' | 'light' | 'dark';
 
 export function keptTheme(): Theme {
@@ -15,6 +15,6 @@ export function keepTheme(theme: Theme): void {
     if (theme === 'auto') localStorage.removeItem('theme');
     else localStorage.setItem('theme', theme);
   } catch {
-    return; // it lasts as long as the page
+    return; // lasts until the page is closed
   }
 }

@@ -1,4 +1,4 @@
-// The binary answers of the server: a JSON header, then columns that typed arrays look at without a copy.
+// The server's binary responses: a JSON header, then columns that typed arrays view without a copy.
 
 export type Column = Float64Array | Float32Array | Int32Array | Uint16Array;
 export interface Item { [fact: string]: unknown; columns: Record<string, Column> }
@@ -7,7 +7,7 @@ export interface Answer { head: Record<string, unknown>; items: Item[] }
 export const VERSION = 1;
 const TYPES = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u2: Uint16Array };
 
-/** Read an answer; one that is cut short or of another version is an error that says so. */
+/** Decode a response; throw if it is truncated or has another version. */
 export function decode(buffer: ArrayBuffer): Answer {
   if (buffer.byteLength < 8) throw new Error('the answer is cut short');
   const front = new DataView(buffer);

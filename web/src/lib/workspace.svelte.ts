@@ -1,12 +1,12 @@
-// The workspace: what a person chose in a project, kept by itself, and the way back from each choice. A gateway keeps it for each
-// user; elsewhere the browser does. A link shows what it says, and leaves the workspace alone until it is told otherwise.
+// The workspace: a user's choices in a project, saved automatically, with undo. A gateway stores it per user; otherwise the browser
+// does. A link shows its own view, and leaves the workspace alone until the user keeps that view.
 import { untrack } from 'svelte';
 import { get, post, session } from './api';
 import { DEFAULTS, place, read, view, write, type View } from './view.svelte';
 
-const SOON = 800, PAUSE = 600, STEPS = 100; // ms until it is saved; ms between two steps back; steps back
-const HERE = ['project', 'page', 'run']; // where one is: Back goes back there
-const PASSING = new Set([...HERE, 'zoom', 'zoomAxis', 'step', 'search', 'opSearch', 'lineSearch', 'tableSearch', 'full']); // not kept
+const SOON = 800, PAUSE = 600, STEPS = 100; // ms until it is saved; ms between undo steps; maximum undo steps
+const HERE = ['project', 'page', 'run']; // the location, which the Back button undoes
+const PASSING = new Set([...HERE, 'zoom', 'zoomAxis', 'step', 'search', 'opSearch', 'lineSearch', 'tableSearch', 'full']); // transient: not saved
 
 function without(names: Iterable<string>): string {
   const left: Record<string, unknown> = { ...view };
@@ -19,7 +19,7 @@ const stepNow = () => without(HERE);
 class Workspace {
   past = $state.raw<string[]>([]);
   future = $state.raw<string[]>([]);
-  linked = $state(false); // what is seen came with a link: it is not kept
+  linked = $state(false); // the view came from a link and is not saved
   error = $state('');
   #project = '';
   #now = '';
@@ -27,7 +27,7 @@ class Workspace {
   #saved = '';
   #timer: ReturnType<typeof setTimeout> | undefined;
 
-  /** Begin: a bare address opens what was kept; one that says more is shown as it says. */
+  /** Start: a bare URL opens the saved workspace; a URL with a view shows that view. */
   start(): () => void {
     this.#saved = kept(view.project);
     this.#arrived();
@@ -35,7 +35,7 @@ class Workspace {
       $effect(() => { const now = stepNow(), project = view.project; untrack(() => this.#note(project, now)); });
     });
     const leave = () => this.#save();
-    const moved = () => { // after the view has followed; an address that was typed has no state
+    const moved = () => { // after the view has followed the URL; a typed URL has no state
       const { state } = history;
       setTimeout(() => (state ? this.#mark(state.linked === true) : this.#arrived(false)));
     };
@@ -44,7 +44,7 @@ class Workspace {
     return () => { stop(); removeEventListener('pagehide', leave); removeEventListener('popstate', moved); };
   }
 
-  /** Ask the gateway, where there is one, once it is known who asks. */
+  /** Fetch the workspace from the gateway, if there is one, once the user is known. */
   async fetch(): Promise<void> {
     const project = view.project;
     if (!session.user || !project) return;
@@ -57,7 +57,7 @@ class Workspace {
     } catch (why) { this.error = (why as Error).message; }
   }
 
-  /** Open another project as it was left. */
+  /** Open another project with its saved workspace. */
   enter(project: string): void {
     this.#save();
     this.#saved = kept(project);
@@ -68,8 +68,8 @@ class Workspace {
   }
 
   #arrived(reloaded = history.state?.linked === false): void {
-    const given = chosen(), says = !!given || !!view.full; // a chart that fills the screen may not be there in another view
-    if (!says && this.#saved) { // what an address says in passing, such as a zoom, is shown with it
+    const given = chosen(), says = !!given || !!view.full; // a full-screen chart may not exist in the saved view
+    if (!says && this.#saved) { // keep the transient parts of the URL, such as a zoom
       const passing = Object.fromEntries([...PASSING].map((name) => [name, view[name as keyof View]]));
       this.#apply(this.#saved);
       Object.assign(view, passing);
@@ -80,7 +80,7 @@ class Workspace {
 
   #note(project: string, now: string): void {
     if (project !== this.#project) {
-      if (!this.#project) { this.#saved = kept(project); this.#arrived(); } // the address named no project
+      if (!this.#project) { this.#saved = kept(project); this.#arrived(); } // the URL named no project
       [this.#project, this.#now, this.past, this.future] = [project, stepNow(), [], []];
       return;
     }
@@ -103,12 +103,12 @@ class Workspace {
     this.#at = -Infinity;
     this.#soon();
   }
-  /** Show what a fragment says, where one is now. */
+  /** Apply a fragment without changing the project, page or run. */
   #apply(fragment: string) { Object.assign(view, read(fragment), { project: view.project, page: view.page, run: view.run }); }
 
   show(fragment: string): void { Object.assign(view, read(fragment), { project: view.project }); }
   reset(): void { this.#apply(''); this.#mark(false); }
-  /** Of a link: make it the workspace, or go back to the workspace. */
+  /** After opening a link: save its view as the workspace, or (`leave`) return to the workspace. */
   adopt(): void { this.#mark(false); this.#save(); }
   leave(): void { this.#mark(false); this.#apply(this.#saved); }
 
@@ -123,7 +123,7 @@ class Workspace {
   }
 }
 
-// A browser keeps it for each address of a dashboard; in frames of other sites it may keep nothing.
+// Browsers store it per path of a dashboard; third-party iframes may have no storage.
 const name = (project: string) => `workspace ${location.pathname} ${project}`;
 function kept(project: string): string {
   try { return localStorage.getItem(name(project)) ?? ''; } catch { return ''; }
@@ -132,7 +132,7 @@ function keep(project: string, fragment: string): void {
   try {
     if (fragment) localStorage.setItem(name(project), fragment);
     else localStorage.removeItem(name(project));
-  } catch { return; } // it lasts as long as the page
+  } catch { return; } // lasts until the page is closed
 }
 
 export const workspace = new Workspace();
