@@ -251,7 +251,7 @@ def test_a_provider_that_answers_nonsense_is_a_failed_login_not_an_error_of_ours
     assert (answer.status_code, "You are not logged in" in answer.text) == (403, True)
 
 
-def test_keys_of_a_provider_that_are_nonsense_are_a_failed_login_not_an_error_of_ours(store, liar):
+def test_odd_keys_of_a_provider_are_a_failed_login_not_an_error_of_ours(store, liar):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def speak() -> None:
