@@ -113,7 +113,7 @@ class Parser:
             return None
         test = self.either()
         if self.next is not None:
-            raise self.fail("this bracket closes nothing.", self.next)
+            raise self.fail("this bracket was never opened.", self.next)
         return test
 
     def either(self) -> Test:
@@ -191,12 +191,12 @@ class Parser:
         if name in MOMENTS and op not in ("~", "!~"):
             span = moment(text)
             if span is None:
-                raise self.fail(f"{text!r} is no date. Write 2026-01-31 or 2026-01-31T12:00, or use age<2d.", value)
+                raise self.fail(f"{text!r} is not a date. Write 2026-01-31 or 2026-01-31T12:00, or use age<2d.", value)
             return _moments(name, op, span)
         if name in LENGTHS and op not in ("~", "!~"):
             seconds = length(text)
             if seconds is None:
-                raise self.fail(f"{text!r} is no length of time. Write 90s, 15m, 3h, 2d or 1w.", value)
+                raise self.fail(f"{text!r} is not a duration. Write 90s, 15m, 3h, 2d or 1w.", value)
             return _comparison(name, op, repr(seconds))
         return _comparison(name, op, text)
 
@@ -212,7 +212,7 @@ def tokens_of(text: str) -> list[FilterToken]:
             what = (
                 "this quote is never closed."
                 if odd in "\"'"
-                else f"{odd!r} does not belong here. Put quotes round it, or write !=."
+                else f"{odd!r} does not belong here. Put quotes around it, or write !=."
             )
             raise FilterError(text, at + 1, what)
         kind = str(match.lastgroup)

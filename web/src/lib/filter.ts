@@ -1,5 +1,5 @@
-// The filter language of docs/query.md, for a published folder, where no server answers. tests/data/filter_cases.json decides for
-// both implementations. It is loaded when somebody filters.
+// The filter language of docs/query.md, for published folders, which have no server. tests/data/filter_cases.json specifies both
+// implementations. Loaded on first use.
 
 export interface Row {
   id: string; name: string; project: string; status: string; group: string | null; notes: string | null; tags: string[]; created: number; seen: number;
@@ -21,7 +21,7 @@ export class FilterError extends Error {
   constructor(text: string, readonly column: number, what: string) { super(`the filter has a mistake at column ${column}: ${what}\n  ${text.replace(/[\n\t]/g, ' ')}\n  ${' '.repeat(column - 1)}^`); }
 }
 
-/** The test of a filter, and the metrics whose statistics it asks for (`loss.min`). */
+/** Parse a filter. Return its test, and the metrics whose statistics it needs (`loss.min`). */
 export function parse(text: string, now = Date.now() / 1000): { test: Test; metrics: string[] } {
   if (text.length > LONGEST) throw new FilterError(text.slice(0, 60), 61, `it has ${text.length} characters, and at most ${LONGEST} are allowed.`);
   const tokens = tokensOf(text), metrics: string[] = [];
@@ -88,21 +88,21 @@ export function parse(text: string, now = Date.now() / 1000): { test: Test; metr
     if (name === 'status' && (op === '=' || op === '!=') && !STATUSES.includes(text)) throw fail(`there is no status '${text}'. Known: ${STATUSES.join(', ')}.`, value);
     if ((name === 'created' || name === 'seen') && !words) {
       const span = moment(text);
-      if (!span) throw fail(`'${text}' is no date. Write 2026-01-31 or 2026-01-31T12:00, or use age<2d.`, value);
+      if (!span) throw fail(`'${text}' is not a date. Write 2026-01-31 or 2026-01-31T12:00, or use age<2d.`, value);
       const [start, lasts] = span, of = (row: Row) => row[name] || 0;
       if (op === '=' || op === '!=') return (row) => (start <= of(row) && of(row) < start + lasts) === (op === '=');
       return (row) => ORDER[op](of(row), start);
     }
     if ((name === 'age' || name === 'duration') && !words) {
       const seconds = length(text);
-      if (seconds === null) throw fail(`'${text}' is no length of time. Write 90s, 15m, 3h, 2d or 1w.`, value);
+      if (seconds === null) throw fail(`'${text}' is not a duration. Write 90s, 15m, 3h, 2d or 1w.`, value);
       return compared(name, op, String(seconds), now);
     }
     return compared(name, op, text, now);
   }
   if (!tokens.length) return { test: () => true, metrics };
   const test = either();
-  if (next()) throw fail('this bracket closes nothing.', next());
+  if (next()) throw fail('this bracket was never opened.', next());
   return { test, metrics };
 }
 
@@ -113,7 +113,7 @@ function tokensOf(text: string): Token[] {
     const match = TOKEN.exec(text);
     if (!match) {
       at += text.slice(at).length - text.slice(at).trimStart().length;
-      throw new FilterError(text, at + 1, /["']/.test(text[at]) ? 'this quote is never closed.' : `'${text[at]}' does not belong here. Put quotes round it, or write !=.`);
+      throw new FilterError(text, at + 1, /["']/.test(text[at]) ? 'this quote is never closed.' : `'${text[at]}' does not belong here. Put quotes around it, or write !=.`);
     }
     const place = [1, 2, 3, 4].find((i) => match[i] !== undefined)!, word = match[place];
     found.push({ kind: (['op', 'bracket', 'quoted', 'word'] as const)[place - 1], text: place === 3 ? word.slice(1, -1).replace(/\\([^])/g, '$1') : word, column: match.index + match[0].length - word.length + 1 });
@@ -149,7 +149,7 @@ function metricValue(row: Row, name: string): unknown {
   return which === 'last' ? row.latest[key] : own(row.stats?.[key] ?? {}, which);
 }
 
-/** Contains, whatever the case; with * or ? the whole must match, in one step for each letter. */
+/** Return a case-insensitive test: substring, or with * or ? a match of the whole string, which backtracks to the last * only. */
 function matcher(pattern: string): (text: string) => boolean {
   const small = pattern.toLowerCase();
   if (!/[*?]/.test(small)) return (text) => text.toLowerCase().includes(small);
