@@ -8,14 +8,15 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import fanfold
 from fanfold.errors import SettingError
 from fanfold.probes.cgroup import Cgroup
 from fanfold.store import open_run
-from fanfold.store.blackbox import ends, hangs, sections
-from fleet_tools import Forwarder, Gateway
+from fanfold.store.blackbox import RankEnd, ends, hangs, in_order, sections
+from fleet_tools import Forwarder, Gateway, until
 from receivers import Receiver
 
 START = """
@@ -106,6 +107,57 @@ def test_the_rank_that_died_first_is_named_though_the_others_follow_at_once(tmp_
     assert [(one.rank, one.first) for one in over] == [(1, True), (0, False)]
 
 
+def test_a_crash_comes_before_those_that_the_launcher_ended_for_it(tmp_path):
+    """The watcher is late, as on a busy machine: it looks only after the other rank has written its end."""
+    code = "if run.rank == 1:\n    while not os.path.exists(os.environ['GO']): time.sleep(0.05)\n    ctypes.string_at(0)\ntime.sleep(600)\n"
+    script = tmp_path / "train.py"
+    script.write_text(START + code)
+    ranks = [{"FANFOLD_RANK": str(rank), "FANFOLD_LOCAL_RANK": str(rank), "FANFOLD_WORLD_SIZE": "2"} for rank in (0, 1)]
+    env = {**os.environ, "FANFOLD_RUN_ID": "r", "GO": str(tmp_path / "go")}
+    jobs = [subprocess.Popen([sys.executable, str(script), str(tmp_path)], env={**env, **rank}) for rank in ranks]
+    folder = tmp_path / "p" / "r" / "blackbox"
+    assert until(lambda: len(list(folder.glob("pulse-*.json"))) == 2)
+    (watcher,) = [
+        one for job in jobs for one in psutil.Process(job.pid).children() if "fanfold.blackbox.watcher" in one.cmdline()
+    ]
+    opened = Path(f"/proc/{watcher.pid}/fd")
+    assert until(lambda: sum("pidfd" in os.readlink(one) for one in opened.iterdir()) == 2)  # it knows both
+    watcher.suspend()
+    (tmp_path / "go").touch()
+    jobs[1].wait(60)
+    jobs[0].terminate()
+    jobs[0].wait(60)
+    watcher.resume()
+    over = evidence_of(tmp_path, lambda run: ends(run) if all(one.time and one.signal for one in ends(run)) else [])
+    assert [(one.rank, one.first, one.signal) for one in over] == [(1, True, "SIGSEGV"), (0, False, "SIGTERM")]
+
+
+def end(rank, time, cause="", *, status="failed", signal=None):
+    return RankEnd(rank, time, status, cause, signal=signal)
+
+
+PEER = "RuntimeError: [pair.cc:537] Read error [127.0.0.1]:50912: Connection reset by peer. This is typically caused by …"
+
+
+@pytest.mark.parametrize(
+    ("found", "first"),
+    [
+        ([end(0, 1.0, PEER), end(1, 1.4, "ended without a word", status="killed"), end(2, 1.1, PEER)], 1),
+        ([end(0, 1.0, "SIGTERM", signal="SIGTERM", status="preempted"), end(1, 1.4, "killed", status="killed")], 1),
+        ([end(0, 1.0, "SIGTERM", signal="SIGTERM", status="preempted"), end(1, 31.0, "killed", status="killed")], 0),
+        ([end(0, 1.0, "ValueError: no"), end(1, 1.4, "killed", status="killed"), end(2, 1.2, PEER)], 0),
+        ([end(0, 1.0, PEER), end(1, 1.4, PEER)], 0),
+        ([end(0, 1.0, status="finished"), end(1, None, status="running")], None),
+    ],
+    ids=["a line broke", "the launcher said so", "a scheduler ended all", "an exception", "all lines broke", "nothing wrong"],
+)
+def test_those_that_may_have_followed_are_not_the_first(found, first):
+    over = in_order(found)
+    assert next((one.rank for one in over if one.first), None) == first
+    assert first is None or over[0].rank == first
+    assert [one.time is None for one in over] == sorted(one.time is None for one in over)
+
+
 def test_the_evidence_reaches_a_gateway(tmp_path):
     node, store = tmp_path / "node", tmp_path / "store"
     node.mkdir()
@@ -178,6 +230,23 @@ def test_a_process_on_its_own_hangs_and_an_alert_goes_out(tmp_path, monkeypatch)
     assert sections(run)[0]["rows"][0][4].endswith("in fetch: threading.Event().wait()")
     assert shown.returncode == 3
     assert "in fetch: threading.Event().wait()" in shown.stdout
+
+
+def test_before_a_hang_is_recorded_the_command_shows_where_each_rank_is(tmp_path):
+    """A function that loads something may take ten times as long as others, so for minutes nothing is recorded."""
+    process = started(tmp_path, "def load_batch():\n    threading.Event().wait()\nload_batch()\n")
+    command = [sys.executable, "-m", "fanfold", "hang", "r", "--dir", str(tmp_path)]
+
+    def shown(_):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return done if " in load_batch: threading.Event().wait()" in done.stdout else None
+
+    try:
+        done = evidence_of(tmp_path, shown)
+    finally:
+        process.kill()
+        process.wait()
+    assert ("loading" in done.stdout, done.returncode) == (True, 0)
 
 
 def test_a_run_that_ends_well_leaves_no_evidence_and_no_process(tmp_path):

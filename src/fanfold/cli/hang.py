@@ -11,8 +11,8 @@ import time
 
 import msgspec
 
-from ..blackbox.pulse import Spot
-from ..blackbox.verdict import described
+from ..blackbox.pulse import FOLDER, Pulse, Spot, read_all
+from ..blackbox.verdict import described, own_line
 from ..store.blackbox import Hang, RankEnd, RankStand, ends, hangs, line_text, step_text
 from ..store.run import StoredRun
 from . import choose, output
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
             _print_ends(over, stacks=args.stacks)
         if not seen and not bad:
             print(_nothing(found))
+            _print_now(found)
     return WRONG if seen or bad else 0
 
 
@@ -55,6 +56,22 @@ def _nothing(found: StoredRun) -> str:
     if found.evidence or found.status == "running":
         return "No hang and no crash was recorded."
     return "No hang and no crash was recorded. Jobs of torchrun, accelerate launch and srun record them, and init(blackbox=True)."
+
+
+def _print_now(found: StoredRun) -> None:
+    """Print where each rank of a running job is, as its process published it a moment ago."""
+    pulses = sorted(read_all(found.path / FOLDER).values(), key=lambda pulse: pulse.rank) if found.status == "running" else []
+    if not pulses:
+        return
+    print("Where each rank is now; one that saves, evaluates or loads has ten times as long until it counts as hanging:\n")
+    output.table(("rank", "node", "state", "step", "line", "collective"), map(_now, pulses), right=("rank", "step"))
+
+
+def _now(pulse: Pulse) -> tuple[str, ...]:
+    doing = pulse.busy or ("waiting" if pulse.waiting else "on this line" if pulse.same_since else "working")
+    seconds = f" {max(0.0, pulse.time - pulse.same_since):.0f} s" if pulse.same_since else ""
+    waits = described(pulse.waiting[0]) if pulse.waiting else ""
+    return str(pulse.rank), clean(pulse.node), f"{doing}{seconds}", step_text(pulse.step), _line(own_line(pulse.where)), waits
 
 
 def _print_hang(hang: Hang, *, stacks: bool) -> None:
