@@ -1,4 +1,4 @@
-"""What the abuse tests share: counts of hostile inputs, a real server that is watched, raw requests, and hostile values for every route."""
+"""Helpers of the abuse tests: counters, a real server under observation, raw requests, and hostile values for every route."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import fault_table
 from fleet_tools import Gateway, Process
 from forged import MISSING, mutated
 
-BUSY_SECONDS = 2.0  # of processor time: on a loaded machine, the wall clock would accuse the innocent
-GROWTH = 512 << 10  # KiB that a server may take beyond what it had at the start
+BUSY_SECONDS = 2.0  # CPU time: on a busy machine, wall time would blame the server for the load
+GROWTH = 512 << 10  # KiB that a server may grow
 
 TEXTS = [
     "", " ", "x", "llm", "r1", "r1" * 2000, "*" * 40 + "b", "?*" * 40 + "b", "(" * 3000, ")" * 3000, "not " * 3000 + "x", "loss > 0", "loss >",
@@ -35,7 +35,7 @@ HEADERS = [
     ("upgrade", "websocket"), ("expect", "100-continue"), ("last-event-id", "9" * 400), ("x-fanfold-length", "-1"), ("x-fanfold-length", "9" * 30),
     ("x-forwarded-for", "1.2.3.4, " * 900), ("x-forwarded-proto", "https"), ("forwarded", "for=::1"), ("accept-language", "a" * 8000),
 ]  # fmt: skip
-SAMPLES: dict[str, Any] = {  # a good value for each field that a body of the API may have
+SAMPLES: dict[str, Any] = {  # a valid value for each field of the API's request bodies
     "project": "llm", "runs": ["r1"], "keys": ["loss"], "n": 50, "x": "step", "fold": "mean", "rank": 0, "lo": 0.0, "hi": 9.0, "log": False,
     "names": ["metric:loss", "config:lr"], "ids": ["absent"], "name": "n", "notes": "n", "tags": ["a"], "archived": False, "fragment": "x=1",
     "add_tags": ["a"], "remove_tags": ["b"], "metric": "loss", "key": "t", "row": 0, "column": "a", "value": "1", "id": "r1", "action": "set",
@@ -44,7 +44,7 @@ SAMPLES: dict[str, Any] = {  # a good value for each field that a body of the AP
 
 
 class Count:
-    """Hostile inputs of one line of the table, and what came of them."""
+    """The counts of hostile inputs and their outcomes, for one row of the table."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -64,7 +64,7 @@ class Count:
         self.notes.append(("invented", *note))
 
     def close(self) -> None:
-        """Enter the line into the table; everything but the inputs has to be 0."""
+        """Add the row to the table, and check that every count but the inputs is 0."""
         counts = {"crashes": self.crashes, "hangs": self.hangs, "memory": self.memory, "invented": self.invented}
         fault_table.abuse(self.what, inputs=self.inputs, **counts)
         assert not any(counts.values()), (counts, [str(note)[:400] for note in self.notes[:10]])
@@ -91,7 +91,7 @@ class Dashboard(Process):
 
 
 class Watched:
-    """A server under abuse: each request is raw bytes; its processor time, memory, answers and log are counted."""
+    """A server under abuse: requests are raw bytes, and its CPU time, memory, responses and log are checked."""
 
     def __init__(self, server: Dashboard | Gateway, count: Count, token: str = "") -> None:
         self.server, self.count = server, count
@@ -111,7 +111,7 @@ class Watched:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def ask(self, method: str, path: str, body: bytes = b"", *extra: tuple[str, str], note: Any = None) -> int | None:
-        """Send one request and return the status of its answer; None if there was none."""
+        """Send one request and return the status of the response; None if there was none."""
         before = self.cpu()
         headers = {**self.headers, **({"content-length": str(len(body))} if body or method != "GET" else {})}
         headers.update(extra)
@@ -128,7 +128,7 @@ class Watched:
         return status
 
     def close(self, path: str) -> None:
-        """Check that the server is alive, said nothing of a traceback, and took no more memory than it may."""
+        """Check that the server is alive, logged no traceback, and stayed within its memory limit."""
         assert self.ask("GET", path) == 200
         log = self.server.log.read_text(errors="replace")
         if "Traceback" in log:
@@ -139,10 +139,10 @@ class Watched:
 
 
 def answer_to(port: int, request: bytes, timeout: float = 60.0) -> int | None:
-    """Send raw bytes to a port of this machine, and return the status of the answer; None if the line is closed without one."""
+    """Send raw bytes to a local port, and return the status of the response; None if the connection closes without one."""
     answer = b""
     with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=timeout) as line:
-        with contextlib.suppress(ConnectionError):  # it may answer and close before it has read everything
+        with contextlib.suppress(ConnectionError):  # it may respond and close before it has read everything
             line.sendall(request)
         line.settimeout(timeout)
         with contextlib.suppress(TimeoutError):
@@ -161,7 +161,7 @@ def as_json(body: Any) -> bytes:
 
 
 def queries(names: list[str], chance: random.Random) -> Iterator[str]:
-    """Yield query strings: each argument hostile in turn, then some at random, doubled or left out."""
+    """Yield query strings: each argument hostile in turn, then random ones, with arguments repeated or missing."""
     good = {
         name: str(SAMPLES.get(name, "r1" if name in ("id", "ids", "run") else "loss" if name == "key" else "0")) for name in names
     }
@@ -177,7 +177,7 @@ def queries(names: list[str], chance: random.Random) -> Iterator[str]:
 
 
 def bodies(form: dict[str, Any], chance: random.Random) -> Iterator[bytes]:
-    """Yield bodies for a schema of the API: each field of each type, hostile texts, and bytes that are no JSON."""
+    """Yield bodies for a schema of the API: each field with each type, hostile strings, and bytes that are not JSON."""
     good = {name: SAMPLES[name] for name in form["properties"]}
     yield from (as_json(body) for body in mutated(good) if body is not MISSING)
     for name, value in good.items():
@@ -199,7 +199,7 @@ def bodies(form: dict[str, Any], chance: random.Random) -> Iterator[bytes]:
 
 
 def fuzz_api(watched: Watched, prefix: str, openapi: dict[str, Any], chance: random.Random) -> None:
-    """Ask every route of an OpenAPI description for everything hostile."""
+    """Send hostile requests to every route of an OpenAPI description."""
     for path, methods in openapi["paths"].items():
         for method, operation in methods.items():
             names = [one["name"] for one in operation.get("parameters", [])]
@@ -219,7 +219,7 @@ def fuzz_api(watched: Watched, prefix: str, openapi: dict[str, Any], chance: ran
 
 
 def fuzz_paths(watched: Watched, prefix: str) -> None:
-    """Ask for addresses that are no routes, and for media and pages by hostile names."""
+    """Request paths that are not routes, and media and pages with hostile names."""
     for text in TEXTS:
         for path in ("/", "/api/", "/media/", "/assets/"):
             watched.ask("GET", f"{prefix}{path}{quoted(text)}")

@@ -1,4 +1,4 @@
-"""A training of several ranks for test_agreement.py; it writes where each rank ended, and how.
+"""A multi-rank training for test_agreement.py; it writes the step at which each rank ended, and how.
 
 torchrun … agreement_train.py OUT KIND [name=value …]
 """
@@ -30,7 +30,7 @@ def signal_now(step):
 
 
 def pause(step):
-    """Take the time of a step: the first one may be slow, and later ones may be ten times as fast as those before."""
+    """Sleep for the duration of a step: the first may be slow, and later ones ten times as fast as earlier ones."""
     seconds = OPTIONS["first"] if step == 1 else OPTIONS["pace"]
     if OPTIONS["faster_after"] and step > OPTIONS["faster_after"]:
         seconds /= 10
@@ -38,7 +38,7 @@ def pause(step):
 
 
 class Watches(TrainerCallback):
-    """Make steps take time, send the signal, and note where saves happened."""
+    """Slow down the steps, send the signal, and record when checkpoints are saved."""
 
     def __init__(self):
         self.saved = []
@@ -61,7 +61,7 @@ class Watches(TrainerCallback):
 
 
 class AsksOnOneRank(TrainerCallback):
-    """Set flags of `control` on one rank alone, as a callback that looks at this rank's own numbers does."""
+    """Set flags of `control` on one rank only, as a callback that looks at its own rank's values does."""
 
     def on_step_end(self, args, state, control, **kwargs):
         if OPTIONS["signalled"] != RANK:
@@ -105,7 +105,7 @@ def train_with_trainer(watches):
             "metric_for_best_model": "loss",
             "load_best_model_at_end": True,
             "learning_rate": 0.0,
-        }  # so that no evaluation is better than the first
+        }  # so that no evaluation improves on the first
     arguments = fanfold.TrainingArguments(f"{OUT}/out", max_steps=int(OPTIONS["steps"]), per_device_train_batch_size=2, logging_steps=5,
                                           disable_tqdm=True, save_strategy="steps" if "save_steps" in steps else "no", **steps)  # fmt: skip
     trainer = fanfold.Trainer(
@@ -139,7 +139,7 @@ def train_by_hand(watches):
 
 
 def train_apart():
-    """Train without a process group, in a run of several ranks: nobody waits for anybody."""
+    """Train without a process group in a run of several ranks, so that ranks never wait for each other."""
     run = fanfold.init("apart", system=False)
     watches = Watches()
     loop = fanfold.Loop(run, max_steps=int(OPTIONS["steps"]), callbacks=callbacks(watches), save=lambda folder: None, save_strategy="no",

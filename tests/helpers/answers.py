@@ -1,4 +1,4 @@
-"""Questions to a real server, and its answers decoded."""
+"""Requests to a real server, and its decoded responses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ uvicorn.Server(uvicorn.Config(app(sys.argv[1]), log_level="warning")).run(socket
 
 @contextlib.contextmanager
 def serving(root: Path, cache: Path, **options):
-    """Run the dashboard's server in a process of its own, and give its address."""
+    """Run the dashboard's server in its own process, and yield its address."""
     env = {**os.environ, "FANFOLD_CACHE_DIR": str(cache)}
     process = subprocess.Popen([sys.executable, "-c", SERVER, str(root)], stdout=subprocess.PIPE, text=True, env=env, **options)
     try:

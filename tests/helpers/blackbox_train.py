@@ -1,4 +1,4 @@
-"""A small training of several ranks in which something goes wrong, or is merely slow: `blackbox_train.py FAULT RANK`."""
+"""A small multi-rank training in which something fails, or is only slow: `blackbox_train.py FAULT RANK`."""
 
 import ctypes
 import os

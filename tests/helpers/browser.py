@@ -1,4 +1,4 @@
-"""A real browser on a real server: what every test of the dashboard starts with."""
+"""A real browser on a real server, for all tests of the dashboard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-SLOW = 30_000  # ms; the machine may be busy, and nothing here is about speed
+SLOW = 30_000  # ms: the machine may be busy, and these tests do not measure speed
 
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium on this machine")
@@ -41,7 +41,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Runs of every kind: plain, with holes, NaN and restarts, of three ranks, hostile, empty, with media."""
+    """Runs of every kind: plain, with gaps, NaN and restarts, with three ranks, hostile, empty, with media."""
     folder = tmp_path_factory.mktemp("runs")
     os.environ["FANFOLD_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     for i in range(12):
@@ -134,7 +134,7 @@ def serve(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
 
 @contextlib.contextmanager
 def serving(context, folder: Path):
-    """Serve other runs for a while; the pages go before the server does."""
+    """Serve other runs, and close their pages before the server."""
     server, address = serve(folder)
     try:
         yield address
@@ -164,7 +164,7 @@ def context(browser):
         "dialog",
         lambda dialog: dialog.accept() if "permanently" in dialog.message else (errors.append(dialog.message), dialog.dismiss()),
     )
-    made.expected = errors  # a test that provokes an error takes it out
+    made.expected = errors  # a test that provokes an error removes it
     yield made
     made.close()
     assert errors == [], errors
@@ -194,7 +194,7 @@ INK = """figure => { const canvas = figure.querySelector('canvas'), data = canva
 
 
 def inked(page, figure, least: float = 0.02) -> float:
-    """Wait until a chart shows more than its frame, and return its share of ink."""
+    """Wait until a chart shows more than its frame, and return the share of colored pixels."""
     for _ in range(100):
         share = figure.evaluate(INK)
         if share >= least:
@@ -204,7 +204,7 @@ def inked(page, figure, least: float = 0.02) -> float:
 
 
 def large_answers(context, count: int, columns: list[str], value) -> list[list[str]]:
-    """Let the page believe in a project of many runs, with the bytes the server would send; return what columns it asks for."""
+    """Serve the page a made-up project of many runs, as the bytes the server would send; return the columns it requests."""
     from fanfold.server import wire
 
     ids = [f"r{run:06d}" for run in range(count)]

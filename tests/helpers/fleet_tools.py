@@ -1,4 +1,4 @@
-"""What the fleet's tests share: runs to ship, pieces of them, and real gateways, forwarders and lines that break."""
+"""Helpers of the fleet's tests: runs to ship, pieces of them, real gateways and forwarders, and connections that break."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fanfold.journal.walker import RowSpan
 
 
 def write_run(folder: Path, rows: int = 200, *, id: str = "r1", project: str = "llm") -> Path:
-    """Make a run and return its journal."""
+    """Write a run and return its journal."""
     run = fanfold.init(project, dir=folder, id=id, system=False, quiet=True)
     for step in range(rows):
         run.log({"loss": 1 / (step + 1), "acc": step / 7}, step=step)
@@ -40,14 +40,14 @@ def frames_of(file: Path) -> list[bytes]:
 
 
 def bounds(items: Iterable[RowSpan | Record]) -> Iterator[tuple[int, int]]:
-    """Where each frame begins and ends."""
+    """Yield the start and end of each frame."""
     for item in items:
         stride = item.stride if isinstance(item, RowSpan) else item.end - item.offset
         yield from ((at, at + stride) for at in range(item.offset, item.end, stride))
 
 
 def pieces_of(file: Path, *cuts: int, run: str = "r1") -> list[Piece]:
-    """Cut a journal into pieces after so many frames."""
+    """Split a journal into pieces after the given numbers of frames."""
     frames = frames_of(file)
     edges = [0, *cuts, len(frames)]
     pieces, offset = [], 0
@@ -63,7 +63,7 @@ def kept(store: Path, file: Path, run: str = "r1", project: str = "llm") -> Path
 
 
 class Process:
-    """A command of ours in a process of its own, ended with the test."""
+    """A fanfold command in its own process, which ends with the test."""
 
     def __init__(self, *words: str, log: Path, **settings: str) -> None:
         self.log = log
@@ -77,7 +77,7 @@ class Process:
             )
 
     def kill(self) -> None:
-        """End it without a word: kill -9."""
+        """Kill it with SIGKILL."""
         self.popen.kill()
         self.wait()
 
@@ -98,7 +98,7 @@ class Process:
 
 
 class Gateway(Process):
-    """A real gateway on a port of this machine."""
+    """A real gateway on a local port."""
 
     def __init__(self, store: Path | str, *words: str, port: int = 0, log: Path | None = None) -> None:
         quick = ("--durability", "process") if "--durability" not in words else ()
@@ -120,11 +120,11 @@ class Forwarder(Process):
 
 
 class Line:
-    """A line between forwarder and gateway: passes bytes on, and may cut connections at random bytes, or crawl."""
+    """A proxy between forwarder and gateway, which can cut connections at random bytes, or be very slow."""
 
     def __init__(self, port: int, *, cut: float = 0.0, seed: int = 1, bytes_per_second: float | None = None) -> None:
         self.target = port
-        self.cut = cut  # how likely a connection is cut with each block
+        self.cut = cut  # the probability of a cut with each block
         self.cuts = self.passed = 0
         self.rate = bytes_per_second
         self._random = random.Random(seed)
@@ -201,7 +201,7 @@ if "--forget" not in sys.argv:
 def train(
     node: Path, rank: int, count: int, *words: str, pace: float = 0.0, world: int = 2, **settings: str
 ) -> subprocess.Popen[bytes]:
-    """Start a training process of the run `job`, on a node that is a directory of its own."""
+    """Start a training process of the run `job` on a node with its own directory."""
     where = {"FANFOLD_DIR": str(node), "FANFOLD_RUN_ID": "job", "FANFOLD_RANK": str(rank), "FANFOLD_WORLD_SIZE": str(world)}
     names = {"FANFOLD_NODE": node.name, **settings}
     command = [sys.executable, "-c", TRAIN, str(count), str(pace), *words]
@@ -217,18 +217,18 @@ def trained(*processes: subprocess.Popen[bytes]) -> None:
 
 
 def journals(root: Path) -> dict[str, bytes]:
-    """Return the content of every journal below a directory, by project, run and file."""
+    """Return the content of all journals below a directory, by project, run and file."""
     return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*.ffj")}
 
 
 def arrived(store: Path, *nodes: Path) -> bool:
-    """Tell whether the store has, byte for byte, what the nodes have."""
+    """Return whether the store has the nodes' data, byte for byte."""
     source = {name: data for node in nodes for name, data in journals(node).items()}
     return bool(source) and journals(store) == source
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Wait for something other processes do."""
+    """Wait until a condition on other processes holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Frames with a right checksum and a wrong body."""
+"""Frames with a valid checksum and an invalid body."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRONG: list[Any] = [
 
 
 def mutated(body: Any) -> Iterator[Any]:
-    """A body with each of its fields, and fields of what it holds, forged in turn; and whole bodies of other types."""
+    """Return variants of a body: each field, nested ones included, forged in turn, and whole bodies of other types."""
     yield from (wrong for wrong in WRONG if wrong is not MISSING)
     places = list(body) if isinstance(body, dict) else range(len(body))
     for place in places:

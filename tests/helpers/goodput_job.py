@@ -1,4 +1,4 @@
-"""A training with planned kills, slow checkpoints, evaluations and data stalls, which writes down its own clock.
+"""A training with planned kills, slow checkpoints, evaluations and data stalls, which records its own timings.
 
 python goodput_job.py DIR CLOCK KILL_AT(0: never)
 """

@@ -1,4 +1,4 @@
-"""Conditions that some tests need."""
+"""Skip marks for tests that need special conditions."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Secrets and harmless values as configs, command lines, texts and logs hold them; `test_mask.py` puts them all through the mask.
+"""Secrets and harmless values as found in configs, command lines, text and logs; `test_mask.py` runs all of them through the mask.
 
-No secret here was ever valid. Each is written in two parts, so that scanners of repositories do not take it for one.
+No secret here was ever valid. Each is written in two parts, so that repository scanners do not report it.
 """
 
 from __future__ import annotations
 
-_R = "q7Xk2Vb9Tn4Lm8Rc1Zd6Wf3Hs5Jg0PyKe"  # letters and digits as a generator would draw them
+_R = "q7Xk2Vb9Tn4Lm8Rc1Zd6Wf3Hs5Jg0PyKe"  # random letters and digits
 _HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
 _UUID = "0f8b2c1e-3d4a-4b5c-9e6f-7a8b9c0d1e2f"
 
@@ -14,7 +14,7 @@ def _jwt() -> str:
     return ".".join(("eyJhbGciOiJIUzI1NiJ9", "eyJzdWIiOiIxMjM0NTY3ODkwIn0", "dozjgNryP4J3jVmNHl0w5N_XgL0n3I9"))
 
 
-# Tokens of a published form: hidden in any text, under any name.
+# Tokens with a documented format: masked in any text, under any name.
 SHAPED = [
     "hf_" + _R, "api_org_" + _R, "sk-" + _R, "sk-proj-" + _R, "sk-ant-api03-" + _R, "sk-or-v1-" + _R, "sk-svcacct-" + _R, "sk-lf-" + _R,
     "sk_live_" + _R, "sk_test_" + _R, "rk_live_" + _R, "rk_test_" + _R, "whsec_" + _R,
@@ -41,7 +41,7 @@ SHAPED = [
     "snyk_" + _UUID, "sdk-" + _UUID, "squ_" + _HEX, "sqp_" + _HEX, "AKCp8" + _R + _R, "cmVmdGtuO" + _R,
 ]  # fmt: skip
 
-# Tokens of vendors that no list knows: a prefix of words, and what a generator drew.
+# Tokens of unknown vendors: a prefix of words, followed by random characters.
 DRAWN = [
     "vercel_blob_rw_" + _R, "fo1_" + _R, "FlyV1 fm2_" + _R + _R, "rnd_" + _R, "nfp_" + _R, "sq0atp-" + _R[:22],
     "pscale_tkn_" + _R, "q7Xk2Vb9Tn4Lm8.atlasv1." + _R + _R, "dp.st.dev." + _R, "pnu_" + _R, "CFPAT-" + _R, "db-" + _R,
@@ -50,7 +50,7 @@ DRAWN = [
     "NEWVENDOR-" + _R,
 ]  # fmt: skip
 
-# A name, and a value that it makes a secret.
+# Names, and values that are secrets because of the name.
 NAMED = [
     ("password", "hunter2"), ("password", "letmein"), ("Password", "correct horse battery"), ("db_password", "x"), ("PGPASSWORD", "pg"),
     ("MYSQL_PWD", "abc"), ("pwd", "qwe123!"), ("db.pwd", "letmein"), ("PWD", "qwe123!"), ("smtp_pass", "abc"), ("passphrase", "open sesame"), ("client_secret", "shh"), ("AWS_SECRET_ACCESS_KEY", "wJalr/EX"),
@@ -62,7 +62,7 @@ NAMED = [
     ("auth", "user:hunter2"), ("pass", "xK92jd8s"), ("password_hash", _R), ("credentials", "user and password"), ("X-Api-Key", "abc"),
 ]  # fmt: skip
 
-# A text, and the part of it that has to go.
+# Texts, and the part that must be masked.
 TEXTS = [
     ("postgres://me:hunter2@db/x", "hunter2"), ("https://user:pa$$word@proxy:3128", "pa$$word"), ("redis://:s3cret@cache:6379/0", "s3cret"),
     ("machine api.wandb.ai\n  login user\n  password " + _HEX, _HEX), ("machine h login u password hunter2", "hunter2"),
@@ -83,7 +83,7 @@ ARGUMENTS = [
     (["WANDB_API_KEY=abc"], "abc"), (["--db.password=hunter2"], "hunter2"), (["--secret", "hunter2"], "hunter2"),
 ]  # fmt: skip
 
-# Values of real configs that stay as they are.
+# Values of real configs that must not be masked.
 HARMLESS = [
     ("text_key", "text"), ("label_key", "label"), ("monitor_key", "val/loss"), ("fim_token", "<|fim|>"), ("end_token", "</s>"),
     ("image_key", "jpg"), ("caption_key", "txt"), ("key", "loss"), ("keys", ["a", "b"]), ("sort_key", "date"), ("cache_key", "v3-train"),

@@ -1,4 +1,4 @@
-"""A real MLflow server for tests: started on a port of 127.0.0.1, killed and started again as a test wants."""
+"""A real MLflow server on a local port, which tests may kill and restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _free_port() -> int:
 
 
 class MLflowServer:
-    """One server over one folder; the same port each time it is started."""
+    """One server over one folder, on the same port each time it starts."""
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class MLflowServer:
         raise AssertionError((self.folder / "server.log").read_text()[-3000:])
 
     def kill(self) -> None:
-        """End the server and its workers at once, as a crash would."""
+        """Kill the server and its workers, as in a crash."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

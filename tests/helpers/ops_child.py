@@ -1,4 +1,4 @@
-"""Run a program that profiles itself, and read back what it left."""
+"""Run a program that profiles itself, and read what it recorded."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def begin(ops, **more):
     return fanfold.init("p", ops=ops, system=False, quiet=True, **more)
 """
 
-# A device of which only time is known: half a millisecond for everything. It answers queries in the relaxed mode alone, the first
-# one with "not ready", and keeps the last error as CUDA does; calls on a thread without a context count as mistakes.
+# A fake device that only provides timing: half a millisecond for everything. It answers event queries in relaxed capture mode only,
+# the first one with "not ready", and keeps the last error like CUDA. Calls on a thread without a context count as mistakes.
 DEVICE = """
 static int mode, asked, last, mistakes, calls;
 static void* here = &mode;
@@ -49,7 +49,7 @@ assert library.bind().ff_bind_cuda({path!r}.encode())
 
 
 def with_device(tmp_path: Path, code: str) -> str:
-    """Build the device that keeps time, and return the program with it bound."""
+    """Build the fake device, and return the program bound to it."""
     (tmp_path / "device.cpp").write_text(DEVICE)
     path = tmp_path / "libdevice.so"
     subprocess.run([build.compiler(), "-shared", "-fPIC", "-o", str(path), str(tmp_path / "device.cpp")], check=True)
@@ -57,7 +57,7 @@ def with_device(tmp_path: Path, code: str) -> str:
 
 
 def program(tmp_path: Path, code: str) -> Path:
-    """Write a program to a file: TorchScript reads sources."""
+    """Write a program to a file, because TorchScript reads sources."""
     path = tmp_path / f"program{len(list(tmp_path.glob('program*')))}.py"
     path.write_text(HEAD + code)
     return path
@@ -71,7 +71,7 @@ def start(path: Path, *launcher: str, **env: str) -> subprocess.Popen:
 
 
 def run(path: Path, *launcher: str, timeout: float = 150, **env: str) -> tuple[str, str]:
-    """Run it to its end and return what it printed."""
+    """Run a program to completion and return its output."""
     process = start(path, *launcher, **env)
     try:
         out, err = process.communicate(timeout=timeout)

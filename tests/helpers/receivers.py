@@ -1,4 +1,4 @@
-"""Real receivers of notifications on this machine: an HTTP server, an SMTP server, and a program that keeps what it is given."""
+"""Real local receivers of notifications: an HTTP server, an SMTP server, and a program that stores its input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class Receiver:
-    """An HTTP server that keeps every request; `before(body)` runs before it answers, `status` is its answer."""
+    """An HTTP server that stores every request. `before(body)` runs before it responds with `status`."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
@@ -48,7 +48,7 @@ class Receiver:
         return [json.loads(body) for _, _, body in list(self.requests)]
 
     def told(self, *kinds: str) -> list[str]:
-        """Return the events of all messages in order, by kind, or by title if it is an alert."""
+        """Return the events of all messages in order: their kinds, or for alerts their titles."""
         found = [event for message in self.messages for event in message["events"]]
         named = [event["title"] if event["event"] in ("alert", "rule") else event["event"] for event in found]
         return [name for name in named if not kinds or name in kinds]
@@ -74,7 +74,7 @@ def receiving() -> Iterator[Receiver]:
 
 
 def keeper(folder: Path, name: str = "kept") -> tuple[str, Path]:
-    """Return the address of a program that appends each message to a file, and the file."""
+    """Return the address of a program that appends each message to a file, and that file."""
     file = folder / f"{name}.jsonl"
     program = folder / f"{name}.py"
     program.write_text(f"import sys\nopen({str(file)!r}, 'a').write(sys.stdin.read() + '\\n')\n")
@@ -82,7 +82,7 @@ def keeper(folder: Path, name: str = "kept") -> tuple[str, Path]:
 
 
 def notifiers(run: Path) -> list[int]:
-    """Return the process ids of a run's notifiers: the process that owns its cursor."""
+    """Return the process ids of a run's notifiers, which own its cursor."""
     try:
         owner = json.loads((run / "relay" / "notify.cursor").read_text()).get("owner")
     except (OSError, ValueError):

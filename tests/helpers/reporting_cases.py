@@ -1,4 +1,4 @@
-"""Cases of training with reporting callbacks, run by reporting_train.py: what each trains with, where, and its settings."""
+"""Training cases with reporting callbacks, run by reporting_train.py: the loop, the callbacks, the folder and the environment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from paths import HELPERS
 
-SECRET = "-".join(("sk", "kept", "from", "them", "all"))  # not in one piece: ClearML keeps a copy of the source
+SECRET = "-".join(("sk", "kept", "from", "them", "all"))  # split: ClearML stores a copy of the source
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """Return an environment in which every library stays offline and writes below a folder."""
+    """Return an environment that keeps every library offline and its output below a folder."""
     return {
         "HOME": str(folder), "TMPDIR": str(folder / "tmp"), "HF_HOME": str(folder / "hf"), "FANFOLD_DIR": str(folder / "runs"),
         "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DIR": str(folder),
@@ -29,21 +29,21 @@ def settings(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-# Transformers imports Comet by itself, so these count for the process all cases are forked from.
+# Transformers imports Comet on its own, so these must be set in the process from which all cases are forked.
 COMMON = {"COMET_DISABLE_AUTO_LOGGING": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def case(
     folder: Path, way: str, names: str, kind: str = "ours", action: str = "train", env: Any = None, **more: Any
 ) -> dict[str, Any]:
-    """Describe a training: in which loop, with which callbacks."""
+    """Describe a training: its loop and its callbacks."""
     (folder / "tmp").mkdir(parents=True)
     return {"folder": str(folder), "way": way, "names": names.split(), "kind": kind, "action": action, "options": {},
             "env": {**settings(folder), **(env or {})}, **more}  # fmt: skip
 
 
 def run_all(home: Path, cases: list[dict[str, Any]], seconds: float = 800) -> None:
-    """Run all cases to their end; what each printed and returned is in its folder."""
+    """Run all cases to completion; the output and exit code of each are in its folder."""
     plan = home / "cases.json"
     plan.write_text(json.dumps(cases))
     empty = empty_mlflow(home)
@@ -67,7 +67,7 @@ def output(folder: Path) -> str:
 
 
 def empty_mlflow(home: Path) -> Path:
-    """Return a database with MLflow's tables: making them takes seconds, copying them does not."""
+    """Return a database with MLflow's tables: creating them takes seconds, copying the file does not."""
     from mlflow import MlflowClient
 
     path = home / "empty.db"

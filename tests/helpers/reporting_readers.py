@@ -1,4 +1,4 @@
-"""Read back what reporting callbacks left behind, with each library's own reader: key → [(step, value)], in order."""
+"""Read what reporting callbacks wrote, with each library's own reader: key → [(step, value)], in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wandb_logs(folder: Path) -> list[list]:
 
 
 def wandb(folder: Path) -> dict:
-    """Read the one run there is; one that was resumed has a log for each start."""
+    """Read the only run; a resumed run has one log per start."""
     logs = wandb_logs(folder)
     ids = {record.run.run_id for records in logs for record in records if record.WhichOneof("record_type") == "run"}
     assert len(ids) == 1, ids
@@ -44,7 +44,7 @@ def wandb(folder: Path) -> dict:
 
 
 def wandb_rows(records: list) -> dict:
-    """Return history by key: wandb's own x axis, `train/global_step`, is the step."""
+    """Return the history by key, with wandb's own x axis, `train/global_step`, as the step."""
     from fanfold.trackers._wandb_log import put
 
     found: dict = {}
@@ -82,7 +82,7 @@ def mlflow_run(folder: Path) -> tuple:
 
 
 def comet_messages(folder: Path) -> list[dict]:
-    """Read the one experiment there is; one that was resumed has an archive for each start."""
+    """Read the only experiment; a resumed one has one archive per start."""
     paths = sorted((folder / "comet").glob("*.zip"), key=lambda path: path.stat().st_mtime)
     assert len({path.name.split("-")[0].removesuffix(".zip") for path in paths}) == 1, paths
     found = []
@@ -113,7 +113,7 @@ def clearml(folder: Path) -> dict:
 
 
 def trackio(folder: Path) -> dict:
-    """Read the one table there is: trackio's own reader takes its folder from the environment at import."""
+    """Read the only table directly, because trackio's own reader takes its folder from the environment at import."""
     (path,) = (folder / "trackio").glob("*.db")
     found: dict = {}
     with sqlite3.connect(path) as database:
@@ -139,7 +139,7 @@ def swanlab_records(folder: Path) -> list:
     from fanfold.trackers.swanlab import records
 
     found = [record for path in sorted((folder / "swanlog").rglob("run-*.swanlab")) for record in records(path)]
-    assert len({record.start.id for record in found if record.HasField("start")}) == 1  # one run, however often it was started
+    assert len({record.start.id for record in found if record.HasField("start")}) == 1  # one run, however many starts
     return found
 
 
@@ -174,7 +174,7 @@ def neptune(folder: Path) -> dict:
 
 
 def azure_ml(folder: Path) -> dict:
-    """Read what the library's Run printed, between what others print: outside a job it keeps nothing, and knows no steps."""
+    """Read what the library's Run printed among other output: outside a job it stores nothing and has no steps."""
     found: dict = {}
     waiting: list[str] = []
     for key, value in re.findall(
@@ -218,7 +218,7 @@ def aim(folder: Path) -> dict:
 
 
 def statuses(folder: Path) -> dict[str, str]:
-    """Tell how each system says its run ended."""
+    """Return the final status of the run in each system."""
     (records,) = wandb_logs(folder)
     run, _ = mlflow_run(folder)
     task = json.loads(next((folder / "clearml" / "offline").glob("*/task.json")).read_text())
@@ -239,12 +239,12 @@ def statuses(folder: Path) -> dict[str, str]:
 
 
 def wanted(name: str, rows: list) -> dict:
-    """Return what a system shall have of what a Trainer told its callbacks, under the names it has there."""
+    """Return the metrics that a system should have, under its names, given the logs of a Trainer."""
     found: dict = {}
     for step, logs in rows:
         for key, value in logs.items():
             found.setdefault(named(name, key), []).append((step, value))
-    if name in ("swanlab", "aim"):  # one value of a step: the first, or the last
+    if name in ("swanlab", "aim"):  # one value per step: the first, or the last
         found = {key: list(dict(points if name == "aim" else points[::-1]).items()) for key, points in found.items()}
     return found
 
@@ -263,7 +263,7 @@ def named(name: str, key: str) -> str:
 
 
 def check(name: str, folder: Path) -> None:
-    """Compare what a system has with what the callbacks were told: names, order, steps and values."""
+    """Compare a system's data with what the callbacks received: names, order, steps and values."""
     extra = ("args", "model_config", "train/global_step", "summary:_", "__system__")
     found = {key: points for key, points in globals()[name](folder).items() if not key.startswith(extra)}
     expected = wanted(name, json.loads((folder / "logs.json").read_text()))

@@ -1,6 +1,6 @@
-"""Train tiny models with reporting callbacks: `python reporting_train.py CASES.json`, each case in a process of its own.
+"""Train tiny models with reporting callbacks: `python reporting_train.py CASES.json`, each case in its own process.
 
-They are forked after what takes longest to import, which starts no threads; each ends as any program does.
+They are forked after the slowest imports, which start no threads; each ends like a normal program.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tiny(PreTrainedModel):
         self.calls, self.fails_at = 0, fails_at
 
     def _init_weights(self, module):
-        """Keep them as they are."""
+        """Leave the weights unchanged."""
 
     def forward(self, x=None, labels=None):
         self.calls += 1
@@ -65,7 +65,7 @@ def data(count=16):
 
 
 class Recorder(TrainerCallback):
-    """Keep what a Trainer tells its callbacks."""
+    """Record what a Trainer passes to its callbacks."""
 
     def __init__(self):
         self.rows = []
@@ -81,7 +81,7 @@ class Recorder(TrainerCallback):
 
 
 class Boom(TrainerCallback):
-    """Raise after the first evaluation, where it is the run's last step."""
+    """Raise after the first evaluation, if that is the run's last step."""
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 3:
@@ -89,7 +89,7 @@ class Boom(TrainerCallback):
 
 
 class Kill(TrainerCallback):
-    """Kill the process in the middle of training, right after something was logged."""
+    """Kill the process in the middle of training, right after a log call."""
 
     def on_log(self, args, state, control, **kwargs):
         if state.global_step == args.max_steps - 1:
@@ -97,7 +97,7 @@ class Kill(TrainerCallback):
 
 
 def made(kind, name, options):
-    """Make a callback; where Transformers takes other arguments than ours for the same thing, they are its own."""
+    """Return a callback, with Transformers' own arguments where they differ from fanfold's."""
     if kind == "ours":
         from fanfold.callbacks.reporting import INTEGRATION_TO_CALLBACK as known
     else:
@@ -110,7 +110,7 @@ def made(kind, name, options):
 
 
 def in_transformers(case):
-    """Train, evaluate and predict in Transformers' Trainer."""
+    """Train, evaluate and predict with Transformers' Trainer."""
     callbacks = [made(case["kind"], name, case["options"]) for name in case["names"]]
     more = [Kill] if case["action"] == "kill" else []
     search = case["action"] == "search"
@@ -121,7 +121,7 @@ def in_transformers(case):
 
 
 def in_trainer(case):
-    """Train, evaluate and predict in ours."""
+    """Train, evaluate and predict with fanfold's Trainer."""
     import fanfold
 
     args = arguments(fanfold.TrainingArguments, case, report_to=case["names"])
@@ -145,7 +145,7 @@ def follow(trained, case):
 
 
 def in_loop(case):
-    """Train by hand."""
+    """Train in a hand-written loop."""
     import fanfold
 
     model, batches = (
@@ -166,7 +166,7 @@ def in_loop(case):
 
 
 def in_flyte(case):
-    """Train inside a task, run locally."""
+    """Train inside a Flyte task that runs locally."""
     from flytekit import FlyteContextManager, task
 
     training.case = case
@@ -182,13 +182,13 @@ WAYS = {"transformers": in_transformers, "trainer": in_trainer, "loop": in_loop,
 
 
 def import_first():
-    """Import, once for all, libraries that start nothing and read no settings by being imported."""
+    """Import, once for all cases, the libraries whose import starts nothing and reads no settings."""
     for module in ("alembic", "aim", "azureml.core", "neptune", "sqlalchemy", "torch.utils.tensorboard", "wandb"):
         importlib.import_module(module)
 
 
 def fork_all(cases):
-    """Fork a process for each rank of each case, a few cases at a time; return the case in the child, None in the parent."""
+    """Fork a process per rank of each case, a few cases at a time; return the case in the child, None in the parent."""
     running = {}
     waiting = [(case, rank) for case in cases for rank in range(case.get("ranks", 1))]
     while waiting or running:
@@ -213,7 +213,7 @@ def become(case, rank):
     os.dup2(out, 1)
     os.dup2(out, 2)
     tempfile.tempdir = None
-    atexit.register(print, "the very end", flush=True)  # registered first, called last: stdout must still be whole
+    atexit.register(print, "the very end", flush=True)  # registered first, so it runs last: stdout must still work
     if case.get("ranks", 1) > 1:  # as torchrun does
         world = str(case["ranks"])
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, MASTER_ADDR="127.0.0.1")

@@ -1,4 +1,4 @@
-"""A random run, sent to a tracker as `fanfold sync --to X` does, and imported again from where it arrived."""
+"""A random run, sent to a tracker with `fanfold sync --to X`, and imported from there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PLAY = """
 
 
 def played(folder: Path, seed: int, more: str = "pass") -> fanfold.StoredRun:
-    """Play a random run in a process of its own; return it."""
+    """Record a random run in its own process, and return it."""
     _python(folder, textwrap.dedent(_PLAY).format(seed=seed, more=more))
     return run_in(folder / "runs")
 
@@ -61,14 +61,14 @@ def run_in(directory: Path) -> fanfold.StoredRun:
 
 
 def send(folder: Path, tracker: str, kwargs: dict[str, Any] | None = None, **env: str) -> None:
-    """Deliver the run with the command that users have."""
+    """Deliver the run with the user's command."""
     words = ["-m", "fanfold", "sync", RUN, "--to", tracker, "--dir", "runs", "--timeout", "120"]
     words += ["--kwargs", json.dumps(kwargs)] if kwargs else []
     _run(folder, words, **env)
 
 
 def brought_back(source: Path, directory: Path, **options: Any) -> tuple[fanfold.StoredRun, Any]:
-    """Import what a tracker holds into an empty directory; return the run and its account."""
+    """Import a tracker's data into an empty directory; return the run and its account."""
     (account,) = fanfold.import_runs(source, dir=directory, **options)
     assert account.outcome == "imported", account
     return run_in(directory), account
@@ -91,19 +91,19 @@ def _run(folder: Path, words: list[str], **env: str) -> None:
 
 
 def bits(value: Any) -> bytes:
-    """Return a number's bits; every NaN is the same."""
+    """Return a number's bits; all NaNs are equal."""
     return b"nan" if math.isnan(value) else struct.pack("<d", value)
 
 
 def points(run: fanfold.StoredRun, key: str, *, time_unit: float = 1e-6) -> list[tuple[int, bytes, int]]:
-    """Return a key's points: step, bits of the value, and the time in units of what the tracker keeps."""
+    """Return a key's points: step, bits of the value, and the time at the tracker's resolution."""
     series = run.series(key, raw=True)
     rows = zip(series.steps.tolist(), series.values.tolist(), series.times.tolist(), strict=True)
     return sorted((step, bits(value), round(time / time_unit)) for step, value, time in rows)
 
 
 def same_points(one: fanfold.StoredRun, two: fanfold.StoredRun, key: str, *, time_unit: float = 1e-6, skip: Any = None) -> None:
-    """Check that a key has the same points in both runs; `skip` picks values that the tracker cannot hold."""
+    """Check that a key has the same points in both runs; `skip` selects values that the tracker cannot store."""
     wanted = [point for point in points(one, key, time_unit=time_unit) if skip is None or not skip(point[1])]
     found = points(two, key, time_unit=time_unit)
     assert [point[:2] for point in found] == [point[:2] for point in wanted], key
@@ -117,7 +117,7 @@ def same_texts(one: fanfold.StoredRun, two: fanfold.StoredRun, key: str) -> None
 
 
 def same_images(one: fanfold.StoredRun, two: fanfold.StoredRun, key: str) -> None:
-    """Check that a key has the same pictures, pixel by pixel; a tracker may have added an opaque alpha channel."""
+    """Check that a key has the same images, pixel by pixel; a tracker may have added an opaque alpha channel."""
     wanted, found = ([(point.step, point.load().array()[..., :3].tolist()) for point in run.media(key)] for run in (one, two))
     assert found == wanted
 
@@ -138,13 +138,13 @@ def same_tables(one: fanfold.StoredRun, two: fanfold.StoredRun, key: str) -> Non
 
 
 def same_bytes(one: fanfold.StoredRun, two: fanfold.StoredRun, key: str) -> None:
-    """Check that a key has the same media files, byte by byte."""
+    """Check that a key has the same media files, byte for byte."""
     wanted, found = ([(point.step, bytes(point.load().encode().data)) for point in run.media(key)] for run in (one, two))
     assert found == wanted
 
 
 def same_file(one: fanfold.StoredRun, two: fanfold.StoredRun, name: str) -> None:
-    """Check that an artifact of one file has the same content."""
+    """Check that a single-file artifact has the same content."""
     wanted, found = (
         [run.artifact_file(artifact["files"][0]["blob"]).read_bytes() for artifact in run.artifacts if artifact["name"] == name]
         for run in (one, two)

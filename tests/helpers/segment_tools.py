@@ -1,4 +1,4 @@
-"""Runs with merged segments, and what they hold."""
+"""Runs with merged segments, and their content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from store_data import Call, write_run
 
 @pytest.fixture
 def small(monkeypatch):
-    """Segments of a few kilobytes, so that a short journal has many."""
+    """Shrink segments to a few kilobytes, so that a short journal has many."""
     monkeypatch.setattr(merge, "RANGE_BYTES", 4096)
     monkeypatch.setattr(segments, "WORTH_BYTES", 256)
 
@@ -31,7 +31,7 @@ def made(root, count=400, **options):
 
 
 def read(root):
-    """Read everything with a reader that knows nothing yet."""
+    """Read everything with a fresh reader."""
     run = LocalStore(root).run("p", "r")
     return {
         key: [column.tolist() for column in run.series(key).__dict__.values() if hasattr(column, "tolist")]

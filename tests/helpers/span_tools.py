@@ -1,4 +1,4 @@
-"""Spans as a run's journals have them, and code that takes a known time."""
+"""The spans in a run's journals, and code that takes a known time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import fanfold
 
 
 def spans_of(run: Any) -> dict[str, float]:
-    """Return the seconds of each kind of span, over all journals of a run."""
+    """Return the total seconds per kind of span, over all journals of a run."""
     found: dict[str, float] = {}
     for event in fanfold.open(run.path)._events("span"):
         found[event["kind"]] = found.get(event["kind"], 0.0) + event["ns"] / 1e9
@@ -17,7 +17,7 @@ def spans_of(run: Any) -> dict[str, float]:
 
 
 class Clock:
-    """Sleeps, and writes down how long that really took."""
+    """Sleeps, and records how long that really took."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

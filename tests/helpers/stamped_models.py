@@ -1,4 +1,4 @@
-"""Small models in every format that holds a stamp, how each is saved, and what its own loader must still find."""
+"""Small models in every format that can hold a stamp, how each is saved, and what its own loader must still find."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "torch")  # before keras is imported
+os.environ.setdefault("KERAS_BACKEND", "torch")  # must be set before keras is imported
 
 import gguf
 import keras
@@ -17,7 +17,7 @@ import onnx
 import skops.io
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file  # by name, before any run: the hooks must reach it all the same
+from safetensors.torch import load_file, save_file  # imported by name before any run: the hooks must still reach it
 from sklearn.linear_model import LinearRegression
 from torch import save as torch_save
 
@@ -149,12 +149,12 @@ FORMATS = {
     "skops": ("m.skops", lambda path: skops.io.dump(regression(), path), check_skops),
     "GGUF": ("m.gguf", save_gguf, check_gguf),
 }
-BY_HAND = FORMATS | {"NumPy archive": ("m.npz", save_numpy, check_numpy)}  # numpy saves data of every kind: no hook there
+BY_HAND = FORMATS | {"NumPy archive": ("m.npz", save_numpy, check_numpy)}  # not hooked, because numpy saves any kind of data
 
 
 @contextlib.contextmanager
 def training(tmp_path: Path) -> Any:
-    """A run that has logged a step and knows a secret."""
+    """A run that has logged a step and has a secret."""
     with fanfold.init(
         "p", dir=tmp_path / "runs", quiet=True, system=False, config={"lr": 0.1, "api_key": "sk-very-secret"}
     ) as run:

@@ -1,4 +1,4 @@
-"""Runs made quickly, byte by byte as a process would write them, and what must be read back, by plain Python."""
+"""Runs written quickly, with the bytes a process would write, and the expected results, computed in plain Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODES = {float: "d", int: "q", bool: "?"}
 
 
 class Call(NamedTuple):
-    """One log() call: which attempt and rank, its step (None: a probe's), how long after the last one (ns), its values."""
+    """One log() call: attempt, rank, step (None for a probe), ns since the previous call, and values."""
 
     attempt: int
     rank: int
@@ -33,7 +33,7 @@ def write_run(root: Path, calls: list[Call], *, project: str = "p", id: str = "r
     for call in calls:
         clock += call.wait
         codes = "".join(CODES[type(value)] for value in call.values.values())
-        for rank in (0, call.rank):  # rank 0 starts in every attempt, and numbers it
+        for rank in (0, call.rank):  # rank 0 starts in every attempt, and assigns its number
             if (call.attempt, rank) not in sheets:
                 sheets[call.attempt, rank] = Writer(folder / "journal", _header(project, id, call.attempt, rank))
         sheets[call.attempt, call.rank].row(call.values, codes, time_ns=clock, step=call.step)
@@ -50,7 +50,7 @@ def _header(project: str, id: str, attempt: int, rank: int) -> dict[str, Any]:
 
 
 def write_journal(folder: Path, number: int, *frames: tuple[int, object], started: int, **header: object) -> Path:
-    """Write one journal as a process of another node does, with frames that are not rows."""
+    """Write one journal like a process of another node, including frames that are not rows."""
     id = f"{number:016x}"
     whole = {"format": [fmt.MAJOR, fmt.MINOR], "journal": id, "run": folder.name, "project": folder.parent.name, "attempt": "a",
              "role": "main", "rank": 0, "ordinal": 1, "node": "far", "boot": "another", "started": started, **header}  # fmt: skip
@@ -76,7 +76,7 @@ class Point(NamedTuple):
 
 
 def visible(calls: list[Call], key: str, rank: int) -> tuple[list[Point], list[Point]]:
-    """Return the points that count, by step, and the first of each later attempt: the rules of attempts, spelled out."""
+    """Return the visible points by step, and the first of each later attempt: a plain version of the attempt rules."""
     kept: list[Point] = []
     restarts: list[Point] = []
     clock = START
@@ -101,7 +101,7 @@ def visible(calls: list[Call], key: str, rank: int) -> tuple[list[Point], list[P
 
 
 def thinned(pairs: list[tuple[float, float]], buckets: int, lo: float | None, hi: float | None) -> list[dict[str, Any]]:
-    """Thin (x, value) pairs in order, one point at a time."""
+    """Downsample (x, value) pairs in order, one point at a time."""
     inside = [(x, v) for x, v in pairs if (lo is None or x >= lo) and (hi is None or x <= hi)]
     if len(inside) <= buckets:
         return [_raw(x, v) for x, v in inside]
@@ -114,7 +114,7 @@ def thinned(pairs: list[tuple[float, float]], buckets: int, lo: float | None, hi
 
 
 def _bucket(group: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return the four points of a bucket, each with its own x: the first, the last, and the first of the lowest and highest."""
+    """Return the four points of a bucket, each with its own x: the first, the last, and the first lowest and highest."""
     finite = [pair for pair in group if math.isfinite(pair[1])]
     if not finite:
         nothing = _raw(group[0][0], math.nan)

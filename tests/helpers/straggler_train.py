@@ -1,4 +1,4 @@
-"""A training of several ranks for test_stragglers.py, in which one rank may be slow: torchrun … OUT WHERE RANK."""
+"""A multi-rank training for test_stragglers.py in which one rank may be slow: torchrun … OUT WHERE RANK."""
 
 import json
 import os

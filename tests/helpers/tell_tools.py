@@ -1,4 +1,4 @@
-"""A real training that takes requests, in processes of its own: see tell_train.py."""
+"""A real training that takes requests, in its own processes: see tell_train.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRAIN = HELPERS / "tell_train.py"
 
 
 class Job:
-    """A real training in processes of its own."""
+    """A real training in its own processes."""
 
     def __init__(self, folder, kind, *options, ranks=1, around=()):
         words = [str(TRAIN), str(folder), kind, *options]
@@ -65,11 +65,11 @@ class Job:
         try:
             found = self.run.series(key, rank=rank)
         except fanfold.FanfoldError:
-            return {}  # this rank has logged nothing there yet
+            return {}  # this rank has not logged the key yet
         return dict(zip(found.steps.tolist(), found.values.tolist(), strict=True))
 
     def steps(self, key):
-        """The steps at which each rank logged something under a key."""
+        """Return the steps at which each rank logged a key."""
         self.run.refresh()
         return [sorted(self.series(key, rank)) for rank in range(self.ranks)]
 

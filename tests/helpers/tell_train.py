@@ -1,4 +1,4 @@
-"""A training that takes requests, for test_tell.py; every rank logs each step, and what it was asked to do under `did/…`.
+"""A training that takes requests, for test_tell.py. Every rank logs each step, and carried-out requests under `did/…`.
 
 [torchrun …] tell_train.py DIR KIND [name=value …]
 """
@@ -17,7 +17,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def by_hand(run):
-    """Train in a loop of its own. With a process group every step has a collective: a rank that left alone would hang the others."""
+    """Train in a hand-written loop. With a process group, every step has a collective: a rank that stops alone would hang the others."""
     group = KIND == "group"
     if group:
         import torch
@@ -48,7 +48,7 @@ def by_hand(run):
 
 
 class Net:
-    """Made on first use, since torch takes a second to import."""
+    """A linear model, created on first use because importing torch takes a second."""
 
     def __new__(cls):
         import torch
@@ -120,7 +120,7 @@ def transformers_trainer(run):
         f"{DIR}/out", max_steps=int(min(OPTIONS["steps"], 10**7)), per_device_train_batch_size=2, logging_steps=10**6, disable_tqdm=True,
         save_strategy="no", use_cpu=True, learning_rate=0.1, lr_scheduler_type="constant", report_to=[],
     )  # fmt: skip
-    # With `chosen`, a ControlCallback of the user comes after ours, or before it.
+    # With `chosen`, the user's ControlCallback comes after the built-in one, or before it.
     steered = [FanfoldCallback(run=run, max_lr=0.8)]
     if order := int(OPTIONS.get("chosen", 0)):
         steered.insert(max(0, order), ControlCallback(run=run, max_lr=0.4))

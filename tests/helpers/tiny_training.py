@@ -1,4 +1,4 @@
-"""A small model, its data, and our Trainer over them."""
+"""A small model, its data, and a fanfold Trainer for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tracker killed over and over: what several adapters must survive, beyond the contract's single kill."""
+"""A tracker killed repeatedly: for adapters that must survive more than the contract's single kill."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fanfold.testing import Seen, TrackerContract
 
 
 def three_lives(contract: TrackerContract, folder: Path, key: str, *, before: str = "", first: str = "pass") -> Seen:
-    """Write 3000 points in three lives that settle every 100, the first two ended by SIGKILL; return what is there.
+    """Write 3000 points in three processes that settle every 100, the first two killed by SIGKILL; return what was delivered.
 
-    `before` runs in each life before the tracker starts, `first` in the first one after that.
+    `before` runs in each process before the tracker starts, `first` after that, in the first process only.
     """
     body = f"""
         begin = (tracker.counts() or {{}}).get({key!r}, 0)

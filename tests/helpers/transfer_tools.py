@@ -1,4 +1,4 @@
-"""What the tests of importers share: a random run, a run's content to compare, imports into a fresh directory, damaged files."""
+"""Helpers of the importers' tests: a random run, comparable content of a run, imports into a fresh directory, damaged files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fanfold.transfer.importing import Import
 
 
 def random_run(root: Path, seed: int = 0, project: str = "p", **options: Any) -> fanfold.Run:
-    """Log numbers of every type, texts and images at random steps, and finish."""
+    """Log numbers of every type, text and images at random steps, and finish."""
     rng = random.Random(seed)
     run = fanfold.init(project, dir=root, system=False, console=False, quiet=True, **options)
     for step in range(40):
@@ -35,7 +35,7 @@ def random_run(root: Path, seed: int = 0, project: str = "p", **options: Any) ->
 
 
 def numbers(run: StoredRun) -> dict[str, Any]:
-    """Return the steps and values of each metric, NaN as a word so that it equals itself."""
+    """Return the steps and values of each metric, with NaN as a string so that it equals itself."""
     series = map(run.series, run.keys())
     return {one.key: list(zip(one.steps.tolist(), map(_shown, one.values.tolist()), strict=True)) for one in series}
 
@@ -45,13 +45,13 @@ def _shown(value: Any) -> Any:
 
 
 def imported(*sources: Path, into: Path, kind: str | None = None) -> tuple[list[StoredRun], list[Any]]:
-    """Import sources into a directory; return its runs, and the accounts."""
+    """Import sources into a directory; return its runs and their accounts."""
     accounts = Import([str(source) for source in sources], kind=kind, dir=into).once()
     return list(fanfold.runs(dir=into)), accounts
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """Return bytes with some damage: cut, flipped, inserted, deleted, or a value replaced by another."""
+    """Return damaged bytes: truncated, flipped, inserted, deleted, or with a value replaced."""
     odd = [b"null", b"[]", b"{}", b"1e999", b'"x"', b"-1", b"9" * 23, b"NaN", b"[[" * 500, b"\n", b"\t", b",", b'"../../x"']
     at, how = rng.randrange(len(data) + 1), rng.randrange(6)
     if how == 0:
@@ -72,7 +72,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def damage(path: Path, rng: random.Random) -> None:
-    """Damage one file; of an archive, half of the time a member."""
+    """Damage one file; for an archive, half of the time one of its members."""
     if path.suffix != ".zip" or rng.random() < 0.5:
         path.write_bytes(mutated(path.read_bytes(), rng))
         return
@@ -86,9 +86,9 @@ def damage(path: Path, rng: random.Random) -> None:
 
 
 def survives_damage(kind: str, source: Path, scratch: Path, times: int = 150) -> tuple[float, float]:
-    """Read a source with random damage many times; return in which share a run was still found, and said what is missing.
+    """Read a randomly damaged source many times; return how often, as shares, a run was still found, and reported what is missing.
 
-    An importer never raises: what it cannot read is in `Left`.
+    Importers never raise: they report what they cannot read as `Left`.
     """
     importer, found, told = importer_of(kind), 0, 0
     for seed in range(times):

@@ -1,6 +1,6 @@
-"""`make upstream`: run Accelerate's own tracking tests, from the source of the installed version, with our Accelerator as the class.
+"""`make upstream`: run Accelerate's own tracking tests, from the source of the installed version, with fanfold's Accelerator.
 
-As a pytest plugin (`-p upstream`) this file makes the swap.
+As a pytest plugin (`-p upstream`), this file replaces the class.
 """
 
 import os
@@ -34,7 +34,7 @@ def main() -> int:
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-                "MLFLOW_ALLOW_FILE_STORE": "true",  # these tests write to MLflow's file store, which it refuses otherwise
+                "MLFLOW_ALLOW_FILE_STORE": "true",  # these tests need MLflow's file store, which is off by default
                 "FANFOLD_DIR": str(folder / "runs"),
             },
         ).returncode

@@ -1,4 +1,4 @@
-"""Write a run offline with wandb's own calls: `python wandb_writer.py FOLDER [ROWS] [ID]`."""
+"""Write an offline run with wandb: `python wandb_writer.py FOLDER [ROWS] [ID]`."""
 
 import sys
 import time
