@@ -238,7 +238,8 @@ class Watcher:
         """Record that a process is gone without having ended its run, with its last position and that of the others."""
         pulse, status = one.pulse, activity.exit_status(one.pulse.pid, one.descriptor)
         end = self._end_of(pulse)
-        text = stacks.text_of(self.folder / Path(pulse.stacks).name)
+        path = self.folder / Path(pulse.stacks).name
+        text = stacks.text_of(path)
         name = stacks.fatal_signal(text)
         kills = _kernel_kills()
         cause = _cause(name, status, short=kills > self._oom)
@@ -258,6 +259,7 @@ class Watcher:
             "cause": cause,
             "code": code,
             "seen": now,
+            "crashed": path.stat().st_mtime if name else None,
             "pulse": last,
             "threads": threads,
             "others": alive,

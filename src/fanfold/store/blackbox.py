@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,9 @@ from .run import StoredRun
 CURVE_SECONDS, AFTER_SECONDS = 600.0, 15.0
 MAX_CURVES = 32
 TOGETHER_SECONDS = 120.0  # watchers of several nodes see the same hang within this time
+NOTICED_SECONDS = 5.0  # a silent death is noticed within this time, less than launchers wait between SIGTERM and SIGKILL
+# What gloo, NCCL and torch's store say when the process at the other end is gone.
+_BROKEN = re.compile("(reset|closed) by peer|broken pipe|remote (process exited|server shutdown)|was aborted", re.IGNORECASE)
 
 
 class Thread(Struct):
@@ -141,11 +145,31 @@ def ends(run: StoredRun) -> list[RankEnd]:
         over = _died(end, death) if death is not None and end["time"] is None else _ended(end)
         over.line = over.line or stood.get(over.rank)
         found.append(over)
+    return in_order(found)
+
+
+def in_order(found: list[RankEnd]) -> list[RankEnd]:
+    """Return ends in order of time, with the one marked that came first, which others may merely have followed.
+
+    A process that dies silently is noticed a moment later, when others may have written how they ended: the launcher told them
+    to, or the line to the dead one broke. It died before them.
+    """
     found.sort(key=lambda one: (one.time is None, one.time or 0.0, one.rank))
-    bad = next((one for one in found if one.status not in ("running", "finished") and one.time is not None), None)
-    if bad is not None:
-        bad.first = True
+    bad = [one for one in found if one.status not in ("running", "finished") and one.time is not None]
+    if bad and _follows(bad[0]):
+        begun = bad[0].time or 0.0
+        causes = (one for one in bad if not _follows(one) and (one.time or 0.0) - begun <= NOTICED_SECONDS)
+        bad[0] = next(causes, bad[0])
+        bad[0].time = begun
+    if bad:
+        bad[0].first = True
+        found.sort(key=lambda one: (one.time is None, one.time or 0.0, not one.first, one.rank))
     return found
+
+
+def _follows(end: RankEnd) -> bool:
+    """Return whether a rank may have ended only because another did."""
+    return end.signal == "SIGTERM" or _BROKEN.search(end.cause) is not None
 
 
 def _stood(deaths: Iterable[dict[str, Any]]) -> dict[int, Spot | None]:
@@ -175,8 +199,10 @@ def _died(end: dict[str, Any], death: dict[str, Any]) -> RankEnd:
     cause, pulse = str(data.get("cause") or "killed"), _converted(data.get("pulse"), Pulse)
     signal = {"gone": None, "exit": None, "killed": "SIGKILL", "out of memory": "SIGKILL"}.get(cause, cause)
     code = data.get("code") if cause == "exit" and isinstance(data.get("code"), int) else None
+    times = [data.get("crashed"), data.get("seen"), death["t"] / 1e9]  # exact; when it was noticed; when that was written
+    time = min(one for one in times if isinstance(one, float) and one > 0)
     return RankEnd(
-        end["rank"], death["t"] / 1e9, "killed", CAUSES.get(cause, f"crashed with {cause}"), signal=signal, exit_code=code,
+        end["rank"], time, "killed", CAUSES.get(cause, f"crashed with {cause}"), signal=signal, exit_code=code,
         line=own_line(pulse.where) if pulse else None, stack=str(data.get("text") or ""),
     )  # fmt: skip
 
