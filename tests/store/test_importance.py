@@ -37,6 +37,14 @@ def test_the_forest_finds_what_the_metric_depends_on_and_how_sure_that_is():
     assert found["score_low"] <= found["score"] <= found["score_high"]
 
 
+def test_shares_of_values_that_add_up_are_those_of_the_variance():
+    chance = np.random.default_rng(1)
+    config = [{"a": float(chance.random()), "b": float(chance.random()), "c": float(chance.random())} for _ in range(600)]
+    loss = [2 * one["a"] + one["b"] for one in config]  # 4 parts of 5, and 1 of 5
+    shares = {one["name"]: one["importance"] for one in importance(config, loss)["fields"]}
+    assert shares == pytest.approx({"a": 0.8, "b": 0.2, "c": 0.0}, abs=0.08)
+
+
 def test_rank_correlation_is_that_of_scipy_and_lies_in_its_interval():
     stats = pytest.importorskip("scipy.stats")
     config, loss = made(60)

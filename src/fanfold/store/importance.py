@@ -37,9 +37,10 @@ def importance(config: Sequence[Mapping[str, Any]], target: Sequence[Any]) -> di
     """Return the importance of each config value that differs between runs, most important first.
 
     `config` has the flat config of each run, `target` its metric. Per field: `correlation` (Spearman; None for texts) with its
-    95% interval, `importance` (how much of the metric's variance the forest fails to predict once the field is shuffled) with
-    the 5th and 95th percentile over resamples, `values` (how many differ) and `runs` (how many have it). `score` is the share
-    of the variance that the forest predicts for runs it has not seen: if it is near 0, the importances mean nothing.
+    95% interval, `importance` (the share of the metric's variance that is due to the field, alone and together with others: half
+    of the squared error that shuffling it adds) with the 5th and 95th percentile over resamples, `values` (how many differ) and
+    `runs` (how many have it). `score` is the share of the variance that the forest predicts for runs it has not seen: if it is
+    near 0, the importances mean nothing.
     """
     import numpy as np
 
@@ -165,7 +166,8 @@ def _forests(fields: Sequence[Field], metric: Floats, chance: np.random.Generato
         for group in groups:
             shuffled = held.copy()
             shuffled[:, list(group)] = held[chance.permutation(len(held))][:, list(group)]
-            lost.append((float(((_predict(trees, shuffled) - true) ** 2).mean()) - base) / variance)
+            added = float(((_predict(trees, shuffled) - true) ** 2).mean()) - base
+            lost.append(added / variance / 2)  # shuffling counts a share twice: in the true value and in the wrong one
         losses.append(lost)
     return np.array(losses).reshape(-1, len(fields)), np.array(scores)
 
