@@ -120,6 +120,8 @@ def test_the_crosshair_is_on_all_charts_and_names_values(page):
     page.mouse.move(box["x"] + 180, box["y"] + 100)
     expect(page.locator(".hair")).to_have_count(page.locator("figure[data-painted]").count())
     expect(figure.locator(".tip")).to_contain_text("run-")
+    expect(figure.locator(".tip thead")).to_have_text(re.compile(r"^\s*step \d"))
+    assert figure.locator("canvas").first.evaluate("canvas => getComputedStyle(canvas).opacity") == "1"  # the axes stay legible
     figure.focus()
     before = figure.locator(".tip thead").inner_text()
     for _ in range(5):

@@ -57,8 +57,8 @@ def chart_options(page: Any, size: str) -> None:
 def colours(page: Any, size: str) -> None:
     if size == "phone":
         page.get_by_role("button", name="Runs", exact=True).click()
-    page.get_by_role("button", name="Colour of lr0.01-width256-seed1").click()
-    expect(page.get_by_role("dialog", name="Colour of")).to_be_visible()
+    page.get_by_role("button", name="Color of lr0.01-width256-seed1").click()
+    expect(page.get_by_role("dialog", name="Color of")).to_be_visible()
 
 
 def helped(page: Any, size: str) -> None:

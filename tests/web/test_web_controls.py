@@ -49,7 +49,7 @@ FILM = """() => new Promise((done) => {
 })"""
 
 
-DOTTED = """(canvas, places) => { const g = canvas.getContext('2d'), k = canvas.width / 560;
+DOTTED = """(canvas, places) => { const g = canvas.getContext('2d'), k = canvas.width / canvas.clientWidth;
   return places.every(([x, y]) => g.getImageData(Math.round(x * k), Math.round(y * k), 1, 1).data[3] === 255); }"""
 
 
@@ -279,7 +279,7 @@ def test_colour_and_dash_make_groups_one_line_with_a_band_or_each_run_a_line(con
     inked(page, figure, 0.005)
     plain = sum(map(len, coloured(figure, 0.1, 0.9)))
     page.locator("summary", has_text="group").click()
-    page.get_by_label("Colour by").select_option("config:depth")
+    page.get_by_label("Color by").select_option("config:depth")
     expect(figure).to_have_attribute("aria-label", "loss: 2 groups, 40 points")
     expect(page.get_by_role("group", name="Legend")).to_have_text(re.compile(r"depth\s*2\s*4"))
     rows = numbers(page, figure, "loss")[1:]
@@ -292,7 +292,7 @@ def test_colour_and_dash_make_groups_one_line_with_a_band_or_each_run_a_line(con
     page.get_by_label("Dash by").select_option("config:lr")
     expect(figure).to_have_attribute("aria-label", "loss: 4 groups, 40 points")  # of one run each: no band
     expect(page.get_by_role("group", name="Legend")).to_have_text(re.compile(r"depth\s*2\s*4\s*lr\s*0\.01\s*0\.1"))
-    page.get_by_label("Colour by").select_option("")
+    page.get_by_label("Color by").select_option("")
     expect(figure).to_have_attribute("aria-label", "loss: 2 groups, 40 points")
     page.get_by_label("Show individual runs").check()
     expect(figure).to_have_attribute("aria-label", "loss: 4 runs, 40 points")
@@ -352,10 +352,10 @@ def test_scatter_and_parallel_coordinates_show_every_run_where_its_figures_are(c
     scatter = page.get_by_role("img", name="loss over lr, 4 runs")
     scatter.scroll_into_view_if_needed()
     box = scatter.bounding_box()
-    k, found = box["width"] / 560, {}
-    for x in range(60, 560, 12):  # where the pointer names a run
-        for y in range(10, 240, 12):
-            page.mouse.move(box["x"] + x * k, box["y"] + y * k)
+    found = {}
+    for x in range(60, int(box["width"]), 14):  # where the pointer names a run
+        for y in range(10, int(box["height"]), 14):
+            page.mouse.move(box["x"] + x, box["y"] + y)
             for name in scatter.locator("text.name").all_text_contents():
                 at = scatter.locator(".over circle")
                 found[name] = (float(at.get_attribute("cx")), float(at.get_attribute("cy")))
@@ -363,7 +363,7 @@ def test_scatter_and_parallel_coordinates_show_every_run_where_its_figures_are(c
     a, b, c, d = (found[name] for name in sorted(found))
     assert a[0] == c[0] > b[0] == d[0]
     assert d[1] < c[1] < b[1] < a[1]
-    page.mouse.move(box["x"] + c[0] * k, box["y"] + c[1] * k)
+    page.mouse.move(box["x"] + c[0], box["y"] + c[1])
     expect(scatter.locator("text.name")).to_have_text("c: 0.1, 5")
     expect(page.locator("aside li.on")).to_contain_text("c")
     assert scatter.locator("canvas").evaluate(DOTTED, [[x, y] for x, y in (a, b, c, d)])  # all four are drawn

@@ -76,7 +76,11 @@ def test_rows_are_searched_filtered_sorted_and_saved(context, address):
     expect(table.locator("tbody tr").first.locator("td").nth(1)).to_have_text("249")
     expect(table.locator("th").nth(4)).to_have_attribute("aria-sort", "descending")
     page.get_by_label("Search rows").fill("question 24")
-    expect(page.get_by_text("11 rows of 250 that match")).to_be_visible()
+    expect(page.get_by_text("11 of 250 rows match")).to_be_visible()
+    page.set_viewport_size({"width": 560, "height": 900})  # little room: texts break, numbers do not
+    number = table.locator("tbody tr").first.locator("td").nth(1).locator(".text")
+    assert number.bounding_box()["height"] < 24
+    page.set_viewport_size({"width": 1400, "height": 900})
     assert column(page, 2) == [str(row) for row in (*range(249, 239, -1), 24)]
     page.get_by_label("Filter column").select_option("reward")
     page.get_by_label("Filter condition").select_option("<")
@@ -163,6 +167,10 @@ def test_several_keys_share_one_step(context, address):
     expect(page).to_have_url(re.compile("also=depth"))
     page.get_by_role("button", name="Remove depth").click()
     expect(page.get_by_role("region", name="depth")).to_have_count(0)
+    page.get_by_role("button", name="all", exact=True).click()
+    expect(page.get_by_role("heading", level=2)).to_have_text(["samples", "seen", "weights", "depth", "plot"])
+    page.get_by_role("button", name="all", exact=True).click()
+    expect(page.get_by_role("region")).to_have_count(1)
 
 
 def test_boxes_and_masks_lie_where_they_were_logged(context, address):
@@ -172,6 +180,10 @@ def test_boxes_and_masks_lie_where_they_were_logged(context, address):
     places = [[float(box.get_attribute(name)) for name in ("x", "y", "width", "height")] for box in boxes.all()]
     assert places == [[2, 2, 6, 4], [8, 4, 4, 2]]  # pixels, and shares of 16 x 8
     expect(page.locator("figure svg text")).to_have_text(["car 0.91", "dog"])
+    assert (
+        page.locator("figure svg text").first.bounding_box()["height"] > 10
+    )  # large enough to be read, though the image has 16 pixels
+    expect(page.locator("figure img.crisp")).to_have_count(1)  # and one sees the pixels as they are
     canvas = page.locator("figure canvas")
     page.wait_for_function(
         "canvas => canvas.width === 4 && canvas.getContext('2d').getImageData(3, 0, 1, 1).data[3] > 0",

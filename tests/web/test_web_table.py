@@ -111,7 +111,7 @@ def test_columns_are_pinned_moved_resized_and_coloured_and_stay_so(context, tmp_
         expect(page.get_by_role("columnheader").nth(1)).to_contain_text("loss · min")
         head.hover()
         head.get_by_role("button", name="Options of loss · min").click()
-        page.get_by_role("menuitemcheckbox", name="Colour by value").click()
+        page.get_by_role("menuitemcheckbox", name="Color by value").click()
         tints = {name: float(page.get_by_role("row").filter(has=page.get_by_role("button", name=name, exact=True)).get_by_role("gridcell").first.evaluate(
             "cell => getComputedStyle(cell).getPropertyValue('--tint').replace('%', '')")) for name in LOSS}  # fmt: skip
         assert sorted(tints, key=lambda name: -tints[name]) == ["d", "a", "c", "b"]  # the lowest loss is the strongest
@@ -127,6 +127,10 @@ def test_columns_are_pinned_moved_resized_and_coloured_and_stay_so(context, tmp_
         page.reload()
         expect(head).to_be_visible()
         assert heads(page)[:2] == ["run", "loss · min"] and head.bounding_box()["width"] == wide
+        ends = "e => { const range = document.createRange(); range.selectNodeContents(e); return range.getBoundingClientRect().right; }"
+        number = page.locator("[role=gridcell][aria-colindex='2']").first
+        expect(number).to_have_text(re.compile("[0-9]"))
+        assert abs(head.locator(".label").evaluate(ends) - number.evaluate(ends)) < 12  # a name ends where its numbers end
 
 
 def test_groups_are_folded_rows_with_what_their_runs_come_to(context, tmp_path):
@@ -158,6 +162,44 @@ def test_groups_are_folded_rows_with_what_their_runs_come_to(context, tmp_path):
         expect(page.get_by_role("grid").locator("button.name")).to_have_text(["a", "c"])
 
 
+def test_groups_are_sorted_by_what_their_runs_come_to_and_keep_their_colors(context, tmp_path):
+    sweep(tmp_path)
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, "p=sweep&v=table&cols=status,metric:loss&group=config:lr")
+        groups = page.locator(".row.total")
+        expect(groups).to_have_text([re.compile(r"lr = 0\.1 2 runs\s*finished"), re.compile(r"lr = 1 2 runs\s*finished")])
+
+        def colors() -> dict[str, str]:
+            dots = page.get_by_role("grid").locator("button.dot")
+            return dict(
+                zip(names(page), dots.evaluate_all("all => all.map(e => e.style.getPropertyValue('--colour'))"), strict=True)
+            )
+
+        before = colors()
+        assert before["a"] == before["c"] != before["b"] == before["d"]
+        page.locator("[data-col='metric:loss'] .label").click()  # the lowest mean first: 2 and 2.25 before 3.5 and 6
+        expect(groups).to_have_text([re.compile("lr = 1 "), re.compile(r"lr = 0\.1 ")])
+        assert names(page) == ["a", "c", "b", "d"]
+        assert colors() == before
+
+
+def test_on_a_phone_what_opens_under_a_button_is_within_the_screen(browser, tmp_path, context):
+    sweep(tmp_path, tags=["old"])
+    with serving(context, tmp_path) as address:
+        phone = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+        page = open_page(phone, address, "p=sweep&v=table")
+        page.get_by_role("grid").get_by_label("Select a", exact=True).click()
+        expect(page.get_by_text("1 selected")).to_be_visible()
+        assert page.locator(".dock").bounding_box()["height"] < 844 / 5
+        for name in ("columns", "group", "tag", "move"):
+            page.locator("summary", has_text=name).click()
+            box = page.locator("details[open] > .panel").bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= 390, name
+            page.keyboard.press("Escape")
+            expect(page.locator("details[open]")).to_have_count(0)
+        phone.close()
+
+
 def test_many_runs_are_selected_tagged_moved_and_deleted(context, tmp_path):
     sweep(tmp_path, tags=["old"])
     with serving(context, tmp_path) as address:
@@ -168,6 +210,7 @@ def test_many_runs_are_selected_tagged_moved_and_deleted(context, tmp_path):
         expect(page.get_by_text("3 selected")).to_be_visible()
         grid.get_by_label("Select all runs").check()
         expect(page.get_by_text("4 selected")).to_be_visible()
+        assert page.locator(".dock").bounding_box()["height"] < 60  # one line
         page.locator("summary", has_text="tag").click()
         page.get_by_label("Add a tag").fill("new")
         page.get_by_role("button", name="add", exact=True).click()

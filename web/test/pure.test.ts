@@ -96,6 +96,11 @@ describe('differences', () => {
     expect(pieces.filter(([kind]) => kind === 'gone').map(([, part]) => part)).toEqual(['sees']);
     expect(diff(lines('a\nb\n'), lines('a\nb\n'))).toEqual([['same', 'a\nb\n']]);
   });
+  it('read as one change where a passage was rewritten, and spaces around what is only gone stay', () => {
+    expect(diff(words('It is 4. First, we count groups.'), words('It is 4. Let me explain this.'))).toEqual([['same', 'It is 4. '], ['gone', 'First, we count groups.'], ['new', 'Let me explain this.']]);
+    expect(diff(words('one two three four'), words('one four')).filter(([kind]) => kind !== 'gone').map(([, part]) => part).join('')).toBe('one four');
+    expect(diff([], words('many words '.repeat(50_000)))).toHaveLength(1);
+  });
 });
 
 describe('the icicle', () => {

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { Near, SCALES, asFilter, axisOf, colourOf, inside, placeOf, readBrushes, spearman, surface, trend, valueAt, writeBrush } from '../src/lib/sweep';
+import { Near, SCALES, asFilter, axisOf, colourOf, inside, logOf, placeOf, readBrushes, spearman, spreads, surface, trend, turnLog, valueAt, writeBrush } from '../src/lib/sweep';
 import { GROUNDS } from '../src/lib/colours';
 
 const light = (colour: string) => {
@@ -24,6 +24,17 @@ describe('axes', () => {
     expect([inside(axes[0], 0.005, [0.001, 0.01]), inside(axes[1], 'c', [0, 1]), inside(axes[0], null, [0, 1])]).toEqual([true, false, false]);
     expect(asFilter([axisOf('config:odd name', [1, 2])], new Map([['config:odd name', [1, 2]]]))).toBeNull();
     expect(asFilter([axisOf('min:loss', [1, 2])], new Map([['min:loss', [1, 2]]]))).toBe('loss.min>=1 and loss.min<=2');
+  });
+});
+
+describe('a log axis', () => {
+  const rates = Array.from({ length: 50 }, (_, i) => 10 ** (-5 + i / 12)), even = Array.from({ length: 50 }, (_, i) => 0.001 + i / 100);
+  it('is offered to what spreads over powers of ten, not to an even range that begins near zero', () => {
+    expect([spreads(rates), spreads(even), spreads([1e-4, 1e-3]), spreads([0, ...rates]), spreads([1e-4, 1e-4, 1e-3, 1e-2, null, 'x'])]).toEqual([true, false, false, false, true]);
+  });
+  it('is kept as it was chosen', () => {
+    expect([logOf([], 'x', 'config:lr', () => rates), logOf([], 'x', 'metric:loss', () => rates), logOf(['-x'], 'x', 'config:lr', () => rates), logOf(['x'], 'x', 'config:p', () => even)]).toEqual([true, false, false, true]);
+    expect(turnLog(turnLog(['y'], 'x', true), 'x', false)).toEqual(['y', '-x']);
   });
 });
 

@@ -87,12 +87,18 @@ export function draw(g: Context, f: Frame, v: View, lines: Line[], look: Look): 
 }
 
 /** One line alone, stronger, on the canvas above: pointing at a run redraws nothing else. */
-export function drawFocus(g: Context, f: Frame, v: View | null, l: Line | undefined): void {
+export function drawFocus(g: Context, f: Frame, v: View | null, l: Line | undefined, ground: string): void {
   g.setTransform(f.dpr, 0, 0, f.dpr, 0, 0);
   g.clearRect(0, 0, f.w, f.h);
   if (!l || !v) return;
   const s = scales(f, v);
-  clipped(g, f, s, () => inParts(g, f, { ...l, width: l.width + 1, alpha: 1 }, s, (part) => line(g, part, v, s)));
+  clipped(g, f, s, () => { // a veil over the other lines; the labels of the axes stay as they are
+    g.globalAlpha = 0.65;
+    g.fillStyle = ground;
+    g.fillRect(0, 0, f.w, f.h);
+    g.globalAlpha = 1;
+    inParts(g, f, { ...l, width: l.width + 1, alpha: 1 }, s, (part) => line(g, part, v, s));
+  });
 }
 
 function clipped(g: Context, f: Frame, s: Scales, paint: () => void) {

@@ -11,7 +11,7 @@ export function diff(before: string[], after: string[]): Piece[] {
   let head = 0, tail = 0;
   while (head < before.length && head < after.length && before[head] === after[head]) head++;
   while (tail < before.length - head && tail < after.length - head && before[before.length - 1 - tail] === after[after.length - 1 - tail]) tail++;
-  const middle = compare(before.slice(head, before.length - tail), after.slice(head, after.length - tail));
+  const middle = together(compare(before.slice(head, before.length - tail), after.slice(head, after.length - tail)));
   return join([...before.slice(0, head).map((part): Piece => ['same', part]), ...middle, ...before.slice(before.length - tail).map((part): Piece => ['same', part])]);
 }
 
@@ -28,6 +28,19 @@ function compare(a: string[], b: string[]): Piece[] {
     if (i < a.length && j < b.length && a[i] === b[j]) { found.push(['same', a[i++]]); j++; }
     else if (i < a.length && (j >= b.length || common[(i + 1) * wide + j] >= common[i * wide + j + 1])) found.push(['gone', a[i++]]);
     else found.push(['new', b[j++]]);
+  }
+  return found;
+}
+
+/** What was rewritten reads as one change: a space between two changes belongs to both sides, and what is gone stands first. */
+function together(pieces: Piece[]): Piece[] {
+  let found: Piece[] = [];
+  const changed = (at: number) => at < pieces.length && pieces[at][0] !== 'same';
+  for (let i = 0, end = 0; i < pieces.length; i = end) {
+    for (end = i; changed(end) || (end > i && changed(end + 1) && /^[^\S\n]+$/.test(pieces[end][1]));) end++;
+    if (end === i) { found.push(pieces[end++]); continue; }
+    const part = pieces.slice(i, end), sides = (['gone', 'new'] as const).map((kind) => part.filter(([one]) => one === kind || one === 'same').map(([, text]): Piece => [kind, text]));
+    found = found.concat(sides.every((side) => side.length < part.length) ? sides.flat() : part);
   }
   return found;
 }

@@ -65,7 +65,7 @@ class Model {
   /** What makes a group: the fields chosen, or all of the config but those; and the fields of colour and dash. */
   by = $derived(view.by[0] === '*' ? this.columns.filter((name) => name.startsWith('config:') && !view.by.includes(name)) : view.by);
   fields = $derived([...new Set([...this.by, this.scale ? '' : view.colour, view.dash].filter(Boolean))]);
-  #teams = $derived(view.by.length && !view.colour && !view.each ? new Map([...this.grouped(this.drawn.map((run) => run.id)).values()].flatMap((ids, i) => ids.map((id) => [id, i] as const))) : null);
+  #teams = $derived(view.by.length && !view.colour && !view.each ? this.#ranked() : null);
   picked = $derived(settings(view.picked));
   failed = $derived(this.runs.filter((run) => !run.archived && run.failed).length);
   running = $derived(this.runs.filter((run) => run.status === 'running').length);
@@ -147,6 +147,12 @@ class Model {
     const fields = view.by[0] !== '*' ? this.fields : this.fields.filter((field) => runs.some((run) => this.value(run, field) !== this.value(runs[0], field)));
     const name = (id: string) => fields.map((field) => `${field.replace(/^config:/, '')}=${this.value(this.byId.get(id)!, field) ?? '–'}`).join(' ') || 'all runs';
     return Map.groupBy(runs.map((run) => run.id), name);
+  }
+
+  /** The place of each run's group in the palette, whatever the order of the list; of all runs' groups, so that it stays when some are hidden. */
+  #ranked(): Map<string, number> {
+    const all = this.teams(this.runs), kept = all.length > COLOURS ? this.teams(this.drawn) : all;
+    return new Map(kept.flatMap(([, runs], i) => runs.map((run) => [run.id, i] as const)));
   }
 
   /** Runs by the chosen fields alone, in the order of their values. */

@@ -20,6 +20,15 @@ export function axisOf(name: string, values: Value[], log = false): Axis {
   return { name, log, texts: null, lo, hi, missing };
 }
 
+/** Whether numbers spread over so many powers of ten that a linear axis would press most of them into its lower end. */
+export function spreads(values: Value[]): boolean {
+  const found = values.filter((one): one is number => typeof one === 'number' && Number.isFinite(one)).sort((a, b) => a - b), n = found.length;
+  return n > 2 && found[0] > 0 && found[n - 1] / found[0] >= 30 && found[n >> 1] - found[0] < 0.2 * (found[n - 1] - found[0]);
+}
+/** Whether an axis is logarithmic: as was chosen (`lr` or `-lr` in the list), else as the config values on it spread. */
+export const logOf = (chosen: string[], axis: string, name: string, values: () => Value[]) => chosen.includes(axis) || (!chosen.includes(`-${axis}`) && name.startsWith('config:') && spreads(values()));
+export const turnLog = (chosen: string[], axis: string, log: boolean) => [...chosen.filter((one) => one !== axis && one !== `-${axis}`), log ? axis : `-${axis}`];
+
 /** Where a value lies on its axis, from 0 to 1; NaN where it has none there. */
 export function placeOf(axis: Axis, value: Value): number {
   if (value === null) return NaN;

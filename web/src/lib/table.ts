@@ -86,6 +86,12 @@ export function aggregate(values: (number | string | null)[], how: string): stri
   return `${number(Number(mean.toFixed(digits)))} ± ${number(Number(spread.toPrecision(2)))}`;
 }
 
+/** The number that stands for a group where groups are sorted: its median or its mean; null without one. */
+export function middleOf(values: (number | string | null)[], how: string): number | null {
+  const found = values.filter((one): one is number => typeof one === 'number' && Number.isFinite(one));
+  return !found.length ? null : how === 'median' ? medianOf(found) : found.reduce((sum, one) => sum + one, 0) / found.length;
+}
+
 function extent(values: number[]): [number, number] {
   let low = Infinity, high = -Infinity;
   for (const one of values) { if (one < low) low = one; if (one > high) high = one; }

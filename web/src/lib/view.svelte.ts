@@ -11,7 +11,7 @@ export interface View {
   logX: boolean; logY: boolean; band: boolean; zoom: [number, number] | null; zoomAxis: string; colour: string; dash: string; split: string; each: boolean;
   columns: string[]; differing: boolean; archived: boolean; failed: boolean; key: string; step: number | null;
   scatterX: string; scatterY: string; same: boolean; changes: boolean; opSort: string; opSearch: string; lineSearch: string; rank: string; tables: string[];
-  sweep: string; byRun: boolean; axes: string[]; axisLogs: string[]; brushes: string[]; scatterLogX: boolean; scatterLogY: boolean; trend: boolean; contourX: string; contourY: string; contourLogs: string[];
+  sweep: string; byRun: boolean; axes: string[]; axisLogs: string[]; brushes: string[]; scatterLogX: string; scatterLogY: string; trend: boolean; contourX: string; contourY: string; contourLogs: string[];
   also: string[]; tableSearch: string; tableSort: string; where: string[]; plainImages: boolean; ownRange: boolean; // media: further keys; the rows of logged tables; without boxes and masks; a range for each run
   frozen: string[]; widths: string[]; shaded: string[]; aggregate: string; closed: string[]; // the table: columns that stay, `name=px`, coloured; what heads say; folded groups
   list: number; // px of the run list, 0 when it is folded away
@@ -24,7 +24,7 @@ export const DEFAULTS: View = {
   search: '', x: 'auto', ranks: '', smooth: 0, kernel: '', logX: false, logY: false, band: false, zoom: null, zoomAxis: '', colour: '', dash: '',
   split: '', each: false, columns: [], differing: false, archived: false, failed: false, key: '', step: null,
   scatterX: '', scatterY: '', same: false, changes: false, opSort: 'self_ns', opSearch: '', lineSearch: '', rank: '', tables: [],
-  sweep: '', byRun: false, axes: [], axisLogs: [], brushes: [], scatterLogX: false, scatterLogY: false, trend: false, contourX: '', contourY: '', contourLogs: [],
+  sweep: '', byRun: false, axes: [], axisLogs: [], brushes: [], scatterLogX: '', scatterLogY: '', trend: false, contourX: '', contourY: '', contourLogs: [],
   also: [], tableSearch: '', tableSort: '', where: [], plainImages: false, ownRange: false,
   frozen: [], widths: [], shaded: [], aggregate: 'std', closed: [],
   list: 300,
