@@ -1,4 +1,4 @@
-"""Fixtures of every test in a browser."""
+"""Fixtures for all browser tests."""
 
 from browser import address, browser, context, page, place
 

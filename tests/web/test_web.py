@@ -1,6 +1,6 @@
-"""The dashboard in a real browser: what a person sees, does with the keyboard and pointer, and is spared.
+"""The dashboard in a real browser: what it shows, keyboard and pointer, live updates, accessibility and packaging.
 
-Every test fails on any error the page reports. Charts are judged by their ink and their words, not by pictures.
+Every test fails on any error that the page reports. Charts are checked by their colored pixels and their text, not by screenshots.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_charts_of_the_newest_project_are_drawn_at_once(context, address):
     page.locator("#project").select_option("llm")
     inked(page, painted(page))
     expect(page.get_by_text("12 runs")).to_be_visible()
-    assert page.locator("section h2").first.inner_text().startswith("▾train")  # the loss is what people look for first
+    assert page.locator("section h2").first.inner_text().startswith("▾train")  # the section with the loss comes first
 
 
 @needs_browser
@@ -72,7 +72,7 @@ def test_filter_by_keyboard_stands_in_the_address_and_survives_a_reload(context,
     expect(page.get_by_text("2 of 12 runs")).to_be_visible()
     page.locator("#filter").fill("lr<<")
     expect(page.get_by_role("alert")).to_be_visible()
-    context.expected[:] = [error for error in context.expected if "400" not in error]  # the refusal, as the browser notes it
+    context.expected[:] = [error for error in context.expected if "400" not in error]  # the browser logs the 400 response
     page.locator("#filter").fill("name=nobody")
     page.get_by_role("button", name="Clear filter").click()
     expect(page.get_by_text("12 runs")).to_be_visible()
@@ -121,7 +121,7 @@ def test_the_crosshair_is_on_all_charts_and_names_values(page):
     expect(page.locator(".hair")).to_have_count(page.locator("figure[data-painted]").count())
     expect(figure.locator(".tip")).to_contain_text("run-")
     expect(figure.locator(".tip thead")).to_have_text(re.compile(r"^\s*step \d"))
-    assert figure.locator("canvas").first.evaluate("canvas => getComputedStyle(canvas).opacity") == "1"  # the axes stay legible
+    assert figure.locator("canvas").first.evaluate("canvas => getComputedStyle(canvas).opacity") == "1"  # the axes do not fade
     figure.focus()
     before = figure.locator(".tip thead").inner_text()
     for _ in range(5):
@@ -246,20 +246,20 @@ def test_a_new_point_reaches_forty_charts_and_twelve_tabs(context, tmp_path):
 
 @needs_browser
 def test_one_call_of_log_is_asked_for_once(context, tmp_path, monkeypatch):
-    monkeypatch.setattr(fanfold.recording.keeper, "BEAT_SECONDS", 1e9)  # a heartbeat is news too
+    monkeypatch.setattr(fanfold.recording.keeper, "BEAT_SECONDS", 1e9)  # heartbeats also trigger updates
     run = start(tmp_path, project="live", name="now")
     run.log({"a": 1.0, "b": 1.0}, step=0)
     with serving(context, tmp_path) as address:
         page = open_page(context, address, "p=live")
         expect(page.locator(".live", has_text=re.compile("^live$"))).to_be_visible()
         expect(page.locator("figure[data-key='b']")).to_have_attribute("aria-label", "b: 1 run, 1 point")
-        page.wait_for_timeout(1500)  # what opening the page asks for has come
+        page.wait_for_timeout(1500)  # until the requests of the page load are done
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url) if "api/series" in request.url else None)
         for step in (1, 2):
             run.log({"a": 2.0, "b": 2.0}, step=step)
             expect(page.locator("figure[data-key='b']")).to_have_attribute("aria-label", f"b: 1 run, {step + 1} points")
-            page.wait_for_timeout(2000)  # the server has looked four times since, and the page listed the runs anew
+            page.wait_for_timeout(2000)  # the server has polled four times, and the page has refreshed the runs
             assert len(asked) == step
     run.finish()
 
@@ -274,7 +274,7 @@ def test_the_page_survives_its_server(context, tmp_path):
     server.kill()
     server.wait(20)
     expect(page.get_by_text("offline, retrying")).to_be_visible()
-    expect(page.locator("figure[data-key='v']")).to_be_visible()  # the last data stays
+    expect(page.locator("figure[data-key='v']")).to_be_visible()  # the last data stays visible
     run.log({"v": 2.0}, step=1)
     server, _ = serve(tmp_path, "--port", address.rsplit(":", 1)[1].strip("/"))
     try:
@@ -330,12 +330,12 @@ def test_the_table_sorts_chooses_and_compares(context, address):
     expect(grid.get_by_role("columnheader").nth(1)).to_have_attribute("aria-sort", "ascending")
     first = grid.get_by_role("row").nth(1).get_by_role("gridcell")
     expect(first.first).to_have_text("0.01")
-    first.last.hover()  # the whole value, told to who points at it
+    first.last.hover()  # the full value, set on hover
     assert len(first.last.get_attribute("title")) > len(first.last.text_content().strip())
     grid.get_by_role("rowheader").first.hover()
     expect(grid.get_by_role("rowheader").first).to_have_attribute("title", re.compile(r".+ \(.+\)"))
     stays = "() => [...document.querySelectorAll('[role=row]')].every((row, i) => row === window.rows[i])"
-    assert page.evaluate(stays)  # other texts in the same elements
+    assert page.evaluate(stays)  # the same elements with new text
     for name in ("run-02", "run-05"):
         grid.get_by_label(f"Select {name}").check()
     page.get_by_role("button", name="compare", exact=True).click()
@@ -367,7 +367,7 @@ def test_a_run_is_renamed_tagged_archived_and_deleted_from_the_page(context, tmp
         page.get_by_role("button", name="delete", exact=True).click()
         expect(page.get_by_text("1 run", exact=True)).to_be_visible()
         assert not run.path.exists()
-        page.wait_for_timeout(200)  # the page may have asked for the run once more while it went
+        page.wait_for_timeout(200)  # the page may have requested the run once more meanwhile
         context.expected[:] = [error for error in context.expected if "404" not in error]
         page.locator("summary", has_text="views").click()
         page.get_by_label("View name").fill("mine")
@@ -397,7 +397,7 @@ def test_media_share_one_step(context, address):
     expect(page.locator("ins").first).to_be_visible()
     page.get_by_role("button", name="page", exact=True).click()
     expect(page.frame_locator("iframe").first.get_by_role("heading", name="inside")).to_be_visible()
-    assert sorted(url[-3:] for url in asked if "/html?" in url) == ["n=1", "n=1"]  # the newest of each run, and nothing before it
+    assert sorted(url[-3:] for url in asked if "/html?" in url) == ["n=1", "n=1"]  # only the newest of each run
     page.get_by_role("button", name="plot", exact=True).click()
     expect(page.get_by_text("Plotly figure").first).to_be_visible()
     with page.expect_download() as download:
@@ -425,7 +425,7 @@ def test_a_rule_is_added_and_removed_and_a_mistake_is_shown(context, address):
     rules.get_by_label("New rule").fill("loss > much")
     rules.get_by_role("button", name="add").click()
     expect(rules.get_by_role("alert")).to_contain_text("mistake at column 8")
-    context.expected.clear()  # the browser reports the refused request
+    context.expected.clear()  # the browser logs the refused request
     rules.get_by_label("New rule").fill("val/loss > 1e9")
     rules.get_by_role("button", name="add").click()
     expect(rules.get_by_text("val/loss > 1e9", exact=True)).to_be_visible()
@@ -468,14 +468,14 @@ def test_an_unknown_run_project_and_page_are_said(context, address):
     expect(page.get_by_text("No runs in nothing yet")).to_be_visible()
 
 
-# For everybody
+# Accessibility
 
 
 AGES = re.compile(r"\b\d+(\.\d+)?\s*(ms|s|min|h|d)\b|just now|ago|/\S+")
 
 
 def words(page) -> list[str]:
-    """Return what a page says, without ages and places."""
+    """Return the text of a page, without ages and paths."""
     return [line for line in (AGES.sub("", text).strip() for text in page.get_by_role("main").inner_text().splitlines()) if line]
 
 
@@ -514,7 +514,7 @@ def test_every_page_is_accessible_in_light_and_dark(context, address):
         page = open_page(context, address, f"p={'ranks' if view == 'logs' else 'llm'}&v={view}")
         page.get_by_role("main").locator("figure:visible, [role=grid], .panel:visible, .none").first.wait_for()
         page.evaluate(axe)
-        for theme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):  # only colours differ
+        for theme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):  # only colors differ
             page.emulate_media(color_scheme=theme)
             for violation in page.evaluate(f"axe.run({rules})")["violations"]:
                 found += [f"{view}, {theme}: {violation['id']}: {node['html'][:160]}" for node in violation["nodes"][:3]]
@@ -557,7 +557,7 @@ def test_the_first_page_is_small():
 def test_the_page_asks_nothing_of_the_outside():
     for file in STATIC.iterdir():
         hosts = set(re.findall(r"https?://([^/\"'`\s)]+)", file.read_text()))
-        assert hosts <= {"www.w3.org", "svelte.dev"}, (file.name, hosts)  # names of XML spaces and of error texts: never fetched
+        assert hosts <= {"www.w3.org", "svelte.dev"}, (file.name, hosts)  # namespaces and links in messages: never fetched
 
 
 @needs_node
@@ -610,7 +610,7 @@ def test_wheel_and_sdist_hold_the_page_and_the_wheel_the_native_part(tmp_path):
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
     )
     wheel, sdist = done.stdout.split()[-2:]
-    # An index takes no plain linux tag, and a number lower than what the library asks for would break on old systems.
+    # PyPI rejects plain linux tags, and a lower glibc version than the library needs would break on old systems.
     asks = re.findall(rb"GLIBC_2\.(\d+)", build.build().read_bytes())
     assert int(re.search(r"-py3-none-manylinux_2_(\d+)_", wheel)[1]) >= max(map(int, asks))
     names = {Path(name).name for name in zipfile.ZipFile(tmp_path / wheel).namelist() if "/server/static/" in name}
@@ -625,7 +625,7 @@ def test_wheel_and_sdist_hold_the_page_and_the_wheel_the_native_part(tmp_path):
     with zipfile.ZipFile(tmp_path / wheel) as archive:
         archive.extractall(tmp_path / "site")
     native = tmp_path / "site" / "fanfold" / "probes" / "native" / build.library_name()
-    # On a machine without a compiler, the library that came along is bound to torch and passes its test of itself.
+    # Without a compiler, the library of the wheel binds to torch and passes its self-test.
     bare = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")}
     bare |= {"PATH": "/nonexistent", "PYTHONPATH": str(tmp_path / "site"), "FANFOLD_CACHE_DIR": str(tmp_path / "cache")}
     code = "from fanfold.probes.native import library; print(library.bind()._name)"

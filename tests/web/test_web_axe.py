@@ -1,4 +1,4 @@
-"""Every page and menu of the dashboard, checked by axe: in both themes, on a desktop and on a phone."""
+"""Every page and menu of the dashboard, checked with axe in both themes, on desktop and phone sizes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def helped(page: Any, size: str) -> None:
     expect(page.get_by_role("dialog")).to_be_visible()
 
 
-# Fragment, what has to be there, and what is done then.
+# URL fragment, the locator to wait for, and the action to take then.
 STATES: dict[str, tuple[str, str, Callable[[Any, str], None] | None]] = {
     "charts": ("p=demo", "figure[data-painted]", None),
     "saved views": ("p=demo", "figure[data-painted]", opened("views")),
@@ -102,7 +102,7 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=[(size, theme) for size in SIZES for theme in ("light", "dark")], ids="-".join)
 def look(request, browser):
-    """A window of one size in one theme, for all states."""
+    """A browser context of one size and theme, shared by all states."""
     size, theme = request.param
     wide, high = SIZES[size]
     context = browser.new_context(viewport={"width": wide, "height": high}, color_scheme=theme, reduced_motion="reduce")

@@ -1,4 +1,4 @@
-"""Charts as one wants them: several metrics in one, axes, sizes, smoothing, colours, groups; every number is that of the data."""
+"""Chart options: several metrics in one chart, axes, sizes, smoothing, colors and groups, all compared with the data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from browser import SLOW, expect, needs_browser, open_page, painted, start
 
 pytestmark = needs_browser
 
-# The rows that have ink of a colour, as shares of the height of the plot: from the highest to the lowest.
+# The highest and lowest rows with colored pixels, as fractions of the plot's height.
 ROWS = """figure => { const c = figure.querySelector('canvas'), { data, width, height } = c.getContext('2d').getImageData(0, 0, c.width, c.height);
   const rows = []; for (let y = 8; y < height - 20; y++) for (let x = 60; x < width - 12; x++) { const i = 4 * (y * width + x);
     if (Math.max(data[i], data[i + 1], data[i + 2]) - Math.min(data[i], data[i + 1], data[i + 2]) > 30) { rows.push((y - 8) / (height - 28)); break; } }
   return rows.length ? [rows[0], rows.at(-1)] : null; }"""
 
 
-# The middle of the ink in the left part of a chart, as a share of its height.
+# The mean height of colored pixels in the left part of a chart, as a fraction of the plot's height.
 USUAL = """figure => { const c = figure.querySelector('canvas'), { data, width, height } = c.getContext('2d').getImageData(0, 0, c.width, c.height);
   let sum = 0, n = 0; for (let y = 8; y < height - 20; y++) for (let x = 60; x < width / 3; x++) { const i = 4 * (y * width + x);
     if (Math.max(data[i], data[i + 1], data[i + 2]) - Math.min(data[i], data[i + 1], data[i + 2]) > 30) { sum += (y - 8) / (height - 28); n++; } }
@@ -29,7 +29,7 @@ USUAL = """figure => { const c = figure.querySelector('canvas'), { data, width, 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Six runs of two learning rates and three seeds, with values one can add up in the head; and twenty runs of one metric."""
+    """Six runs with two learning rates and three seeds and easy numbers, and twenty runs of one metric."""
     folder = tmp_path_factory.mktemp("runs")
     os.environ["FANFOLD_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     for lr, values in ((0.1, (2, 3, 4)), (0.01, (5, 6, 10))):
@@ -74,7 +74,7 @@ def options(figure, title: str):
 
 
 def rows(figure) -> dict[str, list[str]]:
-    """Show a chart as a table, and return it."""
+    """Show a chart as a table, and return its rows by name."""
     figure.hover()
     figure.get_by_role("button", name=re.compile("as a table")).click()
     figure.locator("tbody tr").first.wait_for()
@@ -156,7 +156,7 @@ def test_the_y_axis_is_chosen_zoomed_and_reset(context, address):
     expect(figure.get_by_label("Reset the y axis of train/loss")).to_have_text("y \N{MINUS SIGN}100\N{EN DASH}20 ✕")
     page.keyboard.press("Escape")
     expect(panel).to_have_count(0)
-    assert span(page, figure)[1] < 0.25  # all values are in the upper part of -100 to 20
+    assert span(page, figure)[1] < 0.25  # all values are near the top of -100 to 20
     figure.get_by_label("Reset the y axis of train/loss").click()
     expect(page).not_to_have_url(re.compile("y="))
     before = span(page, figure)
@@ -174,7 +174,7 @@ def test_the_y_axis_is_chosen_zoomed_and_reset(context, address):
 
 
 def span(page, figure) -> list[float]:
-    """Return where the lines are, once the chart is drawn anew."""
+    """Return the vertical extent of the lines, once the chart is redrawn."""
     page.wait_for_timeout(400)
     return figure.evaluate(ROWS)
 
@@ -183,14 +183,14 @@ def test_outliers_are_left_out_of_the_axis(context, address):
     page = open_page(context, address, "p=spike")
     figure = painted(page, "loss")
     page.wait_for_timeout(400)
-    assert figure.evaluate(USUAL) > 0.9  # 200 values from 1 to 2 lie on the floor of an axis to 1,000
+    assert figure.evaluate(USUAL) > 0.9  # 200 values from 1 to 2 are at the bottom of an axis up to 1,000
     page.get_by_role("button", name="ignore outliers").click()
     expect(page).to_have_url(re.compile("clip=1"))
     page.wait_for_timeout(400)
     assert 0.3 < figure.evaluate(USUAL) < 0.7
     figure.locator(".plot").hover(position={"x": 60, "y": 60})
     page.mouse.move(*spot(figure, 100 / 199))
-    expect(figure.locator(".tip")).to_contain_text("1,000")  # it is still there to be read
+    expect(figure.locator(".tip")).to_contain_text("1,000")  # the tooltip still shows the outlier
 
 
 def test_a_chart_has_a_title_a_size_and_the_whole_screen(context, address):
@@ -236,9 +236,9 @@ def test_smoothing_shows_its_number_and_has_three_kinds(context, address):
         page.mouse.move(*spot(figure, 0.5555))
         seen[kind] = figure.locator(".tip .smooth").first.inner_text()
     assert len(set(seen.values())) == 3, seen
-    expect(figure.locator(".tip .num").first).to_contain_text("1,000")  # the value that was logged stands beside the smoothed one
+    expect(figure.locator(".tip .num").first).to_contain_text("1,000")  # the logged value is next to the smoothed one
     expect(page).to_have_url(re.compile("kernel=ema"))
-    old = open_page(context, address, "p=mix&s=0.6&ema=1")  # a link of an older version
+    old = open_page(context, address, "p=mix&s=0.6&ema=1")  # a link from an older version
     expect(old.get_by_label("Kind of smoothing")).to_have_value("ema")
 
 
@@ -258,7 +258,7 @@ def test_every_shown_run_has_a_look_of_its_own_and_a_colour_can_be_picked(contex
     painted(page, "score")
     looks = page.evaluate(SWATCHES)
     assert len(looks) == len(set(looks)) == 20
-    assert len({look.split()[0] for look in looks}) == 16  # and four of them dashed
+    assert len({look.split()[0] for look in looks}) == 16  # the other four are dashed
     page.get_by_role("button", name="Color of run-03").click()
     expect(page.get_by_role("dialog", name="Color of run-03")).to_be_visible()
     page.get_by_role("button", name=re.compile("^Color 9,")).click()
@@ -286,8 +286,8 @@ def test_colours_follow_a_number_on_a_scale(context, address, field):
     colours = [tuple(int(n) for n in re.findall(r"\d+", look)) for look in page.evaluate(SWATCHES)]
     assert len(set(colours)) == 20
     light = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b, *_ in colours]
-    assert light == sorted(light, reverse=field == "config:lr")  # lr falls with the number of the run
-    expect(chart(page, "score")).to_have_attribute("aria-label", re.compile("^score: 20 runs"))  # not groups of one each
+    assert light == sorted(light, reverse=field == "config:lr")  # lr decreases with the run number
+    expect(chart(page, "score")).to_have_attribute("aria-label", re.compile("^score: 20 runs"))  # not groups of one
 
 
 # Groups
@@ -325,7 +325,7 @@ def test_groups_by_all_of_the_config_but_the_seed_show_what_was_asked_for(contex
 
 
 def near(page, figure, name: str) -> None:
-    """Move the pointer down a chart until it is at a line."""
+    """Move the pointer down a chart until it hits a line."""
     box = figure.locator(".plot").bounding_box()
     for y in range(12, int(box["height"]) - 22, 6):
         page.mouse.move(spot(figure, 0.3)[0], box["y"] + y)
@@ -348,7 +348,7 @@ def test_the_table_groups_by_several_fields_and_counts_their_runs(context, addre
     page.locator("summary", has_text="group").click()
     page.get_by_label("all of the config but these").check()
     page.get_by_role("checkbox", name="lr", exact=True).check()
-    expect(heads).to_have_count(1)  # width alone does not differ
+    expect(heads).to_have_count(1)  # width does not differ
     expect(heads.first).to_contain_text("all runs 6")
 
 

@@ -1,6 +1,6 @@
-"""The dashboard's controls, each used as a person would: axes, groups, zoom, saved views, the table, and what charts show of torn runs.
+"""The dashboard's controls, used like a user would: axes, groups, zoom, saved views, the table, and charts of interrupted runs.
 
-Runs are made so that what must be seen is known to the digit; lines are judged by their pixels.
+The runs are generated, so the expected numbers are exact; lines are checked by their pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from browser import expect, inked, needs_browser, open_page, painted, start
 from store_data import START, Call, write_run
 
 SECOND = 1_000_000_000
-LEFT, RIGHT = 48, 10  # where a chart's axes begin and end, from its edges
+LEFT, RIGHT = 48, 10  # the margins of a chart outside its plot area
 RUNS = [("a", 2, 0.1, 1.0), ("b", 2, 0.01, 3.0), ("c", 4, 0.1, 5.0), ("d", 4, 0.01, 9.0)]  # name, depth, lr, loss
 KILLED = """import fanfold, os, sys
 first, last, dies = map(int, sys.argv[1:])
@@ -55,11 +55,11 @@ DOTTED = """(canvas, places) => { const g = canvas.getContext('2d'), k = canvas.
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, browser):
-    """A project for each kind of control."""
+    """One project per kind of control."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FANFOLD_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        since = [time.time_ns() - START, *[SECOND] * 999]  # one call a second, from now on
+        since = [time.time_ns() - START, *[SECOND] * 999]  # one call per second, starting now
         long = [Call(0, 0, step, wait, {"loss": step / 100, "seen": 32.0 * step}) for step, wait in enumerate(since, 1)]
         write_run(folder, long, project="axes", id="long")
         for project in ("sweep", "edit"):
@@ -78,7 +78,7 @@ def sweep(folder: Path, project: str) -> None:
 
 
 def torn(folder: Path) -> None:
-    """A hole in few points, a hole in many, and a run that was killed at step 60 and went on from step 50."""
+    """A gap in few points, a gap in many, and a run that was killed at step 60 and resumed from step 50."""
     for name, steps in (("few", [*range(30), *range(70, 100)]), ("many", [*range(3000), *range(7000, 10000)])):
         write_run(folder, [Call(0, 0, step, SECOND, {"loss": 1.0 + step / 1000}) for step in steps], project="torn", id=name)
     env = {**os.environ, "FANFOLD_DIR": str(folder)}
@@ -105,28 +105,28 @@ CHROMA = """(figure, [from, to]) => { const canvas = figure.querySelector('canva
 
 
 def pixel(figure, part: float) -> int:
-    """Return the column where a part of the horizontal axis lies."""
+    """Return the pixel column of a fraction of the x axis."""
     return round(LEFT + part * (figure.locator("canvas").first.bounding_box()["width"] - LEFT - RIGHT))
 
 
 def coloured(figure, start: float, end: float) -> list[list[int]]:
-    """Return which rows are coloured, as lines and bands are and the grid is not, for each column of a part of a chart."""
+    """Return the colored rows (lines and bands, not the grid) of each pixel column in a part of a chart."""
     return figure.evaluate(CHROMA, [pixel(figure, start), pixel(figure, end)])
 
 
 def filled(columns: list[list[int]]) -> float:
-    """Return the share of columns with colour."""
+    """Return the share of columns with color."""
     return sum(map(bool, columns)) / len(columns)
 
 
 def spot(figure, part: float, height: int = 100) -> tuple[float, float]:
-    """Return where on the screen a part of the horizontal axis lies."""
+    """Return the screen position of a fraction of the x axis."""
     box = figure.locator(".plot").bounding_box()
     return box["x"] + pixel(figure, part), box["y"] + height
 
 
 def tells(page, figure, part: float, pattern: str) -> None:
-    """Expect a chart to tell this x at a part of its axis."""
+    """Expect the tooltip at a fraction of the x axis to show this x."""
     page.mouse.move(*spot(figure, part))
     expect(figure.locator(".tip thead")).to_have_text(re.compile(rf"^\s*{pattern}\s*$"))
 
@@ -139,7 +139,7 @@ def drag(page, figure, begin: float, end: float) -> None:
 
 
 def numbers(page, figure, key: str) -> list[list[str]]:
-    """Save what a chart shows, and read it."""
+    """Save the chart as CSV, and read it."""
     figure.hover()
     figure.get_by_role("button", name=f"Save {key}").click()
     with page.expect_download() as download:
@@ -148,7 +148,7 @@ def numbers(page, figure, key: str) -> list[list[str]]:
 
 
 def zoomed(page, first: float, last: float, **near: float) -> None:
-    """Expect the range in the address to become this; while it is dragged, others stand there."""
+    """Wait for this range in the URL; during a drag it passes through others."""
     wanted, found = pytest.approx((first, last), **near), None
     for _ in range(50):
         found = parse_qs(urlsplit(page.url).fragment).get("zoom", ["nan..nan"])[0]
@@ -159,7 +159,7 @@ def zoomed(page, first: float, last: float, **near: float) -> None:
 
 
 def press_log_x(page, figure) -> None:
-    """Press the button, and wait until the chart is drawn anew."""
+    """Press the button, and wait until the chart is redrawn."""
     before = figure.get_attribute("data-painted")
     page.get_by_role("button", name="log x").click()
     expect(page.get_by_role("button", name="log x")).to_have_attribute("aria-pressed", "true")
@@ -189,9 +189,7 @@ def test_the_horizontal_axis_is_step_time_time_since_start_or_a_key(context, add
         at = [float(row[1]) for row in rows]
         assert at == sorted(at)
         assert (at[0], at[-1]) == pytest.approx((first, last), abs=300 if name == "time" else 6 if name != "seen" else 200)
-        assert (float(rows[0][3]), float(rows[-1][4])) == pytest.approx(
-            (0.01, 10)
-        )  # every point of the run, whichever way it is laid out
+        assert (float(rows[0][3]), float(rows[-1][4])) == pytest.approx((0.01, 10))  # every point of the run, in either layout
     axis.select_option("auto")
     expect(page).not_to_have_url(re.compile("x="))
 
@@ -201,10 +199,10 @@ def test_a_pointer_at_rest_tells_what_the_axis_under_it_became(context, address)
     page = open_page(context, address, "p=axes")
     figure = painted(page, "loss")
     axis = page.get_by_label("Horizontal axis")
-    axis.hover()  # which asks for its options
+    axis.hover()  # renders all of its options
     tells(page, figure, 0.5, r"(49|50)\d")
     for name, told in (("seen", r"1[56],\d{3}"), ("relative", r"8 min \d+ s"), ("step", r"(49|50)\d")):
-        axis.select_option(name)  # which moves no pointer
+        axis.select_option(name)  # does not move the pointer
         expect(figure.locator(".tip thead")).to_have_text(re.compile(rf"^\s*{told}\s*$"))
 
 
@@ -216,12 +214,12 @@ def test_a_logarithmic_horizontal_axis_spreads_the_beginning(context, address):
     tells(page, figure, 0.5, r"(49|50)\d")
     straight = coloured(figure, 0.05, 0.95)
     press_log_x(page, figure)
-    tells(page, figure, 0.5, r"(2|3)\d")  # the root of a thousand
+    tells(page, figure, 0.5, r"(2|3)\d")  # the square root of a thousand
     curved = coloured(figure, 0.05, 0.95)
     middle = len(curved) // 2
-    assert min(curved[middle]) > min(straight[middle]) + 30  # a straight line hangs below
+    assert min(curved[middle]) > min(straight[middle]) + 30  # the log axis bends the straight line downwards
     expect(page).to_have_url(re.compile("logx=1"))
-    drag(page, figure, 0.5, 0.75)  # as far on the screen, a sixth of the points
+    drag(page, figure, 0.5, 0.75)  # the same distance on screen, a sixth of the points
     zoomed(page, 31.6, 177.8, rel=0.05)
 
 
@@ -239,7 +237,7 @@ def test_shift_and_drag_pans_and_a_double_click_zooms_out(context, address):
     zoomed(page, 500, 700, abs=12)
     tells(page, figure, 0.5, r"(59|60)\d")
     at = [float(row[1]) for row in numbers(page, figure, "loss")[1:]]
-    assert (at[0], at[-1]) == pytest.approx((500, 700), abs=14)  # what came into view was asked for
+    assert (at[0], at[-1]) == pytest.approx((500, 700), abs=14)  # the new range was fetched
     expect(page.locator("figure[data-key='seen']")).to_have_attribute("aria-label", re.compile(r"run, \d{3} points$"))
     page.mouse.dblclick(*spot(figure, 0.5))
     expect(figure).to_have_attribute("aria-label", re.compile("of 1,000 points"))
@@ -253,7 +251,7 @@ def test_panning_a_logarithmic_axis_keeps_the_line_under_the_pointer(context, ad
     figure = painted(page, "loss")
     inked(page, figure, 0.005)
     page.keyboard.down("Shift")
-    drag(page, figure, 0.2, 0.7)  # half the axis to the right: one decade back
+    drag(page, figure, 0.2, 0.7)  # drag right by half the axis: back by one decade
     page.keyboard.up("Shift")
     zoomed(page, 1, 100, rel=0.2)
     inked(page, figure, 0.005)
@@ -265,7 +263,7 @@ def test_a_zoom_that_reaches_zero_is_drawn_on_a_logarithmic_axis(context, addres
     figure = painted(page, "loss")
     inked(page, figure, 0.005)
     press_log_x(page, figure)
-    assert filled(coloured(figure, 0.5, 0.98)) == 1  # zero has no place there, the points after it have
+    assert filled(coloured(figure, 0.5, 0.98)) == 1  # a log axis cannot show zero, but the later points
     tells(page, figure, 0.98, "50")
 
 
@@ -290,7 +288,7 @@ def test_colour_and_dash_make_groups_one_line_with_a_band_or_each_run_a_line(con
     expect(figure.locator(".tip .rank")).to_have_text(re.compile("low 5 c · high 9 d"))
     page.locator("summary", has_text="group").click()
     page.get_by_label("Dash by").select_option("config:lr")
-    expect(figure).to_have_attribute("aria-label", "loss: 4 groups, 40 points")  # of one run each: no band
+    expect(figure).to_have_attribute("aria-label", "loss: 4 groups, 40 points")  # one run per group: no band
     expect(page.get_by_role("group", name="Legend")).to_have_text(re.compile(r"depth\s*2\s*4\s*lr\s*0\.01\s*0\.1"))
     page.get_by_label("Color by").select_option("")
     expect(figure).to_have_attribute("aria-label", "loss: 2 groups, 40 points")
@@ -353,7 +351,7 @@ def test_scatter_and_parallel_coordinates_show_every_run_where_its_figures_are(c
     scatter.scroll_into_view_if_needed()
     box = scatter.bounding_box()
     found = {}
-    for x in range(60, int(box["width"]), 14):  # where the pointer names a run
+    for x in range(60, int(box["width"]), 14):  # scan for the names of dots under the pointer
         for y in range(10, int(box["height"]), 14):
             page.mouse.move(box["x"] + x, box["y"] + y)
             for name in scatter.locator("text.name").all_text_contents():
@@ -366,7 +364,7 @@ def test_scatter_and_parallel_coordinates_show_every_run_where_its_figures_are(c
     page.mouse.move(box["x"] + c[0], box["y"] + c[1])
     expect(scatter.locator("text.name")).to_have_text("c: 0.1, 5")
     expect(page.locator("aside li.on")).to_contain_text("c")
-    assert scatter.locator("canvas").evaluate(DOTTED, [[x, y] for x, y in (a, b, c, d)])  # all four are drawn
+    assert scatter.locator("canvas").evaluate(DOTTED, [[x, y] for x, y in (a, b, c, d)])  # all four dots are drawn
     page.get_by_label("Scatter x").select_option("config:depth")
     expect(page.get_by_role("img", name="loss over depth, 4 runs")).to_be_visible()
 
@@ -415,7 +413,7 @@ def test_the_page_of_a_run_has_its_system_figures_folded_away(context, address):
     expect(figure).to_have_attribute("aria-label", re.compile(r"^system/memory · %: 1 run, \d+ points?$"))
     expect(page).to_have_url(re.compile("fold=run-system"))
     page.reload()
-    expect(page.locator("figure[data-key='system/memory']")).to_be_visible()  # what is unfolded stands in the address
+    expect(page.locator("figure[data-key='system/memory']")).to_be_visible()  # expanded sections are in the URL
     system.click()
     expect(page.locator("figure[data-key^='system/']")).to_have_count(0)
 
@@ -468,7 +466,7 @@ def test_table_columns_are_chosen_cut_to_what_differs_and_rows_are_grouped(conte
 
 @pytest.fixture
 def answering(browser):
-    """A browser whose user answers every question with a tag."""
+    """A browser context that answers every prompt with a tag."""
     made = browser.new_context(viewport={"width": 1400, "height": 900})
     errors: list[str] = []
     made.on("weberror", lambda error: errors.append(str(error.error)))
@@ -516,7 +514,7 @@ def test_chosen_runs_are_tagged_hidden_archived_and_taken_back_together(answerin
     assert [run.tags for run in sorted(fanfold.runs("edit", dir=place), key=lambda run: run.name)][1] == ["first", "kept"]
 
 
-# Torn runs
+# Interrupted runs
 
 
 @needs_browser
@@ -530,20 +528,20 @@ def test_a_hole_in_the_steps_is_dotted_in_few_points_and_in_many(context, addres
         assert filled(before) == filled(after) == 1
         assert 0.1 < filled(hole) < 0.6
         heights = [sum(column) / len(column) for column in hole if column]
-        assert max(np.diff(heights)) <= 1 and heights[0] > heights[-1] + 20  # straight from end to end
+        assert max(np.diff(heights)) <= 1 and heights[0] > heights[-1] + 20  # a straight line from end to end
 
 
 @needs_browser
 def test_a_run_that_was_killed_and_went_on_has_a_flag_where_it_began_anew(context, address):
     page = open_page(context, address, "p=torn&f=id=again")
     figure = painted(page, "loss")
-    expect(figure).to_have_attribute("aria-label", "loss: 1 run, 100 points")  # ten of the first life were done again
+    expect(figure).to_have_attribute("aria-label", "loss: 1 run, 100 points")  # ten points of the first attempt were repeated
     inked(page, figure, 0.001)
     columns = coloured(figure, 0, 1)
     restart = pixel(figure, 50 / 99) - LEFT
     tall = [place for place, rows in enumerate(columns) if len(rows) > 25]
     assert len(tall) == 1 and abs(tall[0] - restart) <= 1
-    assert all(set(columns[tall[0] + right]) & set(range(8, 15)) for right in (1, 2, 3))  # the flag
+    assert all(set(columns[tall[0] + right]) & set(range(8, 15)) for right in (1, 2, 3))  # the restart flag
     assert not set(columns[tall[0] - 2]) & set(range(8, 15))
     page.get_by_role("button", name="again", exact=True).click()
     expect(page.get_by_text("2 attempts")).to_be_visible()
@@ -551,7 +549,7 @@ def test_a_run_that_was_killed_and_went_on_has_a_flag_where_it_began_anew(contex
     expect(attempts).to_have_text([re.compile("1.*killed"), re.compile("2.*finished")])
 
 
-# Past this machine
+# Access from other machines
 
 
 def status(url: str, **headers: str) -> int:
@@ -570,7 +568,7 @@ def test_from_elsewhere_the_page_opens_only_by_the_printed_address(context, plac
         printed = urlsplit(server.stdout.readline().strip())
         token = parse_qs(printed.query)["token"][0]
         assert printed.scheme == "http" and printed.hostname and len(token) >= 24
-        base = f"http://127.0.0.1:{printed.port}/"  # its name may mean nothing here
+        base = f"http://127.0.0.1:{printed.port}/"  # its hostname may not resolve here
         for path in ("", "api/projects", "api/runs?project=sweep", "?token=", "api/projects?token=guess"):
             assert status(base + path) == 401, path
         assert status(base + "api/projects", Authorization="Bearer guess") == 401
@@ -579,7 +577,7 @@ def test_from_elsewhere_the_page_opens_only_by_the_printed_address(context, plac
         assert page.goto(f"{base}?token={token}#p=sweep").status == 200
         inked(page, painted(page, "loss"), 0.005)
         expect(page.locator(".live", has_text=re.compile("^live$"))).to_be_visible()
-        assert page.url == f"{base}#p=sweep"  # the token is in no address that is copied
+        assert page.url == f"{base}#p=sweep"  # the token is not in a URL that people copy
         page.close()
     finally:
         server.terminate()

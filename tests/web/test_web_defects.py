@@ -1,4 +1,4 @@
-"""Small things of the dashboard that once went wrong, each as a person would meet it."""
+"""Regression tests of the dashboard, each as a user would run into the defect."""
 
 # ruff: noqa: F401 - fixtures are imported by their names
 
@@ -50,7 +50,7 @@ def place(tmp_path_factory, browser):
             with contextlib.suppress(error), start(folder, project="ends", name=name) as run:
                 run.log({"loss": 1.0}, step=0)
                 raise error
-        waits = [time.time_ns() - START, *[4_000_000_000] * 249]  # a call each four seconds, from now on
+        waits = [time.time_ns() - START, *[4_000_000_000] * 249]  # one call every four seconds, starting now
         write_run(folder, [Call(0, 0, 1_999_990 + i, wait, {"loss": i * 1.0}) for i, wait in enumerate(waits)], project="far")
         yield folder
 
@@ -65,7 +65,7 @@ def address(place):
 
 @pytest.fixture
 def stumbling(context):
-    """A context in which the browser's own reports of failed requests are expected."""
+    """A context that expects the browser to report failed requests."""
     yield context
     assert all(re.search("Failed to load|ERR_|503", error) for error in context.expected), context.expected
     context.expected.clear()
@@ -85,7 +85,7 @@ def test_escape_leaves_the_filter_as_it_is(context, address):
     page.get_by_text("12 runs").wait_for()
     page.keyboard.press("/")
     expect(page.get_by_label("Filter runs")).to_be_focused()
-    page.keyboard.insert_text("lr>1")  # at once: a slow machine would ask for `lr>`, which is no filter
+    page.keyboard.insert_text("lr>1")  # in one piece: a slow machine would send `lr>`, which is not a valid filter
     expect(page.locator(".count")).to_have_text("4 of 12 runs")
     page.keyboard.press("Escape")
     expect(page.get_by_label("Filter runs")).to_have_value("lr>1")
@@ -95,7 +95,7 @@ def test_escape_leaves_the_filter_as_it_is(context, address):
 
 @needs_browser
 def test_shown_runs_have_colours_of_their_own_and_keep_them(context, address):
-    hidden = [f"r{i:02d}" for i in range(12) if i not in (0, 3, 8, 11)]  # 0 and 8, 3 and 11 are eight apart
+    hidden = [f"r{i:02d}" for i in range(12) if i not in (0, 3, 8, 11)]  # 0 and 8, and 3 and 11, are eight apart
     page = open_page(context, address, f"p=many&hide={','.join(hidden)}")
     names = [f"name-{i:02d}" for i in (0, 3, 8, 11)]
     page.locator("aside li", has_text=names[0]).wait_for()
@@ -128,7 +128,7 @@ def test_groups_of_numbers_stand_in_the_order_of_the_numbers(context, address):
     page = open_page(context, address, "p=many&colour=config:lr")
     legend = page.get_by_role("group", name="Legend")
     least, most = (f"{rate:g}".replace("-", "\N{MINUS SIGN}") for rate in (min(RATES), max(RATES)))
-    expect(legend).to_have_text(re.compile(rf"lr\s*{least}\s*{most}"))  # more of them than one tells colours apart: a scale
+    expect(legend).to_have_text(re.compile(rf"lr\s*{least}\s*{most}"))  # too many values for separate colors: a color scale
     page = open_page(context, address, "p=many&v=table&group=config:lr")
     heads = page.locator("[role=row].total [role=rowheader]")
     heads.first.wait_for()
@@ -227,7 +227,7 @@ def test_a_metric_is_drawn_over_the_axis_that_was_defined_for_it(context, addres
     page.mouse.up()
     expect(page).to_have_url(re.compile("zoom=.*zoomx=epoch"))
     expect(figure).to_have_attribute("aria-label", re.compile(r"val/acc: 1 run, (29|3\d) points"))
-    expect(painted(page, "loss")).to_have_attribute("aria-label", "loss: 1 run, 100 points")  # its steps are another axis
+    expect(painted(page, "loss")).to_have_attribute("aria-label", "loss: 1 run, 100 points")  # its steps are a different axis
     page.get_by_label("Horizontal axis").select_option("step")
     expect(figure.locator("figcaption")).not_to_contain_text("over epoch")
 
@@ -278,7 +278,7 @@ def test_what_failed_in_an_outage_is_there_when_it_is_over(stumbling, address, v
     stumbling.route(re.compile(r"api/(series|run\?|alerts|media)"), answer)
     page = open_page(stumbling, address, f"p=ends&v={view}" if view == "alerts" else f"p=axes&v={view}")
     expect(page.get_by_role("alert").filter(has_text="cannot be read now").first).to_be_visible()
-    down.clear()  # the stream of news never broke
+    down.clear()  # the event stream never broke
     expect(page.get_by_role("alert").filter(has_text="cannot be read now")).to_have_count(0)
     expect(page.get_by_role("main").locator("figure:visible, .panel:visible").first).to_be_visible()
 

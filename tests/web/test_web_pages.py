@@ -1,4 +1,4 @@
-"""The dashboard's pages with data of every size: how often they ask, whose data they show, and what their address keeps."""
+"""The dashboard's pages with data of every size: how often they send requests, whose data they show, and what their URL keeps."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def finished(folder, name: str, values: dict, **options) -> str:
 
 
 def held(page, fragment: str) -> None:
-    """Expect the address to keep something, and read it back after a reload."""
+    """Expect something in the URL, before and after a reload."""
     expect(page).to_have_url(re.compile(rf"[#&]{re.escape(fragment)}(&|$)"))
     page.reload()
 
 
 def accessible(page) -> None:
-    """Expect what is on the page now to be usable by everybody, in light and dark."""
+    """Expect the current page to be accessible in both themes."""
     axe = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
     if not axe.is_file() and not os.environ.get("CI"):
-        return  # `make web` brings it
+        return  # `make web` installs it
     page.evaluate(axe.read_text())
     found = []
-    for theme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):  # only colours differ
+    for theme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):  # only colors differ
         page.emulate_media(color_scheme=theme)
         violations = page.evaluate(f"axe.run({rules})")["violations"]
         found += [(theme, one["id"], one["nodes"][0]["html"][:160]) for one in violations]
@@ -99,15 +99,15 @@ def test_compare_asks_once_for_a_run_with_news(context, tmp_path):
         for step, loss in enumerate((7.5, 8.5, 9.5), 1):
             live.log({"loss": loss}, step=step)
             expect(page.get_by_role("group", name="Metrics")).to_contain_text(str(loss))
-            expect(page.locator("aside")).to_contain_text(str(loss))  # the list is read a moment after the news
-        assert 3 <= len(asked) <= 6  # a point may come with other news, such as a heartbeat
+            expect(page.locator("aside")).to_contain_text(str(loss))  # the list is fetched shortly after the update
+        assert 3 <= len(asked) <= 6  # a point may arrive with another update, such as a heartbeat
         assert all(live.id in url for url in asked)
     live.finish()
 
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory):
-    """Two runs of a script, from two commits, the second with a change that was not committed."""
+    """Two runs of a script from two commits, the second with an uncommitted change."""
     repository, runs = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("runs")
     script = repository / "train.py"
 
@@ -146,10 +146,10 @@ def test_compare_names_the_commits_between_two_runs_and_what_was_not_committed(c
         assert page.evaluate("() => navigator.clipboard.readText()") == command
         page.get_by_role("button", name="Show differences").click()
         expect(page.locator("pre ins")).to_contain_text("+# not committed")
-        assert first not in page.locator("pre").inner_text()  # said above, once
+        assert first not in page.locator("pre").inner_text()  # already shown above
         accessible(page)
         page.get_by_label("Remove after").click()
-        expect(page.locator("pre ins")).to_have_count(0)  # of a pair that is no longer there
+        expect(page.locator("pre ins")).to_have_count(0)  # it belonged to another pair of runs
 
 
 def test_compare_keeps_what_is_shown_in_the_address(context, tmp_path):
@@ -268,7 +268,7 @@ def test_ranks_are_added_up_or_picked_and_every_file_saved_is_listed(context, tm
         expect(files.locator("tbody tr")).to_have_count(60)
         expect(files.locator("tbody tr").first).to_contain_text("last.pt")
         page.goto(f"{address}#p=p&v=provenance&r=two")
-        expect(page.get_by_role("img", name="16 results")).to_be_visible()  # of a file saved again and again, one
+        expect(page.get_by_role("img", name="16 results")).to_be_visible()  # a file that was saved repeatedly counts once
         expect(page.get_by_text("The newest 12 of 16")).to_be_visible()
         expect(page.locator("svg text.title", has_text="last.pt")).to_have_count(1)
         accessible(page)

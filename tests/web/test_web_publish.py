@@ -1,4 +1,4 @@
-"""A published folder, served by a plain file server under a path: the real page, with the numbers that were logged, and no server of ours."""
+"""A published folder under a path of a plain file server: the real dashboard with the logged numbers, without a fanfold server."""
 
 # ruff: noqa: F401 - fixtures are imported by their names
 
@@ -59,7 +59,7 @@ def address(facts):
 
 
 def as_table(page, key: str) -> dict[str, list[str]]:
-    """Return what a chart says of each run when it is shown as a table."""
+    """Return the rows of a chart shown as a table, by run."""
     figure = painted(page, key)
     figure.hover()
     figure.get_by_role("button", name=f"Show {key} as a table").click()
@@ -122,7 +122,7 @@ def test_a_fork_is_one_curve_and_names_its_parent(context, address):
     page.goto(f"{address}#p=tree")
     found = as_table(page, "loss")
     assert (found["child"][3], found["child"][2], found["child"][0]) == ("100", "599", "599")
-    assert float(found["child"][1]) == 51.0  # the parent's lowest up to step 49
+    assert float(found["child"][1]) == 51.0  # the parent's minimum up to step 49
 
 
 def test_ranks_logs_media_tables_and_figures(context, address):
@@ -142,7 +142,7 @@ def test_ranks_logs_media_tables_and_figures(context, address):
     expect(page.locator("figure tbody tr").first).to_contain_text("2.5")
     page.close()
     page = open_page(context, address, "p=llm&v=media&key=plot")
-    page.locator("iframe[data-drawn]").first.wait_for(timeout=2 * SLOW)  # the script has 5 MB
+    page.locator("iframe[data-drawn]").first.wait_for(timeout=2 * SLOW)  # the script is 5 MB
 
 
 def test_what_needs_a_server_is_not_offered(context, address):
@@ -162,7 +162,7 @@ def test_hostile_names_and_html_run_nothing(context, address, facts):
     context.expected[:] = [text for text in context.expected if "ERR" not in text and "Content Security Policy" not in text
                            and "404" not in text and "Failed to load" not in text and "Blocked script" not in text]  # fmt: skip
     folder = Path(facts["path"])
-    assert not [file for file in folder.rglob("*.html") if file.parent != folder]  # nothing logged opens as a page
+    assert not [file for file in folder.rglob("*.html") if file.parent != folder]  # no logged content can be opened as a page
     assert "onerror" not in (folder / "index.html").read_text().replace("&lt;img src=x onerror=alert(1)&gt;", "")
 
 

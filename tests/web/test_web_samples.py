@@ -1,4 +1,4 @@
-"""Samples and media: rows of logged tables, the same row side by side, Plotly figures, images with boxes and masks, shared steps and ranges."""
+"""Samples and media: logged tables, the same row side by side, Plotly figures, images with boxes and masks, shared steps and ranges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FANFOLD_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        for name in ("tuned", "base"):  # the newest is shown first
+        for name in ("tuned", "base"):  # the newest is first
             run = start(folder, project="llm", id=name, name=name)
             for step in STEPS:
                 picture = np.full((8, 16, 3), 10 * step, np.uint8)
@@ -70,14 +70,14 @@ def test_rows_are_searched_filtered_sorted_and_saved(context, address):
     expect(page.get_by_text("100 of 250 rows")).to_be_visible()
     head = table.locator("th").nth(1).bounding_box()
     table.evaluate("box => { box.scrollTop = 1500; }")
-    assert table.locator("th").nth(1).bounding_box()["y"] == head["y"]  # the head stays
+    assert table.locator("th").nth(1).bounding_box()["y"] == head["y"]  # the header is sticky
     table.get_by_role("button", name="reward").click()
     table.get_by_role("button", name="reward").click()
     expect(table.locator("tbody tr").first.locator("td").nth(1)).to_have_text("249")
     expect(table.locator("th").nth(4)).to_have_attribute("aria-sort", "descending")
     page.get_by_label("Search rows").fill("question 24")
     expect(page.get_by_text("11 of 250 rows match")).to_be_visible()
-    page.set_viewport_size({"width": 560, "height": 900})  # little room: texts break, numbers do not
+    page.set_viewport_size({"width": 560, "height": 900})  # on a narrow screen text wraps, but numbers do not
     number = table.locator("tbody tr").first.locator("td").nth(1).locator(".text")
     assert number.bounding_box()["height"] < 24
     page.set_viewport_size({"width": 1400, "height": 900})
@@ -88,7 +88,7 @@ def test_rows_are_searched_filtered_sorted_and_saved(context, address):
     page.get_by_role("button", name="filter", exact=True).click()
     expect(table.locator("tbody tr")).to_have_count(4)
     assert column(page, 2) == ["242", "241", "240", "24"]
-    page.reload()  # all of it stands in the address
+    page.reload()  # all of it is in the URL
     expect(table.locator("tbody tr")).to_have_count(4)
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV").click()
@@ -113,7 +113,7 @@ def test_the_same_row_is_compared_across_runs_and_steps_word_by_word(context, ad
     page = open_page(context, address, "p=llm&v=media&key=samples&step=20")
     page.get_by_role("group", name="samples of base").get_by_role("button", name="Compare row 3", exact=True).click()
     dialog = page.get_by_role("dialog", name="Row 3 of samples")
-    expect(dialog.get_by_label("Rows are the same by")).to_have_value("id")  # row 3 is here the one with id 246
+    expect(dialog.get_by_label("Rows are the same by")).to_have_value("id")  # here, row 3 has the id 246
     expect(dialog.get_by_role("columnheader")).to_have_text([re.compile("base"), re.compile("tuned")])
     expect(dialog.locator("del")).to_have_text("slow")
     expect(dialog.locator("ins")).to_have_text("quick")
@@ -130,7 +130,7 @@ def test_the_same_row_is_compared_across_runs_and_steps_word_by_word(context, ad
     expect(dialog.get_by_role("row", name="prompt").get_by_role("cell").first).to_have_text("question 3")
     dialog.get_by_role("button", name="across runs").click()
     dialog.get_by_label("Step of the row").fill("0")
-    expect(dialog.locator("ins")).to_have_count(0)  # at step 0 both said the same
+    expect(dialog.locator("ins")).to_have_count(0)  # at step 0 both had the same text
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
 
@@ -178,12 +178,10 @@ def test_boxes_and_masks_lie_where_they_were_logged(context, address):
     boxes = page.locator("figure rect")
     expect(boxes).to_have_count(2)
     places = [[float(box.get_attribute(name)) for name in ("x", "y", "width", "height")] for box in boxes.all()]
-    assert places == [[2, 2, 6, 4], [8, 4, 4, 2]]  # pixels, and shares of 16 x 8
+    assert places == [[2, 2, 6, 4], [8, 4, 4, 2]]  # in pixels, and as fractions of 16 x 8
     expect(page.locator("figure svg text")).to_have_text(["car 0.91", "dog"])
-    assert (
-        page.locator("figure svg text").first.bounding_box()["height"] > 10
-    )  # large enough to be read, though the image has 16 pixels
-    expect(page.locator("figure img.crisp")).to_have_count(1)  # and one sees the pixels as they are
+    assert page.locator("figure svg text").first.bounding_box()["height"] > 10  # readable, although the image is 16 pixels wide
+    expect(page.locator("figure img.crisp")).to_have_count(1)  # and pixels have sharp edges
     canvas = page.locator("figure canvas")
     page.wait_for_function(
         "canvas => canvas.width === 4 && canvas.getContext('2d').getImageData(3, 0, 1, 1).data[3] > 0",
@@ -203,13 +201,13 @@ def test_the_lightbox_zooms_moves_and_goes_through_images_and_steps(context, add
     expect(box.get_by_text("seen · base · step 0")).to_be_visible()
     sheet = box.locator(".sheet")
     before = sheet.bounding_box()
-    assert before["width"] > 600  # as large as the window lets it be
+    assert before["width"] > 600  # as large as fits the window
     at = (before["x"] + before["width"] * 0.25, before["y"] + before["height"] * 0.25)
     page.mouse.move(*at)
     page.mouse.wheel(0, -400)
     expect(box.get_by_label("Zoom", exact=True)).not_to_have_text("100%")
     after = sheet.bounding_box()
-    for side, size in (("x", "width"), ("y", "height")):  # what is under the pointer stays there
+    for side, size in (("x", "width"), ("y", "height")):  # the point under the pointer stays in place
         place = at[0] if side == "x" else at[1]
         assert abs((place - after[side]) / after[size] - 0.25) < 0.02
     page.mouse.down()

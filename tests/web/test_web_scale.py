@@ -1,4 +1,4 @@
-"""The dashboard over much: ten million points in one run, and fifteen hundred runs of fifteen hundred metrics each."""
+"""The dashboard with large data: ten million points in one run, and fifteen hundred runs with fifteen hundred metrics each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DOTTED = """canvas => { const data = canvas.getContext('2d').getImageData(0, 0, 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder of runs that goes at once: these are large."""
+    """A folder for large runs, deleted right after the test."""
     monkeypatch.setenv("FANFOLD_CACHE_DIR", str(tmp_path / "cache"))
     yield tmp_path / "runs"
     shutil.rmtree(tmp_path)
@@ -56,7 +56,7 @@ def test_ten_million_points_are_drawn_with_every_extreme_in_a_small_answer(conte
         answer = http.post("/api/series", json={"project": "llm", "runs": ["long"], "keys": names})
         assert len(answer.content) < KEYS * 330 * 4 * 8
         near = series(http, runs=["long"], keys=["loss3"], lo=777_700, hi=777_800)
-        assert near[0]["raw"] and near[0]["columns"]["y"].max() == 99.5  # zooming in reaches the points themselves
+        assert near[0]["raw"] and near[0]["columns"]["y"].max() == 99.5  # zooming in shows the raw points
     with serving(context, place) as address:
         page = open_page(context, address)
         inked(page, painted(page, "loss0"))
@@ -95,13 +95,13 @@ def test_charts_wait_for_the_newest_runs_only_and_known_runs_are_not_sent_again(
         assert "count=300" in answers[0].url
         write(place, "sweep", "new", [{"loss": 0.5}])
         expect(page.locator("aside .count")).to_have_text("701 runs", timeout=20_000)
-        assert len(answers[-1].json()["runs"]) == 201  # the block that the new run is in, and none of the two others
+        assert len(answers[-1].json()["runs"]) == 201  # only the block with the new run, not the two others
         assert page.evaluate("document.querySelector('aside li').textContent").strip().startswith("new")
         page.get_by_label("Sort runs").select_option("name")
         expect(page.locator("aside li .name").nth(1)).to_have_text("r00000")
         page.reload()
         expect(page.locator("aside .count")).to_have_text("701 runs", timeout=20_000)
-        assert "count=" not in answers[-1].url  # sorted by name, the newest runs are not those on top
+        assert "count=" not in answers[-1].url  # sorted by name, the newest runs are not on top
 
 
 @needs_browser
@@ -114,8 +114,8 @@ def test_many_runs_of_many_metrics_open_as_a_page_of_bounded_size(context, place
         inked(page, painted(page, "part00/m0000"), 0.005)
         assert page.evaluate("document.querySelectorAll('*').length") < NODES
         first = page.locator("figure[data-key='part00/m0000']")
-        page.locator("figure[data-key='part29/m0029']").scroll_into_view_if_needed()  # made a moment later
-        expect(first.locator("canvas")).to_have_count(0)  # far away only the frame stays
+        page.locator("figure[data-key='part29/m0029']").scroll_into_view_if_needed()  # created a moment later
+        expect(first.locator("canvas")).to_have_count(0)  # far outside the viewport only the frame remains
         first.scroll_into_view_if_needed()
         expect(first.locator("canvas")).to_have_count(2)
         inked(page, first, 0.005)

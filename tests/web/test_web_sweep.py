@@ -46,7 +46,7 @@ def strip(page, name: str):
 
 
 def drag(page, box: dict, low: float, high: float) -> None:
-    """Drag along an axis from one share of its height to another."""
+    """Drag along an axis from one fraction of its height to another."""
     x = box["x"] + box["width"] / 2
     page.mouse.move(x, box["y"] + box["height"] * (1 - low))
     page.mouse.down()
@@ -70,7 +70,7 @@ def test_a_brush_selects_the_runs_whose_values_lie_in_it(context, address):
     page.reload()
     expect(page.get_by_role("status").filter(has_text="selected")).to_have_text(f"{len(both)} of {COUNT} runs selected")
     page.get_by_role("button", name="filter to these").click()
-    expect(page.get_by_text(f"{len(both)} of {COUNT} runs")).to_be_visible()  # the run list: the filter is the language's own
+    expect(page.get_by_text(f"{len(both)} of {COUNT} runs")).to_be_visible()  # in the run list: a regular filter
     expect(page.get_by_role("img", name=f"{len(both)} runs over lr, opt, loss")).to_be_visible()
 
 
@@ -87,7 +87,7 @@ def test_axes_are_moved_made_logarithmic_removed_and_brushed_by_keyboard(context
     page.mouse.move(to["x"] + to["width"] / 2, to["y"] + 8, steps=10)
     page.mouse.up()
     expect(shown).to_have_attribute("aria-label", f"{COUNT} runs over depth, opt, lr, loss")
-    # The rates span powers of ten, so their axis is logarithmic until one says otherwise.
+    # The learning rates span powers of ten, so their axis is logarithmic by default.
     for now, then in (("lr log", "lr"), ("lr", "lr log")):
         page.get_by_role("button", name=f"{now}: axis options", exact=True).press("Enter")
         page.get_by_role("menuitemcheckbox", name="Log axis").press("Enter")
@@ -154,7 +154,7 @@ def test_a_contour_shows_low_and_high_where_they_are(context, address):
     config, loss = made()[7]
     rates, depths = [one["lr"] for one, _ in made()], [one["depth"] for one, _ in made()]
     box = contour.bounding_box()
-    wide, high = box["width"] - 66, box["height"] - 38  # without the labels of the axes
+    wide, high = box["width"] - 66, box["height"] - 38  # without the axis labels
     across = (math.log(config["lr"]) - math.log(min(rates))) / (math.log(max(rates)) - math.log(min(rates)))
     up = (config["depth"] - min(depths)) / (max(depths) - min(depths))
     page.mouse.move(box["x"] + 56 + (0.04 + 0.92 * across) * wide, box["y"] + 8 + (0.96 - 0.92 * up) * high)

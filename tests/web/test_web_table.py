@@ -1,4 +1,4 @@
-"""The Table page, used as a person would: statistics, order, pinned and moved columns, groups, many runs changed at once, ten thousand runs."""
+"""The Table page, used like a user would: statistics, order, pinned and moved columns, groups, bulk edits, ten thousand runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(page) -> list[str]:
 
 
 def cells(page, name: str) -> list[str]:
-    """Return the cells of a run, as they are shown."""
+    """Return the displayed cells of a run."""
     row = page.get_by_role("row").filter(has=page.get_by_role("button", name=name, exact=True))
     return [text.strip() for text in row.get_by_role("gridcell").all_inner_texts()]
 
@@ -44,7 +44,7 @@ def test_statistics_are_columns_with_the_numbers_that_were_logged(context, tmp_p
     sweep(tmp_path)
     with serving(context, tmp_path) as address:
         page = open_page(context, address, f"p=sweep&v=table&{COLUMNS}&o=name")
-        expect(page.get_by_role("complementary")).to_have_count(0)  # no run list beside it
+        expect(page.get_by_role("complementary")).to_have_count(0)  # no run list next to it
         assert heads(page) == ["run", "lr", "loss", "loss · min", "loss · best step", "acc"]
         expect(page.get_by_role("gridcell", name="0.5", exact=True)).to_have_count(1)
         for place, (name, losses) in enumerate(LOSS.items()):
@@ -103,7 +103,7 @@ def test_columns_are_pinned_moved_resized_and_coloured_and_stay_so(context, tmp_
         page.mouse.up()
         expect(page.get_by_role("columnheader").nth(1)).to_contain_text("acc")
         assert heads(page) == ["run", "acc", "lr", "loss", "loss · min", "loss · best step"]
-        assert "o=" not in page.url  # a drag is no click
+        assert "o=" not in page.url  # a drag is not a click
         head = page.locator("[data-col='min:loss']")
         head.hover()
         head.get_by_role("button", name="Options of loss · min").click()
@@ -114,7 +114,7 @@ def test_columns_are_pinned_moved_resized_and_coloured_and_stay_so(context, tmp_
         page.get_by_role("menuitemcheckbox", name="Color by value").click()
         tints = {name: float(page.get_by_role("row").filter(has=page.get_by_role("button", name=name, exact=True)).get_by_role("gridcell").first.evaluate(
             "cell => getComputedStyle(cell).getPropertyValue('--tint').replace('%', '')")) for name in LOSS}  # fmt: skip
-        assert sorted(tints, key=lambda name: -tints[name]) == ["d", "a", "c", "b"]  # the lowest loss is the strongest
+        assert sorted(tints, key=lambda name: -tints[name]) == ["d", "a", "c", "b"]  # the lowest loss has the strongest color
         edge = head.bounding_box()
         page.mouse.move(edge["x"] + edge["width"] - 3, edge["y"] + 10)
         page.mouse.down()
@@ -130,7 +130,7 @@ def test_columns_are_pinned_moved_resized_and_coloured_and_stay_so(context, tmp_
         ends = "e => { const range = document.createRange(); range.selectNodeContents(e); return range.getBoundingClientRect().right; }"
         number = page.locator("[role=gridcell][aria-colindex='2']").first
         expect(number).to_have_text(re.compile("[0-9]"))
-        assert abs(head.locator(".label").evaluate(ends) - number.evaluate(ends)) < 12  # a name ends where its numbers end
+        assert abs(head.locator(".label").evaluate(ends) - number.evaluate(ends)) < 12  # the header is aligned with its numbers
 
 
 def test_groups_are_folded_rows_with_what_their_runs_come_to(context, tmp_path):
@@ -243,7 +243,7 @@ def test_tags_and_notes_are_changed_where_they_stand(context, tmp_path):
         page.keyboard.press("Enter")
         expect(grid.get_by_role("gridcell").first).to_have_text("one, two")
         expect(grid).to_be_focused()
-        page.keyboard.press("ArrowRight")  # to the notes, by keyboard
+        page.keyboard.press("ArrowRight")  # to the notes cell
         page.keyboard.press("Enter")
         page.get_by_label("Notes of a").fill("first line\nsecond")
         page.keyboard.press("Control+Enter")
@@ -328,7 +328,7 @@ FRAMES = """async (grid) => { const found = [];
 
 
 def test_ten_thousand_runs_of_a_thousand_columns_scroll_and_stay_small(context, tmp_path):
-    """The page keeps as few elements as for ten runs, and shows the right numbers wherever it is scrolled to."""
+    """The page has no more elements than with ten runs, and shows the right numbers at any scroll position."""
     sweep(tmp_path)
     keys = [f"m{key:04d}" for key in range(WIDE)]
     with serving(context, tmp_path) as address:
@@ -339,7 +339,7 @@ def test_ten_thousand_runs_of_a_thousand_columns_scroll_and_stay_small(context, 
         expect(page.get_by_text("r000000").first).to_be_visible()
         before = len(asked)
         frames = grid.evaluate(FRAMES)
-        assert len(frames) == 40 and len(asked) - before < 40  # columns that fly past are not asked for one by one
+        assert len(frames) == 40 and len(asked) - before < 40  # columns scrolled past are not fetched one by one
         for row, column in ((5000, 500), (9990, 990)):
             grid.evaluate(f"grid => {{ grid.scrollTop = 28 * {row}; grid.scrollLeft = 112 * {column}; }}")
             expect(page.get_by_text(f"r{row + 5:06d}", exact=True)).to_be_visible()

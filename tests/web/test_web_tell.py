@@ -1,4 +1,4 @@
-"""Buttons of the dashboard that ask a running job, its answers, and their flags in the charts."""
+"""Dashboard buttons that send requests to a running job, its answers, and their flags in charts."""
 
 from playwright.sync_api import expect
 
@@ -28,7 +28,7 @@ def test_buttons_ask_the_job_and_its_answers_are_flags_in_the_charts(context, tm
             expect(requests).to_contain_text("refused: lr cannot be 7: it is between 0 and 1")
             figure = painted(page, "lr")
             expect(figure.get_by_role("img", name="set lr=0.25")).to_have_count(1)
-            page.once("dialog", lambda dialog: dialog.dismiss())  # asked whether to stop, and answered no
+            page.once("dialog", lambda dialog: dialog.dismiss())  # cancels the confirmation of the stop
             page.get_by_role("button", name="stop", exact=True).click()
             assert [message for message in context.expected if "at the end of its current step" in message]
             context.expected.clear()
@@ -37,7 +37,7 @@ def test_buttons_ask_the_job_and_its_answers_are_flags_in_the_charts(context, tm
             page.get_by_role("button", name="stop", exact=True).click()
             job.ends()
             expect(requests).to_contain_text("stop")
-            expect(page.get_by_role("button", name="stop", exact=True)).to_have_count(0)  # it is over
+            expect(page.get_by_role("button", name="stop", exact=True)).to_have_count(0)  # the run has ended
         finally:
             for one in context.pages:
                 one.close()

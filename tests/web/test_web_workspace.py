@@ -1,4 +1,4 @@
-"""The workspace: what is kept by itself, what a link leaves alone, the way back; the room around the charts; a first look."""
+"""The workspace: automatic saving, links that leave it alone, undo; keyboard and layout, notes, and the empty state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOTE = """# Why
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Sixteen example runs, one run with a long name and a note, and two of one program in different environments."""
+    """Sixteen example runs, one run with a long name and a note, and two runs of one program in different environments."""
     folder = tmp_path_factory.mktemp("runs")
     os.environ["FANFOLD_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     write_examples(folder)
@@ -66,7 +66,7 @@ def kept(page) -> str:
     return page.evaluate("() => localStorage.getItem('workspace / demo') ?? ''")
 
 
-# What is kept
+# Saving
 
 
 def test_what_was_chosen_is_there_again_and_each_project_has_its_own(browser, context, address):
@@ -74,16 +74,16 @@ def test_what_was_chosen_is_there_again_and_each_project_has_its_own(browser, co
     pressed(page, "log y").click()
     page.get_by_label("Sort runs").select_option("name")
     assert set(kept(page).split("&")) == {"o=name", "log=1"}
-    again = open_page(context, address, "")  # a bare address: the newest project, which is another one
+    again = open_page(context, address, "")  # a bare URL opens the newest project, which is a different one
     again.locator("#project").select_option("demo")
     expect(pressed(again, "log y")).to_have_attribute("aria-pressed", "true")
     expect(again.get_by_label("Sort runs")).to_have_value("name")
     again.locator("#project").select_option("noted")
     expect(pressed(again, "log y")).to_have_attribute("aria-pressed", "false")
-    zoomed = open_page(context, address, "p=demo&zoom=1..2")  # what passes is shown, too
+    zoomed = open_page(context, address, "p=demo&zoom=1..2")  # transient parts of a URL apply as well
     expect(pressed(zoomed, "log y")).to_have_attribute("aria-pressed", "true")
     expect(pressed(zoomed, "Reset zoom")).to_be_visible()
-    bare = open_page(context, address, "p=demo&v=table")  # a page says where one goes, not what one sees
+    bare = open_page(context, address, "p=demo&v=table")  # a page is a location, not a choice
     expect(bare.locator("[role=columnheader][aria-sort=ascending]")).to_contain_text("run")
     other = browser.new_context()
     fresh = open_page(other, address, "p=demo")
@@ -106,11 +106,11 @@ def test_a_link_is_shown_as_it_is_and_the_workspace_is_left_alone_until_told(con
     pressed(linked, "my workspace").click()
     expect(pressed(linked, "log y")).to_have_attribute("aria-pressed", "true")
     expect(linked.get_by_text("From a link")).to_have_count(0)
-    linked.evaluate("() => (location.hash = 'p=demo&band=1')")  # a link that is pasted into the same tab
+    linked.evaluate("() => (location.hash = 'p=demo&band=1')")  # a link pasted into the same tab
     pressed(linked, "keep").click()
     assert kept(linked) == "band=1"
     reloaded = open_page(context, address, "p=demo&band=1")
-    expect(reloaded.get_by_text("From a link")).to_have_count(0)  # it is what is kept
+    expect(reloaded.get_by_text("From a link")).to_have_count(0)  # it equals the workspace
 
 
 def test_a_link_to_one_chart_wins_over_a_chart_that_is_drawn_together(context, address):
@@ -145,10 +145,10 @@ def test_changes_of_the_view_are_undone_and_done_again_by_key_and_by_button(cont
     expect(band).to_have_attribute("aria-pressed", "true")
     field = page.get_by_label("Filter runs")
     field.fill("lr>0.005")
-    page.keyboard.press("Control+z")  # in a field, the field's own
+    page.keyboard.press("Control+z")  # in a field, its own undo
     expect(band).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("Escape")
-    page.keyboard.press("2")  # a page is left with Back, not undone
+    page.keyboard.press("2")  # page changes are undone with Back, not with Ctrl+Z
     expect(page.get_by_role("grid")).to_be_visible()
     page.keyboard.press("Control+z")
     expect(page.get_by_role("grid")).to_be_visible()
@@ -196,7 +196,7 @@ def test_hiding_what_a_filter_leaves_keeps_the_rest_as_it_was(context, address):
         expect(page.get_by_role("checkbox", name=f"Show {name}")).to_be_checked(checked=shown)
 
 
-# Keyboard and room
+# Keyboard and layout
 
 
 def test_everything_is_reached_by_keyboard_and_menus_close(context, address):
@@ -272,7 +272,7 @@ def test_on_a_phone_the_runs_are_a_drawer_and_no_page_is_wider_than_the_screen(b
     expect(page.locator("aside")).to_have_count(0)
     expect(runs).to_be_focused()
     runs.tap()
-    page.mouse.click(385, 600)  # beside it
+    page.mouse.click(385, 600)  # outside of it
     expect(page.locator("aside")).to_have_count(0)
     runs.tap()
     page.locator("aside .name").first.tap()
@@ -290,7 +290,7 @@ def test_on_a_phone_the_runs_are_a_drawer_and_no_page_is_wider_than_the_screen(b
     context.close()
 
 
-# Notes, environments
+# Notes and environments
 
 
 def test_notes_are_markdown_in_which_nothing_is_markup(context, address):
@@ -324,7 +324,7 @@ def test_compare_shows_what_differs_in_command_environment_and_packages(context,
     expect(packages.locator("tbody tr")).to_have_count(count)
 
 
-# A first look
+# The empty state
 
 
 def test_an_empty_dashboard_shows_the_first_lines_and_adds_example_runs(context, tmp_path):
@@ -358,7 +358,7 @@ def test_a_dashboard_that_may_not_write_says_how_to_get_example_runs(context, tm
         assert fanfold.runs(dir=tmp_path) == []
         command = [sys.executable, "-m", "fanfold", "demo", "--examples", "--dir", str(tmp_path)]
         subprocess.run(command, check=True, timeout=120, capture_output=True)
-        expect(page.locator(".count")).to_have_text("16 runs", timeout=SLOW)  # by itself
+        expect(page.locator(".count")).to_have_text("16 runs", timeout=SLOW)  # automatically
         context.expected[:] = [one for one in context.expected if "400" not in one]
         page.close()
     finally:
@@ -376,7 +376,7 @@ def test_an_outage_is_said_and_ends_by_itself(context, tmp_path):
     server.wait(20)
     banner = page.get_by_text("The server does not answer.")
     expect(banner).to_be_visible(timeout=SLOW)
-    expect(page.locator("aside li").first).to_be_visible()  # what was read is still there
+    expect(page.locator("aside li").first).to_be_visible()  # loaded data stays
     start(tmp_path, "demo", name="meanwhile").finish()
     server, _ = serve(tmp_path, "--port", port, "--write")
     try:
