@@ -1,4 +1,4 @@
-// The address, the order of charts, numbers, console lines and differences.
+// URLs, chart order, number formats, console lines and diffs.
 import { describe, expect, it } from 'vitest';
 import { printed } from '../src/lib/console';
 import { diff, lines, words } from '../src/lib/diff';
@@ -52,7 +52,7 @@ describe('the address', () => {
 
 describe('copying', () => {
   it('says when there is no clipboard', async () => {
-    expect(await copied('x')).toBe(false); // as in this process
+    expect(await copied('x')).toBe(false); // this process has no clipboard
   });
 });
 
@@ -122,7 +122,7 @@ describe('the icicle', () => {
   it('says mean and p99 of all calls of a row, as the command line does', () => {
     const op = (hist: Record<string, number>, count: number, total_ns: number, max_ns: number) => ({ op: 'sin', scope: 'forward', thread: 'main', label: '', count, total_ns, self_ns: 1, max_ns, hist });
     const given = [op({ 9: 3, 40: 95 }, 98, 200_000, 2_400), op({ 40: 1, 50: 1 }, 2, 20_000, 14_000)];
-    for (const _ of 'ab') expect(together(given).map((row) => [row.mean_ns, row.p99_ns, row.max_ns])).toEqual([[2_200, 2_560, 14_000]]); // and leaves them as they are
+    for (const _ of 'ab') expect(together(given).map((row) => [row.mean_ns, row.p99_ns, row.max_ns])).toEqual([[2_200, 2_560, 14_000]]); // does not modify its input
     expect(quantile({ 9: 3, 40: 96, 50: 1 }, 0.995)).toBe(13_312);
     expect(together([op({ 50: 1 }, 1, 12_300, 12_300)])[0].p99_ns).toBe(12_300);
     expect(quantile({}, 0.99)).toBe(0);

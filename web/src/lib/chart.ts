@@ -1,5 +1,5 @@
-// Line charts of many runs, each with its own x. Drawing is a pure function of (context, frame, view, lines, look): no
-// element is touched, so the same code serves the page, a picture for export, or a worker.
+// Line charts of many runs, each with its own x values. Drawing is a pure function of (context, frame, view, lines, look) that touches
+// no DOM, so the same code serves the page, image export, or a worker.
 import { first, hiAt, loAt, several, xLast, type Buckets } from './points';
 import { PAD, labelled, scales, type Frame, type Kind, type Scales, type View } from './scale';
 
@@ -9,30 +9,30 @@ export interface Line extends Buckets {
   dash: number[];
   width: number;
   alpha: number;
-  low?: ArrayLike<number>; // the lowest and highest rank, for the band
+  low?: ArrayLike<number>; // lowest and highest rank, for the band
   high?: ArrayLike<number>;
   smooth?: ArrayLike<number>;
   raw: boolean;
-  beneath?: number; // how strong the raw line stands beneath the smooth one
+  beneath?: number; // opacity of the raw line below the smoothed one
   marks: [number, string][];
   restarts: number[];
-  flags?: [number, string][]; // requests to the job that were carried out, and which
-  forked?: number | null; // of a fork: where its own points begin; those before are its parent's
+  flags?: [number, string][]; // requests that the job carried out, with their labels
+  forked?: number | null; // of a fork: the x where its own points begin; earlier ones are its parent's
 }
 export interface Look { ground: string; ink: string; grid: string; band: boolean; xKind: Kind }
 type Context = CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D;
 
-const PALE = 0.35; // how strong the part is that a fork has from its parent
-const GAP = 8; // a step this many times the usual one is a hole in the data: dotted, not joined
+const PALE = 0.35; // opacity of the part that a fork inherits from its parent
+const GAP = 8; // a step this many times the median is a gap in the data, drawn dotted
 
-/** The lowest or highest number of some; NaN where there is none. */
+/** Return the lowest or highest finite value; NaN if there is none. */
 export function edge(y: ArrayLike<number>, pick: (...n: number[]) => number): number {
   let found = NaN;
   for (let i = 0; i < y.length; i++) if (Number.isFinite(y[i])) found = Number.isNaN(found) ? y[i] : pick(found, y[i]);
   return found;
 }
 
-/** What the lines span; null when there is nothing to draw. */
+/** Return the extent of the lines; null if there is nothing to draw. */
 export function extent(lines: Line[], logY: boolean, logX: boolean, zoom: [number, number] | null): View | null {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
   const from = zoom?.[0] ?? -Infinity, to = zoom?.[1] ?? Infinity;
@@ -57,7 +57,7 @@ export function extent(lines: Line[], logY: boolean, logX: boolean, zoom: [numbe
     for (const [x] of l.marks) if (x >= from && x <= to) { if (x < x0) x0 = x; if (x > x1) x1 = x; }
   }
   if (!(x0 <= x1)) return null;
-  if (!(y0 <= y1)) [y0, y1] = [logY ? 0.1 : 0, 1]; // nothing but NaN: an empty frame that holds the marks
+  if (!(y0 <= y1)) [y0, y1] = [logY ? 0.1 : 0, 1]; // only NaN: an empty frame for the marks
   if (zoom) [x0, x1] = logX && zoom[0] <= 0 ? [x0, zoom[1]] : zoom;
   if (x0 === x1) [x0, x1] = logX ? [x0 / 2, x1 * 2] : [x0 - 0.5, x1 + 0.5];
   return { x0, x1, ...padded(y0, y1, logY), logX, logY };
@@ -86,13 +86,13 @@ export function draw(g: Context, f: Frame, v: View, lines: Line[], look: Look): 
   });
 }
 
-/** One line alone, stronger, on the canvas above: pointing at a run redraws nothing else. */
+/** Draw the highlighted line on the overlay canvas, so that pointing at a run does not redraw the others. */
 export function drawFocus(g: Context, f: Frame, v: View | null, l: Line | undefined, ground: string): void {
   g.setTransform(f.dpr, 0, 0, f.dpr, 0, 0);
   g.clearRect(0, 0, f.w, f.h);
   if (!l || !v) return;
   const s = scales(f, v);
-  clipped(g, f, s, () => { // a veil over the other lines; the labels of the axes stay as they are
+  clipped(g, f, s, () => { // fades the other lines, but not the axis labels
     g.globalAlpha = 0.65;
     g.fillStyle = ground;
     g.fillRect(0, 0, f.w, f.h);
@@ -110,7 +110,7 @@ function clipped(g: Context, f: Frame, s: Scales, paint: () => void) {
   g.restore();
 }
 
-/** A fork's line in two parts: pale up to where its own points begin. */
+/** Paint a fork's line in two parts: pale up to its own first point. */
 function inParts(g: Context, f: Frame, l: Line, s: Scales, paint: (part: Line) => void) {
   const at = l.forked === undefined || l.forked === null ? NaN : s.sx(l.forked);
   if (!Number.isFinite(at)) return paint(l);
@@ -139,7 +139,7 @@ function axes(g: Context, f: Frame, v: View, s: Scales, look: Look) {
     const y = Math.round(s.sy(at)) + 0.5;
     g.moveTo(PAD.l, y);
     g.lineTo(f.w - PAD.r, y);
-    g.fillText(label, PAD.l - 7, y, PAD.l - 8); // a long one is narrowed
+    g.fillText(label, PAD.l - 7, y, PAD.l - 8); // long labels are condensed to fit
   }
   g.textAlign = 'center';
   g.textBaseline = 'top';
@@ -162,7 +162,7 @@ function restarts(g: Context, f: Frame, l: Line, s: Scales) {
     g.moveTo(px, PAD.t);
     g.lineTo(px, f.h - PAD.b);
     g.stroke();
-    g.beginPath(); // a small flag: the run began anew here
+    g.beginPath(); // a small flag: the run restarted here
     g.moveTo(px, PAD.t);
     g.lineTo(px + 6, PAD.t + 3);
     g.lineTo(px, PAD.t + 6);
@@ -200,10 +200,10 @@ function band(g: Context, l: Line, v: View, s: Scales) {
   }
 }
 
-/** Where a box of a size stands beside the pointer, left or right of it, high or low: there where it hides the fewest points. */
+/** Return where to place a tooltip beside the pointer (left or right, top or bottom) so that it hides the fewest points. */
 export function beside(pointer: number, lines: Line[], f: Frame, s: Scales, width: number, height: number): { from: number; below: boolean } {
   const sides = [pointer + 12, pointer - 12 - width].filter((from) => from >= PAD.l && from + width <= f.w);
-  if (!sides.length) sides.push(pointer > f.w / 2 ? 0 : Math.max(0, f.w - width)); // a box wider than the room beside
+  if (!sides.length) sides.push(pointer > f.w / 2 ? 0 : Math.max(0, f.w - width)); // wider than the space on either side
   const found = sides.flatMap((from) => [false, true].map((below) => ({ from, below, top: below ? f.h - PAD.b - height : PAD.t, hides: 0 })));
   const each = Math.max(4, Math.min(48, 1000 / lines.length)); // a sample is enough
   for (const l of lines) {
@@ -216,7 +216,7 @@ export function beside(pointer: number, lines: Line[], f: Frame, s: Scales, widt
   return found.reduce((best, one) => (one.hides < best.hides ? one : best));
 }
 
-/** Index ranges without a hole: what is not finite, and steps far wider than usual, end one. */
+/** Return the index ranges without gaps. A range ends at a value that is not finite, or at a step much wider than usual. */
 export function stretches(l: Pick<Line, 'x'>, y: ArrayLike<number>): [number, number][] {
   const usual = median(l.x);
   const found: [number, number][] = [];
@@ -241,7 +241,7 @@ function median(x: ArrayLike<number>): number {
 
 function line(g: Context, l: Line, v: View, s: Scales) {
   g.strokeStyle = g.fillStyle = l.colour;
-  g.lineJoin = 'bevel'; // round ones look the same at this width, and are most of the work
+  g.lineJoin = 'bevel'; // round joins look the same at this width, but dominate the drawing time
   g.setLineDash(l.dash);
   g.lineWidth = l.width;
   g.globalAlpha = l.smooth ? (l.beneath ?? 0.28) * l.alpha : l.alpha;
@@ -262,10 +262,10 @@ function smoothStroke(g: Context, l: Line, y: ArrayLike<number>, [a, b]: [number
   g.stroke();
 }
 
-/** Where a value is drawn: below the frame where a logarithmic axis has no place for it. */
+/** Return the y pixel of a value; below the frame if a log axis cannot show it. */
 const height = (y: number, v: View, s: Scales) => (v.logY && y <= 0 ? s.sy(v.y0) + 40 : s.sy(y));
 
-/** Through the first, lowest, highest and last point of each bucket, in the order they were logged. */
+/** Stroke through the first, lowest, highest and last point of each bucket, in the order they were logged. */
 function stroke(g: Context, l: Line, [a, b]: [number, number], v: View, s: Scales) {
   const { lo, hi } = l;
   const tight = b - a > 1 && (s.sx(l.x[b - 1]) - s.sx(l.x[a])) / (b - a - 1) < 2;
@@ -274,7 +274,7 @@ function stroke(g: Context, l: Line, [a, b]: [number, number], v: View, s: Scale
   for (let i = a; i < b; i++) {
     const px = s.sx(l.x[i]);
     if (!several(l, i) || !lo || !hi) { g.lineTo(px, height((from = l.y[i]), v, s)); continue; }
-    if (tight && i < b - 1) { // where buckets are pixels, first and last are on the stroke between the extremes
+    if (tight && i < b - 1) { // buckets about a pixel wide: the first and last points are on the line between the extremes
       const near = Math.abs(from - hi[i]) < Math.abs(from - lo[i]);
       g.lineTo(px, height(near ? hi[i] : lo[i], v, s));
       g.lineTo(px, height((from = near ? lo[i] : hi[i]), v, s));
@@ -304,7 +304,7 @@ function holes(g: Context, l: Line, parts: [number, number][], v: View, s: Scale
   g.setLineDash([]);
 }
 
-/** Dots where each point is one that was logged and there is room to see it; always for a point that stands alone. */
+/** Draw a dot for each logged point if there is enough room, and always for an isolated point. */
 function dots(g: Context, l: Line, parts: [number, number][], v: View, s: Scales) {
   const all = l.raw && l.x.length > 0 && s.pw / l.x.length > 9;
   g.globalAlpha = l.alpha;
@@ -321,7 +321,7 @@ function dots(g: Context, l: Line, parts: [number, number][], v: View, s: Scales
   g.fill();
 }
 
-/** NaN is a cross on the floor; infinities are arrows at the edge they left by. */
+/** Draw NaN as a cross at the bottom, and infinities as arrows at the edge where the line leaves the chart. */
 function marks(g: Context, l: Line, v: View, s: Scales) {
   if (!l.marks.length) return;
   const floor = PAD.t + s.ph;

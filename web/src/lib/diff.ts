@@ -1,8 +1,8 @@
-// What changed between two texts, by words or lines. Common beginnings and ends are set aside first; what is left is compared
-// exactly while it is small, and as a whole when it is not.
+// Diffs two strings by words or lines. The common prefix and suffix are set aside first; the rest is compared exactly if it is small,
+// and otherwise replaced as a whole.
 
 export type Piece = ['same' | 'gone' | 'new', string];
-const MOST = 1200; // parts on each side that are compared exactly: a table of a million cells is the limit of patience
+const MOST = 1200; // most tokens per side for an exact comparison, whose table then has 1.4 million cells
 
 export const words = (text: string) => text.match(/\s+|[^\s]+/g) ?? [];
 export const lines = (text: string) => text.match(/[^\n]*\n|[^\n]+$/g) ?? [];
@@ -32,7 +32,7 @@ function compare(a: string[], b: string[]): Piece[] {
   return found;
 }
 
-/** What was rewritten reads as one change: a space between two changes belongs to both sides, and what is gone stands first. */
+/** Merge adjacent changes into one: a space between two changes belongs to both sides, and deletions come first. */
 function together(pieces: Piece[]): Piece[] {
   let found: Piece[] = [];
   const changed = (at: number) => at < pieces.length && pieces[at][0] !== 'same';

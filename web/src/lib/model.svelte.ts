@@ -1,4 +1,4 @@
-// What the page knows of the runs: the project's list, which of them are shown, how each looks, and what is new.
+// The state of the runs: the project's list, which runs are shown, how they are drawn, and live updates.
 import type { Theme } from './theme';
 import { SvelteMap } from 'svelte/reactivity';
 import { columns as fetchColumns, get, outages, quiet, type Project, type Run, type Runs, session, type Unreadable } from './api';
@@ -9,26 +9,26 @@ import { watch, type Message } from './live';
 import { hiding } from './shown';
 import { settings, view } from './view.svelte';
 
-export const MOST = 200; // lines in one chart; the list says when there are more runs
-export const FULL = 8; // lines of the full width, where there are more runs than colours: those highest in the list
-const DASHED = 64, STEPS = 8; // runs that dashes tell apart; values that have a colour each, where more are on a scale
-const FIRST = 300; // runs that the first answer has: more than are drawn
-const BLOCK = 400, COLUMNS = 150; // runs whose statistics are asked for at once; columns kept up to date
-const SOON = 1000, LATE = 30_000; // ms until what failed is asked for again
+export const MOST = 200; // lines per chart; the list says if there are more runs
+export const FULL = 8; // lines drawn at full width if there are more runs than colors: the first of the list
+const DASHED = 64, STEPS = 8; // above DASHED runs, no dashes; above STEPS values, a color scale instead of a color per value
+const FIRST = 300; // runs in the first response: more than are drawn
+const BLOCK = 400, COLUMNS = 150; // runs per request for statistics; columns kept up to date
+const SOON = 1000, LATE = 30_000; // ms until a failed request is retried: at first, at most
 const LOSS_LIKE = /loss|perplexity|error/i;
 
 type Cells = (number | string | null)[];
 
 class Model {
   projects = $state.raw<Project[]>([]);
-  user = $state(''); // who logged in, where people do
+  user = $state(''); // the logged-in user, if the server has logins
   runs = $state.raw<Run[]>([]);
-  total = $state(0); // more than there are in `runs` while the first charts are drawn
-  #listing: { project: string; blocks: string[]; runs: Run[] } = { project: '', blocks: [], runs: [] }; // as the server last sent it
+  total = $state(0); // more than `runs` holds while the first charts are drawn
+  #listing: { project: string; blocks: string[]; runs: Run[] } = { project: '', blocks: [], runs: [] }; // the last response
   keys = $state.raw<string[]>([]);
   media = $state.raw<string[]>([]);
   columns = $state.raw<string[]>([]);
-  goals = $state.raw<Record<string, string>>({}); // which metrics should be low or high, where define_metric says so
+  goals = $state.raw<Record<string, string>>({}); // whether a metric should be low or high, as set by define_metric
   unreadable = $state.raw<Unreadable[]>([]);
   passing = $state.raw<Set<string> | null>(null);
   cells = new SvelteMap<string, Map<string, number | string | null>>();
@@ -42,7 +42,7 @@ class Model {
   #pointed = $state('');
   #cursor = $state<number | null>(null);
   cursorAxis = $state('step');
-  lit = $state.raw<{ run: string; x: number | null; axis: string }>({ run: '', x: null, axis: 'step' }); // the same a moment later
+  lit = $state.raw<{ run: string; x: number | null; axis: string }>({ run: '', x: null, axis: 'step' }); // `pointed` and `cursor`, throttled
   #later: ReturnType<typeof setTimeout> | undefined;
   theme = $state<Theme>('auto');
   systemDark = $state(false);
@@ -59,10 +59,10 @@ class Model {
   strong = $derived(new Set([...this.drawn.slice(0, FULL).map((run) => run.id), view.baseline]));
   slots = $derived(this.#slots());
   #kept = new Map<string, number>();
-  #recent = new Set<string>(); // columns, the last one needed at the end
+  #recent = new Set<string>(); // column names, the most recently used last
   scale = $derived(this.#scale());
   groups = $derived({ colour: this.scale ? null : this.#places(view.colour, COLOURS), dash: this.#places(view.dash, DASHES.length) });
-  /** What makes a group: the fields chosen, or all of the config but those; and the fields of colour and dash. */
+  /** The fields that define a group: those chosen, or the whole config except those. `fields` also has those of color and dash. */
   by = $derived(view.by[0] === '*' ? this.columns.filter((name) => name.startsWith('config:') && !view.by.includes(name)) : view.by);
   fields = $derived([...new Set([...this.by, this.scale ? '' : view.colour, view.dash].filter(Boolean))]);
   #teams = $derived(view.by.length && !view.colour && !view.each ? this.#ranked() : null);
@@ -70,16 +70,16 @@ class Model {
   failed = $derived(this.runs.filter((run) => !run.archived && run.failed).length);
   running = $derived(this.runs.filter((run) => run.status === 'running').length);
 
-  /** The run under the pointer, anywhere. */
+  /** The run under the pointer, in any chart or list. */
   get pointed() { return this.#pointed; }
   set pointed(run: string) { this.#pointed = run; this.#light(); }
 
-  /** The x under the pointer, on all charts over the same axis. */
+  /** The x under the pointer, shared by all charts over the same axis. */
   get cursor() { return this.#cursor; }
   set cursor(x: number | null) { this.#cursor = x; this.#light(); }
   point(x: number, axis: string) { this.cursorAxis = axis; this.cursor = x; }
 
-  /** Let the charts elsewhere follow ten times a second: twenty of them redraw a line and lay out a title for it. */
+  /** Update the other charts ten times a second: twenty of them redraw a line and lay out a heading each time. */
   #light() {
     this.#later ??= setTimeout(() => {
       this.#later = undefined;
@@ -94,26 +94,26 @@ class Model {
     return order(runs, (run) => (column ? column.get(run.id) : this.value(run, name)) ?? null, back);
   }
 
-  /** A run's cell: a basic fact, a setting (`config:lr`) or a figure (`metric:loss`). */
+  /** Return a run's cell: a basic fact, a config value (`config:lr`) or a metric (`metric:loss`). */
   value(run: Run, name: string): number | string | null {
     if (!name.includes(':')) return ((run as unknown as Record<string, unknown>)[name] as number | string | null) ?? null;
     return this.cells.get(name)?.get(run.id) ?? null;
   }
 
-  /** The values of a field, in order. Where there are more than looks to tell them apart, only those that shown runs have. */
+  /** Return the index of each value of a field, in order. If there are more values than `looks`, only those of shown runs count. */
   #places(field: string, looks: number): Map<string, number> | null {
     if (!field) return null;
     const all = this.groupsBy(this.runs, field);
     return new Map((all.length > looks ? this.groupsBy(this.shown, field) : all).map(([name], i) => [name, i]));
   }
 
-  /** Runs by the value of a field: numbers by size, texts as people sort them, runs without one last. */
+  /** Group runs by the value of a field: numbers in order, strings in natural order, runs without a value last. */
   groupsBy(runs: Run[], field: string): [string, Run[]][] {
     const groups = Map.groupBy(runs, (run) => this.value(run, field));
     return order([...groups], ([value]) => value, 1).map(([value, members]) => [value === null ? '–' : String(value), members]);
   }
 
-  /** Which place in the palette each coloured run has. It keeps it while it is shown; no two share one until all are taken. */
+  /** Assign a palette index to each drawn run. Runs keep theirs while they are shown; no two share a color until all are taken. */
   #slots(): Map<string, number> {
     const wanted = [...new Set([...this.drawn.map((run) => run.id), ...view.compare, view.run])].filter((id) => this.byId.has(id));
     wanted.sort((a, b) => this.places.get(a)! - this.places.get(b)!);
@@ -129,7 +129,7 @@ class Model {
     return (this.#kept = found);
   }
 
-  /** Where the values that colour the runs lie: a metric, or more numbers than one could name a colour for. */
+  /** Return the range of the color scale, used for a metric or for a field with many numbers; null if each value has its own color. */
   #scale(): { low: number; high: number; log: boolean } | null {
     const field = view.colour;
     if (!field.includes(':')) return null;
@@ -141,7 +141,7 @@ class Model {
     return { low, high, log: low > 0 && high / low > 100 };
   }
 
-  /** Runs by what makes a group, in the order of the list. Of a whole config, only values that differ are named. */
+  /** Group runs in list order. If grouped by the whole config, names only have the values that differ. */
   grouped(ids: string[]): Map<string, string[]> {
     const runs = ids.flatMap((id) => this.byId.get(id) ?? []);
     const fields = view.by[0] !== '*' ? this.fields : this.fields.filter((field) => runs.some((run) => this.value(run, field) !== this.value(runs[0], field)));
@@ -149,13 +149,13 @@ class Model {
     return Map.groupBy(runs.map((run) => run.id), name);
   }
 
-  /** The place of each run's group in the palette, whatever the order of the list; of all runs' groups, so that it stays when some are hidden. */
+  /** Return the palette index of each run's group. It does not depend on the list order, nor on which runs are hidden if colors suffice. */
   #ranked(): Map<string, number> {
     const all = this.teams(this.runs), kept = all.length > COLOURS ? this.teams(this.drawn) : all;
     return new Map(kept.flatMap(([, runs], i) => runs.map((run) => [run.id, i] as const)));
   }
 
-  /** Runs by the chosen fields alone, in the order of their values. */
+  /** Group runs by the chosen fields only, sorted by their values. */
   teams(runs: Run[]): [string, Run[]][] {
     const some = new Set(this.by), fields = this.fields.filter((field) => some.has(field) && (view.by[0] !== '*' || runs.some((run) => this.value(run, field) !== this.value(runs[0], field))));
     const values = (run: Run) => fields.map((field) => this.value(run, field));
@@ -164,7 +164,7 @@ class Model {
     return sorted.map((list) => [fields.map((field) => `${field.replace(/^config:/, '')} = ${this.value(list[0], field) ?? '–'}`).join(', ') || 'all runs', list]);
   }
 
-  /** How a run is drawn, everywhere: in a colour of its own, in that of its group, or in one on a scale. */
+  /** Return how a run is drawn everywhere: in its own color, its group's, or one on a scale. */
   look(id: string, few = false): { colour: string; dash: number[]; strong: boolean } {
     const run = this.byId.get(id), { colour, dash } = this.groups;
     const place = this.#teams?.get(id) ?? this.slots.get(id) ?? (few ? (this.places.get(id) ?? 0) : -1);
@@ -184,7 +184,7 @@ class Model {
     return shape()?.colourOf(Number.isFinite(at) ? at : 0.5, this.dark) ?? this.ground.ink;
   }
 
-  /** Learn which projects there are, and open the newest where the address names none. */
+  /** Fetch the projects, and open the newest if the URL names none. */
   async start(): Promise<void> {
     try {
       await this.#projects();
@@ -204,7 +204,7 @@ class Model {
     if (!view.project) this.loaded = true;
   }
 
-  /** Read the project's runs anew, and the cells in use. */
+  /** Fetch the project's runs again, and the cells in use. */
   async refresh(): Promise<void> {
     const project = view.project;
     if (!project) return this.start();
@@ -213,7 +213,7 @@ class Model {
       const count = !this.loaded && newestWillDo() ? FIRST : undefined;
       const answer = await get<Runs>('api/runs', { project, count, known: had.blocks.join(',') || undefined });
       if (project !== view.project) return;
-      if (!this.loaded) await this.filter(); // nothing is drawn that the filter would take away at once
+      if (!this.loaded) await this.filter(); // do not draw runs that the filter would remove right away
       this.runs = listing(had.runs, answer, had.blocks.length > 0);
       this.total = answer.total ?? this.runs.length;
       this.#listing = { project, blocks: answer.blocks ?? [], runs: this.runs };
@@ -226,7 +226,7 @@ class Model {
       this.error = '';
       const again = this.loaded;
       this.loaded = true;
-      if (this.runs.length < this.total) { // the charts come first, then the rest of the list
+      if (this.runs.length < this.total) { // charts first, then the rest of the list
         await quiet();
         return await this.refresh();
       }
@@ -253,9 +253,9 @@ class Model {
     }
   }
 
-  /** Fetch columns that are not here yet (or all of those named, again). */
+  /** Fetch the named columns that are missing, or all of them if `anew`. */
   async need(names: string[], anew = false): Promise<void> {
-    if (this.runs.length < this.total) return; // asked for again when all runs are here
+    if (this.runs.length < this.total) return; // called again once all runs are loaded
     const missing = names.filter((name) => /:./.test(name) && (anew || !this.cells.has(name)));
     if (!anew) for (const name of names) { this.#recent.delete(name); this.#recent.add(name); }
     if (!missing.length) return;
@@ -265,7 +265,7 @@ class Model {
     await Promise.all([plain.length && this.#fetch(plain, null), statistics.length && this.#inBlocks(statistics, anew)]);
   }
 
-  /** Statistics are read from every point the first time: some runs at a time, those on top of the list first. */
+  /** Fetch statistics in blocks of runs, starting at the top of the list: the first time, the server reads every point. */
   async #inBlocks(names: string[], anew: boolean): Promise<void> {
     const { project } = view, { runs } = this.news;
     const ids = [...new Set([...this.listed, ...this.runs].map((run) => run.id))].filter((id) => !anew || !runs || runs.has(id) || this.byId.get(id)?.status === 'running');
@@ -288,7 +288,7 @@ class Model {
     }
   }
 
-  /** Columns that were only scrolled past are not read again with every piece of news. */
+  /** Drop columns that were only scrolled past, so that live updates do not refetch them. */
   #forget() {
     const old = [...this.#recent].slice(0, -COLUMNS);
     for (const name of old) { this.#recent.delete(name); this.cells.delete(name); }
@@ -299,9 +299,9 @@ class Model {
     if (!(why as { code?: number }).code) this.online = 'offline';
   }
 
-  /** Listen for news, and look at the list now and then for what happens without a byte written, such as a lost node. */
+  /** Listen for live updates, and poll slowly for changes that write nothing, such as a lost node. */
   live(): () => void {
-    if (copy) { this.online = 'online'; return () => {}; } // files that nobody changes
+    if (copy) { this.online = 'online'; return () => {}; } // published files do not change
     let waiting = false;
     const met = new Set<string>();
     const hear = (message: Message) => {
@@ -312,7 +312,7 @@ class Model {
         return;
       }
       const unknown = message.runs?.map(([project]) => project).filter((name) => !met.has(name) && !this.projects.some((one) => one.name === name)) ?? [];
-      for (const name of unknown) met.add(name); // asked for once, whether or not it is listed then
+      for (const name of unknown) met.add(name); // fetch once, whether or not it is then listed
       if (unknown.length) void this.start();
       const mine = !view.project ? null : message.runs?.filter(([project]) => project === view.project).map(([, id]) => id);
       if (mine && !mine.length) return;
@@ -323,7 +323,7 @@ class Model {
     };
     const stop = watch(hear);
     const slow = setInterval(() => { if (!document.hidden && this.running) void this.refresh(); }, 15_000);
-    // What an outage kept from being read is read when it is over, whether or not the stream broke: charts and pages ask again.
+    // Retry after an outage, whether or not the event stream broke: charts and pages then fetch again what they are missing.
     let wait = SOON, again: ReturnType<typeof setTimeout> | undefined;
     outages.failed = () => {
       again ??= setTimeout(() => { again = undefined; hear({ kind: 'changed', runs: null }); }, wait);
@@ -334,10 +334,10 @@ class Model {
   }
 }
 
-/** Whether the newest runs are all that is drawn: nothing orders, filters, groups or names others. */
+/** Return whether only the newest runs are drawn: nothing sorts, filters, groups or names others. */
 const newestWillDo = () => view.page === 'charts' && ![view.sort, view.filter, view.colour, view.dash, view.split, view.by.length, view.baseline, view.failed, view.hidden.length].some(Boolean);
 
-/** The list of runs: of blocks that did not change, the runs are those that are here already. */
+/** Merge a response into the list of runs: unchanged blocks keep the runs already loaded. */
 export function listing(had: Run[], answer: Runs, partly: boolean): Run[] {
   const { runs, total = runs.length, size = total, blocks = [], fresh = [] } = answer;
   if (!partly) return runs;
@@ -357,7 +357,7 @@ function cellsOf(item: { [fact: string]: unknown; columns: Record<string, ArrayL
   return Array.from({ length: count }, (_, i) => (missing.has(i) ? null : item.columns.values[i]));
 }
 
-/** Numbers by value, texts as people sort them; what is missing or NaN last, whichever way. Each value is looked up once. */
+/** Sort: numbers by value, strings in natural order; missing and NaN last in both directions. Each value is looked up once. */
 export function order<T>(items: T[], value: (item: T) => number | string | null, back: number): T[] {
   const values = items.map(value), numbers = new Float64Array(items.length), places = new Uint32Array(items.length);
   const missing: number[] = [];
@@ -369,7 +369,7 @@ export function order<T>(items: T[], value: (item: T) => number | string | null,
     else figures = false;
     places[count++] = i;
   }
-  // Places are sorted, and numbers lie in one block: no object is made or followed for a comparison.
+  // Sort indexes into a typed array, so that comparing numbers neither allocates nor dereferences objects.
   const there = places.subarray(0, count).sort(figures ? (a, b) => (numbers[a] - numbers[b]) * back : (a, b) => compare(values[a]!, values[b]!) * back);
   const found: T[] = [];
   for (const place of there) found.push(items[place]);
@@ -379,13 +379,13 @@ export function order<T>(items: T[], value: (item: T) => number | string | null,
 const compare = (a: number | string, b: number | string) => (typeof a === 'number' && typeof b === 'number' ? a - b : people.compare(String(a), String(b)));
 const people = new Intl.Collator('en', { numeric: true });
 
-/** Pinned first, then what is like a loss, then the rest as logged; system figures last. */
+/** Sort keys: pinned first, then losses, then the rest as logged; system metrics last. */
 export function orderKeys(keys: string[], pins: string[]): string[] {
   const rank = (key: string) => (pins.includes(key) ? 0 : key.startsWith('system/') ? 3 : LOSS_LIKE.test(key) ? 1 : 2);
   return keys.map((key, i) => [rank(key), i, key] as const).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , key]) => key);
 }
 
-/** Charts by what stands before the slash; the section with a loss first, system last. */
+/** Group keys into sections by the part before the slash; the section with a loss first, system last. */
 export function sections(keys: string[], pins: string[]): [string, string[]][] {
   const found = new Map<string, string[]>();
   for (const key of orderKeys(keys, pins)) {

@@ -1,11 +1,11 @@
-// A sweep without a browser: axes of numbers and texts, what a brush selects, a trend, and a smooth surface over two settings.
+// Sweep logic without DOM: numeric and categorical axes, brushes, a trend line, and a smooth surface over two config values.
 
 export { SCALES, colourOf } from './ramp';
 
 export type Value = number | string | null;
 export interface Axis { name: string; log: boolean; texts: string[] | null; lo: number; hi: number; missing: boolean }
 
-/** The axis that fits some values: numbers by size (or their logarithms), texts evenly, in the order people sort them. */
+/** Return an axis for some values: linear or log for numbers, evenly spaced in natural order for strings. */
 export function axisOf(name: string, values: Value[], log = false): Axis {
   let lo = Infinity, hi = -Infinity, words = false, missing = false;
   for (const one of values) {
@@ -20,16 +20,16 @@ export function axisOf(name: string, values: Value[], log = false): Axis {
   return { name, log, texts: null, lo, hi, missing };
 }
 
-/** Whether numbers spread over so many powers of ten that a linear axis would press most of them into its lower end. */
+/** Return whether numbers span so many powers of ten that a linear axis would squeeze most of them into its lower end. */
 export function spreads(values: Value[]): boolean {
   const found = values.filter((one): one is number => typeof one === 'number' && Number.isFinite(one)).sort((a, b) => a - b), n = found.length;
   return n > 2 && found[0] > 0 && found[n - 1] / found[0] >= 30 && found[n >> 1] - found[0] < 0.2 * (found[n - 1] - found[0]);
 }
-/** Whether an axis is logarithmic: as was chosen (`lr` or `-lr` in the list), else as the config values on it spread. */
+/** Return whether an axis is logarithmic: as chosen (`lr` or `-lr` in the list), or else if its config values span powers of ten. */
 export const logOf = (chosen: string[], axis: string, name: string, values: () => Value[]) => chosen.includes(axis) || (!chosen.includes(`-${axis}`) && name.startsWith('config:') && spreads(values()));
 export const turnLog = (chosen: string[], axis: string, log: boolean) => [...chosen.filter((one) => one !== axis && one !== `-${axis}`), log ? axis : `-${axis}`];
 
-/** Where a value lies on its axis, from 0 to 1; NaN where it has none there. */
+/** Return the position of a value on its axis, from 0 to 1; NaN if it has none. */
 export function placeOf(axis: Axis, value: Value): number {
   if (value === null) return NaN;
   if (axis.texts) return axis.texts.length > 1 ? axis.texts.indexOf(String(value)) / axis.hi : 0.5;
@@ -39,13 +39,13 @@ export function placeOf(axis: Axis, value: Value): number {
   return Number.isFinite(at) ? at : 0.5;
 }
 
-/** The value at a place of an axis; of texts, their number in the list. */
+/** Return the value at a position on an axis; for strings, their index. */
 export function valueAt(axis: Axis, place: number): number {
   if (axis.texts) return place * axis.hi;
   return axis.log ? Math.exp(Math.log(axis.lo) + place * (Math.log(axis.hi) - Math.log(axis.lo))) : axis.lo + place * (axis.hi - axis.lo);
 }
 
-/** Brushes as they stand in the address: `config:lr=0.001..0.01`. */
+/** Parse the brushes of a URL: `config:lr=0.001..0.01`. */
 export function readBrushes(list: string[]): Map<string, [number, number]> {
   const found = new Map<string, [number, number]>();
   for (const one of list) {
@@ -56,14 +56,14 @@ export function readBrushes(list: string[]): Map<string, [number, number]> {
 }
 export const writeBrush = (name: string, [lo, hi]: [number, number]) => `${name}=${Number(lo.toPrecision(6))}..${Number(hi.toPrecision(6))}`;
 
-/** Whether a value lies in a brush of its axis; of texts, the brush counts their places. */
+/** Return whether a value is inside a brush of its axis; for strings, the brush is a range of indexes. */
 export function inside(axis: Axis, value: Value, [lo, hi]: [number, number]): boolean {
   if (value === null || value !== value) return false;
   const at = axis.texts ? axis.texts.indexOf(String(value)) : (value as number);
   return at >= lo && at <= hi;
 }
 
-/** Brushes in the language of the filter; null where a name cannot be written in it. */
+/** Return the brushes as a filter; null if a name cannot be written in the filter language. */
 export function asFilter(axes: Axis[], brushes: Map<string, [number, number]>): string | null {
   const terms: string[] = [];
   for (const axis of axes) {
@@ -80,7 +80,7 @@ export function asFilter(axes: Axis[], brushes: Map<string, [number, number]>): 
   return terms.join(' and ');
 }
 
-/** The line of least squares through points, on the axes as they are drawn, and how well ranks agree (Spearman). */
+/** Return the least-squares line on the axes as drawn, and Spearman's rank correlation. */
 export function trend(xs: number[], ys: number[], logX: boolean, logY: boolean): { at: (x: number) => number; rho: number } | null {
   const fx = logX ? Math.log : (n: number) => n, fy = logY ? Math.log : (n: number) => n, n = xs.length;
   if (n < 3) return null;
@@ -110,7 +110,7 @@ function ranks(values: number[]): Float64Array {
   return found;
 }
 
-/** A surface over places in the unit square: at each, the mean of the runs around it, nearer ones counting more; NaN far from all. */
+/** Return a surface over the unit square: at each cell, the distance-weighted mean of nearby runs; NaN far from all of them. */
 export function surface(x: number[], y: number[], z: number[], wide: number, high: number): Float64Array {
   const n = x.length, near = Math.min(0.2, Math.max(0.05, 0.3 * n ** (-1 / 6))), found = new Float64Array(wide * high).fill(NaN);
   const every = Math.ceil(n / 2000);
@@ -127,7 +127,7 @@ export function surface(x: number[], y: number[], z: number[], wide: number, hig
   return found;
 }
 
-/** Points by the cell of a coarse grid they lie in: a hundred thousand of them are searched as a few. */
+/** An index of points by the cells of a coarse grid: finding one among a hundred thousand checks only a few. */
 export class Near {
   #cells = new Map<number, number[]>();
   constructor(readonly x: Float32Array, readonly y: Float32Array, readonly size: number) {
@@ -137,7 +137,7 @@ export class Near {
     }
   }
   #cell(x: number, y: number) { return Math.floor(x / this.size) * 65_536 + Math.floor(y / this.size); }
-  /** The point nearest to a place, no farther than a cell is wide; -1 if there is none. */
+  /** Return the index of the nearest point within a cell's width; -1 if there is none. */
   find(x: number, y: number): number {
     let best = this.size * this.size, hit = -1;
     for (const dx of [-1, 0, 1]) for (const dy of [-1, 0, 1]) for (const i of this.#cells.get(this.#cell(x + dx * this.size, y + dy * this.size)) ?? []) {

@@ -1,7 +1,7 @@
-// The address is the view: everything a colleague needs to see the same picture stands in its fragment, defaults left out.
+// The URL is the view: its fragment holds everything a colleague needs to see the same picture, without the defaults.
 
 export const PAGES = ['charts', 'table', 'run', 'compare', 'sweep', 'media', 'logs', 'alerts', 'provenance', 'profile'] as const;
-/** The key that opens a page: nine have a number, a sweep has its letter. */
+/** The key that opens each page: a digit for nine of them, `s` for Sweep. */
 export const PAGE_KEYS: Record<string, Page> = { ...Object.fromEntries(PAGES.filter((page) => page !== 'sweep').map((page, i) => [String(i + 1), page])), s: 'sweep' };
 export type Page = (typeof PAGES)[number];
 
@@ -12,11 +12,11 @@ export interface View {
   columns: string[]; differing: boolean; archived: boolean; failed: boolean; key: string; step: number | null;
   scatterX: string; scatterY: string; same: boolean; changes: boolean; opSort: string; opSearch: string; lineSearch: string; rank: string; tables: string[];
   sweep: string; byRun: boolean; axes: string[]; axisLogs: string[]; brushes: string[]; scatterLogX: string; scatterLogY: string; trend: boolean; contourX: string; contourY: string; contourLogs: string[];
-  also: string[]; tableSearch: string; tableSort: string; where: string[]; plainImages: boolean; ownRange: boolean; // media: further keys; the rows of logged tables; without boxes and masks; a range for each run
-  frozen: string[]; widths: string[]; shaded: string[]; aggregate: string; closed: string[]; // the table: columns that stay, `name=px`, coloured; what heads say; folded groups
-  list: number; // px of the run list, 0 when it is folded away
-  mix: string[]; pairs: boolean; titles: string[]; ranges: string[]; sizes: string[]; clip: boolean; full: string; facet: string; // charts: rules of those of several metrics, train beside val; `chart=…`; without outliers; the one that fills the screen; of an embedded one
-  picked: string[]; by: string[]; middle: string; spread: string; ownY: boolean; // `run=colour`; what groups runs, after `*` what does not; the line and the band of a group; an axis for each facet
+  also: string[]; tableSearch: string; tableSort: string; where: string[]; plainImages: boolean; ownRange: boolean; // media: additional keys; rows of logged tables; without boxes and masks; a range per run
+  frozen: string[]; widths: string[]; shaded: string[]; aggregate: string; closed: string[]; // table: pinned columns; `name=px`; colored columns; aggregate of groups; collapsed groups
+  list: number; // width of the run list in px; 0 if collapsed
+  mix: string[]; pairs: boolean; titles: string[]; ranges: string[]; sizes: string[]; clip: boolean; full: string; facet: string; // charts: rules for several metrics in one chart, pairs of train and val; `chart=…`; without outliers; the full-screen chart; the facet of an embedded one
+  picked: string[]; by: string[]; middle: string; spread: string; ownY: boolean; // `run=color`; fields to group by, after `*` those to leave out; line and band of a group; a y axis per facet
 }
 
 export const DEFAULTS: View = {
@@ -54,7 +54,7 @@ export function read(fragment: string): View {
   }
   const view = found as unknown as View;
   if (!PAGES.includes(view.page)) view.page = 'charts';
-  if (given.get('ema') === '1') view.kernel = 'ema'; // as older links say it
+  if (given.get('ema') === '1') view.kernel = 'ema'; // older links
   return view;
 }
 
@@ -70,7 +70,7 @@ function parse(name: keyof View, text: string): unknown {
   return typeof usual === 'boolean' ? text === '1' : text;
 }
 
-/** A name in a list, which is escaped; one that is escaped wrongly is taken as it is written. */
+/** Decode an item of a list; one with invalid escapes is used as written. */
 function plain(text: string): string {
   try { return decodeURIComponent(text); } catch { return text; }
 }
@@ -88,13 +88,13 @@ export function write(view: View): string {
   return parts.join('&');
 }
 
-/** Escape only what a fragment cannot hold, so that people can read it. */
+/** Escape only what a fragment cannot contain, so that it stays readable. */
 const legible = (text: string) => text.replace(/[%&+#\s"<>`]/g, (sign) => (sign === ' ' ? '+' : encodeURIComponent(sign)));
 
-// A reload opens the address as it was when it began: what was chosen in the last moment before is remembered by the tab.
+// A reload may begin before the latest change reaches the URL: sessionStorage keeps that change.
 const LAST = 'fanfold last';
 function remember(fragment: string) {
-  try { sessionStorage.setItem(LAST, JSON.stringify([location.hash, fragment])); } catch { return; } // in frames of other sites
+  try { sessionStorage.setItem(LAST, JSON.stringify([location.hash, fragment])); } catch { return; } // no storage in third-party iframes
 }
 function opened(): string {
   if (typeof location === 'undefined') return '';
@@ -107,13 +107,13 @@ function opened(): string {
 
 export const view: View = $state(read(opened()));
 
-/** Whether what is seen came with a link; the browser's history remembers it, also over a reload. */
+/** Whether the current view came from a link. Kept in history.state, so that it survives a reload. */
 export const place = $state({ linked: false });
 
-/** Keep the address in step; going to another page or project can be undone with Back. */
+/** Keep the URL in sync with the view. Going to another page, project or run can be undone with Back. */
 export function follow(): () => void {
   let last = { page: view.page, project: view.project, run: view.run };
-  let late: string | null = null; // what the address is about to say
+  let late: string | null = null; // the fragment about to be written
   const stop = $effect.root(() => {
     $effect(() => {
       const fragment = write(view), state = { linked: place.linked };
@@ -122,7 +122,7 @@ export function follow(): () => void {
       const moved = last.page !== view.page || (last.project && last.project !== view.project) || last.run !== view.run;
       last = { page: view.page, project: view.project, run: view.run };
       if (moved) { history.pushState(state, '', '#' + fragment); return; }
-      // The browser's own process is asked, and we wait for it: after what was asked for is seen.
+      // replaceState blocks on the browser process: delay it until after the paint.
       late = fragment;
       const soon = setTimeout(() => { late = null; history.replaceState(state, '', '#' + fragment); }, 50);
       return () => { late = null; clearTimeout(soon); };
@@ -135,21 +135,21 @@ export function follow(): () => void {
   return () => { stop(); removeEventListener('popstate', back); removeEventListener('pagehide', leave); };
 }
 
-/** The address of what is seen now. */
+/** Return the URL of the current view. */
 export const link = () => `${location.href.split('#')[0]}#${write(view)}`;
 
-/** Copy a text, or say that it cannot be: away from https and from this machine, browsers offer no clipboard. */
+/** Copy text to the clipboard, and return whether that worked: browsers offer one only on https and localhost. */
 export async function copied(text: string): Promise<boolean> {
   try { await navigator.clipboard.writeText(text); return true; } catch { return false; }
 }
 
-/** Select what could not be copied, so that one key does it. */
+/** Select text that could not be copied, so that Ctrl+C copies it. */
 export const select = (element: Element) => getSelection()?.selectAllChildren(element);
 export const UNCOPIED = 'no clipboard here: selected, press Ctrl+C';
 
-/** A list of `name=value` as a map. */
+/** Return a list of `name=value` as a map. */
 export const settings = (list: string[]) => new Map(list.map((one) => [one.slice(0, one.lastIndexOf('=')), plain(one.slice(one.lastIndexOf('=') + 1))] as const));
-/** Such a list with another value under a name, or without it. */
+/** Return such a list with a new value for a name, or without the name if the value is empty. */
 export const setting = (list: string[], name: string, value: string) => [...list.filter((one) => one.slice(0, one.lastIndexOf('=')) !== name), ...(value ? [`${name}=${encodeURIComponent(value)}`] : [])];
 
 export function toggle(list: string[], item: string): string[] {
