@@ -330,6 +330,28 @@ def test_a_moved_run_and_a_copy_arrive_in_their_projects(tmp_path, store, ends):
     assert gateway.terminate() == 0
 
 
+def test_a_run_moved_while_it_is_sent_arrives_whole_in_its_new_project(tmp_path, store, ends, monkeypatch, capsys):
+    gateway, node = ends(Gateway(store)), tmp_path / "node"
+    with fanfold.init("llm", dir=node, id="r1", system=False, quiet=True) as run:
+        for step in range(20):
+            run.log({"loss": step, "page": fanfold.Html(os.urandom(6_000).hex())}, step=step)
+    missing = Client.missing
+
+    def moving(self, *given):
+        answer = missing(self, *given)
+        if run.path.exists():  # the files that the gateway lacks are sent next
+            assert main(["mv", "r1", "--project", "vision", "--dir", str(node), "-q"]) == 0
+        return answer
+
+    monkeypatch.setattr(Client, "missing", moving)
+    assert main(["forward", "--once", "--to", gateway.url, "--dir", str(node)]) == 0
+    assert "could not be forwarded" not in capsys.readouterr().err
+    there = fanfold.open("vision/r1", dir=store)
+    assert (there.status, len(there.series("loss"))) == ("finished", 20)
+    names = [{path.name for path in (root / "vision" / "r1" / "blobs").rglob("*") if path.is_file()} for root in (node, store)]
+    assert names[0] == names[1] != set()
+
+
 def test_a_wrong_token_stops_one_project_and_not_the_others(nodes, store, ends):
     node = nodes[0]
     for project in ("llm", "vision"):

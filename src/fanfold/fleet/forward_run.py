@@ -131,6 +131,8 @@ class Following:
                     return have >= total
 
     def _give_up(self, name: str, error: Exception) -> bool:
+        if not self.path.exists():  # moved or deleted: it is sent from where it is now
+            return True
         notices.once(
             f"blob:{self.path}:{name}",
             f"a file of run {self.id} could not be forwarded: {error}. Its points are; this media or artifact ({name[:12]}…) is "

@@ -60,6 +60,7 @@ class Forwarder:
         self.runs: dict[Path, Following] = {}
         self._settled: dict[Path, int] = {}  # finished runs, with the mtime of their journal folder
         self._pauses: dict[str, tuple[Backoff, float]] = {}
+        self._here: set[Path] = set()  # the runs that once() has to deliver
         self._next_scan = self._next_recover = self._next_note = 0.0
         self._turn = self._accepted = 0
         self._requests = RequestMail(client)
@@ -84,6 +85,7 @@ class Forwarder:
         """Ship everything present now, but not what is added meanwhile; return whether all of it arrived."""
         self._scan()
         goals = {tail.path: tail.size for run in self.runs.values() for tail in run.tails.values() if tail.look()}
+        self._here = set(self.runs)
         while (moved := self.round()) or self._is_behind(goals):
             if any(backoff.failures >= (self.tries or ONCE_TRIES) for backoff, _ in self._pauses.values()):
                 break
@@ -97,6 +99,10 @@ class Forwarder:
 
     def _is_behind(self, goals: dict[Path, int]) -> bool:
         """Return whether something present at the start is not at the gateway yet, or a finished run is not settled."""
+        if any(not path.exists() for path in self._here):  # moved to another project meanwhile, and found there
+            self._next_scan = 0.0
+            self._scan()
+            self._here = set(self.runs)
         return any(run.large or not run.tails or run.is_behind(goals) for run in self.runs.values())
 
     def _ready_projects(self) -> set[str]:
