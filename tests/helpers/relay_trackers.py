@@ -36,7 +36,12 @@ class Lines(GeneralTracker):
     def start(self) -> None:
         self.file = Path(self.path).open("a")  # noqa: SIM115 - closed by finish()
         self.say(
-            "start", who=WHO.get(), pid=os.getpid(), rank=os.environ.get("RANK"), gpus=os.environ.get("CUDA_VISIBLE_DEVICES")
+            "start",
+            who=WHO.get(),
+            pid=os.getpid(),
+            rank=os.environ.get("RANK"),
+            gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            project=self.run_name,
         )
 
     def say(self, event: str, **facts) -> None:

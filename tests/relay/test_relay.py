@@ -23,6 +23,7 @@ import pytest
 
 import fanfold
 import fault_table
+from fanfold.cli import main
 from fanfold.errors import SettingError
 from fanfold.journal.format import Layout
 from fanfold.relay import Cursor, Owned, cursors
@@ -364,6 +365,24 @@ def test_a_relay_whose_run_is_deleted_ends(play):
     play.run.rename(play.folder / "deleted")
     until(lambda: not Path(f"/proc/{pid}").exists())
     assert not play.run.exists()
+
+
+def test_a_run_is_not_moved_under_its_relay_and_its_remote_run_stays_where_it_is(play, capsys):
+    training = play.start(["lines"], "run.log({'x': 0}, step=0)\ntime.sleep(60)")
+    until(lambda: play.lines.exists() and play.calls())
+    training.kill()
+    training.communicate()
+    owner = until(lambda: play.cursor("lines").owner)
+    os.kill(owner["pid"], signal.SIGSTOP)  # so that it is at work for as long as we need
+    move = ["mv", "r", "--project", "q", "--dir", str(play.runs)]
+    assert main(move) == 2
+    assert "is still being delivered (lines)" in capsys.readouterr().err
+    os.kill(owner["pid"], signal.SIGKILL)
+    assert until(lambda: main(move) == 0)
+    code, done, err = play.sync("r", "--to", "relay_trackers:Lines")
+    assert (code, done[0]["outcome"]) == (0, "delivered"), err
+    started = [line["project"] for line in map(json.loads, play.lines.read_text().splitlines()) if line["event"] == "start"]
+    assert (len(started), set(started)) == (2, {"p"})
 
 
 # One relay for a cursor

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +182,10 @@ def test_what_cannot_be_moved_stays(tmp_path, capsys):
     running = fanfold.init("p", id="b", dir=tmp_path, system=False, quiet=True)
     folder = str(tmp_path / "p" / "a")
     for words, why in (
-        ([folder, "--project", "q"], "has a run a already"), (["b", "--project", "q"], "is still being written"),
+        ([folder, "--project", "q"], "has another run a already"), (["b", "--project", "q"], "is still being written"),
         ([folder], "needs the project"), ([str(tmp_path / "p" / "b"), folder, "--project", "r"], "is still being written"),
+        ([folder, str(tmp_path / "q" / "a"), "--project", "r"], "several of the runs have the id a"),
+        ([folder, "--project", " "], "needs a name"), ([folder, "--project", "é" * 1000], "does not fit"),
     ):  # fmt: skip
         assert main(["mv", *words, "--dir", str(tmp_path)]) == 2
         assert why in capsys.readouterr().err
@@ -187,6 +194,72 @@ def test_what_cannot_be_moved_stays(tmp_path, capsys):
     assert not (tmp_path / "r").exists()
     assert main(["mv", "a", "--project", "q", "--dir", "clickhouse://localhost/x"]) == 2
     assert "directory of runs" in capsys.readouterr().err
+
+
+def test_a_second_move_completes_an_interrupted_one(tmp_path, capsys):
+    for name in ("a", "b"):
+        random_run(tmp_path, 1, id=name)
+    move = ["mv", "a", "b", "--project", "q", "--dir", str(tmp_path)]
+    assert main(["mv", "a", "--project", "q", "--dir", str(tmp_path)]) == 0  # how far the first one came
+    assert (main(move), main([*move, "--json"])) == (0, 0)
+    assert "moved 1 run to q; 1 there already" in (said := capsys.readouterr()).err
+    assert {one["path"] for one in json.loads(said.out)} == {str(tmp_path / "q" / name) for name in ("a", "b")}
+    assert [(row.project, row.status) for row in LocalStore(tmp_path).runs()] == [("q", "finished")] * 2
+    assert main(["cp", "a", "--project", "q", "--dir", str(tmp_path)]) == 2
+    assert "is in project q already" in capsys.readouterr().err
+
+
+def test_what_a_killed_process_left_in_its_spool_goes_with_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("FANFOLD_SPOOL_DIR", str(tmp_path / "spool"))
+    root = tmp_path / "runs"
+    for name, command in (("moved", "mv"), ("copied", "cp"), ("deleted", "rm")):
+        killed = f"""
+            import fanfold, os, pathlib, time
+            run = fanfold.init("p", id={name!r}, dir={str(root)!r}, system=False, quiet=True)
+            run.log({{"loss": 0}}, step=0)
+            while not any(file.stat().st_size for file in (run.path / "journal").glob("*.ffj")):
+                time.sleep(0.01)
+            for step in range(1, 1000):
+                run.log({{"loss": step}}, step=step)
+            os.kill(os.getpid(), 9)
+        """
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(killed)],
+            timeout=60,
+            check=False,
+            env={**os.environ, "FANFOLD_SPOOL": "always"},
+        )
+        words = ["--yes"] if command == "rm" else ["--project", "q"]
+        assert main([command, name, *words, "--dir", str(root)]) == 0
+    random_run(root, 1, id="next")  # a new run copies what is left in spools
+    found = {f"{row.project}/{row.id}" for row in LocalStore(root).runs()}
+    assert found == {"q/moved", "p/copied", "q/copied", "p/next"}
+    for name in ("q/moved", "q/copied"):
+        assert len(fanfold.open(name, dir=root).series("loss")) == 1000
+
+
+def test_prune_leaves_a_copy_alone_that_is_being_made(tmp_path, monkeypatch, capsys):
+    random_run(tmp_path, 1, id="a")
+    whole = shutil.copytree
+
+    def pruned(*given, **options):
+        done = whole(*given, **options)
+        assert main(["prune", "--dir", str(tmp_path)]) == 0
+        return done
+
+    monkeypatch.setattr(shutil, "copytree", pruned)
+    assert main(["cp", "a", "--project", "q", "--dir", str(tmp_path)]) == 0
+    assert numbers(fanfold.open("q/a", dir=tmp_path)) == numbers(fanfold.open("p/a", dir=tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / "q" / f".copying-{gone.pid}-0123456789ab"
+    whole(tmp_path / "p" / "a", left)
+    now = time.time
+    for later in (0, 4000):  # a process on another node may still write a young one
+        monkeypatch.setattr(time, "time", lambda later=later: now() + later)
+        assert main(["prune", "--dir", str(tmp_path)]) == 0
+        assert left.exists() == (later == 0)
+    assert "half a copy" in capsys.readouterr().err
 
 
 def test_a_link_leads_no_run_out_of_the_directory(tmp_path, capsys):

@@ -28,7 +28,7 @@ from ..journal.packing import GAIN, Packed, estimate, packing
 from ..process import boot_id
 from ..relay.cursor import settled
 from ..store import catalogue, open_run
-from ..store.changes import ASIDE, weight
+from ..store.changes import ASIDE, COPYING, weight
 from ..store.filter import length
 from . import choose, output
 from .text import plural, size
@@ -40,12 +40,13 @@ EXAMPLE = """examples:
 WORTH_BYTES = 64 << 10  # packing a smaller journal saves too little for the time it takes to unpack
 MEGABYTE = 1_000_000
 HARDLY = "would hardly get smaller"
-# Files that dead processes left half-written: folder, name with the process id, least age (another node may write a younger one).
+# What dead processes left half-written: folder, name with the process id, least age (another node may write a younger one).
 _HALF_WRITTEN = (
     ("blobs", re.compile(r"\.(\d+)-[0-9a-f]{8}"), 3600.0, "half a blob of a process that is gone"),
     ("journal", re.compile(rf"\..+(?:{SUFFIX}|{PACKED})\.(\d+)-[0-9a-f]{{8}}"), LOST_SECONDS,
      "half a packed journal of a process that is gone"),
 )  # fmt: skip
+_HALF_COPIED = re.compile(rf"{re.escape(COPYING)}(\d+)-[0-9a-f]+"), 3600.0
 
 
 class Leftover(NamedTuple):
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     folders = [folder for folder in directory.run_directories(root, args.project) if seen.get(folder, 0.0) <= oldest]
     for folder in output.progress(args, folders, len(folders), "Checking runs"):
         _check_run(folder, found)
-    found.leftovers += _half_deleted(root, args.project)
+    found.leftovers += [*_half_deleted(root, args.project), *_half_copied(root, args.project)]
     if args.dry_run:
         _estimate(found)
     else:
@@ -256,9 +257,24 @@ def _leftovers(folder: Path) -> Iterator[Leftover]:
 
 def _half_deleted(root: Path, project: str | None) -> Iterator[Leftover]:
     """Yield what an interrupted `fanfold rm` left."""
-    for path in root.glob(f"{'*' if project is None else directory.encode_name(project)}/{ASIDE}*"):
+    return (Leftover(path, "a half-deleted run", weight(path)) for path in _set_aside(root, project, ASIDE))
+
+
+def _half_copied(root: Path, project: str | None) -> Iterator[Leftover]:
+    """Yield what an interrupted `fanfold cp` left: of a process that is gone, and not changed for a while."""
+    pattern, seconds = _HALF_COPIED
+    for path in _set_aside(root, project, COPYING):
+        match = pattern.fullmatch(path.name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            names = (found for folder, _, files in os.walk(path) for found in (folder, *(f"{folder}/{name}" for name in files)))
+            if time.time() - max(os.lstat(name).st_ctime for name in names) > seconds:  # a copy has the mtime of the original
+                yield Leftover(path, "half a copy of a process that is gone", weight(path))
+
+
+def _set_aside(root: Path, project: str | None, prefix: str) -> Iterator[Path]:
+    for path in root.glob(f"{'*' if project is None else directory.encode_name(project)}/{prefix}*"):
         if path.is_dir() and not path.is_symlink() and not path.parent.is_symlink():
-            yield Leftover(path, "a half-deleted run", weight(path))
+            yield path
 
 
 def _report(args: argparse.Namespace, found: Prunable) -> None:

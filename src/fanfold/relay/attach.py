@@ -21,7 +21,6 @@ from typing import Any
 from .. import approvals
 from ..errors import SettingError, guard, logger, notices, outcome, shown, suggestion
 from ..fold import check as check_fold
-from ..journal.directory import decode_name
 from ..probes import energy
 from ..trackers import _mlflow as mlflow_runs
 from ..trackers.base import is_tracker
@@ -194,16 +193,17 @@ class ThreadRelay:
         self.run = run
         self._flush = flush  # waits until device values and media are in the journal
         options, plain = split_options(kwargs)
-        self.tracker: Any = _made(item, plain, run) if isinstance(item, str) else item
+        by_name = isinstance(item, str)
+        self.name: str = find_class(item).name if by_name else item.name
+        told = by_name or destination_of(item) is not None  # so another process can construct it again
+        destination = {key: value for key, value in kwargs.items() if _is_json(value)} if told else {}
+        self._cursor = cursor_of(run, self.name, {**destination, **({"copy": copy} if copy else {})})
+        self.tracker: Any = _made(item, plain, run, self._cursor.project) if by_name else item
         self.destination = destination_of(self.tracker)  # None for a user-written tracker
-        self.name: str = self.tracker.name
         self._address = _address(self.tracker)
         self._done = threading.Event()
         self._first_try = threading.Event()
         self._stop, self._hurry = threading.Event(), threading.Event()
-        told = isinstance(item, str) or self.destination is not None  # so another process can construct it again
-        destination = {key: value for key, value in kwargs.items() if _is_json(value)} if told else {}
-        self._cursor = cursor_of(run, self.name, {**destination, **({"copy": copy} if copy else {})})
         self._options: dict[str, Any] = {"fold": fold, **options, "hold": hold_seconds(run), "live": True}
         self._worker: Worker | None = None
         self._thread: threading.Thread | None = None
@@ -455,13 +455,13 @@ class Silent:
         return False
 
 
-def _made(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
+def _made(name: str, kwargs: Mapping[str, Any], run: Path, project: str) -> Any:
     """Construct a tracker by name. Where `run_name` is not the project (MLflow), it is an ordinary argument."""
     cls = find_class(name)
     first = next(iter(inspect.signature(cls).parameters), "run_name")
     if first == "run_name" or "run_name" not in kwargs or cls.requires_logging_directory:
-        return make(name, kwargs, run)
-    return cls(**{first: decode_name(run.parent.name), **kwargs})
+        return make(name, kwargs, run, project)
+    return cls(**{first: project, **kwargs})
 
 
 def _address(tracker: Any) -> str:

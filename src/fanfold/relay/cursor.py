@@ -20,15 +20,15 @@ from typing import Any
 from ..atomic import replace_text
 from ..errors import RunError
 from ..facts.mask import is_secret, mask
+from ..journal import writer
 from ..journal.files import is_folder, open_to_write, read_text
-from ..journal.writer import try_lock
 from ..process import boot_id, digest
 from ..settings import resolve
 
 OWNER_SECONDS = 10.0
 TAKEOVER_SECONDS = 60.0
 FIELDS = (
-    "tracker", "kwargs", "remote", "closed", "delivered", "refused", "error", "partial", "described", "counts",
+    "tracker", "kwargs", "project", "remote", "closed", "delivered", "refused", "error", "partial", "described", "counts",
     "folds", "through", "told", "restarts",
 )  # fmt: skip
 _held: set[Path] = set()  # POSIX locks do not exclude threads of one process; this set does
@@ -73,6 +73,7 @@ class Cursor:
     through: list[str] = field(default_factory=list)  # rank 0's journals that have ended and are fully delivered
     tracker: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    project: str = ""  # the run's project when delivery began; its remote run stays there if the run is moved
 
     def __post_init__(self) -> None:
         self.owner: dict[str, Any] | None = None
@@ -116,8 +117,9 @@ class Cursor:
         if self.path in _held:
             raise self._owned()
         _held.add(self.path)
-        fd = open_to_write(self.path.with_suffix(".lock"))
-        mine, tracker, kwargs = try_lock(fd), self.tracker, self.kwargs
+        lock = self.path.with_suffix(".lock")
+        fd = open_to_write(lock)
+        mine, tracker, kwargs = writer.try_lock(fd), self.tracker, self.kwargs
         self.reload()  # under the lock: the previous owner may have progressed since we last read it
         self.tracker, self.kwargs = tracker or self.tracker, kwargs or self.kwargs
         if mine is False or self._kept_from_afar(locks=mine is not None):
@@ -125,6 +127,7 @@ class Cursor:
             _held.discard(self.path)
             raise self._owned()
         self._lock_fd = fd
+        writer.held.add(str(lock))
         self.save()
         self._released.clear()
         threading.Thread(target=self._renew, name="fanfold-owner", daemon=True).start()
@@ -163,6 +166,7 @@ class Cursor:
             with contextlib.suppress(OSError):
                 self.save()
             os.close(fd)
+            writer.held.discard(str(self.path.with_suffix(".lock")))
             _held.discard(self.path)
 
 

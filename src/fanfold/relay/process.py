@@ -112,7 +112,7 @@ def cursor_of(run: Path, name: str, kwargs: Mapping[str, Any]) -> Cursor:
     """Return a tracker's cursor for a run; secret arguments are kept out of the cursor and its name."""
     kept = public(kwargs)
     cursor = Cursor.load(run / "relay" / f"{cursor_name(name, kept)}.cursor")
-    cursor.tracker, cursor.kwargs = name, kept
+    cursor.tracker, cursor.kwargs, cursor.project = name, kept, cursor.project or decode_name(run.parent.name)
     return cursor
 
 
@@ -329,7 +329,7 @@ def serve(
             return cursor
         last.callback(cursor.release)
         cursor.restarts += 1 if restarts else 0
-        tracker, error = outcome(lambda: make(name, arguments, run))
+        tracker, error = outcome(lambda: make(name, arguments, run, cursor.project))
         if error is not None:  # wrong arguments or a missing library: retrying does not help
             cursor.error = f"{type(error).__name__}: {error}"[:500]
             return cursor
@@ -394,12 +394,12 @@ def stopped_by_signals(hurry: threading.Event) -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def make(name: str, kwargs: Mapping[str, Any], run: Path) -> Any:
-    """Construct a tracker by name for a run: project first, then the run's own directory for it if it needs one."""
+def make(name: str, kwargs: Mapping[str, Any], run: Path, project: str = "") -> Any:
+    """Construct a tracker by name for a run: project first (the run's own by default), then its directory if it needs one."""
     cls = find_class(name)
     arguments = dict(kwargs)
     first = next(iter(inspect.signature(cls).parameters), "run_name")  # MLflow's is `experiment_name`
-    project = arguments.pop(first, None) or decode_name(run.parent.name)
+    project = arguments.pop(first, None) or project or decode_name(run.parent.name)
     if cls.requires_logging_directory:
         return cls(project, arguments.pop("logging_dir", None) or str(run / "trackers" / name), **arguments)
     return cls(project, **arguments)

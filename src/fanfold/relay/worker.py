@@ -250,7 +250,8 @@ class Worker:
         header = next((track.journal.header for track in self.feed.tracks.values() if track.journal.begun), None)
         info = self.feed.info
         run_id = (header.run if header else None) or decode_name(self.run.name)
-        project = project_of(self.run, header.project if header else None)
+        moved_from = "" if self.cursor.project == decode_name(self.run.parent.name) else self.cursor.project
+        project = moved_from or project_of(self.run, header.project if header else None)
         name = info.get("name") or (header.name if header else None) or run_id
         folder = self.run / "trackers" / self.tracker.name
         fork = self._fork()

@@ -23,12 +23,15 @@ from ..errors import RunError, SettingError, clean_text
 from ..journal import Kind, Writer, directory
 from ..journal import format as fmt
 from ..journal.files import open_inside
+from ..journal.origin import spool_roots
 from ..journal.requests import JobRequest
+from ..journal.spool import recover
 from ..process import detect
 from .catalogue import forget
 from .run import StoredRun
 
 ASIDE = ".deleted-"  # hidden from every listing; prune removes leftovers of an interrupted deletion
+COPYING = ".copying-"  # a copy that is being made: hidden, too, and named after its process
 VIEWS = ".views"  # beside a project's runs, and hidden from every listing of them
 WORKSPACES = "workspaces"  # in the folder of the views: a file per user
 MAX_TEXT = 20_000  # bytes of one edit
@@ -104,10 +107,7 @@ class OnDisk:
     def move(self, runs: Sequence[StoredRun], project: str) -> None:
         from . import move
 
-        for run in runs:
-            move.check(run, self.root, project, force=False, done="moved")
-        for run in runs:
-            move.move(run, self.root, project)
+        move.move(runs, self.root, project)
 
 
 class DirectoryViews:
@@ -249,13 +249,13 @@ def check_idle(run: StoredRun, busy: tuple[str, ...]) -> None:
         raise RunError(f"run {run.name} ({run.id}) may still be written. Nothing was deleted. Stop it first.")
 
 
-def check_place(path: Path, root: Path) -> None:
+def check_place(path: Path, root: Path, done: str = "deleted") -> None:
     """Raise unless a directory is exactly `root/project/run` and not reached through a link."""
     inside = path.parent.parent == root or path.parent.parent.resolve() == root.resolve()
     linked = path.is_symlink() or path.parent.is_symlink()
     if not inside or linked or path.resolve().parent.parent != root.resolve():
         why = "is a link" if linked else f"is not in {root}"
-        raise RunError(f"{path} {why}. Nothing was deleted. Delete it by hand, or open the directory it is in.")
+        raise RunError(f"{path} {why}. Nothing was {done}. Name the directory of runs that it is in.")
 
 
 def weight(path: Path) -> int:
@@ -269,6 +269,7 @@ def weight(path: Path) -> int:
 
 def delete(run: StoredRun) -> int:
     """Hide a run, then delete it, so that an interruption leaves no partial run; return the number of bytes freed."""
+    recover(*spool_roots(), runs=run.path.parent.parent)  # what a killed process left in a spool would bring the run back
     freed = weight(run.path)
     aside = run.path.with_name(f"{ASIDE}{secrets.token_hex(6)}")
     run.path.rename(aside)

@@ -307,13 +307,13 @@ class StoredRun:
         self.refresh()
 
     def move(self, project: str) -> None:
-        """Move the run to another project, as `fanfold mv` does; a run that is still being written is refused.
+        """Move the run to another project, as `fanfold mv` does; a run that is still being written or delivered is refused.
 
         Args:
             project: The project it goes to.
 
         Raises:
-            RunError: The run is still being written, or the project has a run of this id.
+            RunError: The run is still being written or delivered, or the project has another run of this id.
         """
         self._changes().move([self], project)
         self.path, self._journals = directory.run_path(self.path.parent.parent, project, self.id), {}

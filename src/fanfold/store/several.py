@@ -116,10 +116,12 @@ class _Changes:
     def move(self, runs: Sequence[StoredRun], project: str) -> None:
         from . import move
 
-        for run in runs:
-            move.check(run, self._stores.holding(run.path).root, project, force=False, done="moved")
-        for run in runs:
-            self._stores.holding(run.path).changes.move([run], project)
+        stores = {run.path: self._stores.holding(run.path) for run in runs}
+        groups = [(store, [run for run in runs if stores[run.path] is store]) for store in dict.fromkeys(stores.values())]
+        for store, group in groups:
+            move.check_move(group, store.root, project)
+        for store, group in groups:
+            store.changes.move(group, project)
 
     @property
     def views(self) -> Views:
