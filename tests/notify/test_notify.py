@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fanfold
+from fanfold.cli import main
 from fanfold.notify.ledger import FilePages
 from fanfold.store import open_run
 from receivers import keeper, kill, notifiers, receiving
@@ -123,6 +124,21 @@ def test_training_and_notifier_killed_together_the_next_sync_tells(tmp_path, rec
     assert receiver.told() == ["one", "killed"]
     sync(tmp_path, FANFOLD_NOTIFY=receiver.url)
     assert receiver.told() == ["one", "killed"]
+
+
+def test_an_attempt_that_no_notifier_saw_is_told_though_the_one_before_ended_in_the_same_way(tmp_path, receiver, capsys):
+    everybody_dies = (
+        "import psutil\nfor child in psutil.Process().children(): child.kill()\nrun.alert({!r}); os.kill(os.getpid(), 9)"
+    )
+    for attempt in ("one", "two"):
+        train(tmp_path, everybody_dies.format(attempt), None, {"FANFOLD_NOTIFY": receiver.url}).wait(60)
+        assert receiver.told().count("killed") == (attempt == "two")
+        show = ["notify", "show", "r", "--dir", str(tmp_path / "runs")]
+        assert main(show) == 3
+        assert "fanfold sync r" in capsys.readouterr().err
+        assert sync(tmp_path, FANFOLD_NOTIFY=receiver.url).returncode == 0
+        assert main(show) == 0
+    assert receiver.told() == ["one", "killed", "two", "killed"]
 
 
 def test_an_address_that_only_init_knew_is_named_by_sync(tmp_path, receiver):

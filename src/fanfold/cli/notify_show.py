@@ -11,10 +11,13 @@ import argparse
 import time
 from typing import Any
 
+from ..notify import NAME
 from ..notify.ledger import GATEWAY, LEDGER, FilePages, Ledger, Pages
+from ..relay.process import cursor_of, has_everything
 from ..settings import is_address
 from ..store import StoredRun
 from . import choose, output
+from .text import clean
 
 EXAMPLE = """examples:
   fanfold notify show -
@@ -43,7 +46,21 @@ def run(args: argparse.Namespace) -> int:
     )
     if not meant:
         return 1
-    return WAITING if any(row["outcome"] != "sent" for row in rows) else 0
+    unseen = _is_unseen(found)
+    if unseen:
+        output.remark(
+            args,
+            f"the end of the run, and perhaps more, was not looked at yet. Send the rest with: fanfold sync {clean(found.id)}",
+        )
+    return WAITING if unseen or any(row["outcome"] != "sent" for row in rows) else 0
+
+
+def _is_unseen(run: StoredRun) -> bool:
+    """Return whether a run has ended and its own notifier has not got to its end."""
+    if is_address(run.store) or run.status == "running":
+        return False
+    cursor = cursor_of(run.path, NAME, {})
+    return cursor.path.exists() and not has_everything(run, cursor)
 
 
 def _pages(run: StoredRun) -> list[Pages]:

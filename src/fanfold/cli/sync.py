@@ -28,7 +28,7 @@ from ..errors import FanfoldError, RunNotFound, SettingError
 from ..journal.directory import decode_name, run_directories
 from ..journal.files import is_folder
 from ..relay.cursor import Cursor, cursors, public
-from ..relay.process import OWNED, Relay, cursor_of, learn, remaining
+from ..relay.process import OWNED, Relay, cursor_of, has_everything, learn, remaining
 from ..store import StoredRun, open_run
 from . import choose, output
 from .text import clean, plural
@@ -128,7 +128,7 @@ def _named(args: argparse.Namespace, word: str) -> StoredRun:
 def _jobs(stored: StoredRun, names: list[str], kwargs: Mapping[str, Any], args: argparse.Namespace) -> list[Job]:
     known = cursors(stored.path)
     if not names:
-        return [_again(stored, cursor, args) for cursor in known if not _is_done(stored, cursor)]
+        return [_again(stored, cursor, args) for cursor in known if not has_everything(stored, cursor)]
     jobs = []
     for name in names:
         wanted = public(kwargs)
@@ -175,11 +175,6 @@ def _confirmed(stored: StoredRun, cursor: Cursor, args: argparse.Namespace) -> b
 
 def _destination(cursor: Cursor) -> str:
     return clean(f"{cursor.tracker} with {json.dumps(cursor.kwargs, default=str)}")
-
-
-def _is_done(stored: StoredRun, cursor: Cursor) -> bool:
-    """Return whether a destination has everything, including how the run ended."""
-    return cursor.closed == stored.status and cursor.error is None and remaining(stored.path, cursor) == 0
 
 
 def _job(stored: StoredRun, cursor: Cursor, kwargs: dict[str, Any], args: argparse.Namespace) -> Job:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ..errors import FanfoldError, RunNotFound, describe, logger, notices, outcome
 from ..journal.directory import is_run
 from ..relay.cursor import Cursor, Owned
-from ..relay.process import cursor_of
+from ..relay.process import cursor_of, has_everything
 from ..store.changes import Changes
 from ..store.query import Name, Store
 from ..store.rules import Rule
@@ -247,7 +247,7 @@ class LocalWatch:
             run = self.store.run(*name)
             cursor = cursor_of(run.path, NAME, {})
             begun = cursor.path.exists()
-            wanted = project_rules(self.store.changes.views, name[0]) or (begun and cursor.closed != run.status)
+            wanted = project_rules(self.store.changes.views, name[0]) or (begun and not has_everything(run, cursor))
             if not wanted or not is_run(run.path):
                 self._live.discard(name)
                 return
@@ -274,4 +274,5 @@ class LocalWatch:
         over = run.status != "running"
         held = destination.look(over=over)
         if begun and over and not held:
-            cursor.closed = run.status
+            cursor.closed, cursor.error = run.status, None
+            cursor.through = [journal.path.stem for journal in run.journals]

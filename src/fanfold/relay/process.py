@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import JournalError, SettingError, guard, notices, outcome
 from ..journal import Kind, origin
@@ -36,6 +36,9 @@ from ..trackers.registry import LOGGER_TYPE_TO_CLASS, ROWS, find_class
 from .cursor import Cursor, Owned, cursor_name, public
 from .track import SENT
 from .worker import Worker
+
+if TYPE_CHECKING:
+    from ..store import StoredRun
 
 NETWORK_HOLD_SECONDS = 90.0
 SYNC_TRIES = 4
@@ -137,6 +140,13 @@ def remaining(run: Path, cursor: Cursor) -> int:
         texts = (record.data for record in journal.records(Kind.VALUES) if record.offset >= mark and record.offset not in ahead)
         total += sum(len(data.v) for data in texts)
     return total
+
+
+def has_everything(run: StoredRun, cursor: Cursor) -> bool:
+    """Return whether a destination has everything, including how each attempt ended, which may be in the same way."""
+    begun = {journal.path.stem for attempt in run.attempts for journal in attempt.mains if journal.header.rank == 0}
+    ended = cursor.closed == run.status and cursor.error is None and begun <= set(cursor.through)
+    return ended and remaining(run.path, cursor) == 0
 
 
 def left_line(run: Path, cursor: Cursor, address: str, *, counted: bool = True) -> str:
