@@ -1,4 +1,4 @@
-"""Trackers for the tests of the relay: plain files to read back, and every kind of trouble. Imported by relay processes."""
+"""Trackers for the relay's tests: plain files to read back, and every kind of failure. Imported by relay processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHO = contextvars.ContextVar("WHO", default="nobody")
 
 
 class Lines(GeneralTracker):
-    """One line of JSON for each call, as a user would write a tracker."""
+    """A tracker as a user would write it: one line of JSON per call."""
 
     name = "lines"
     requires_logging_directory = False
@@ -61,7 +61,7 @@ class Lines(GeneralTracker):
 
 
 class Readable(Destination):
-    """A file that can be read back; each write waits a little, so that a kill finds something half sent."""
+    """A file that can be read back. Each write waits a little, so that a kill interrupts a delivery."""
 
     name = "readable"
     delivery = "readable"
@@ -97,7 +97,7 @@ class Readable(Destination):
 
 
 class LateFlush(Readable):
-    """Keeps what it is given until its process exits, as long as its barrier fails: in the first process that starts it."""
+    """Holds its data until its process exits while its barrier fails, which it does in the first process that starts it."""
 
     name = "late_flush"
 
@@ -128,7 +128,7 @@ class LateFlush(Readable):
 
 
 class Clumsy(Readable):
-    """A destination with mistakes in it: texts, files, configurations and the end are too much for it."""
+    """A destination with bugs: it fails on text, files, configs and at the end."""
 
     name = "clumsy"
     broken = ("text",)
@@ -137,11 +137,11 @@ class Clumsy(Readable):
         for point in points:
             for key, value in point.values.items():
                 if key in self.broken:
-                    value.nonsense  # noqa: B018 - the mistake
+                    value.nonsense  # noqa: B018 - the bug
                 super().write([point._replace(values={key: value})])
 
     def set_config(self, values) -> None:
-        values + 0  # the mistake
+        values + 0  # the bug
 
     def artifact(self, path, name) -> None:
         raise NotImplementedError("later")
@@ -152,7 +152,7 @@ class Clumsy(Readable):
 
 
 class Sequences(Readable):
-    """Keeps each picture of a list by itself; killed in the middle of its fifth, once."""
+    """Stores each image of a list separately; killed once, in the middle of the fifth."""
 
     name = "sequences"
     counts_each = True
@@ -169,7 +169,7 @@ class Sequences(Readable):
 
 
 class Stuck(Readable):
-    """A destination whose start hangs, and shrugs off the first interruption."""
+    """A destination whose start hangs and ignores the first interrupt."""
 
     name = "stuck"
 
@@ -183,7 +183,7 @@ class Stuck(Readable):
 
 
 class Heavy(Readable):
-    """A destination whose start computes for a while, as an import does on a slow machine."""
+    """A destination whose start is busy for a while, like an import on a slow machine."""
 
     name = "heavy"
 
@@ -195,7 +195,7 @@ class Heavy(Readable):
 
 
 class Raising(Lines):
-    """Always down, until the file UP is there."""
+    """A tracker that is down until the file UP exists."""
 
     name = "raising"
 
@@ -206,7 +206,7 @@ class Raising(Lines):
 
 
 class Picky(Lines):
-    """Code with a mistake: it cannot take texts."""
+    """A tracker with a bug: it cannot handle text."""
 
     name = "picky"
 
@@ -217,7 +217,7 @@ class Picky(Lines):
 
 
 class Flaky(Lines):
-    """Every third call fails once."""
+    """A tracker of which every third call fails once."""
 
     name = "flaky"
     calls = 0
@@ -252,7 +252,7 @@ class Slow(Lines):
 
 
 class Meddler(Lines):
-    """Does to its process what tracker libraries do."""
+    """A tracker that changes its process as tracker libraries do."""
 
     name = "meddler"
 

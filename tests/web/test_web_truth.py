@@ -1,6 +1,6 @@
-"""What the dashboard shows is what was logged: the tooltip, the exported files, and the defects that once hid or bent it.
+"""The dashboard shows what was logged: tooltips, exported files, and regressions that hid or distorted values.
 
-Every value that is read off the page is compared with the value that was logged at that very step.
+Every value read from the page is compared with the value logged at that step.
 """
 
 # ruff: noqa: F401 - fixtures are imported by their names
@@ -29,7 +29,7 @@ from fanfold.journal import format as fmt
 from store_data import START, Call, write_run
 
 SHORT, LONG, RANKS = 500, 3_000_000, 3
-LEFT, RIGHT = 48, 10  # where a chart's axes begin and end, from its edges
+LEFT, RIGHT = 48, 10  # the margins of a chart outside its plot area
 
 
 def short_values() -> np.ndarray:
@@ -79,7 +79,7 @@ def address(request, place):
 
 
 def hovered(page, figure, part: float) -> tuple[int, float, str]:
-    """Point at a part of the axis, and return the step and the value that the tooltip shows, and what else it says."""
+    """Point at a fraction of the x axis, and return the tooltip's step and value, and its other text."""
     box = figure.locator(".plot").bounding_box()
     page.mouse.move(box["x"] + LEFT + part * (box["width"] - LEFT - RIGHT), box["y"] + 90)
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
@@ -95,7 +95,7 @@ def number(text: str) -> float:
 def exported(page, figure, kind: str) -> bytes:
     figure.hover()
     figure.get_by_role("button", name="Save loss").click()
-    with page.expect_download(timeout=4 * SLOW) as download:  # nothing here is about speed
+    with page.expect_download(timeout=4 * SLOW) as download:  # this does not test speed
         figure.get_by_role("button", name=kind, exact=True).click()
     return Path(download.value.path()).read_bytes()
 
@@ -122,7 +122,7 @@ def test_the_tooltip_shows_a_point_that_was_logged(context, address, project, ma
             assert value == pytest.approx(values[step], rel=1e-4, abs=1e-4), (zoom, step)
             if "logx" not in zoom:
                 assert abs(step - (lo + part * (hi - lo))) <= 1.01 + (hi - lo) / 200, (zoom, part)
-            for name, at in re.findall(r"(low|high) \S+ @ ([\d,]+)", more):  # where several points share the pixel
+            for name, at in re.findall(r"(low|high) \S+ @ ([\d,]+)", more):  # if several points share the pixel
                 said = number(re.search(rf"{name} (\S+) @", more)[1])
                 assert said == pytest.approx(values[int(at.replace(",", ""))], rel=1e-4, abs=1e-4)
         page.close()
@@ -199,11 +199,11 @@ def test_an_export_that_fails_says_so_until_it_is_closed(context, place, kind):
         alert = figure.get_by_role("alert")
         expect(alert).to_contain_text(f"loss was not saved as {kind}: ")
         context.set_offline(False)
-        figure.get_by_role("button", name="Show loss as a table").click()  # the chart is hidden; the message is not
+        figure.get_by_role("button", name="Show loss as a table").click()  # hides the chart, but not the message
         expect(alert).to_be_visible()
         assert exported(page, figure, kind)
         expect(alert).to_have_count(0)
-    context.expected.clear()  # the browser reports what it could not fetch
+    context.expected.clear()  # the browser reports failed requests
 
 
 @needs_browser

@@ -2,7 +2,7 @@
 // and otherwise replaced as a whole.
 
 export type Piece = ['same' | 'gone' | 'new', string];
-const MOST = 1200; // most tokens per side for an exact comparison, whose table then has 1.4 million cells
+const MOST = 1200; // maximum tokens per side for an exact comparison: its table then has 1.4 million cells
 
 export const words = (text: string) => text.match(/\s+|[^\s]+/g) ?? [];
 export const lines = (text: string) => text.match(/[^\n]*\n|[^\n]+$/g) ?? [];
