@@ -114,13 +114,14 @@ class CallerViews:
         check(self.holder, WRITE, project)
         self.place.save(project, name, fragment, kind)
 
-    def workspace(self, project: str, user: str = "") -> str:  # noqa: ARG002 - a caller's own, whoever is named
+    def workspace(self, project: str, user: str = "") -> str:
+        """Return the caller's own workspace, or that of `user`: a gateway over a database names its caller to the database."""
         check(self.holder, READ, project)
-        return self.place.workspace(project, self.holder.label)
+        return self.place.workspace(project, user or self.holder.label)
 
-    def keep_workspace(self, project: str, fragment: str, user: str = "") -> None:  # noqa: ARG002
+    def keep_workspace(self, project: str, fragment: str, user: str = "") -> None:
         check(self.holder, READ, project)  # it is the caller's own: reading is enough
-        self.place.keep_workspace(project, fragment, self.holder.label)
+        self.place.keep_workspace(project, fragment, user or self.holder.label)
 
 
 def check(holder: Holder, scope: str, project: str) -> None:
