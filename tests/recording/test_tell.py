@@ -65,12 +65,13 @@ def test_a_thousand_requests_are_all_answered(tmp_path):
 
 def test_what_cannot_be_done_is_refused_with_the_reason(tmp_path):
     with Job(tmp_path, "alone") as job:
-        refused = {
-            "momentum": (0.5, "momentum is not adjustable. Adjustable: layers, lr"),
-            "lr": (7, "lr cannot be 7: it is between 0 and 1"),
-            "layers": (2.5, "layers cannot be 2.5: it is a whole number"),
-        }
-        for name, (value, why) in refused.items():
+        refused = (
+            ("momentum", 0.5, "momentum is not adjustable. Adjustable: layers, lr"),
+            ("lr", 7, "lr cannot be 7: it is between 0 and 1"),
+            ("layers", 2.5, "layers cannot be 2.5: it is a whole number"),
+            ("layers", 1e30, "layers cannot be 1e+30: it is too large"),
+        )
+        for name, value, why in refused:
             answer = job.run.tell("set", **{name: value})
             assert (answer.state, answer.why) == ("refused", why)
         assert job.run.tell("log").why == "the program does not read run.control.should_log"

@@ -45,6 +45,8 @@ class Knob:
             raise ValueError(f"{self.name} cannot be {value!r}: it is {'true or false' if kind is bool else 'a number'}")
         if kind is int and value != int(value):
             raise ValueError(f"{self.name} cannot be {value!r}: it is a whole number")
+        if kind is int and abs(value) >= 1 << 63:
+            raise ValueError(f"{self.name} cannot be {value!r}: it is too large")
         if (self.min is not None and not value >= self.min) or (self.max is not None and not value <= self.max):
             raise ValueError(f"{self.name} cannot be {value!r}: it is between {self.range}")
         return kind(value)  # type: ignore[no-any-return]
