@@ -268,7 +268,7 @@ def test_every_shown_run_has_a_look_of_its_own_and_a_colour_can_be_picked(contex
     page.reload()
     expect(line).to_have_attribute("stroke", "#d21e00")
     page.get_by_role("button", name="Color of run-03").click()
-    page.get_by_label("Any colour").fill("#123456")
+    page.get_by_label("Any color").fill("#123456")
     expect(line).to_have_attribute("stroke", "#123456")
     page.get_by_role("button", name="automatic").click()
     expect(line).not_to_have_attribute("stroke", "#123456")

@@ -159,6 +159,9 @@ def test_a_contour_shows_low_and_high_where_they_are(context, address):
     up = (config["depth"] - min(depths)) / (max(depths) - min(depths))
     page.mouse.move(box["x"] + 56 + (0.04 + 0.92 * across) * wide, box["y"] + 8 + (0.96 - 0.92 * up) * high)
     expect(contour.locator("text.name")).to_have_text(f"r07: {loss:g}")
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.get_by_role("heading", name="r07")).to_be_visible()  # a click opens the run
 
 
 def test_a_scatter_has_log_axes_and_a_trend(context, address):

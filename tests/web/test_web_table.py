@@ -60,6 +60,12 @@ def test_statistics_are_columns_with_the_numbers_that_were_logged(context, tmp_p
         page.locator("summary", has_text="columns").click()
         page.get_by_label("Search columns").fill("loss")
         page.get_by_role("button", name="max of loss").click()
+        page.get_by_role("button", name="None", exact=True).click()  # of those that were searched for
+        expect(page.locator("[data-col='metric:loss']")).to_have_count(0)
+        expect(page.locator("[data-col='metric:acc']")).to_be_visible()
+        page.get_by_role("button", name="All", exact=True).click()
+        expect(page.locator("[data-col='metric:loss']")).to_be_visible()
+        expect(page.locator("[data-col='metric:acc']")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.get_by_label("Search columns")).to_have_count(1)
         page.locator("summary", has_text="columns").press("Escape")

@@ -287,6 +287,10 @@ def test_on_a_phone_the_runs_are_a_drawer_and_no_page_is_wider_than_the_screen(b
             )
             <= 0
         ), where
+        tab = page.locator("nav a[aria-current=page]").bounding_box()
+        assert tab["x"] >= 0 and tab["x"] + tab["width"] <= 390, where  # the line of pages is scrolled to it
+        if where == "alerts":
+            assert page.get_by_text("from step 600 on").first.bounding_box()["height"] < 40  # in one line, not letter by letter
     context.close()
 
 
