@@ -79,6 +79,21 @@ def test_a_run_in_the_directory_of_its_owner_is_continued(shared: Path) -> None:
     run.finish()
 
 
+def test_a_link_put_into_a_new_directory_of_runs_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder where everybody may rename everything, the new directory can be exchanged before the first file is in it."""
+    (tmp_path / "mine").write_text("mine")
+    mkdir = Path.mkdir
+
+    def exchanged(self: Path, *args: Any, **kwargs: Any) -> None:
+        mkdir(self, *args, **kwargs)
+        if self.name == "runs":
+            (self / ".gitignore").symlink_to(tmp_path / "mine")
+
+    monkeypatch.setattr(Path, "mkdir", exchanged)
+    fanfold.init("p", dir=tmp_path / "runs", system=False, quiet=True).finish()
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_ranks_of_several_users_meet_in_one_directory(shared: Path) -> None:
     for count, user in enumerate((ANN, EVE)):
         with being(user):

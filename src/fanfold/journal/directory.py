@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from ..errors import JournalError, RunError
 from ..settings import stranger
 from . import format as fmt
-from .files import is_folder
+from .files import create, is_folder
 from .format import HEAD_SIZE, PACKED, SUFFIX, Kind, Layout
 
 if TYPE_CHECKING:
@@ -107,6 +107,14 @@ def check_place(run: Path) -> None:
                 f"{path} is a link, and links below a directory of runs are not followed. The run was not started. Remove the "
                 "link, or name the directory it leads to with fanfold.init(dir=…) or FANFOLD_DIR."
             )
+
+
+def make_root(root: Path) -> None:
+    """Create the private directory of all runs, unless there is one; others may be doing the same, or put a link into it."""
+    if not root.exists():
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError), create(root / ".gitignore") as file:
+            file.write(b"*\n")  # runs do not belong in a repository
 
 
 def make_run(path: Path) -> None:

@@ -18,7 +18,7 @@ from .. import process
 from .._version import __version__
 from ..errors import RunError, SettingError, notices
 from ..journal import format as fmt
-from ..journal.directory import check_folders, check_place, journal_files, last_step, make_run, read_header, run_path
+from ..journal.directory import check_folders, check_place, journal_files, last_step, make_root, make_run, read_header, run_path
 from ..journal.origin import choose_root, spool_roots
 from ..journal.spool import Spool, is_network, recover
 from ..journal.writer import Writer
@@ -127,7 +127,7 @@ def _checked_name(what: str, name: Any) -> str:
 
 
 def _meet(root: Path, me: ProcessIdentity, count: int) -> str:
-    _make_root(root)
+    make_root(root)
     meeting = Meeting(root, me, count)
     if not me.main:
         try:
@@ -197,7 +197,7 @@ def _choose(root: Path, options: RunOptions, attempt: str, own: str) -> str:
 
 def open_writer(member: Membership, options: RunOptions) -> Writer:
     """Create the run's directory and open this process's journal, on a spool if the directory is on a network filesystem."""
-    _make_root(options.root)
+    make_root(options.root)
     directory = member.path / "journal"
     check_place(member.path)
     make_run(member.path)
@@ -235,13 +235,6 @@ def _born_ns() -> int | None:
     waiting = _joined == os.getpid() or hasattr(sys, "ps1") or "ipykernel" in sys.modules or "RAY_JOB_ID" in os.environ
     _joined = os.getpid()
     return None if waiting else time.time_ns() - int(age() * 1e9)
-
-
-def _make_root(root: Path) -> None:
-    """Create the directory for all runs; other ranks may be doing the same."""
-    if not root.exists():
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (root / ".gitignore").write_text("*\n", encoding="ascii")  # runs do not belong in a repository
 
 
 def _spool(member: Membership, options: RunOptions, directory: Path) -> Path:

@@ -16,7 +16,7 @@ import msgspec
 
 from .._version import __version__
 from ..errors import FanfoldError, describe, notices, outcome
-from ..journal.directory import decode_name, encode_name, is_link, is_run, run_path
+from ..journal.directory import decode_name, encode_name, is_link, is_run, make_root, run_path
 from ..process import digest
 from ..settings import find_directory
 from . import events
@@ -297,15 +297,10 @@ class Import:
             return known[0]
         if known is not None:  # the run was deleted meanwhile
             known[0].close()
-        self._make_root()
+        make_root(self.root)
         writer = RunWriter(path, account.run, account.project, one.found, account, largest=self.largest)
         self._open[str(path)] = (writer, time.monotonic())
         return writer
-
-    def _make_root(self) -> None:
-        if not self.root.exists():
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (self.root / ".gitignore").write_text("*\n", encoding="ascii")
 
     def _feed(self, one: Sighting, writer: RunWriter, account: RunAccount) -> bool:
         """Feed a run's new events to its writer; return whether there were any."""
