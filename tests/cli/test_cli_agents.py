@@ -284,8 +284,11 @@ def test_python_moves_a_run_to_another_project(runs_dir):
     run = fanfold.open("good")
     run.move("kept")
     assert (run.project, fanfold.open("kept/good").id) == ("kept", run.id)
-    with pytest.raises(fanfold.FanfoldError, match="has a run"):
-        run.move("kept")
+    run.move("kept")  # it is there already
+    assert (run.project, run.status) == ("kept", "finished")
+    main(["cp", "good", "--project", "other"])
+    with pytest.raises(fanfold.FanfoldError, match="has another run"):
+        run.move("other")
 
 
 def test_the_help_of_mv_says_where_the_runs_go(capsys):
