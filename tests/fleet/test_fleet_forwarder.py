@@ -55,7 +55,7 @@ def test_two_nodes_without_a_shared_filesystem_make_one_run(nodes, store, ends):
     assert gateway.terminate() == 0
 
 
-def test_a_second_forwarder_started_by_init_leaves_quietly_while_training_goes_on(nodes, store, ends):
+def test_a_second_forwarder_started_by_init_leaves_quietly(nodes, store, ends):
     """Training keeps the forwarder's stdin open, and a thread there waits for its end."""
     gateway = ends(Gateway(store))
     ends(Forwarder(nodes[0], gateway.url))
