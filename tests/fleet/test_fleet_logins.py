@@ -17,6 +17,7 @@ import ssl
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,6 +320,20 @@ def test_settings_of_a_login_that_cannot_work_stop_the_gateway(store, capsys, mo
     monkeypatch.setenv("FANFOLD_SESSION_SECRET", "short")
     assert main(start) == 2
     assert "openssl rand" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trusted", ["127.0.0.1", "::/0", "10.0.0.0/8"])
+def test_a_gateway_says_that_users_of_its_machine_can_speak_as_its_proxy(store, trusted):
+    Tokens(store / FILE_NAME).create("x", projects=["llm"], scopes=["read"])
+    words = ("--trusted-proxy", trusted, "--trust-header", "X-Remote-User", "--grant", "user:ann=llm:read")
+    gateway = Gateway(store, *words, log=store / "gateway.log")
+    try:
+        request = urllib.request.Request(f"{gateway.url}/ui/api/projects", headers={"x-remote-user": "ann"})
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request) as answer:
+            assert (json.load(answer)["user"], trusted) == ("user ann", "127.0.0.1")
+    finally:
+        gateway.close()
+    assert ("They can log in as anybody" in gateway.log.read_text()) == (trusted != "10.0.0.0/8")
 
 
 # A certified provider, a browser

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SettingError
+from ..process import LOOPBACK
 from ..settings import resolve, split_address
 from . import output
 
@@ -54,6 +55,12 @@ def logins(args: argparse.Namespace, tokens: TokenBook | None) -> Logins:
         names = {"scopes": args.oidc_scopes, "user_claim": args.oidc_user, "groups_claim": args.oidc_groups}
         oidc = Oidc(args.oidc_issuer, args.oidc_client, sessions, secret=resolve("oidc_secret"), **names)
     proxies = Proxies(args.trusted_proxy, user=args.trust_header, groups=args.trust_groups)
+    if args.trust_header and any(map(proxies.trusts, LOOPBACK)):
+        output.remark(
+            args,
+            f"a proxy on this machine is trusted to name people, and any user of this machine can send {args.trust_header}, too. "
+            "They can log in as anybody. If others work here, use --oidc-issuer, or a proxy with an address of its own.",
+        )
     grants = Grants(args.grant, Path(args.grants).expanduser() if args.grants else None)
     return Logins(tokens, sessions, grants, proxies, oidc, args.public_url)
 
