@@ -136,7 +136,7 @@ def test_points_keep_nan_and_infinity(ask):
     assert [row["value"] for row in answer["points"]] == [1.0, "NaN", "Infinity", "-Infinity"]
 
 
-@pytest.mark.parametrize("words", [("--buckets", "0"), ("--around", "3", "--to", "9")])
+@pytest.mark.parametrize("words", [("--buckets", "0"), ("--around", "3", "--to", "9"), ("--from", "nan")])
 def test_points_refuses_options_that_make_no_sense(ask, words):
     recorded("a")
     assert ask("points", "a", "loss", *words)[0] == 2

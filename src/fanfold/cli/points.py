@@ -6,6 +6,7 @@ With as many buckets as points, every point is printed. The runs of a gateway (-
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 from ..errors import SettingError
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         raise SettingError(f"--buckets {args.buckets} is less than 1. Nothing was printed.")
     if args.around is not None and (args.lo is not None or args.hi is not None):
         raise SettingError("--around cannot be combined with --from or --to. Nothing was printed.")
+    if any(x is not None and math.isnan(x) for x in (args.lo, args.hi, args.around)):
+        raise SettingError("--from, --to and --around cannot be nan. Nothing was printed. Give a number.")
     how = {"lo": args.lo, "hi": args.hi, "around": args.around, "x": args.x, "rank": args.rank, "fold": args.fold}
     if remote.is_gateway(args):
         asked = {"run": remote.named(args, args.run), "keys": args.keys, "buckets": args.buckets, **how}

@@ -130,7 +130,7 @@ class RunPrinter:
         self.fact("project", clean(run.project))
         if run.fork is not None:
             gone = forks.missing(run)
-            self.fact("forked from", clean(f"{run.fork.project}/{run.fork.run} at step {run.fork.step}"),
+            self.fact("forked from ", clean(f"{run.fork.project}/{run.fork.run} at step {run.fork.step}"),
                       (clean(f" ({gone})"), "yellow") if gone else "")  # fmt: skip
         ran = ", running for " if status == "running" else ", ran "
         self.fact("started", age(run.started), ran, duration(run.duration))
