@@ -13,8 +13,10 @@ from aiosmtpd.controller import Controller
 from PIL import Image
 
 import fanfold
+from fanfold.cli import main
 from fanfold.errors import MissingExtra
 from fanfold.notify.events import happened
+from fanfold.notify.ledger import LEDGER, FilePages, Ledger
 from fanfold.notify.message import compose
 from fanfold.notify.options import NotifyOptions, read_options
 from fanfold.notify.services import AppriseService, NotSent, Service, Webhook, open_service
@@ -246,3 +248,18 @@ def test_show_lists_what_was_sent_about_a_run(receiver, tmp_path):
     rows = json.loads(done.stdout)
     assert [row["title"].partition(": ")[2] for row in rows] == ["one", "finished"]
     assert rows[0]["to"].startswith("http://127.0.0.1 ")
+
+
+def test_show_counts_a_failed_message_as_sent_once_its_events_went_out_with_others(tmp_path, capsys):
+    run = fanfold.init("p", id="r", dir=tmp_path, system=False, quiet=True)
+    run.finish()
+    ledger = Ledger(FilePages(run.path / "relay" / LEDGER))
+    ledger.begin(0.0, ["a"])
+    ledger.write("intent", to="a", message="1", events=["x"], title="one")
+    ledger.write("failed", to="a", message="1", why="the server answered 500")
+    assert main(["notify", "show", "r", "--dir", str(tmp_path)]) == 3
+    ledger.write("intent", to="a", message="2", events=["x", "y"], title="2 events")
+    ledger.write("sent", to="a", message="2")
+    capsys.readouterr()
+    assert main(["notify", "show", "r", "--dir", str(tmp_path), "--json"]) == 0
+    assert [row["outcome"] for row in json.loads(capsys.readouterr().out)] == ["sent", "sent"]

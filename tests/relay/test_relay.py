@@ -346,6 +346,20 @@ def test_when_training_and_relay_are_both_killed_sync_delivers(play):
     assert (play.folder / "points.status").read_text() == done[0]["status"] == "killed"
 
 
+def test_a_remote_run_that_has_everything_but_its_end_is_ended_by_sync(play):
+    path = play.folder / "points"
+    play.play(
+        ["readable"], "run.log({'x': 1.0}, step=0)\nos.kill(os.getpid(), 9)", tracker_kwargs={"readable": {"path": str(path)}}
+    )
+    cursor = until(lambda: (found := play.cursor("readable")).closed and not at_work(found) and found)
+    cursor.closed = None  # as if the relay had been killed just before
+    cursor.save()
+    (play.folder / "points.status").unlink()
+    code, done, err = play.sync("r", "--to", "relay_trackers:Readable")
+    assert (code, [one["status"] for one in done]) == (0, ["killed"]), err
+    assert (play.folder / "points.status").read_text() == "killed"
+
+
 def test_a_run_killed_before_its_relay_began_is_known_to_sync(play):
     play.play(["tensorboard"], """
         run._delivery.attached.relays[0]._process.kill()

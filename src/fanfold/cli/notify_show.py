@@ -1,8 +1,8 @@
 """Show what was sent about a run, to whom and when, and what could not be sent yet.
 
-An address is shown by its kind and a few digits that identify it, never as a whole.
+Addresses are shortened to their kind and a few digits that identify them.
 
-exit codes: 0 everything was sent, 1 there is no run or nobody was to be told, 3 something was not sent yet.
+exit codes: 0 everything was sent, 1 there is no run or nobody to notify, 3 something was not sent yet.
 """
 
 from __future__ import annotations
@@ -78,15 +78,20 @@ def _pages(run: StoredRun) -> list[Pages]:
 def _rows(ledger: Ledger) -> dict[tuple[str, str], dict[str, Any]]:
     """Return one row per message and address, with its last outcome; an intent without one was interrupted."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
+    meant: dict[tuple[str, str], set[str]] = {}  # the events of each message
     for line in ledger.lines:
         if line.get("state") not in ("intent", "sent", "failed"):
             continue
         place = str(line.get("to")), str(line.get("message"))
         row = rows.setdefault(place, {"to": place[0], "message": place[1], "title": "", "events": 0})
         if line["state"] == "intent":
-            row.update(title=str(line.get("title") or ""), events=len(line.get("events") or ()))
+            meant[place] = set(map(str, line.get("events") or ()))
+            row.update(title=str(line.get("title") or ""), events=len(meant[place]))
         outcome = "interrupted" if line["state"] == "intent" else str(line["state"])
         row.update(time=float(line.get("at") or 0.0), outcome=outcome, why=line.get("why"))
+    for place, row in rows.items():
+        if row["outcome"] == "failed" and meant.get(place) and meant[place] <= ledger.told.get(place[0], set()):
+            row.update(outcome="sent", why="as part of a later message")
     return rows
 
 

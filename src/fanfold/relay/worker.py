@@ -102,7 +102,7 @@ class Worker:
             self._answer(float("inf"))  # wake every waiter: the relay has ended
 
     def _serve(self, *, follow: bool) -> None:
-        pause = IDLE_SECONDS[0]
+        pause, first = IDLE_SECONDS[0], True
         while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
             asked = 0 if self.sender.out else self._asked  # points left from an earlier poll may be older than the question
             moved = self._tolerantly(self.turn)
@@ -112,8 +112,9 @@ class Worker:
             if over and not self._tolerantly(partial(self.tracker.look, over=True)):
                 self._tolerantly(self._close)
                 return
-            if not (moved or self.feed.behind() or follow):
+            if not (moved or self.feed.behind() or follow or first):  # that a process has died is seen at the second turn
                 break
+            first = False
             if not moved and self._rank_zero_is_new():
                 self._tolerantly(self.settle)
             pause = IDLE_SECONDS[0] if moved else min(pause * 1.5, IDLE_SECONDS[1])
