@@ -46,6 +46,14 @@ def place(tmp_path_factory) -> Path:
         for step in range(5):
             run.log({"score": float(i)}, step=step)
         run.finish()
+    for name in ("one", "two"):
+        run = start(folder, "gpus", name=name)
+        for step in range(3):
+            run.log(
+                {"loss": 1.0, "system/cpu": 50.0, **{f"system/gpu/{gpu}/power_w": 100.0 * gpu + step for gpu in range(4)}},
+                step=step,
+            )
+        run.finish()
     spike = start(folder, "spike", name="spikes")
     for step in range(200):
         spike.log({"loss": 1000.0 if step == 100 else 1 + step % 2}, step=step)
@@ -363,6 +371,29 @@ def test_facets_share_an_axis_until_each_has_its_own(context, address):
     page.get_by_label("A y axis for each facet").check()
     own = span(page, low)
     assert own[0] < 0.1 < 0.9 < own[1]
+
+
+# System metrics
+
+
+def test_system_metrics_are_one_chart_of_each_kind_for_all_gpus(context, address):
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = open_page(context, address, "p=gpus")
+    page.get_by_role("button", name=re.compile("system")).click()
+    section = page.get_by_role("region", name="system")
+    expect(section.locator("figure .title")).to_have_text(["system/cpu · %", "system/gpu/power_w · W"])
+    power = section.locator("figure", has_text="power_w")
+    expect(power).to_have_attribute("aria-label", re.compile("^system/gpu/power_w · W: 8 lines, 24 points"))
+    last = {name: row[0] for name, row in rows(power).items()}
+    assert last == {f"{run} · gpu {gpu}": str(100 * gpu + 2) for run in ("one", "two") for gpu in range(4)}
+    power.get_by_role("button", name=re.compile("as a table")).click()
+    power.hover()
+    power.get_by_label("Save system/gpu/power_w").click()
+    power.get_by_role("button", name="Embed").click()
+    expect(power.get_by_text("The code of the chart is copied.")).to_be_visible()
+    there = context.new_page()
+    there.goto(re.search(r'src="([^"]+)"', page.evaluate("() => navigator.clipboard.readText()")).group(1).replace("&#38;", "&"))
+    expect(there.locator("figure[data-key]")).to_have_attribute("aria-label", re.compile(": 8 lines, 24 points"))
 
 
 # Annotations, sharing, reloads

@@ -12,11 +12,14 @@ export function unitOf(key: string): string {
   return name.startsWith('system/') ? (ENDINGS.find(([ending]) => ending.test(name))?.[1] ?? '') : '';
 }
 
-/** Group the metrics of all GPUs by kind, with `*` for the GPU; other system metrics stay separate. Keeps the order of the keys. */
+/** Return what the chart of a kind is called: `system/gpu/util · %`. */
+export const kindName = (id: string) => `${id.replace('/\\d+/', '/')}${unitOf(id) ? ` · ${unitOf(id)}` : ''}`;
+
+/** Return the metrics of all GPUs by kind, each with the rule that matches them; other system metrics alone. In the order of the keys. */
 export function kinds(keys: string[]): Kind[] {
   const found = new Map<string, string[]>();
   for (const key of keys) {
-    const gpu = GPU.exec(key), id = gpu ? `${gpu[1]}*${gpu[3]}` : key.replace(/@\d+$/, '');
+    const gpu = GPU.exec(key), id = gpu ? `${gpu[1]}\\d+${gpu[3]}` : key.replace(/@\d+$/, '');
     const list = found.get(id);
     if (list) list.push(key);
     else found.set(id, [key]);
