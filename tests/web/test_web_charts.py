@@ -46,14 +46,7 @@ def place(tmp_path_factory) -> Path:
         for step in range(5):
             run.log({"score": float(i)}, step=step)
         run.finish()
-    for name in ("one", "two"):
-        run = start(folder, "gpus", name=name)
-        for step in range(3):
-            run.log(
-                {"loss": 1.0, "system/cpu": 50.0, **{f"system/gpu/{gpu}/power_w": 100.0 * gpu + step for gpu in range(4)}},
-                step=step,
-            )
-        run.finish()
+    gpus(folder)
     spike = start(folder, "spike", name="spikes")
     for step in range(200):
         spike.log({"loss": 1000.0 if step == 100 else 1 + step % 2}, step=step)
@@ -69,6 +62,17 @@ def place(tmp_path_factory) -> Path:
             torch.save({"w": torch.zeros(3)}, folder.parent / "weights.pt")
     saving.finish()
     return folder
+
+
+def gpus(folder: Path) -> None:
+    for name in ("one", "two"):
+        run = start(folder, "gpus", name=name)
+        for step in range(3):
+            run.log(
+                {"loss": 1.0, "system/cpu": 50.0, **{f"system/gpu/{gpu}/power_w": 100.0 * gpu + step for gpu in range(4)}},
+                step=step,
+            )
+        run.finish()
 
 
 def chart(page, key: str):
