@@ -76,7 +76,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def commands() -> str:
     parts = [
         "# Every command and option",
-        "What `fanfold COMMAND --help` prints. The commands [by task](../cli.md) are easier to begin with.",
+        "The output of `fanfold COMMAND --help`. To get started, read the [commands by task](../cli.md).",
         "```bash\nfanfold --help\nfanfold ls --help\n```",
         (
             "`RUN` is an id, the beginning of one, a name, a run's directory, or `-` for the newest run. Every command takes `--dir DIR` "
@@ -143,12 +143,12 @@ def json_page() -> str:
     parts = [
         "# The JSON of commands",
         (
-            "Every command prints JSON with `--json`, and its form is a promise: a change that a program could notice raises the version, "
-            f"which is {schemas.VERSION}. `fanfold schema COMMAND` prints the JSON Schema."
+            "Every command prints JSON with `--json`. The format is stable: the version changes when a program could notice a difference, "
+            f"and is {schemas.VERSION} now. `fanfold schema COMMAND` prints the JSON Schema."
         ),
         "```bash\nfanfold ls --json | jq '.[0].id'\nfanfold schema ls > ls.schema.json\n```",
         (
-            'JSON is ASCII. Numbers that JSON lacks are the texts `"NaN"`, `"Infinity"` and `"-Infinity"`. Times are seconds since 1970 unless '
+            'JSON is ASCII. Numbers that JSON cannot represent are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`. Times are seconds since 1970 unless '
             "a field says otherwise. New fields may be added at any time: ignore those you do not know."
         ),
     ]

@@ -1,4 +1,4 @@
-"""Print a store's audit log: runs deleted, tokens created and revoked, logins, and logins refused; newest last."""
+"""Print a store's audit log: runs deleted, tokens created and revoked, logins and refused logins; newest last."""
 
 from __future__ import annotations
 

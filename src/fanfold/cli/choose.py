@@ -78,7 +78,7 @@ def count(word: str) -> int:
 def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--filter", default="", metavar="F", help="only runs that match: 'lr<1e-3 and tag:base and loss.min<0.2'")
     parser.add_argument("--status", action="append", metavar="S", help=f"only runs with these statuses: {', '.join(STATUS)}")
-    parser.add_argument("--tag", action="append", metavar="T", help="only runs with this tag (repeatable: runs that have all)")
+    parser.add_argument("--tag", action="append", metavar="T", help="only runs with this tag (repeatable: all of them)")
     parser.add_argument("--name", metavar="GLOB", help="only runs whose name matches, such as 'base-*'")
     parser.add_argument("--config", nargs="+", action="extend", metavar="KEY=VALUE", help="only runs with these config values")
 

@@ -1,6 +1,6 @@
 """Print a script that completes commands, options and names of runs in your shell: bash, zsh or fish.
 
-The script asks this fanfold at each Tab, so it need not be printed again after an upgrade.
+The script calls fanfold at each Tab, so you do not have to print it again after an upgrade.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ RUNS = 500  # the newest
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", help=f"{', '.join(SCRIPTS)}; `words` is what the scripts themselves ask")
+    parser.add_argument("shell", metavar="SHELL", help=f"{', '.join(SCRIPTS)}; `words` is for the scripts themselves")
     parser.add_argument("words", metavar="WORD", nargs="*", help="with `words`: the words of the line so far, after --")
 
 

@@ -1,4 +1,4 @@
-"""Say what went wrong in a run, or what limits it, with the evidence for each finding.
+"""Find out what went wrong in a run, or what slows it down, with evidence.
 
 exit codes: 0 nothing is wrong (notes may be printed), 3 something is.
 """

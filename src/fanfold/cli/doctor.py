@@ -1,6 +1,6 @@
-"""Check this machine: where runs go, the disk under them, ranks, libraries, credentials (by name only) and GPUs.
+"""Check this machine: where runs are stored, disk space, ranks, libraries, credentials (by name only) and GPUs.
 
-The exit code is 1 when something would keep a run from being recorded. --deploy checks code to be shipped instead.
+The exit code is 1 when something would keep a run from being recorded. --deploy checks code that you want to ship instead.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Run any command as a run: its console, exit code, time and resources are recorded, whatever program it is.
+"""Record any command as a run: its console output, exit code, time and resources.
 
-The command sees the same terminal, input and signals as without fanfold, and its exit code is passed on. Of the programs inside
-that use fanfold themselves, the first one records into this run, with all its ranks; further ones have runs of their own.
+The command sees the same terminal, input and signals as without fanfold, and its exit code is passed on. If programs inside use
+fanfold themselves, the first one records into this run, with all its ranks; the others get runs of their own.
 
-With --json, everything that the command prints goes to stderr, and stdout has one JSON document: what became of it.
+With --json, everything that the command prints goes to stderr, and stdout has one JSON document with the outcome.
 
 exit codes: the command's own; 125 no run could be started; 126 the command cannot be executed; 127 it was not found.
 """

@@ -1,6 +1,6 @@
 """Send the runs of this node to a gateway, while they are written and after their processes have ended.
 
-One forwarder serves a directory. It retries without end, holds one batch in memory, and continues where the
+One forwarder serves a directory. It retries forever, keeps one batch in memory, and continues where the
 gateway left off after any crash. init() starts one automatically when FANFOLD_SERVER is set.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLE = """examples:
   fanfold server forward --to https://runs.example.org      until Ctrl-C; the token comes from FANFOLD_SERVER_TOKEN
   fanfold server forward --once                             everything recorded so far, to FANFOLD_SERVER
-  fanfold server forward --to http://gateway:8643 --prune   and delete here what arrived there"""
+  fanfold server forward --to http://gateway:8643 --prune   and delete local journals that have arrived"""
 
 TURN_SECONDS = 10.0
 

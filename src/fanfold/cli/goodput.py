@@ -1,4 +1,4 @@
-"""Show where the time of a run went: steps, steps done again, restarts, start-up, checkpoints, evaluation, waiting, idle.
+"""Show where the time of a run went: steps, repeated steps, restarts, start-up, checkpoints, evaluation, waiting, idle.
 
   fanfold goodput RUN             one run: its wall time, as the mean over its ranks
   fanfold goodput --project P     all runs of a project, in rank hours (add --by node, gpu, user, week, project or run)

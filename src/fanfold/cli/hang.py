@@ -1,4 +1,4 @@
-"""Show why a job hangs or how it died: the collective it waits in, who has not arrived, and the line each rank is on.
+"""Show why a job hangs or how it died: the collective it waits in, which ranks are missing, and the line each rank is on.
 
 Hangs and crashes are recorded in jobs of torchrun, accelerate launch and srun, and with init(blackbox=True).
 exit codes: 0 no hang and no crash, 3 there is one.

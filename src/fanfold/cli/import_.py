@@ -1,9 +1,9 @@
 """Import runs of other tools: TensorBoard, W&B, MLflow and others, with their original times.
 
 SOURCE is a file or a folder; a folder is searched for everything known. Importing again adds only what is new, and a run that
-fanfold itself sent there is recognised. --follow keeps importing what is added. The account lists what was not carried, and why.
+fanfold itself sent there is recognized. --follow keeps importing what is added. The summary lists what was not imported, and why.
 
-exit codes: 0 imported or nothing new, 1 no runs found, 2 could not be done.
+exit codes: 0 imported or nothing new, 1 no runs found, 2 the import failed.
 """
 
 from __future__ import annotations

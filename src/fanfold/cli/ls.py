@@ -1,6 +1,6 @@
 """List the runs, newest first.
 
-On a terminal the newest 50 are shown; --limit changes that, and a pipe or --json gets all of them.
+A terminal shows the newest 50 (change it with --limit); a pipe or --json gets all of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         "first, +COLUMN: lowest first")  # fmt: skip
     parser.add_argument("--since", type=_since, metavar="WHEN", help="only runs active since then: 2h, 3d, 2026-01-31")
     parser.add_argument("--reverse", action="store_true", help="reverse the order")
-    parser.add_argument("--archived", action="store_true", help="also runs that were archived")
+    parser.add_argument("--archived", action="store_true", help="include archived runs")
     parser.add_argument("--limit", type=choose.count, metavar="N", help="show at most N runs (0: all)")
     parser.add_argument(
         "--columns", metavar="A,B,…", help=f"of: {', '.join(_FIELDS)}, config.KEY, summary.KEY, or a metric: loss, loss.min"

@@ -1,6 +1,6 @@
 """Serve the runs to a coding agent over MCP, on stdin and stdout.
 
-Agents read. With --write they may also tag and annotate runs, and tell running jobs what to do.
+Agents can only read. With --write, they can also tag and annotate runs, and tell running jobs what to do.
 `fanfold ui` and `fanfold server start` serve the same tools over HTTP at /mcp, with their own tokens.
 """
 

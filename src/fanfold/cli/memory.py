@@ -1,7 +1,7 @@
 """Show what held the memory when a job ran out of it: the lines of code that allocated most, by stack and by label.
 
 Recorded in jobs of torchrun, accelerate launch and srun, and with init(blackbox=True).
---save writes the snapshots, which https://docs.pytorch.org/memory_viz opens.
+--save writes snapshots that you can open at https://docs.pytorch.org/memory_viz.
 exit codes: 0 memory did not run out, 3 it did.
 """
 

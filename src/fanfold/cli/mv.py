@@ -1,4 +1,4 @@
-"""Move runs to another project. Journals, media and artifacts go with them; trackers keep the remote run they have.
+"""Move runs to another project. Journals, media and artifacts go with them; trackers keep their remote run.
 
 A run that is still being written or delivered is refused.
 """

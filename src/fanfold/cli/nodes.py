@@ -2,7 +2,7 @@
 
 Each rank is compared with the ranks of other nodes in its own run, by its time per step without the wait for others; a node is
 judged by the median over runs. Runs need StragglerCallback, run.span("ranks") or init(ops=True): steps of synchronous training
-take equally long on every rank, and only the waits tell them apart.
+take equally long on every rank, and only the waits differ.
 
 exit codes: 0 no node or GPU is slow, 1 nothing could be compared, 3 some are.
 """
@@ -32,7 +32,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help="only these runs")
     parser.add_argument("--since", metavar="TIME", help="only runs that were active in this time: 90m, 24h, 7d, 4w")
     parser.add_argument(
-        "--least", type=int, default=LEAST_RUNS, metavar="N", help=f"how many runs it takes to judge (default: {LEAST_RUNS})"
+        "--least",
+        type=int,
+        default=LEAST_RUNS,
+        metavar="N",
+        help=f"runs needed to judge a node (default: {LEAST_RUNS})",
     )
     choose.add_filters(parser)
 

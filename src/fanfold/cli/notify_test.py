@@ -1,6 +1,6 @@
-"""Send a test message to every address in FANFOLD_NOTIFY or ~/.config/fanfold/settings.toml, and report what became of it.
+"""Send a test message to every address in FANFOLD_NOTIFY or ~/.config/fanfold/settings.toml, and report whether it arrived.
 
-exit codes: 0 all of them took it, 1 there is no address, 2 at least one did not take it.
+exit codes: 0 all of them accepted it, 1 there is no address, 2 at least one did not.
 """
 
 from __future__ import annotations

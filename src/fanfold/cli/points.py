@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--around", type=float, metavar="X", help=f"every point near this x: {answers.AROUND} on either side")
     parser.add_argument("--x", default="auto", metavar="KEY", help="step, time, relative, or any metric (default: the chart's)")
     parser.add_argument("--rank", type=int, metavar="R", help="one rank (default: the lowest that has the metric)")
-    parser.add_argument("--fold", metavar="HOW", help="all ranks as one: mean, min, max, sum, std or last")
+    parser.add_argument("--fold", metavar="HOW", help="combine all ranks: mean, min, max, sum, std or last")
 
 
 def run(args: argparse.Namespace) -> int:

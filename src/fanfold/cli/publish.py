@@ -1,6 +1,6 @@
-"""Write a read-only copy of the dashboard to a folder that any web host serves, without a server of ours.
+"""Write a read-only copy of the dashboard to a folder that any web host serves, without a fanfold server.
 
-Series are thinned, with every extreme; media, tables, logs and profiles come along. The folder is as private as its host.
+Series are thinned, with every extreme; media, tables, logs and profiles are included. The folder is as private as its host.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ EXAMPLE = """examples:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="PROJECT|RUN", nargs="+", help=f"a project, or a run: {choose.RUN_HELP}")
-    parser.add_argument(
-        "-o", "--output", required=True, metavar="FOLDER", help="where to write; one published before is replaced"
-    )
+    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="where to write; an earlier copy is replaced")
     parser.add_argument("--zip", action="store_true", help="write FOLDER.zip instead")
     parser.add_argument("--no-media", action="store_true", help="leave out images, audio, video, tables, texts and figures")
     parser.add_argument(

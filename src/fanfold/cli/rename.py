@@ -1,4 +1,4 @@
-"""Give a run another name. Its id stays."""
+"""Rename a run. Its id stays the same."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MOST_RUNS = 24  # of a view, if none are named
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{choose.RUN_HELP} (default, with --view: those that it shows)")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{choose.RUN_HELP} (default, with --view: the runs it shows)")
     parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="where to write (default: report.html)")
     parser.add_argument("--keys", nargs="+", action="extend", metavar="KEY", help="draw these keys (patterns such as 'val/*')")
     parser.add_argument("--text", metavar="FILE", help="a Markdown note to put above the charts")

@@ -1,6 +1,6 @@
 """Print the JSON Schema of what a command prints with --json, or the schemas of all commands by name.
 
-Each has a version; a change that a program could notice raises it.
+Each has a version, which changes when a program could notice a difference.
 """
 
 from __future__ import annotations

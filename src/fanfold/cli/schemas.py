@@ -79,7 +79,7 @@ class AttemptFacts(TypedDict):
 
 
 class Statistics(TypedDict):
-    """A metric in a few numbers; `not_finite` counts NaN and infinities, which min and max leave out."""
+    """Statistics of a metric; `not_finite` counts NaN and infinities, which min and max ignore."""
 
     count: int
     last: Number | bool
@@ -90,7 +90,7 @@ class Statistics(TypedDict):
 
 
 class Delivery(TypedDict):
-    """How much of a run one tracker has."""
+    """How much of a run has been delivered to one tracker."""
 
     tracker: str
     report: str | None
@@ -167,7 +167,7 @@ class Watched(Named):
 
 
 class TailRow(TypedDict):
-    """One row of `fanfold tail`; `rank` is the one that was asked for."""
+    """One row of `fanfold tail`; `rank` is the requested rank."""
 
     step: int | None
     time: float
@@ -183,7 +183,7 @@ class NotFinite(TypedDict):
 
 
 class Points(TypedDict):
-    """One metric's curve. With `every_point`, each point has x and value; else each is a bucket with exact extremes."""
+    """One metric's curve. With `every_point`, each point has x and value; otherwise, each is a bucket with exact extremes."""
 
     run: str
     key: str
@@ -229,7 +229,7 @@ class FindingFacts(TypedDict):
 
 
 class Diagnosis(TypedDict):
-    """What went wrong in a run, the worst first."""
+    """What went wrong in a run, worst first."""
 
     run: RunStatus
     findings: list[FindingFacts]
@@ -263,13 +263,13 @@ class Became(RunStatus):
 
 
 class Waited(Became):
-    """What became of a run that was waited for."""
+    """The outcome of one run."""
 
     outcome: Literal["finished", "met", "failed", "killed", "preempted", "lost", "not met", "timeout"]
 
 
 class Waiting(TypedDict):
-    """The worst outcome, which is the exit code, and every run's."""
+    """The worst outcome, which sets the exit code, and the outcome of each run."""
 
     outcome: Literal["finished", "met", "failed", "killed", "preempted", "lost", "not met", "timeout"]
     runs: list[Waited]
@@ -284,7 +284,7 @@ class Used(TypedDict):
 
 
 class Executed(Became):
-    """What became of a command; a negative exit code is a signal's number."""
+    """The outcome of a command; a negative exit code is the number of a signal."""
 
     exit_code: int
     used: Used
@@ -351,7 +351,7 @@ class Report(TypedDict):
 
 
 class LeftOut(TypedDict):
-    """Something that a published folder lacks, and how much of it."""
+    """Something that was left out of a published folder, and how much of it."""
 
     what: str
     count: int
@@ -484,7 +484,7 @@ class _Word(TypedDict, total=False):
 
 
 class TokenFacts(_Word):
-    """A token of a gateway; `token` itself only when it is made."""
+    """A token of a gateway; `token` itself only when it is created."""
 
     id: str
     name: str
@@ -510,7 +510,7 @@ class Audited(_AuditedMore):
 
 
 class Told(TypedDict):
-    """What became of a request to a running job; `step` is the one it was done after."""
+    """The outcome of a request to a running job; it was carried out after `step`."""
 
     id: str
     action: Literal["stop", "save", "evaluate", "log", "set"]
@@ -522,7 +522,7 @@ class Told(TypedDict):
 
 
 class Notified(TypedDict):
-    """One message about a run: to whom, and what became of it. An address is named without its secrets."""
+    """One message about a run: its recipient and outcome. Addresses are shown without secrets."""
 
     to: str
     message: str
@@ -534,7 +534,7 @@ class Notified(TypedDict):
 
 
 class NotifyTested(TypedDict):
-    """What became of a test message to one address."""
+    """The outcome of a test message to one address."""
 
     to: str
     outcome: Literal["sent", "failed"]
@@ -566,7 +566,7 @@ class _GoodputNames(TypedDict, total=False):
 
 
 class GroupGoodput(_GoodputNames):
-    """Where the time of the ranks of some runs went; the names are those of --by."""
+    """Where the time of the ranks of some runs went; `names` follows --by."""
 
     runs: int
     rank_hours: float

@@ -4,9 +4,9 @@ Without RUN: every run with undelivered points. With --to, the whole run goes to
 already has are not sent again. A tracker of your own is named by module:Class.
 
 A run folder may come from somebody else. A destination recorded in it is used only if you named it before, in fanfold.init() or
-here; otherwise this command asks, or refuses where there is no terminal.
+here; otherwise this command asks, or refuses if there is no terminal.
 
-Each tracker is served from a process of its own. One that another process serves at the moment is left alone.
+A separate process delivers to each tracker. Trackers that another process is delivering to are skipped.
 
 exit codes: 0 everything is delivered, 1 something is not (failed or behind), 2 a destination was refused, 3 another process
 delivers it.
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{choose.RUN_HELP} (default: all runs with undelivered points)")
     parser.add_argument("--to", action="append", metavar="NAME", help="to this tracker, or module:Class (repeatable)")
     parser.add_argument("--kwargs", metavar="JSON", help="the tracker's arguments; secrets are better in @FILE or - (stdin)")
-    parser.add_argument("-f", "--follow", action="store_true", help="keep delivering until the run ends, and retry without end")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep delivering until the run ends, and retry forever")
     parser.add_argument("--timeout", type=float, metavar="S", help="give up on a tracker after this many seconds")
 
 

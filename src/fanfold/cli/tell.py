@@ -1,9 +1,9 @@
 """Ask a running job to stop, save, evaluate, log, or change a value, and wait for its answer.
 
-All ranks of the job act after the same step. The job has to take requests: it reads run.control, or trains with a callback or
+All ranks of the job act after the same step. The job must handle requests: it reads run.control, or trains with a callback or
 framework that does (docs/tell.md).
 
-exit codes: 0 done (with --no-wait: asked); 1 no such run; 2 the request is wrong; 3 refused, also if the run is not running;
+exit codes: 0 done (with --no-wait: sent); 1 no such run; 2 the request is wrong; 3 refused, also if the run is not running;
 4 expired; 124 not answered yet.
 """
 

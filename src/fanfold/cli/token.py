@@ -17,7 +17,7 @@ EXAMPLE = """examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("create", "list", "revoke"))
+    parser.add_argument("action", choices=("create", "list", "revoke"), help="what to do")
     parser.add_argument("name", nargs="?", help="create: what it is for; revoke: its id")
     parser.add_argument("--for", dest="projects", action="append", default=[], metavar="PROJECT", help="repeatable; '*': all")
     parser.add_argument("--scope", action="append", choices=("read", "write"), default=[], help="what it allows (repeatable)")

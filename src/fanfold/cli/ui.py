@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="directories of runs, and folders of other tools, such as ./runs ./wandb ./mlruns: imported into your cache and "
         "followed live (default: as --dir)",
     )  # fmt: skip
-    parser.add_argument("--port", type=int, metavar="N", help=f"the port (default: {PORT}, or the next that is free)")
+    parser.add_argument("--port", type=int, metavar="N", help=f"the port (default: {PORT}, or the next free one)")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: this machine only)")
     parser.add_argument("--open", action="store_true", help="open the browser")
     parser.add_argument("--no-token", action="store_true", help="no token: every user of this machine can read the runs")

@@ -1,7 +1,7 @@
 """Wait until runs have ended, or until a condition holds, and report the outcome in the exit code.
 
 exit codes: 0 every run finished, or --until holds for every run; 1 no such run; 3 a run failed; 4 a run was killed, preempted or
-lost; 5 a run ended and --until does not hold; 124 the time is up.
+lost; 5 a run ended and --until does not hold; 124 timed out.
 """
 
 from __future__ import annotations
