@@ -289,6 +289,9 @@ def test_python_moves_a_run_to_another_project(runs_dir):
     main(["cp", "good", "--project", "other"])
     with pytest.raises(fanfold.FanfoldError, match="has another run"):
         run.move("other")
+    run.path.rename(runs_dir / "elsewhere")
+    with pytest.raises(fanfold.FanfoldError, match="is not at .* any more"):
+        run.move("third")
 
 
 def test_the_help_of_mv_says_where_the_runs_go(capsys):

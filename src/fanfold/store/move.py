@@ -81,6 +81,8 @@ def _checked(runs: Sequence[StoredRun], root: Path, project: str, *, force: bool
 
 
 def _check(run: StoredRun, root: Path, project: str, *, force: bool, done: str) -> Path:
+    if not run.path.exists():
+        raise RunError(f"{_named(run)} is not at {run.path} any more. Nothing was {done}. Another process moved or deleted it.")
     if not force and run.status in ("running", "lost"):
         word = "is still being written" if run.status == "running" else "may still be written on another node"
         raise RunError(f"{_named(run)} {word}. Nothing was {done}. Stop it first, or pass force.")
