@@ -167,6 +167,26 @@ def test_exported_files_hold_every_point_as_it_was_logged(context, address, proj
 
 
 @needs_browser
+def test_an_export_of_a_log_x_axis_has_the_points_that_the_axis_cannot_show(context, address):
+    figure = painted(page := open_page(context, address, "p=short&logx=1"), "loss")
+    rows = list(csv.DictReader(io.StringIO(exported(page, figure, "CSV").decode())))
+    assert [int(row["step"]) for row in rows] == list(range(SHORT))
+
+
+@needs_browser
+def test_points_close_in_time_have_times_that_differ(context, address):
+    page = open_page(context, address, "p=short&x=time")
+    figure = painted(page, "loss")
+    inked(page, figure, 0.005)
+    box, heads = figure.locator(".plot").bounding_box(), set()
+    for part in (0.1, 0.5, 0.9):  # of half a second
+        page.mouse.move(box["x"] + LEFT + part * (box["width"] - LEFT - RIGHT), box["y"] + 90)
+        page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
+        heads.add(figure.locator(".tip thead").inner_text())
+    assert len(heads) == 3
+
+
+@needs_browser
 def test_an_export_does_not_wait_for_the_chart_to_be_drawn(context, address):
     page = context.new_page()
     held = []

@@ -2,7 +2,7 @@
 import { describe, expect, it } from 'vitest';
 import { printed } from '../src/lib/console';
 import { diff, lines, words } from '../src/lib/diff';
-import { duration, number, tick } from '../src/lib/format';
+import { duration, elapsed, moment, number, placed, tick } from '../src/lib/format';
 import { estimated, grow, hit, quantile, together } from '../src/lib/icicle';
 import { csv, type Shown } from '../src/lib/export';
 import { listing, order, orderKeys, sections } from '../src/lib/model.svelte';
@@ -45,8 +45,24 @@ describe('the address', () => {
   it('is readable', () => {
     expect(write({ ...structuredClone(DEFAULTS), filter: 'lr=0.1', zoom: [400, 670] })).toBe('f=lr=0.1&zoom=400..670');
   });
+  it('keeps a zoom on the clock and on large numbers to a fraction of a pixel', () => {
+    for (const [from, to] of [[1795092194.1436677, 1795092201.5], [123456789012, 123456789500], [0, 1e-7], [-0.5, 1e9]]) {
+      const [a, b] = read('#' + write({ ...structuredClone(DEFAULTS), zoom: [from, to] })).zoom!;
+      expect(Math.max(Math.abs(a - from), Math.abs(b - to))).toBeLessThan((to - from) / 10_000);
+    }
+  });
   it('takes nonsense for the usual', () => {
     expect(read('#v=etc&zoom=9..1&s=x&step=y')).toEqual(structuredClone(DEFAULTS));
+  });
+});
+
+describe('places on an axis', () => {
+  it('differ from their neighbours', () => {
+    expect([elapsed(0.0987, 0.0002), elapsed(11_525.4, 20), elapsed(11_525.4, 0.1), elapsed(93_784, 120), elapsed(59.9996, 1), elapsed(-3, 1)]).toEqual(['0.099 s', '3 h 12 min 5 s', '3 h 12 min 5.4 s', '1 d 2 h 3 min', '1 min 0 s', '−3 s']);
+    expect(moment(1_795_092_194.5, 0.1)).toMatch(/:14\.500/);
+    expect(moment(1_795_092_194.5, 5)).toMatch(/:14\b(?!\.)/);
+    expect(moment(1_795_092_194.5)).not.toMatch(/:14\b/);
+    expect([placed(1_000_005.26, 1), placed(0.25, 100), placed(0, 0)]).toEqual([1_000_005.26, 0.25, 0]);
   });
 });
 

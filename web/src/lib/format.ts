@@ -1,14 +1,14 @@
 // Formats numbers, times and text for display. A value that cannot be shown is an empty string, never "NaN undefined".
 
 /** Format a value for display: integers in full, other numbers to five significant digits. */
-export function number(value: unknown): string {
-  if (typeof value !== 'number') return text(value);
+export const number = (value: unknown): string => (typeof value === 'number' ? rounded(value, 5) : text(value));
+export function rounded(value: number, digits: number): string {
   if (Number.isNaN(value)) return 'NaN';
   if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e15) return minus(size < 1000 ? String(value) : whole.format(value));
-  if (size >= 1e6 || size < 1e-3) return minus(Number(value.toPrecision(5)).toExponential().replace('e+', 'e'));
-  return minus(String(Number(value.toPrecision(5))));
+  if (size >= 1e6 || size < 1e-3) return minus(Number(value.toPrecision(digits)).toExponential().replace('e+', 'e'));
+  return minus(String(Number(value.toPrecision(digits))));
 }
 
 /** Format an axis label: short, with enough digits to distinguish ticks that are `apart` from each other. */
@@ -48,9 +48,28 @@ export function ago(time: number, now = Date.now() / 1000): string {
   return past < 5 ? 'now' : `${duration(past).split(' ').slice(0, 2).join(' ')} ago`;
 }
 
-export function moment(time: number): string {
-  return time ? new Date(time * 1000).toLocaleString(undefined, { dateStyle: 'medium', timeStyle: 'short' }) : '';
+/** A date and time, with seconds or milliseconds where others are so close. */
+export function moment(time: number, apart = 60): string {
+  return time ? new Date(time * 1000).toLocaleString(undefined, { year: 'numeric', month: 'short', day: 'numeric', hour: 'numeric', minute: '2-digit',
+    second: apart < 60 ? '2-digit' : undefined, fractionalSecondDigits: apart < 1 ? 3 : undefined }) : '';
 }
+
+/** A time since the start that differs from those so far apart: `1 d 2 h 3 min`, `12 min 5 s`, `0.25 s`. */
+export function elapsed(seconds: number, apart: number): string {
+  if (seconds < 0) return `−${elapsed(-seconds, apart)}`;
+  const digits = Math.max(0, Math.min(3, Math.ceil(-Math.log10(apart)))), parts: string[] = [];
+  let left = Number(seconds.toFixed(digits));
+  for (const [unit, name] of [[86_400, 'd'], [3600, 'h'], [60, 'min']] as const) {
+    if (left >= unit || parts.length) parts.push(`${Math.floor(left / unit)} ${name}`);
+    left %= unit;
+    if (apart >= unit && parts.length > 1) return parts.join(' ');
+  }
+  return [...parts, `${Number(left.toFixed(digits))} s`].join(' ');
+}
+
+/** How many digits tell a place on an axis from the others on a stretch so long. */
+export const digits = (value: number, span: number) => Math.max(5, Math.min(17, Math.ceil(Math.log10(Math.abs(value) / span)) + 5 || 0));
+export const placed = (value: number, span: number) => Number(value.toPrecision(digits(value, span)));
 
 /** `1 run`, `2 runs`. */
 export function plural(count: number, word: string): string {

@@ -1,4 +1,5 @@
 // The URL is the view: its fragment holds everything a colleague needs to see the same picture, without the defaults.
+import { placed } from './format';
 
 export const PAGES = ['charts', 'table', 'run', 'compare', 'sweep', 'media', 'logs', 'alerts', 'provenance', 'profile'] as const;
 /** The key that opens each page: a digit for nine of them, `s` for Sweep. */
@@ -81,7 +82,7 @@ export function write(view: View): string {
     const value = view[name as keyof View];
     const usual = DEFAULTS[name as keyof View];
     if (value === null || value === usual || (name === 'zoomAxis' && !view.zoom) || (Array.isArray(value) && !value.length)) continue;
-    const shown = name === 'zoom' ? (value as number[]).map((n) => Number(n.toPrecision(8))).join('..')
+    const shown = name === 'zoom' ? (value as number[]).map((n, _, [from, to]) => placed(n, to - from)).join('..')
       : Array.isArray(value) ? value.map((one) => encodeURIComponent(one)).join(',') : value === true ? '1' : String(value);
     parts.push(`${short}=${legible(shown)}`);
   }
