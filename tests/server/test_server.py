@@ -307,16 +307,18 @@ def test_a_run_that_ended_long_ago_is_read_once_until_somebody_edits_it(tmp_path
 
 
 def test_columns_of_the_table_tell_missing_from_nan(tmp_path):
-    a = make(tmp_path, "a", config={"lr": 0.1, "kind": "x"})
-    run = fanfold.init("llm", dir=tmp_path, name="b", system=False, quiet=True)
+    a = make(tmp_path, "a", config={"lr": 0.1, "kind": "x", "clip": "none"})
+    run = fanfold.init("llm", dir=tmp_path, name="b", config={"clip": float("inf")}, system=False, quiet=True)
     run.log({"loss": float("nan")}, step=0)
     run.finish()
-    answer = client(tmp_path).post("/api/columns", json={"project": "llm", "names": ["metric:loss", "config:lr", "config:kind"]})
-    head, (loss, lr, kind) = decode(answer.content)
+    names = ["metric:loss", "config:lr", "config:kind", "config:clip"]
+    answer = client(tmp_path).post("/api/columns", json={"project": "llm", "names": names})
+    head, (loss, lr, kind, clip) = decode(answer.content)
     assert head["runs"] == [run.id, a.id]
     assert np.isnan(loss["columns"]["values"][0]) and loss["missing"] == []
     assert lr["missing"] == [0] and lr["columns"]["values"][1] == 0.1
     assert kind["texts"] == [None, "x"]
+    assert clip["texts"] == ["inf", "none"]
 
 
 def test_a_run_its_alerts_console_tables_and_texts(tmp_path):

@@ -83,6 +83,7 @@ describe('the order of charts', () => {
     expect(sorted([3, null, NaN, 1, -Infinity], -1)).toEqual([3, 1, -Infinity, null, NaN]);
     expect(sorted(['r10', null, 'r9'], 1)).toEqual(['r9', 'r10', null]);
     expect(sorted(['b', 10, 9, 'a'], 1)).toEqual([9, 10, 'a', 'b']);
+    expect(sorted(['none', '10', '-1', '1e-5', '-1.5', 'inf'], 1)).toEqual(['-1.5', '-1', '1e-5', '10', 'inf', 'none']);
   });
 });
 

@@ -209,6 +209,8 @@ def _is_number(cell: Any) -> bool:
 def _text(cell: Any) -> str | None:
     if cell is None or isinstance(cell, str):
         return cell
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return str(cell)
     return msgspec.json.encode(json_safe(cell)).decode()
 
 

@@ -365,18 +365,21 @@ export function order<T>(items: T[], value: (item: T) => number | string | null,
   for (let i = 0; i < values.length; i++) {
     const one = values[i];
     if (one === null || one !== one) { missing.push(i); continue; }
-    if (typeof one === 'number') numbers[i] = one;
-    else figures = false;
+    numbers[i] = typeof one === 'number' ? one : one.trim() ? Number(one) : NaN; // in a column with text, numbers arrive as text
+    if (numbers[i] !== numbers[i]) figures = false;
     places[count++] = i;
   }
+  const compare = (a: number, b: number) => {
+    const [x, y] = [numbers[a], numbers[b]];
+    return x === x && y === y ? x - y : x === x ? -1 : y === y ? 1 : people.compare(String(values[a]), String(values[b]));
+  };
   // Sort indexes into a typed array, so that comparing numbers neither allocates nor dereferences objects.
-  const there = places.subarray(0, count).sort(figures ? (a, b) => (numbers[a] - numbers[b]) * back : (a, b) => compare(values[a]!, values[b]!) * back);
+  const there = places.subarray(0, count).sort(figures ? (a, b) => (numbers[a] - numbers[b]) * back : (a, b) => compare(a, b) * back);
   const found: T[] = [];
   for (const place of there) found.push(items[place]);
   for (const place of missing) found.push(items[place]);
   return found;
 }
-const compare = (a: number | string, b: number | string) => (typeof a === 'number' && typeof b === 'number' ? a - b : people.compare(String(a), String(b)));
 const people = new Intl.Collator('en', { numeric: true });
 
 /** Sort keys: pinned first, then losses, then the rest as logged; system metrics last. */
