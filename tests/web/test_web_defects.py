@@ -284,6 +284,21 @@ def test_what_failed_in_an_outage_is_there_when_it_is_over(stumbling, address, v
 
 
 @needs_browser
+@pytest.mark.parametrize("view", ["sweep&sweep=metric:loss", "alerts"])
+def test_parts_of_a_page_that_failed_in_an_outage_are_asked_for_again(stumbling, address, view):
+    down = threading.Event()
+    down.set()
+    part = re.compile(r"api/(importance|rules)")
+    stumbling.route(part, lambda route: route.abort() if down.is_set() else route.continue_())
+    page = open_page(stumbling, address, f"p=many&v={view}")
+    failed = page.get_by_role("alert").filter(has_text="Failed to fetch")
+    expect(failed).to_be_visible()
+    down.clear()
+    expect(failed).to_have_count(0)
+    expect(page.get_by_text(re.compile("a forest predicts|No rules in this project"))).to_be_visible()
+
+
+@needs_browser
 def test_a_page_whose_code_did_not_arrive_opens_when_the_server_is_back(stumbling, address):
     down = threading.Event()
     down.set()
