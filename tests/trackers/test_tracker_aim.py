@@ -68,6 +68,22 @@ class TestAim(TrackerContract):
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
+    def test_alerts_are_counted_as_aim_shows_them_and_one_sent_again_stays_one(self, tmp_path: Path) -> None:
+        body = """
+            from fanfold.trackers.base import Alert
+            for i in range(3 + 2 * second):
+                destination_of(tracker).alert(Alert("t", f"text {i}", "warning", 5, 1_790_000_000.0 + i / 1e6, str(i)))
+            run_hash = tracker.writer.hash
+            tracker.close("finished")
+            from aim import Repo
+            records = Repo(repo).get_run(run_hash).get_log_records().data.view("val").items()
+            print(json.dumps([[place, one.message] for place, (one,) in records]))
+        """
+        for second in (0, 1):
+            done = self.open(tmp_path, f"second, repo = {second}, {str(tmp_path / 'repo')!r}\n" + textwrap.dedent(body))
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout.splitlines()[-1]) == [[i, f"t: text {i}"] for i in range(3 + 2 * second)]
+
     def test_a_finished_run_is_found_by_queries_at_once(self, tmp_path: Path) -> None:
         done = self.play(tmp_path, "for i in range(5): run.log({'x': float(i)}, step=i)\nrun.finish(timeout=120)\n")
         assert done.returncode == 0, done.stderr

@@ -42,6 +42,7 @@ class Aim(Destination):
         self._tags: set[str] = set()
         self._facts: dict[str, Any] = {}
         self._high: dict[tuple[str, str], int] = {}
+        self._alerts: dict[tuple[float, str], int] | None = None  # their places among the log records, by time and text
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
         super().open(identity, remote)
@@ -104,14 +105,19 @@ class Aim(Destination):
         self.run["fanfold"] = dict(self._facts)
 
     def alert(self, alert: Alert) -> None:
-        """Add an alert to the run's log records, which Aim's notifier watches; sending it again yields the same record."""
+        """Append an alert to the run's log records, which Aim shows and its notifier watches; one sent again keeps its place."""
         from aim.sdk.logging import LogRecord
 
         level = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}[alert.level]
         text = f"{alert.title}: {alert.text}" if alert.text else alert.title
         record = LogRecord(text, level, timestamp=alert.time, logger_info=("fanfold", 0), step=alert.step)
+        if self._alerts is None:
+            records = self.run.get_log_records()
+            kept = records.data.view("val").items() if records else ()
+            self._alerts = {(one.json()["timestamp"], one.message): place for place, (one,) in kept}
+        place = self._alerts.setdefault((alert.time, text), max(self._alerts.values(), default=-1) + 1)
         tracker = self.run._tracker  # noqa: SLF001 - as Run.log_warning() does, which would stamp the time of delivery
-        tracker._track(record, alert.time, "__log_records", int(alert.time * 1000))  # noqa: SLF001
+        tracker._track(record, alert.time, "__log_records", place)  # noqa: SLF001
         self.run._checkins.check_in(flag_name="new_logs", block=alert.level == "error")  # noqa: SLF001
 
     def artifact(self, path: Path, name: str) -> None:

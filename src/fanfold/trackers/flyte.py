@@ -97,9 +97,14 @@ class Flyte(Destination):
         self._facts.setdefault("Run", {}).update({key: value for key, value in words.items() if value})
 
     def alert(self, alert: Alert) -> None:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(alert.time))
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(alert.time)) + f".{int(alert.time * 1000) % 1000:03d}"
         at = "" if alert.step is None else f", step {alert.step}"
-        self._facts.setdefault("Alerts", {})[f"{alert.level}, {when}{at}"] = f"{alert.title}: {alert.text}".removesuffix(": ")
+        alerts, text = self._facts.setdefault("Alerts", {}), f"{alert.title}: {alert.text}".removesuffix(": ")
+        key, copy = f"{alert.level}, {when}{at}", 1
+        while alerts.get(key, text) != text:  # another one of the same moment
+            copy += 1
+            key = f"{alert.level}, {when}{at} ({copy})"
+        alerts[key] = text
 
     def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
         rows, refused = self.converted(points)
