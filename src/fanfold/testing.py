@@ -92,6 +92,7 @@ _EVERYTHING = """
     run.tags = {tags}
     run.define_metric("val/*", x="n", summary="max")
     run.summary["best"] = 0.25
+    run.summary["loss"] = 0.125
     run.summary["verdict"] = "good"
     for text in ("look at it", "and again", "once more"):
         run.alert("Loss is high", text, level="error")
@@ -376,6 +377,9 @@ class TrackerContract:
         if "summary" in self.holds and self.reads:
             assert seen.summary is not None
             assert (float(seen.summary["best"]), seen.summary["verdict"]) == (0.25, "good")
+            assert float(seen.summary["loss"]) == 0.125, (
+                "the user's own value for a key that is logged, too, was replaced by the last point"
+            )
         if "metric" in self.holds and self.reads:
             assert seen.metrics is not None
             assert seen.metrics["val/*"] == {"x": "n", "summary": "max"}

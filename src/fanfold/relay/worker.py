@@ -355,6 +355,8 @@ class Worker:
             self._tell()
         self.settle()
         if self._started:  # otherwise it was delivered and closed before, and nothing is new
+            if self.tracker.points_replace_summary and (summary := self.feed.info.get("summary")):
+                self.sender.attempt("the summary", partial(self.tracker.set_summary, summary))
             if not (self.joined and self.live):
                 self.sender.attempt("the end of the run", lambda: self.tracker.close(status))
             self.cursor.closed = status

@@ -97,6 +97,7 @@ class Destination:
     own_media: ClassVar[frozenset[str]] = frozenset()  # classes of the library that log_images and log_table use instead of ours
     accepts: ClassVar[frozenset[str] | None] = None  # the arguments that a relay passes on with a point; None: all
     takes_points: ClassVar[bool] = True  # False: it reads the run itself, in `look`
+    points_replace_summary: ClassVar[bool] = False  # True: the summary of a key is its last point, so it is sent again at the end
     layouts: ClassVar[tuple[str, ...]] = ("fanfold",)  # with "accelerate", names and paths can follow Accelerate
 
     run: Any = None  # the library's own object

@@ -30,6 +30,7 @@ class DVCLive(Destination):
     name = "dvclive"
     own_name = "live"
     ends_with = "end"
+    points_replace_summary = True
     delivery = "readable"
     accepts = frozenset({"timestamp", "plot"})
 

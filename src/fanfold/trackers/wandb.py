@@ -45,6 +45,7 @@ class Wandb(Destination):
     name = "wandb"
     own_media = frozenset({"Image", "Table"})
     main_process_only = False
+    points_replace_summary = True
     delivery = "readable"
     delivery_online = "at least once"
 
