@@ -28,7 +28,7 @@ def move(runs: Sequence[StoredRun], root: Path, project: str, *, force: bool = F
     If one of them cannot go there, none is moved. A run that is there already stays: a second try completes an interrupted one.
     """
     targets = check_move(runs, root, project, force=force)
-    for run, target in zip(runs, targets, strict=True):
+    for run, target in {run.path: (run, target) for run, target in zip(runs, targets, strict=True)}.values():
         if run.path != target:
             _rename(run, target, project)
     return targets
@@ -37,9 +37,9 @@ def move(runs: Sequence[StoredRun], root: Path, project: str, *, force: bool = F
 def check_move(runs: Sequence[StoredRun], root: Path, project: str, *, force: bool = False) -> list[Path]:
     """Return the folder that each run will have; raise if one of them cannot be moved."""
     _check_name(project, "moved")
-    away = [run for run in runs if not _is_in(run, root, project)]
-    targets = dict(zip((run.path for run in away), _checked(away, root, project, force=force, done="moved"), strict=True))
-    for run in away if not force else ():
+    away = {run.path: run for run in runs if not _is_in(run, root, project)}
+    targets = dict(zip(away, _checked(list(away.values()), root, project, force=force, done="moved"), strict=True))
+    for run in away.values() if not force else ():
         _check_undelivered(run)
     return [targets.get(run.path, run.path) for run in runs]
 
