@@ -363,6 +363,16 @@ def test_ranks_without_a_process_group_agree_in_the_directory_of_their_run(tmp_p
     assert ends[0]["saved"] == [ends[0]["step"]]
 
 
+def test_ranks_that_are_started_again_by_hand_do_not_find_what_was_agreed_before(tmp_path):
+    """By the same address and id, all starts look the same to every rank but the first."""
+    for steps, signalled in ((100000, 1), (300, -1)):
+        for each in run_apart(tmp_path, 2, "preempted", steps=steps, at=50, signalled=signalled):
+            _, err = each.communicate(timeout=120)
+            assert each.returncode == 0, err
+    ends = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ends == [{"step": 300, "saved": []}] * 2
+
+
 def test_the_others_save_when_a_rank_is_killed_during_the_agreement(tmp_path):
     ranks = run_apart(tmp_path, 3, "killed", steps=100000, at=50, signalled=1, kill=2)
     for rank, each in enumerate(ranks):

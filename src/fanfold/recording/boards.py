@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..process import age
+
 
 class Board(Protocol):
     """Notes by key, visible to all ranks. Any method may raise if the board cannot be reached."""
@@ -113,4 +115,21 @@ def folder_board(name: str, run: Any) -> FolderBoard | None:
     """Return a board in the directory of a run with several ranks, or None if the run has only this process."""
     if run is None or getattr(run, "world_size", 1) == 1 or getattr(run, "path", None) is None:
         return None
-    return FolderBoard(Path(run.path) / "agreement" / f"{run.attempt}-{name}", run.rank, run.world_size)
+    # All ranks have the same key of an attempt, but not always the same number: see launch_key in process.py.
+    folder = Path(run.path) / "agreement" / f"{run._member.attempt}-{name}"  # noqa: SLF001 - a part of the run
+    with contextlib.suppress(OSError):  # found out again when the first note is written
+        _forget_earlier(folder)
+    return FolderBoard(folder, run.rank, run.world_size)
+
+
+def _forget_earlier(folder: Path) -> None:
+    """Remove notes that are older than this process: ranks started by hand have the same key when they are started again."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    mark = folder / f".{os.getpid()}-{os.urandom(4).hex()}"
+    mark.touch()
+    born = mark.stat().st_mtime - age()  # by the clock of the filesystem, which another node may keep
+    mark.unlink()
+    for note in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another rank does the same
+            if note.stat().st_mtime < born:
+                note.unlink()
