@@ -246,6 +246,21 @@ def test_every_image_of_a_list_is_shown(context, address):
 
 
 @needs_browser
+def test_what_a_run_has_twice_does_not_blank_its_pages(context, tmp_path):
+    run = start(tmp_path, project="twice", name="twice", tags=["same", "same"])
+    for step in range(3):
+        run.log({"weights": [fanfold.Histogram(np.arange(9.0) * k) for k in (1, 10)]}, step=step)
+    run.finish()
+    with serving(context, tmp_path) as address:
+        page = open_page(context, address, "p=twice&v=media&key=weights&step=1")
+        ridges = page.get_by_role("main").get_by_role("img", name=re.compile("distribution over 3 steps"))
+        expect(ridges).to_have_count(2)
+        paths = [one.locator("path").evaluate_all("paths => paths.map(path => path.getAttribute('d'))") for one in ridges.all()]
+        assert [len(one) for one in paths] == [3, 3] and paths[0] != paths[1]
+        expect(open_page(context, address, f"p=twice&v=run&r={run.id}").get_by_role("main")).to_contain_text("same")
+
+
+@needs_browser
 def test_the_refusal_to_delete_a_live_run_stays_while_the_run_goes_on(stumbling, tmp_path):
     run = start(tmp_path, project="live", name="now")
     run.log({"loss": 1.0}, step=0)
