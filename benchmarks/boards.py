@@ -346,8 +346,8 @@ def get(url: str, timeout: float = 30) -> bytes:
 
 
 @contextlib.contextmanager
-def served(board: Board, dir: Path, size: Size, *, limit: float = 180) -> Iterator[str]:
-    """Start a board's server, yield its address once it answers and has read its data ("" when it does not), and end it."""
+def served(board: Board, dir: Path, size: Size | None = None, *, limit: float = 180) -> Iterator[str]:
+    """Start a board's server, yield its address once it answers and has read data of this size ("" when it does not), and end it."""
     port = free_port()
     if isinstance(board, MLflow):
         board.experiment = (dir / "experiment").read_text()
@@ -356,7 +356,7 @@ def served(board: Board, dir: Path, size: Size, *, limit: float = 180) -> Iterat
         process = subprocess.Popen(board.command(dir, port), stdout=log, stderr=log, env=env, cwd=dir, start_new_session=True)
     try:
         base, end = f"http://127.0.0.1:{port}/", time.monotonic() + limit
-        while not (get(base) and board.ready(base, size)):
+        while not (get(base) and (size is None or board.ready(base, size))):
             if time.monotonic() > end or process.poll() is not None:
                 base = ""
                 break
