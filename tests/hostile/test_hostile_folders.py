@@ -162,8 +162,8 @@ for read in (image.load, asked(LocalStore(sys.argv[1]), "media", {"run": "r1", "
 
 
 def test_a_sparse_medium_costs_nothing(run, tmp_path):
-    (name,) = blobs.names(run.path)
-    os.truncate(blobs.path_of(run.path, name), 40 << 30)
+    (image,) = fanfold.open(run.path).media("img")  # a patch of uncommitted changes is a blob, too
+    os.truncate(blobs.path_of(run.path, image.entry["blob"]), 40 << 30)
     command = [sys.executable, "-c", READ_IMAGE, str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     said, listed = done.stdout.splitlines() or [done.stderr, ""]
