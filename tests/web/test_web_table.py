@@ -139,6 +139,22 @@ def test_columns_are_pinned_moved_resized_and_coloured_and_stay_so(context, tmp_
         assert abs(head.locator(".label").evaluate(ends) - number.evaluate(ends)) < 12  # the header is aligned with its numbers
 
 
+def test_an_order_by_statistics_says_while_it_is_not_final(context, tmp_path):
+    sweep(tmp_path)
+    held: list = []
+    with serving(context, tmp_path) as address:
+        context.route(
+            "**/api/columns", lambda route: held.append(route) if "min:loss" in route.request.post_data else route.continue_()
+        )
+        page = open_page(context, address, "p=sweep&v=table&cols=min:loss&o=min:loss")
+        expect(page.get_by_text("Reading statistics of 4 runs…")).to_be_visible()
+        for route in held:
+            route.continue_()
+        expect(page.get_by_text("Reading statistics")).to_have_count(0)
+        expect(page.get_by_role("grid").locator("button.name")).to_have_text(["d", "a", "c", "b"])
+        context.unroute("**/api/columns")
+
+
 def test_groups_are_folded_rows_with_what_their_runs_come_to(context, tmp_path):
     sweep(tmp_path)
     with serving(context, tmp_path) as address:

@@ -3,12 +3,6 @@ import { model } from './model.svelte';
 import { workspace } from './workspace.svelte';
 import { PAGE_KEYS, copied, link, view } from './view.svelte';
 
-export const HELP: [string, string][] = [
-  ['/', 'filter runs'], ['j  k', 'previous or next run'], ['x', 'show or hide the run'], ['p', 'set as baseline'], ['c', 'add to Compare'],
-  ['o', 'open the run'], ['1 … 9', 'pages'], ['s', 'Sweep'], ['l', 'log y axis'], ['b', 'min–max band'], ['[  ]', 'less or more smoothing'], ['0', 'reset zoom'],
-  ['← →', 'move the crosshair in a focused chart'], ['+', 'zoom in at the crosshair'], ['f', 'full screen of a focused chart'], ['Ctrl Z', 'undo a change of the view'], ['Ctrl Shift Z', 'redo it'], ['e', 'fold the run list'], ['t', 'theme'], ['y', 'copy a link to this view'], ['?', 'this help'],
-];
-
 const runs = (what: string) => () => { dispatchEvent(new CustomEvent('fanfold:runs', { detail: what })); };
 const smooth = (by: number) => () => { view.smooth = Math.min(1, Math.max(0, Number((view.smooth + by).toFixed(2)))); };
 

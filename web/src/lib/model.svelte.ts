@@ -35,6 +35,7 @@ class Model {
   loaded = $state(false);
   writable = $state(false);
   version = $state('');
+  unread = $state(0); // runs whose statistics are being read: until then, an order by them is not final
   online = $state<'connecting' | 'online' | 'offline'>('connecting');
   error = $state('');
   filterError = $state('');
@@ -269,7 +270,11 @@ class Model {
   async #inBlocks(names: string[], anew: boolean): Promise<void> {
     const { project } = view, { runs } = this.news;
     const ids = [...new Set([...this.listed, ...this.runs].map((run) => run.id))].filter((id) => !anew || !runs || runs.has(id) || this.byId.get(id)?.status === 'running');
-    for (let at = 0; at < ids.length && project === view.project; at += BLOCK) await this.#fetch(names, ids.slice(at, at + BLOCK));
+    for (let at = 0; at < ids.length && project === view.project; at += BLOCK) {
+      if (!anew) this.unread = ids.length - at;
+      await this.#fetch(names, ids.slice(at, at + BLOCK));
+    }
+    if (!anew) this.unread = 0;
   }
 
   async #fetch(names: string[], runs: string[] | null): Promise<void> {

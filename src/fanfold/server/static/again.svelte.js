@@ -1,1 +1,1 @@
-import{Ht as e,L as t,Lt as n,Xt as r,Yt as i,h as a,zt as o}from"./core.js";var s=e=>!(e instanceof t)||e.code>=500;function c(t){let s=i(0);return e(()=>{a.news.n,o(()=>{t()&&r(s)})}),()=>n(s)}export{s as n,c as t};
+import{I as e,It as t,Jt as n,Rt as r,Vt as i,Yt as a,m as o}from"./core.js";var s=t=>!(t instanceof e)||t.code>=500;function c(e){let s=n(0);return i(()=>{o.news.n,r(()=>{e()&&a(s)})}),()=>t(s)}export{s as n,c as t};
