@@ -18,6 +18,7 @@ import pytest
 
 import fanfold
 from fanfold.cli import main
+from fanfold.relay import Cursor
 from fanfold.store.query import LocalStore
 from transfer_tools import imported, numbers, random_run, survives_damage
 
@@ -174,6 +175,21 @@ def test_a_copy_is_a_run_of_its_own_that_is_delivered_nowhere(tmp_path):
     assert copy.media("picture")[0].load().pil().size == (5, 4)
     assert not (copy.path / "relay").exists()
     assert (original.path / "relay").exists()
+
+
+def test_reports_are_not_sent_by_a_copy_nor_moved_while_they_are_sent(tmp_path, capsys):
+    random_run(tmp_path, 1, id="a")
+    reports = tmp_path / "p" / "a" / "reports"
+    random_run(reports, 1, id="sent")
+    cursor = Cursor.load(reports / "p" / "sent" / "relay" / "tensorboard.cursor")
+    cursor.acquire()
+    assert main(["cp", "a", "--project", "q", "--dir", str(tmp_path)]) == 0
+    copied = {path.name for path in (tmp_path / "q" / "a" / "reports" / "p" / "sent").iterdir()}
+    assert "journal" in copied and "relay" not in copied
+    assert main(["mv", "p/a", "--project", "r", "--dir", str(tmp_path)]) == 2
+    assert "is still being delivered (tensorboard)" in capsys.readouterr().err
+    cursor.release()
+    assert main(["mv", "p/a", "--project", "r", "--dir", str(tmp_path)]) == 0
 
 
 def test_what_cannot_be_moved_stays(tmp_path, capsys):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .. import approvals
 from ..errors import guard, notices
-from ..journal.directory import decode_name, run_directories
+from ..journal.directory import REPORTS, decode_name, run_directories
 from ..recording import api
 from ..recording.options import read_options
 from ..recording.start import start, start_alone
@@ -24,7 +24,6 @@ from ..relay.cursor import cursors
 from ..relay.process import split_options
 from ..settings import find_directory, read_file, resolve
 
-FOLDER = "reports"  # inside the directory of the training's run
 END_SECONDS, FAILING_SECONDS = 30.0, 10.0  # for the end of a report, and if its tracker has just failed
 
 
@@ -68,7 +67,7 @@ class TrackerReport:
             "project": self.host.project, "id": self._id, "resume": "allow", "quiet": True, "console": False,
             "trackers": [self.tracker], "tracker_kwargs": {self.tracker.name: kept}, "relay": "thread", **self._facts,
         }  # fmt: skip
-        self.run, self._relay = start_alone(read_options(self.host.path / FOLDER, given, file={}))
+        self.run, self._relay = start_alone(read_options(self.host.path / REPORTS, given, file={}))
 
     @property
     def started(self) -> bool:
@@ -128,14 +127,14 @@ def host_run(args: Any, name: str | None, config: Mapping[str, Any], project: st
 
 def latest_number(host: Any, system: str) -> int:
     """Return the number of a run's last report to one system, or 0 if there is none."""
-    known = {decode_name(folder.name) for folder in run_directories(host.path / FOLDER)}
+    known = {decode_name(folder.name) for folder in run_directories(host.path / REPORTS)}
     return next(number for number in itertools.count() if _id(host, system, number + 1) not in known)
 
 
 def earlier_arguments(host: Any, system: str, number: int) -> Mapping[str, Any]:
     """Return the arguments with which a report reached its tracker before, if this user chose them; else nothing."""
     wanted = _id(host, system, number)
-    for folder in run_directories(host.path / FOLDER):
+    for folder in run_directories(host.path / REPORTS):
         if decode_name(folder.name) == wanted:
             return next((one.kwargs for one in cursors(folder) if approvals.is_approved(one.tracker, one.kwargs)), {})
     return {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..errors import SettingError, suggestion
-from ..journal.directory import run_directories
+from ..journal.directory import REPORTS, run_directories
 from ..journal.files import is_folder
 from ..settings import find_directory, is_address, store_address
 from ..store import StoredRun, catalogue
@@ -50,9 +50,7 @@ def several(args: argparse.Namespace, words: Iterable[str]) -> list[StoredRun]:
 
 def reports(run: Path) -> list[Path]:
     """Return the runs inside a run in which reporting callbacks keep what they send to one tracker each."""
-    from ..callbacks.report import FOLDER  # here, because it imports everything that records
-
-    return list(run_directories(run / FOLDER)) if is_folder(run / FOLDER) else []
+    return list(run_directories(run / REPORTS)) if is_folder(run / REPORTS) else []
 
 
 def everything(args: argparse.Namespace) -> Runs:

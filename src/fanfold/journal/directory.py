@@ -23,6 +23,7 @@ _TAIL = 1 << 18
 MAX_HEADER = 1 << 20
 MAX_NAME = 200
 REQUESTS = "requests"
+REPORTS = "reports"  # in a run: the runs in which reporting callbacks keep what they send, in folders of projects
 # The folders a run may have.
 FOLDERS = ("journal", "blobs", "relay", "forward", "ops", "trackers", "probes", "blackbox", "agreement", REQUESTS)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import RunError
-from ..journal.directory import check_folders, decode_name, encode_name, is_link, is_run, run_path
+from ..journal.directory import REPORTS, check_folders, decode_name, encode_name, is_link, is_run, run_path
 from ..journal.liveness import is_locked
 from ..journal.origin import origin_of, spool_roots
 from ..journal.spool import recover
@@ -105,7 +105,7 @@ def _check(run: StoredRun, root: Path, project: str, *, force: bool, done: str) 
 
 def _check_undelivered(run: StoredRun) -> None:
     """Raise if a relay is at work: it keeps its cursor in this folder, and would not know what it has sent."""
-    for lock in sorted((run.path / "relay").glob("*.lock")):
+    for lock in sorted([*run.path.glob("relay/*.lock"), *run.path.glob(f"{REPORTS}/*/*/relay/*.lock")]):
         if is_locked(lock):
             raise RunError(
                 f"{_named(run)} is still being delivered ({lock.stem}). Nothing was moved. Wait until it is delivered, or pass "
@@ -149,6 +149,7 @@ def _named(run: StoredRun) -> str:
 def _delivery_of(folder: Path) -> Callable[[str, list[str]], set[str]]:
     def ignored(place: str, names: list[str]) -> set[str]:
         locks = {name for name in names if name.endswith(".alive")}
-        return locks | (set(DELIVERY) & set(names) if Path(place) == folder else set())
+        whole_run = Path(place) == folder or Path(place).parent.parent == folder / REPORTS
+        return locks | (set(DELIVERY) & set(names) if whole_run else set())
 
     return ignored
