@@ -126,7 +126,7 @@ def test_training_and_notifier_killed_together_the_next_sync_tells(tmp_path, rec
     assert receiver.told() == ["one", "killed"]
 
 
-def test_an_attempt_that_no_notifier_saw_is_told_though_the_one_before_ended_in_the_same_way(tmp_path, receiver, capsys):
+def test_an_attempt_that_no_notifier_saw_is_told_by_sync(tmp_path, receiver, capsys):
     everybody_dies = (
         "import psutil\nfor child in psutil.Process().children(): child.kill()\nrun.alert({!r}); os.kill(os.getpid(), 9)"
     )
