@@ -145,3 +145,22 @@ def test_the_run_has_what_scripts_expect_of_wandbs(runs_dir, tmp_path, caplog):
 
 def test_wandbs_verbs_are_not_among_ours():
     assert not {"login", "watch", "save", "Artifact", "plot"} & set(dir(fanfold))
+
+
+def test_arguments_that_only_wandb_has_are_ignored_once_each(tmp_path, caplog):
+    run = fanfold.init("p", dir=tmp_path, system=False)
+    for key in ("epoch", "loss"):
+        fanfold.define_metric(key, hidden=True, step_sync=True, goal="minimize", overwrite=False, summary="min")
+    fanfold.log({"loss": 1.0, "epoch": 0})
+    fanfold.log({"loss": 2.0, "epoch": 1})
+    fanfold.finish(quiet=True)
+    stored = fanfold.open(run.id, dir=tmp_path)
+    assert (stored.status, stored.summary["loss"]) == ("finished", 1.0)
+    said = [record.message for record in caplog.records if "has no meaning" in record.message]
+    assert [text.split("=")[0].removeprefix("fanfold: ") for text in said] == [
+        "define_metric(hidden", "define_metric(step_sync", "define_metric(goal", "define_metric(overwrite", "finish(quiet",
+    ]  # fmt: skip
+    strict = fanfold.init("p", dir=tmp_path, system=False, strict=True)
+    with pytest.raises(TypeError, match="has no argument 'colour'"):
+        strict.define_metric("loss", colour="red")
+    strict.finish()

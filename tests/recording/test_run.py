@@ -404,6 +404,23 @@ def test_summary_follows_the_rules(runs_dir):
     assert summary == {"loss": 1.0, "val/acc": 3.0, "plain": 2.0, "rate": 1.5, "note": "best so far"}
 
 
+def test_a_second_definition_of_a_metric_adds_to_the_first(runs_dir):
+    run = start(runs_dir)
+    run.define_metric("loss", x="epoch")
+    run.define_metric("loss", summary="min")
+    run.define_metric("acc", x="epoch", summary="max")
+    run.define_metric("acc", x="step")
+    run.log({"loss": 1.0, "acc": 0.9, "epoch": 0})
+    run.log({"loss": 2.0, "acc": 0.8, "epoch": 1})
+    run.finish()
+    stored = reopen(run)
+    assert [(stored.metric(key)["x"], stored.metric(key)["summary"]) for key in ("loss", "acc")] == [
+        ("epoch", "min"),
+        ("step", "max"),
+    ]
+    assert (stored.summary["loss"], stored.summary["acc"]) == (1.0, 0.9)
+
+
 def test_alerts_tags_group_and_artifacts_are_kept(runs_dir, tmp_path):
     folder = tmp_path / "ckpt"
     (folder / "sub").mkdir(parents=True)

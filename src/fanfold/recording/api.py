@@ -252,13 +252,14 @@ def log(values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> No
     _needed().log(values, step, **kwargs)
 
 
-def finish(timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None) -> None:
+def finish(timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None, **wandb_style: Any) -> None:
     """End the current run; do nothing if there is none.
 
     Args:
         timeout: The longest time to wait for trackers, in seconds.
         status: `"finished"`, `"failed"`, `"killed"` or `"preempted"`.
         exit_code: The program's exit code; anything but 0 means failed.
+        wandb_style: W&B's `quiet`, which is ignored with a warning.
 
     Example:
         ```python
@@ -269,7 +270,7 @@ def finish(timeout: float = 30.0, status: str = "finished", *, exit_code: int | 
         ```
     """
     if _current is not None:
-        _current.finish(timeout, status, exit_code=exit_code)
+        _current.finish(timeout, status, exit_code=exit_code, **wandb_style)
 
 
 def flush(timeout: float | None = None) -> bool:
@@ -344,7 +345,9 @@ def artifact(path: str | os.PathLike[str], name: str | None = None, *, kind: str
     _needed().artifact(path, name, kind=kind, **metadata)
 
 
-def define_metric(key: str, x: str | None = None, *, summary: str | None = None, step_metric: str | None = None) -> None:
+def define_metric(
+    key: str, x: str | None = None, *, summary: str | None = None, step_metric: str | None = None, **wandb_style: Any
+) -> None:
     """Set a key's x axis and its summary; see Run.define_metric.
 
     Args:
@@ -352,6 +355,7 @@ def define_metric(key: str, x: str | None = None, *, summary: str | None = None,
         x: The key to use as the x axis.
         summary: `"last"`, `"min"`, `"max"`, `"mean"`, `"sum"`, `"count"`, `"first"` or `"none"`.
         step_metric: W&B's name for `x`.
+        wandb_style: W&B's `hidden`, `step_sync`, `goal` and `overwrite`; each is ignored with a warning.
 
     Raises:
         RunError: There is no run yet.
@@ -365,7 +369,7 @@ def define_metric(key: str, x: str | None = None, *, summary: str | None = None,
         fanfold.log({"epoch": 1, "val/loss": 0.7})
         ```
     """
-    _needed().define_metric(key, x, summary=summary, step_metric=step_metric)
+    _needed().define_metric(key, x, summary=summary, step_metric=step_metric, **wandb_style)
 
 
 def stamp(path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingError, clean_text, guard, outcome, shown, verb
+from ..errors import SettingError, clean_text, guard, notices, outcome, shown, verb
 from ..facts.mask import mask
 from ..journal import Kind, blobs
 from ..plain import plain
@@ -230,15 +230,18 @@ class Run:
 
     @verb("define a metric")
     def define_metric(
-        self, key: str, x: str | None = None, *, summary: str | None = None, step_metric: str | None = None
+        self, key: str, x: str | None = None, *, summary: str | None = None, step_metric: str | None = None, **wandb_style: Any
     ) -> None:
         """Set the x axis of a key (or of `val/*`) and its summary statistic: last, min, max, mean, sum, count, first, none.
+
+        A second call for the same key changes only what it names. A key with a definition of its own ignores patterns, as in W&B.
 
         Args:
             key: A key or a pattern.
             x: The key to use as the x axis.
             summary: The summary statistic.
             step_metric: W&B's name for `x`.
+            wandb_style: W&B's `hidden`, `step_sync`, `goal` and `overwrite`; each is ignored with a warning.
 
         Example:
             ```python
@@ -248,6 +251,7 @@ class Run:
             run.define_metric("val/*", x="epoch", summary="min")
             ```
         """
+        _ignore("define_metric", wandb_style, ("hidden", "step_sync", "goal", "overwrite"))
         self._summary.define(MetricRule.check(key, x or step_metric, summary))
 
     @verb("record an alert")
@@ -432,14 +436,19 @@ class Run:
         return done
 
     @verb("finish the run")
-    def finish(self, timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None) -> None:
+    def finish(
+        self, timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None, **wandb_style: Any
+    ) -> None:
         """End the run in this process. Always returns within `timeout`.
 
         Args:
             timeout: The longest time to wait for trackers, in seconds.
             status: `"finished"`, `"failed"`, `"killed"` or `"preempted"`.
             exit_code: The program's exit code; anything but 0 means failed.
+            wandb_style: W&B's `quiet`, which is ignored with a warning.
         """
+        with guard("read the arguments of finish()", strict=self.strict):
+            _ignore("finish", wandb_style, ("quiet",))
         status = "failed" if outcome(lambda: bool(exit_code))[0] else self._known_status(status)
         seconds, _ = outcome(lambda: float(timeout))
         code, _ = outcome(lambda: None if exit_code is None else max(min(int(exit_code), 1 << 31), -(1 << 31)))
@@ -472,3 +481,11 @@ class Run:
         from ..store import open_run
 
         return {**open_run(self.path)._repr_mimebundle_(), "text/plain": repr(self)}
+
+
+def _ignore(call: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Warn about arguments that only wandb's call of that name has; raise for any other."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{call}() has no argument {name!r}")
+        notices.once(f"foreign:{call}:{name}", f"{call}({name}=…) has no meaning in fanfold and is ignored.")

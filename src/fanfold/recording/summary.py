@@ -29,13 +29,15 @@ class RunSummary:
     def define(self, metric: MetricRule) -> None:
         """Set how keys are summarised from now on; their earlier values are counted when needed."""
         pattern = text_of(metric.key)
+        before = self._tallies.metrics.get(pattern, {})  # a second call for a key adds to the first, as in W&B
+        metric = MetricRule(pattern, metric.x or before.get("x"), metric.summary or before.get("summary"))
         self._recorder.event("metric", {"key": pattern, **metric.as_dict()})
-        before = {known for known in self._writer.latest() if self._tallies.needs(known)}
+        needed = {known for known in self._writer.latest() if self._tallies.needs(known)}
         self._tallies.metrics = {**self._tallies.metrics, pattern: metric.as_dict()}
         warn_about_patterns(self._tallies.metrics, pattern)
         marks = self._writer.recount()
         for known in self._writer.latest():
-            if known not in before and self._tallies.needs(known):
+            if known not in needed and self._tallies.needs(known):
                 self._history.uncounted(known, marks)
 
     @verb("compute the summary", dict)
