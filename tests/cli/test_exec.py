@@ -165,6 +165,14 @@ def test_a_second_program_inside_has_a_run_of_its_own(runs_dir, tmp_path):
     assert [run.latest["x"] for run in fanfold.runs("own")] == [2]
 
 
+def test_a_program_inside_a_resumed_run_records_into_it_again(runs_dir, monkeypatch):
+    monkeypatch.setenv("FANFOLD_RESUME", "auto")
+    for attempt in (1, 2):
+        execute(*python(f"import fanfold\nfanfold.init().log({{'x': {attempt}}})\nraise SystemExit(3)"))
+    (run,) = fanfold.runs("default")
+    assert (len(run.attempts), run.series("x", raw=True).values.tolist()) == (2, [1.0, 2.0])
+
+
 def test_json_is_the_verdict_and_nothing_else(runs_dir):
     done = execute("bash", "-c", "echo noise; exit 4", options=("--json",))
     answer = json.loads(done.stdout)

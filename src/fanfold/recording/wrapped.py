@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..journal.directory import run_path
+from ..journal.files import read_text
 
 VARIABLE = "FANFOLD_EXEC"
 LAUNCHER = "fanfold exec"  # in the header of the journal of the process around the command
-CLAIM = "exec"  # the file in the run's folder that names the program that joined it
+CLAIM = "exec-"  # then the attempt: the file in the run's folder that names the program that joined it
 _CLAIM_SECONDS = 1.0
 
 
@@ -61,7 +62,7 @@ def claimed(root: Path, key: str) -> Wrapped | None:
     if run is None or Path(run.root) != root:
         return None
     with contextlib.suppress(OSError):
-        return run if _holder(run.path / CLAIM, key) == key else None
+        return run if _holder(run.path / f"{CLAIM}{run.attempt}", key) == key else None
     return None
 
 
@@ -78,6 +79,6 @@ def _holder(claim: Path, key: str) -> str:
 def _read(claim: Path) -> str:
     """Read a key that another rank may be writing at this moment."""
     deadline = time.monotonic() + _CLAIM_SECONDS
-    while not (found := claim.read_text("utf-8")) and time.monotonic() < deadline:
+    while not (found := read_text(claim)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return found
