@@ -85,7 +85,7 @@ def hovered(page, figure, part: float) -> tuple[int, float, str]:
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
     head, *rows = figure.locator(".tip tr").all_inner_texts()
     value = figure.locator(".tip tbody .num").inner_text()
-    return int(number(head.strip())), number(value), " ".join(rows[1:])
+    return int(number(head.split()[-1])), number(value), " ".join(rows[1:])
 
 
 def number(text: str) -> float:
