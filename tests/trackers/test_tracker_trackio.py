@@ -63,6 +63,13 @@ class TestTrackio(TrackerContract):
         assert 0 <= float(done.stdout) - datetime.fromisoformat(moment).timestamp() < 5
         assert (run_id, name) == ("contract-1", "contract run")
 
+    def test_a_run_stays_in_the_folder_where_it_began(self, tmp_path):
+        for step, more in ((1, {}), (2, {"TRACKIO_DIR": str(tmp_path / "elsewhere")})):
+            done = self.play(tmp_path, f"run.log({{'x': 1.0}}, step={step})\nrun.finish(timeout=120)\n", **more)
+            assert done.returncode == 0, done.stderr
+        assert self.seen(tmp_path).scalars == {"x": [[1, 1.0], [2, 1.0]]}
+        assert not list(tmp_path.glob("elsewhere/*.db"))
+
     def test_keys_that_trackio_needs_itself_arrive_as_it_spells_them(self, tmp_path):
         seen = self.delivered(tmp_path, "run.log({'step': 7.0, 'time': 2, '__x': 3}, step=1)")
         assert seen.scalars == {"__step": [[1, 7.0]], "__time": [[1, 2]], "____x": [[1, 3]]}

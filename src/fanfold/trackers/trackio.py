@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import sqlite3
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,7 @@ class Trackio(Destination):
         if identity is None:
             return self.library.init(project=self.run_name, **self.init_kwargs)
         known = json.loads(remote) if remote else {}
+        self._stay_in(known.get("folder", ""))
         # Our probes measure the machine, and a relay has no notebook to show a page in.
         own = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False, "name": identity.name, "group": identity.group}
         arguments = {**{key: value for key, value in own.items() if value is not None}, **self.init_kwargs}
@@ -89,7 +91,28 @@ class Trackio(Destination):
 
     @property
     def remote(self) -> str | None:
-        return None if self.run is None else json.dumps({"id": self.run.id, "name": self.run.name})
+        if self.run is None:
+            return None
+        place = {} if self.run.url else {"folder": self._folder()}
+        return json.dumps({"id": self.run.id, "name": self.run.name, **place})
+
+    @staticmethod
+    def _folder() -> str:
+        from trackio import utils
+
+        return str(Path(utils.TRACKIO_DIR).absolute())
+
+    def _stay_in(self, folder: str) -> None:
+        """Continue in the folder with the first part of the run, wherever TRACKIO_DIR points now: trackio reads it once."""
+        if folder and any(Path(folder).glob("*.db")):
+            if "trackio" not in sys.modules:
+                os.environ["TRACKIO_DIR"] = folder
+            elif self._folder() != folder:
+                self.warn(
+                    "folder",
+                    f"Trackio has the first part of this run in {folder}. The rest goes to {self._folder()}, because trackio was "
+                    f"imported before. Set TRACKIO_DIR={folder} to have it in one place.",
+                )
 
     @property
     def database(self) -> Path | None:
