@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from fanfold.fleet.forward_note import home
 from fanfold.fleet.forwarder import Forwarder, only_one
 from fanfold.fleet.grants import Grants
 from fanfold.fleet.tokens import Tokens
-from fanfold.journal import packing, requests
+from fanfold.journal import directory, packing, requests
 from fanfold.process import Meeting, detect
 from fanfold.provenance.replace import replacing
 
@@ -77,6 +78,21 @@ def test_a_run_in_the_directory_of_its_owner_is_continued(shared: Path) -> None:
     run = fanfold.init("p", dir=shared, id="job7", system=False, quiet=True)
     assert dict(run.config) == {"checkpoint": "theirs.pt"}
     run.finish()
+
+
+def test_where_the_filesystem_gives_our_files_to_another_user_runs_are_ours(shared: Path) -> None:
+    """As NFS does with root's. Only this thread's access to files is that of another user."""
+    setfsuid = ctypes.CDLL(None).setfsuid
+    setfsuid(ANN)
+    try:
+        for _ in range(2):  # the second rank finds the folder that the first has made
+            directory.make_run(shared / "p" / "r")
+    finally:
+        setfsuid(0)
+    assert (shared / "p" / "r").stat().st_uid == ANN
+    assert [path.name for path in shared.iterdir()] == ["p"]
+    with pytest.raises(RunError, match="belongs to another user"):
+        directory.make_run(shared / "p" / "r")
 
 
 def test_a_link_put_into_a_new_directory_of_runs_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,12 +123,29 @@ def make_run(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o775)
     path.mkdir(exist_ok=True, mode=0o700)
     root = path.parent.parent
-    if owner := stranger(path, root):
+    if owner := stranger_of(path, root):
         raise RunError(
             f"the run {path} belongs to another user ({owner}), who would decide with which config and at which step it "
             "continues. The run was not started. Choose another id or project, or set "
             f"FANFOLD_SAFE_DIRECTORY={root} if you trust all users."
         )
+
+
+def stranger_of(run: Path, root: Path) -> str:
+    """Return the other user that a run belongs to, if any: see `settings.stranger`.
+
+    Some network filesystems give what root or anybody creates to one user; there, what looks like ours is ours.
+    """
+    owner = stranger(run, root)
+    if owner:
+        probe = root / f".{os.getpid()}-{os.urandom(4).hex()}"
+        with contextlib.suppress(OSError):
+            probe.mkdir(mode=0o700)
+            try:
+                return "" if probe.stat().st_uid == run.lstat().st_uid else owner
+            finally:
+                probe.rmdir()
+    return owner
 
 
 def run_folders(root: Path, project: str | None = None, *, failed: dict[Path, str] | None = None) -> Iterator[Path]:

@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import RunError, RunNotFound, SettingError, notices
 from ..journal import directory
-from ..settings import find_directory, stranger
+from ..settings import find_directory
 from . import catalogue
 from .attempts import UNFINISHED
 from .catalogue import Progress
@@ -281,7 +281,7 @@ def open_run(path: Path) -> StoredRun:
 def find_unfinished(root: Path, project: str, *, name: str | None, ignore_attempt: str) -> str | None:
     """Return the id of the newest run left unfinished by an attempt other than ours, so that all ranks get the same answer."""
     for run in matching(LocalStore(root), project):
-        if stranger(run.path, root):
+        if directory.stranger_of(run.path, root):
             continue  # whoever shares the directory does not choose what is continued
         earlier = [life for life in run.row().lives if not life.key.startswith(ignore_attempt)]
         if earlier and earlier[-1].status in UNFINISHED and name in (None, run.name):
