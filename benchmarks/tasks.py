@@ -105,7 +105,7 @@ class Desk:
         return self.drag(what, (share[0], 0.5), (share[1], 0.5), nth)
 
     def text(self) -> str:
-        return "\n".join(str(frame.evaluate(WORDS)) for frame in self.page.frames if frame.url != "about:blank")
+        return str(self.page.evaluate(WORDS))
 
     def says(self, *patterns: str) -> dict[str, bool]:
         """Tell which of these words the page shows."""
@@ -194,6 +194,7 @@ TENSORBOARD = [
 RUNS = "#/experiments/1/runs"
 CHARTS = f"{RUNS}?compareRunsMode=CHART"
 QUERY = "css=input[placeholder*='metrics.rmse']"
+EXPAND = "css=[role=row]:has-text('job') button"
 MENU = "css=[data-testid=experiment-view-compare-runs-card-menu]"
 PLOT, ROW = "css=.nsewdrag", "css=[role=row] a"
 
@@ -222,15 +223,15 @@ MLFLOW = [
     Look("2", "filter runs by config", lambda d: d.go(RUNS, ROW).click(QUERY).keys(" params.lr = '0.1' and metrics.\"val/acc\" > 0.5", "Enter").pause(2000).says("lr0.1-seed0", "lr0.01-seed0")),
     Look("3", "settings of a chart", lambda d: d.go(CHARTS, PLOT).click("css=input[placeholder*='Search metric charts']").keys(" loss").click(MENU).click("Configure").pause(2000).says("Log scale", "Time \\(relative\\)", "Metric", "smooth")),
     Look("5", "points a chart holds, the lowest, and a value under the pointer", lambda d: (chart(d).js(PLOTLY)[-1], d.hover(PLOT, 0.5, nth=-1).says("Step \\d+", "min|max"))),
-    Look("4", f"zoomed to the lowest point at {BEST}", lambda d: d.zoom(PLOT, 1000, 2000, shown(d), -1).zoom(PLOT, 1150, 1320, shown(d), -1).js(PLOTLY)[-1]),
-    Look("6", "runs of the ranks", lambda d: d.go(CHARTS, PLOT).click(QUERY).keys(" params.rank LIKE '%'", "Enter").pause(5000).says("rank2", "time/step")),
+    Look("4", f"zoomed to the lowest point at {BEST}", lambda d: d.zoom(PLOT, 1000, 2000, shown(d), -1).zoom(PLOT, 1150, 1320, shown(d), -1).pause(8000).js(PLOTLY)[-1]),
+    Look("6", "runs of the ranks", lambda d: d.go(CHARTS, PLOT).click(EXPAND).pause(6000).says("rank2", "time/step")),
     Look("7", "runs grouped by a config value: mean and band", lambda d: d.go(CHARTS, PLOT).click("css=button:has-text('Group by')").click("lr", -1).keys("Escape").pause(3000).says("Group: 0.1", "Group: 0.01")),
     Look("8", "columns of the table", lambda d: d.go(RUNS, ROW).click("css=button:has-text('Columns')").says("train/loss", "min|max|best")),
     Look("9", "two runs chosen", lambda d: chosen(d, SAMPLED[0], SAMPLED[1]).says("Delete", "tags", "Rename", "Move")),
     Look("13 14", "and compared", lambda d: d.click("Compare").pause(4000).says("Show diff only", "Parameters", "Tags", "packages|environment|git diff|commit")),
-    Look("11", "parallel coordinates over chosen runs", lambda d: d.drag("css=.js-plotly-plot", (0.1, 0.3), (0.1, 0.6)).says("Parallel Coordinates Plot", "importance")),
+    Look("11", "parallel coordinates over chosen runs, an axis brushed", lambda d: (d.drag("css=.axis-brush", (0.5, 0.05), (0.5, 0.4)).says("Parallel Coordinates Plot"), d.runs())),
     Look("11 12", "kinds of charts", lambda d: d.go(CHARTS, PLOT).click("css=button:has-text('Add chart')").says("Parallel coordinates", "Contour|Scatter", "importance", "Difference")),
-    Look("17", "images over steps", lambda d: d.go(CHARTS, PLOT).js("() => { const all = [...document.querySelectorAll('img')]; const last = all.pop(); if (last) last.scrollIntoView(); return [all.length, !!document.querySelector('[role=slider]')]; }")),
+    Look("17", "images over steps", lambda d: d.go(CHARTS, PLOT).click("css=input[placeholder*='Search metric charts']").keys(" seen").pause(4000).js("() => [document.querySelectorAll('img').length, !!document.querySelector('[role=slider]')]")),
     Look("16", "a logged table of two runs side by side", lambda d: d.go(f"{RUNS}?compareRunsMode=ARTIFACT", ROW).says("Group by: id", "Compare: prompt", "Filter by id", "diff")),
     Look("13 14 20 21 22", "a run's page", lambda d: d.go(RUNS, ROW).click(SAMPLED[0]).pause(3000).says("Finished", "Source", "console|stdout|logs", "goodput|where the time")),
     Look("15", "its table, sorted", lambda d: d.click("Artifacts").pause(2000).click("samples.json").pause(3000).click("reward").says("question 30", "search|filter")),
@@ -258,6 +259,7 @@ def aim_url(page: str, kind: str, *names: str, **grouping: list[str]) -> str:
 
 
 LINE = "css=path.Line"
+LOW = "api/runs/search/run/?" + urlencode({"q": "run.metrics['train/loss'].last < 0.105"})  # what the page of runs asks
 LOSSES = aim_url("metrics", "metrics", "train/loss", color=["run.hash"], chart=["name"])
 
 
@@ -270,9 +272,10 @@ def explorer(d: Desk, page: str, button: str, *words: str) -> Desk:
 
 
 AIM = [
-    Look("1", "as it opens", lambda d: (d.go().says("Total runs", "Contributions"), d.click("Skip"))[0]),
+    Look("1", "as it opens", lambda d: d.go().says("Total runs", "Contributions")),
     Look("1", "the page of metrics as it opens", lambda d: (len(d.go("metrics").js(PATHS)), d.says("easy to search"))),
     Look("2", "a query over runs", lambda d: d.go("runs", "css=input[type=checkbox]").click("css=.monaco-editor").keys(" run.hparams.lr == 0.1", "Enter").pause(3000).says("lr0.1-seed0", "lr0.01-seed0")),
+    Look("2", "and by a result", lambda d: set(re.findall(r"lr0\.\d+-seed\d", str(get(d.base + LOW))))),
     Look("5", f"points drawn of {STEPS}, a value under the pointer", lambda d: (d.go(LOSSES, LINE).js(PATHS), d.hover("css=svg:has(path.Line)", 0.4, 0.6).says("Step", "min|max"))),
     Look("4", "zoomed", lambda d: d.click("css=.Controls__anchor:has([class*='zoom-in']), [class*=Controls] button:has([class*='zoom-in']), .icon-zoom-in").drag("css=svg:has(path.Line)", (0.1, 0.2), (0.2, 0.8)).js(PATHS)),
     Look("3", "smoothing, axes", lambda d: [d.go(LOSSES, LINE).click(f"css=.icon-{name}").says(*words) for name, words in (("smoothing", ("Smoothing", "Exponential|Moving")), ("axes-props", ("Alignment", "Epoch|Step|Relative")))]),
@@ -322,7 +325,7 @@ TRACKIO = [
     Look("8 9 10", "the page of runs", lambda d: d.go(f"runs{HOME}").says("Delete selected", "Last step", "tag", "move", "best|min")),
     Look("13 14 20 21 22", "a run that failed", lambda d: d.click("failed").pause(2000).says("Configuration", "Failed", REASON, "printed|console")),
     Look("17 18", "images, video and sound", lambda d: d.go(f"media{HOME}").says("Images", "Videos", "Audio", "box|mask")),
-    Look("18", "a figure, as a page", lambda d: d.js("() => { const e = document.querySelector('iframe'); if (e) e.scrollIntoView(); return !!e; }")),
+    Look("18", "a figure, as a page", lambda d: d.js("() => { const e = document.querySelector('iframe'); if (e) e.scrollIntoView(); return !!e; }") and d.pause(8000).says("plot")),
     Look("15", "a table, its head clicked twice", lambda d: d.click("css=th:has-text('REWARD')").click("css=th:has-text('REWARD')").says("question 1", "search rows|filter rows")),
     Look("16", "traces of all runs and steps, searched", lambda d: d.go(f"traces{HOME}").says("Search traces", "the quick answer", "the slow answer", "diff")),
     Look("16", "one trace", lambda d: d.click("css=tbody tr").pause(2000).says("question 1", "compare|diff")),
