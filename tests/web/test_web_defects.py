@@ -184,6 +184,21 @@ def test_the_tooltip_of_groups_lies_over_the_charts_beside_it(context, address):
 
 
 @needs_browser
+def test_a_point_of_another_step_has_its_step_apart_from_its_value(context, tmp_path):
+    for name, every in (("often", 5), ("seldom", 9)):
+        run = start(tmp_path, project="apart", name=name)
+        for step in range(0, 91, every):
+            run.log({"loss": 2.5}, step=step)
+        run.finish()
+    with serving(context, tmp_path) as address:
+        figure = painted(open_page(context, address, "p=apart"), "loss")
+        inked(figure.page, figure, 0.005)
+        box = figure.locator(".plot").bounding_box()
+        figure.page.mouse.move(box["x"] + 48 + 0.3 * (box["width"] - 58), box["y"] + 90)
+        expect(figure.locator(".tip .num", has_text="@")).to_have_text(re.compile(r"^@ \d+ 2\.5$"))
+
+
+@needs_browser
 def test_a_log_axis_says_what_it_cannot_show(context, address):
     page = open_page(context, address, "p=signs&log=1")
     expect(page.locator("figure[data-key=below]")).to_contain_text("No value is above zero")
