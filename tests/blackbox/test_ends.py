@@ -221,10 +221,10 @@ def test_a_process_on_its_own_hangs_and_an_alert_goes_out(tmp_path, monkeypatch)
     process = started(tmp_path, "def fetch():\n    threading.Event().wait()\nfetch()\n")
     try:
         (hang,) = evidence_of(tmp_path, lambda run: [one for one in hangs(run) if one.ranks[0].threads])
+        receiver.wait(lambda: "Training hangs" in receiver.told(), 60)
         run = open_run(tmp_path / "p" / "r")
         command = [sys.executable, "-m", "fanfold", "hang", "r", "--stacks", "--dir", str(tmp_path)]
         shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        receiver.wait(lambda: "Training hangs" in receiver.told(), 60)
     finally:
         process.kill()
         process.wait()
