@@ -40,3 +40,11 @@ export function lineName(key: string, nodes: Record<string, number>): string {
   const gpu = GPU.exec(key)?.[2];
   return [node, gpu === undefined ? '' : `gpu ${gpu}`].filter(Boolean).join(' ') || key;
 }
+
+/** Arrange the system metrics in the sections of a page by kind; `alone` tells which have a chart of their own. */
+export function arranged(sections: [string, string[]][], alone: (key: string) => boolean) {
+  const keys = sections.find(([name]) => name === 'system')?.[1] ?? [], all = kinds(keys.filter(alone));
+  const plots = new Map(all.map(({ id, keys }) => [keys[0], { id, keys, title: kindName(id), called: keys.length > 1 ? (key: string) => lineName(key, {}) : undefined }]));
+  const found = sections.map(([name, list]): [string, string[]] => [name, name === 'system' ? list.filter((key) => plots.has(key) || !alone(key)) : list]);
+  return { plots, found, rules: new Set(all.filter(({ keys }) => keys.length > 1).map(({ id }) => id)) };
+}
