@@ -296,7 +296,6 @@ def test_a_run_that_ended_long_ago_is_read_once_until_somebody_edits_it(tmp_path
     monkeypatch.setattr(StoredRun, "refresh", lambda self: (read.append(self.path), refresh(self))[1])
     with client(tmp_path, write=True) as http:
         http.get("/api/runs", params={"project": "llm"})
-        http.get("/api/runs", params={"project": "llm"})
         series(http, runs=[run.id], keys=["loss"])
         read.clear()
         assert series(http, runs=[run.id], keys=["acc"])[0]["total"] == 50
