@@ -14,7 +14,10 @@ import reporting_readers as readers
 
 TRACKERS = ["tensorboard", "mlflow", "wandb", "dvclive", "trackio", "aim", "swanlab", "comet_ml", "clearml"]
 LONG = {"max_steps": 40, "logging_steps": 1, "eval_steps": 10, "save_steps": 20}
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::sqlalchemy.exc.SADeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::sqlalchemy.exc.SADeprecationWarning"),
+    pytest.mark.timeout(900),  # the first test waits for all programs, which take minutes with every tracker
+]
 
 
 @pytest.fixture(scope="module")

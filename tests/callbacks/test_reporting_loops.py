@@ -29,7 +29,10 @@ KEEPING = [
 ]
 ALL = " ".join([*KEEPING, "codecarbon"])
 LONG = {"max_steps": 100, "logging_steps": 50, "eval_steps": 50, "save_steps": 50, "load_best_model_at_end": True}
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::sqlalchemy.exc.SADeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::sqlalchemy.exc.SADeprecationWarning"),
+    pytest.mark.timeout(900),  # the first test waits for all programs, which take minutes with every tracker
+]
 
 
 @pytest.fixture(scope="module")

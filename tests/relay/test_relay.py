@@ -384,10 +384,10 @@ def test_a_relay_whose_run_is_deleted_ends(play):
 def test_a_run_is_not_moved_under_its_relay_and_its_remote_run_stays_where_it_is(play, capsys):
     training = play.start(["lines"], "run.log({'x': 0}, step=0)\ntime.sleep(60)")
     until(lambda: play.lines.exists() and play.calls())
-    training.kill()
-    training.communicate()
     owner = until(lambda: play.cursor("lines").owner)
     os.kill(owner["pid"], signal.SIGSTOP)  # so that it is at work for as long as we need
+    training.kill()
+    training.communicate()
     move = ["mv", "r", "--project", "q", "--dir", str(play.runs)]
     assert main(move) == 2
     assert "is still being delivered (lines)" in capsys.readouterr().err
