@@ -28,7 +28,7 @@ from paths import DOCS
 from tell_tools import Job
 
 READING = {"list", "find", "show", "points", "compare", "diagnose", "wait", "query", "media"}
-WRITING = {"tell", "tag", "note", "rename", "archive"}
+WRITING = {"tell", "tag", "note", "rename", "archive", "move"}
 
 
 @pytest.fixture

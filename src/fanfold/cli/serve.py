@@ -39,7 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"the port (default: {PORT}; 0: any that is free)")
     parser.add_argument("--tls-cert", metavar="FILE", help="a certificate, to speak TLS")
     parser.add_argument("--tls-key", metavar="FILE", help="its key")
-    parser.add_argument("--allow-delete", action="store_true", help="allow callers with write access to delete runs")
+    parser.add_argument(
+        "--allow-delete", action="store_true", help="allow callers with write access to delete runs, and to move them"
+    )
     parser.add_argument("--durability", choices=("power", "process"), default="power",
                         help="acknowledge when data is on disk (power) or in the kernel (process); default: power")  # fmt: skip
     parser.add_argument("--memory", type=int, default=256, metavar="MB", help="memory for request bodies (default: 256)")

@@ -481,6 +481,14 @@ class ClickHouseIntake:
         sweep(self.database, number)
         threading.Timer(2 * DELETED_SECONDS + self.gather, _again, (self.database, number)).start()
 
+    def move(self, project: str, run: str, target: str, by: str) -> None:
+        """Copy a run's record to another number, derive the rest from it, then delete the run under its old number."""
+        from .rebuild import copy_run
+
+        old, new = self._check(project, run), self._check(target, run)
+        copy_run(self.database, old, new, target, run)
+        self.delete(project, run, by)
+
     # Blobs
 
     def missing(self, project: str, run: str, names: list[str]) -> dict[str, int]:

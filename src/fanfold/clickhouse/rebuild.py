@@ -1,4 +1,7 @@
-"""Rebuild of the derived tables (points, rollups and so on) from the bytes of a run's journals, which are the record."""
+"""Rebuild of the derived tables (points, rollups and so on) from the bytes of a run's journals, which are the record.
+
+A run that is moved to another project gets another number: its record is copied, and the rest is derived from it again.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from ..errors import RunError
 from ..fleet.wire import Piece
 from ..journal.format import Kind, Shape
 from . import schema
-from .batch import InsertJob, tables_of
+from .batch import InsertJob, tables_of, u64
 from .database import Database
 from .decode import scan
 from .profile import profile_of
 from .run import FleetJournal, FleetRun, read
 
+RECORD = ("pieces", "blobs", "mended", "notices", "commits")
 DERIVED = ("frames", "points", "rollups", "latest", "keys", "ops", "usage")
 MOST_BYTES = 16 << 20
 
@@ -45,6 +49,29 @@ def rebuild(database: Database, project: str, id: str) -> int:
     if len(excess["journal"]):
         database.insert("mended", excess)
     return points
+
+
+def copy_run(database: Database, old: int, new: int, project: str, id: str) -> None:
+    """Copy a run to another number, which belongs to `project`. Raise RunError if there is another run with that number.
+
+    The number is the first column of every table of the record.
+    """
+    journals = "SELECT DISTINCT journal FROM commits WHERE run = {run:UInt64}"
+    there, ours = (set(database.ask(journals, run=run)["journal"].tolist()) for run in (new, old))
+    if not ours:
+        raise RunError(f"run {id} is not here any more. Nothing was moved. Another request moved or deleted it.")
+    if there - ours:
+        raise RunError(f"project {project} has another run {id} already. Nothing was moved. Choose another project.")
+    for name in (*RECORD, *DERIVED, "runs"):
+        schema.delete(database, name, new)  # what an interrupted move left
+    named = {"run": u64([new]), "project": [project], "id": [id]}
+    database.insert("runs", named, token=secrets.token_hex(16))  # the same row, if it was deleted above, is stored again
+    for name in RECORD:
+        database.run(
+            f"INSERT INTO {name} SELECT {{new:UInt64}}, * EXCEPT run FROM {name} WHERE run = {{old:UInt64}} "
+            "SETTINGS insert_deduplicate = 0, distributed_foreground_insert = 1", old=old, new=new,
+        )  # fmt: skip
+    rebuild(database, project, id)
 
 
 def _ended(journal: FleetJournal) -> bool:

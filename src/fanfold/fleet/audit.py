@@ -1,4 +1,4 @@
-"""The audit log: deletions, tokens and logins, granted or refused. Append-only; no fanfold command rewrites it."""
+"""The audit log: runs deleted or moved, tokens and logins, granted or refused. Append-only; no fanfold command rewrites it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..process import detect
 
 FILE_NAME = ".audit.jsonl"
 DELETE, DELETE_FAILED = "run deleted", "deleting failed"
+MOVE, MOVE_FAILED = "run moved", "moving failed"
 CREATED, REVOKED = "token created", "token revoked"
 LOGIN, REFUSED = "login", "login refused"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from ..errors import Forbidden, SettingError
+from ..errors import FanfoldError, Forbidden, SettingError
 from ..journal.requests import JobRequest
 from ..store.changes import VIEW, Frame, Views, alert_frame, as_journal, check_idle, edit_frame
 from ..store.run import StoredRun
-from .audit import DELETE, DELETE_FAILED, Audit, AuditEntry, unsafe
+from .audit import DELETE, DELETE_FAILED, MOVE, MOVE_FAILED, Audit, AuditEntry, unsafe
 from .grants import Holder
 from .intake import Intake
 from .tokens import READ, WRITE
@@ -57,13 +57,17 @@ class CallerChanges:
         self.place.intake.ask(run.project, run.id, msgspec.structs.replace(request, by=self.holder.label[:200]))
 
     def check_deletable(self, run: StoredRun, *, force: bool = False) -> None:
+        self._check_removable(run, "deleted")
+        if not force:
+            check_idle(run, ("running",))  # a lost run may be deleted: what it still sends is refused as deleted
+
+    def _check_removable(self, run: StoredRun, done: str) -> None:
+        """Raise unless the caller may take a run out of its project, for which a move is as final as a deletion."""
         check(self.holder, WRITE, run.project)
         if not self.place.allow_delete or self.place.audit is None:
             raise Forbidden(
-                "this gateway keeps everything. Nothing was deleted. Whoever runs it can start it with --allow-delete."
+                f"this gateway keeps everything. Nothing was {done}. Whoever runs it can start it with --allow-delete."
             )
-        if not force:
-            check_idle(run, ("running",))  # a lost run may be deleted: what it still sends is refused as deleted
 
     def delete(self, run: StoredRun) -> int:
         """Record the deletion in the audit log, then delete: an unrecorded deletion is worse than a failed one."""
@@ -77,11 +81,23 @@ class CallerChanges:
             raise SettingError(f"run {run.id} could not be deleted: {error}. What is left of it is hidden. Try again.") from error
         return 0
 
-    def move(self, runs: Sequence[StoredRun], project: str) -> None:  # noqa: ARG002 - the interface
-        raise Forbidden(
-            "runs cannot be moved between the projects of a gateway: their training may still send to the old one. Nothing was "
-            "moved. Move them where they were recorded, with `fanfold mv`."
-        )
+    def move(self, runs: Sequence[StoredRun], project: str) -> None:
+        """Move runs that have ended, one by one. What their nodes still send to the old project is refused, as if deleted."""
+        away = {run.id: run for run in runs if run.project != project}
+        for scope in (READ, WRITE):
+            check(self.holder, scope, project)
+        for run in away.values():
+            self._check_removable(run, "moved")
+            check_idle(run, ("running", "lost"), "moved")
+        for run in away.values():
+            self._record(MOVE, run, {"name": run.name, "to": project})
+            try:
+                self.place.intake.move(run.project, run.id, project, self.holder.label)
+            except (FanfoldError, OSError) as error:
+                self._record(MOVE_FAILED, run, {"error": str(error), "to": project})
+                if isinstance(error, FanfoldError):
+                    raise
+                raise SettingError(f"run {run.id} could not be moved: {error}. It is where it was. Try again.") from error
 
     @property
     def views(self) -> Views:

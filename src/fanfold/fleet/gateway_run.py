@@ -117,10 +117,8 @@ class GatewayRun(StoredRun):
         self.refresh()
 
     def move(self, project: str) -> None:
-        raise FanfoldError(
-            f"runs cannot be moved between the projects of a gateway. Nothing was moved to {project}. Move them where they were "
-            "recorded, with `fanfold mv`."
-        )
+        (moved,) = self._client.tool("move", {"runs": [f"{self.project}/{self.id}"], "project": project})
+        self.__init__(self._client, self._client.tool("show", {"run": f"{project}/{moved['id']}"}))  # type: ignore[misc]
 
     def tell(self, action: str, /, *, wait: bool = True, timeout: float = requests.SECONDS, **values: Any) -> Answer:
         return ask_job(self._client, self.project, self.id, action, values, wait=wait, timeout=timeout)

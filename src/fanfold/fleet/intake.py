@@ -31,6 +31,7 @@ from ..journal.packing import restore
 from ..journal.requests import JobRequest
 from ..store.changes import check_place
 from ..store.changes import delete as delete_run
+from ..store.move import move
 from ..store.run import StoredRun
 from .frames import sound_until, whole_end
 from .wire import MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
@@ -52,7 +53,7 @@ Result = int | FanfoldError | OSError
 class Intake(Protocol):
     """The storage a gateway needs. Every call may be repeated: offsets make that harmless.
 
-    For a deleted run, all but the last three raise Gone; `append_all` returns it in its results.
+    For a deleted run, all but the last few raise Gone; `append_all` returns it in its results.
     """
 
     def offset(self, project: str, run: str, journal: str) -> int:
@@ -75,6 +76,12 @@ class Intake(Protocol):
 
     def delete(self, project: str, run: str, by: str) -> None:
         """Delete a run and remember that permanently: the record of the deletion is on disk before any data is deleted."""
+
+    def move(self, project: str, run: str, target: str, by: str) -> None:
+        """Move a run that has ended to another project, and refuse what is sent for it to the old one from then on.
+
+        If it is interrupted, the run is whole in one of them, and the same call completes it.
+        """
 
     def ask(self, project: str, run: str, request: JobRequest) -> None:
         """Keep a request to the job of a run until its forwarder fetches it."""
@@ -264,6 +271,14 @@ class DirectoryIntake:
             sync_folders(stone.parents[:4])
             if path.exists():
                 delete_run(StoredRun(path))
+
+    def move(self, project: str, run: str, target: str, by: str) -> None:
+        self._check_there(project, run)
+        self._check_there(target, run)
+        path = self._run(project, run)
+        _check_no_link(path)
+        move([StoredRun(path)], self.root, target)
+        self.delete(project, run, by)  # also what a forwarder has sent between the two
 
     def _tombstone(self, project: str, run: str) -> Path:
         return directory.run_path(self.root / DELETED, checked_name("project", project), checked_name("run", run)) / "by.json"

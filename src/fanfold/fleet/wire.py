@@ -38,13 +38,13 @@ class Rejected(FanfoldError):
 
 
 class Gone(Rejected):
-    """A run that was deleted at the gateway: forwarders that still have it must not bring it back."""
+    """A run that was deleted or moved at the gateway: forwarders that still have it must not bring it back."""
 
     def __init__(self, project: str, run: str) -> None:
         super().__init__(
             410,
-            f"run {run[:100]!r} of project {project[:100]!r} was deleted at this gateway. Nothing was stored. Delete it where it "
-            "still lies, too; what has to come back needs another id.",
+            f"run {run[:100]!r} of project {project[:100]!r} was deleted at this gateway, or moved to another project there. "
+            "Nothing was stored. Delete or move it where it was recorded, too; what has to come back needs another id.",
         )
 
 

@@ -243,10 +243,10 @@ def _write(folder: Path, header: dict[str, Any], frame: Frame) -> None:
     writer.close({"t": time.time_ns(), "status": "finished"})
 
 
-def check_idle(run: StoredRun, busy: tuple[str, ...]) -> None:
+def check_idle(run: StoredRun, busy: tuple[str, ...], done: str = "deleted") -> None:
     """Raise if a run may still be written to."""
     if run.status in busy:
-        raise RunError(f"run {run.name} ({run.id}) may still be written. Nothing was deleted. Stop it first.")
+        raise RunError(f"run {run.name} ({run.id}) may still be written. Nothing was {done}. Stop it first.")
 
 
 def check_place(path: Path, root: Path, done: str = "deleted") -> None:

@@ -135,6 +135,13 @@ class ArchiveQuery(msgspec.Struct, forbid_unknown_fields=True):
     archived: bool = True
 
 
+class MoveQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Which runs to move, and where."""
+
+    runs: Annotated[list[Run], Meta(min_length=1, max_length=MAX_RUNS)]
+    project: Annotated[str, Meta(description="The project they go to")]
+
+
 class Picture(msgspec.Struct):
     """An image in an answer, beside the text."""
 
@@ -310,6 +317,12 @@ def _archive(store: Store, query: ArchiveQuery) -> list[dict[str, Any]]:
     return _edit(store, query.runs, lambda _: {"archived": query.archived})
 
 
+def _move(store: Store, query: MoveQuery) -> list[dict[str, Any]]:
+    runs = [find(store, word) for word in query.runs]
+    store.changes.move(runs, query.project)
+    return [answers.edited(store.run(query.project, run.id)) for run in runs]
+
+
 def _edit(store: Store, words: list[str], change: Callable[[StoredRun], dict[str, Any]]) -> list[dict[str, Any]]:
     runs = [find(store, word) for word in words]
     new = [checked_facts(change(run)) for run in runs]  # all of them first: either every run is changed, or none
@@ -340,6 +353,7 @@ TOOLS: dict[str, Tool] = {
         Tool("note", "Set or append to the notes of a run.", NoteQuery, _note, writes=True),
         Tool("rename", "Give a run another name; its id stays.", RenameQuery, _rename, writes=True),
         Tool("archive", "Hide runs from lists, or show them again; nothing is deleted.", ArchiveQuery, _archive, writes=True),
+        Tool("move", "Move runs that have ended to another project.", MoveQuery, _move, writes=True),
     )
 }  # fmt: skip
 
