@@ -79,11 +79,19 @@ def test_a_signal_reaches_the_command_which_decides(runs_dir):
     assert newest().status == "failed"
 
 
+def child_of(process):
+    """Return the process id of the command."""
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1])
+
+
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, "preempted"), (signal.SIGINT, "killed"), (signal.SIGHUP, "killed")]
 )
 def test_a_command_that_a_signal_ends_ends_us_the_same_way(runs_dir, number, status):
     process = started("bash", "-c", "trap - INT; echo ready; exec sleep 60")
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{child_of(process)}/comm").read_text() != "sleep\n" and time.monotonic() < deadline:
+        time.sleep(0.01)  # until then it is bash, which may exit with 130 instead
     process.send_signal(number)
     assert process.wait(30) == -number
     assert (newest().status, newest().verdict["signal"]) == (status, number.name)
@@ -103,7 +111,7 @@ def test_a_crash_is_a_failed_run(runs_dir):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends the child of a process that was killed")
 def test_kill_9_of_the_process_around_ends_both(runs_dir):
     process = started(*python("import os, time; print('ready', os.getpid(), flush=True); time.sleep(60)"))
-    (child,) = (int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1:])
+    child = child_of(process)
     process.kill()
     process.communicate(timeout=30)
     deadline = time.monotonic() + 30
