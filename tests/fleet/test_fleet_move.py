@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 
@@ -12,7 +13,7 @@ import pytest
 
 import fanfold
 from clickhouse_tools import Fleet
-from fanfold.errors import Forbidden, RunError
+from fanfold.errors import FanfoldError, Forbidden, RunError, outcome
 from fanfold.fleet.audit import MOVE, AuditFile
 from fanfold.fleet.changes import ChangeTargets
 from fanfold.fleet.client import Client
@@ -185,6 +186,26 @@ def test_a_move_that_was_interrupted_is_completed_by_the_next(tmp_path, store, m
     found = opened()
     assert [(row.project, row.id) for row in found.runs()] == [("base", "r1")]
     assert found.run("base", "r1").series("loss").steps.tolist() == list(range(200))
+
+
+def test_moves_of_one_run_at_the_same_time_lose_nothing(tmp_path, store):
+    intake, opened = store
+    (whole,) = pieces_of(write_run(tmp_path / "node"))
+    intake.append("llm", whole)
+    results = []
+
+    def moves():
+        results.append(outcome(lambda: intake.move("llm", "r1", "base", "ann"))[1])
+
+    threads = [threading.Thread(target=moves) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results.count(None) == 1 and all(isinstance(one, FanfoldError) for one in results if one is not None)
+    assert [(row.project, row.id) for row in opened().runs()] == [("base", "r1")]
+    found = opened().run("base", "r1").series("loss")
+    assert found.steps.tolist() == list(range(200)) and len(found.values) == 200
 
 
 def test_what_was_moved_continues_only_in_its_new_project(tmp_path, store):

@@ -138,6 +138,7 @@ class ClickHouseIntake:
         self._deleted_until = 0.0
         self._lock = threading.Lock()
         self._memory = threading.RLock()  # of journals: one batch is stored while another is decoded
+        self._moving = threading.Lock()
         self._queue: queue.Queue[Request | None] = queue.Queue(MOST_WAITING)
         self._boot = secrets.token_hex(4)
         self._batches = 0
@@ -485,9 +486,10 @@ class ClickHouseIntake:
         """Copy a run's record to another number, derive the rest from it, then delete the run under its old number."""
         from .rebuild import copy_run
 
-        old, new = self._check(project, run), self._check(target, run)
-        copy_run(self.database, old, new, target, run)
-        self.delete(project, run, by)
+        with self._moving:
+            old, new = self._check(project, run), self._check(target, run)
+            copy_run(self.database, old, new, target, run)
+            self.delete(project, run, by)
 
     # Blobs
 

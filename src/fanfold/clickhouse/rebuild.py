@@ -20,7 +20,14 @@ from .decode import scan
 from .profile import profile_of
 from .run import FleetJournal, FleetRun, read
 
-RECORD = ("pieces", "blobs", "mended", "notices", "commits")
+# What is copied for a run that is moved, and what tells which rows were copied before.
+RECORD = {
+    "pieces": "journal, start, end",
+    "blobs": "name, offset",
+    "mended": "journal",
+    "notices": "line",
+    "commits": "journal, end",
+}
 DERIVED = ("frames", "points", "rollups", "latest", "keys", "ops", "usage")
 MOST_BYTES = 16 << 20
 
@@ -54,7 +61,8 @@ def rebuild(database: Database, project: str, id: str) -> int:
 def copy_run(database: Database, old: int, new: int, project: str, id: str) -> None:
     """Copy a run to another number, which belongs to `project`. Raise RunError if there is another run with that number.
 
-    The number is the first column of every table of the record.
+    Nothing of the record is ever deleted here: when two gateways move a run at once, the other may have finished, and what was
+    copied may be all there is.
     """
     journals = "SELECT DISTINCT journal FROM commits WHERE run = {run:UInt64}"
     there, ours = (set(database.ask(journals, run=run)["journal"].tolist()) for run in (new, old))
@@ -62,14 +70,13 @@ def copy_run(database: Database, old: int, new: int, project: str, id: str) -> N
         raise RunError(f"run {id} is not here any more. Nothing was moved. Another request moved or deleted it.")
     if there - ours:
         raise RunError(f"project {project} has another run {id} already. Nothing was moved. Choose another project.")
-    for name in (*RECORD, *DERIVED, "runs"):
-        schema.delete(database, name, new)  # what an interrupted move left
     named = {"run": u64([new]), "project": [project], "id": [id]}
-    database.insert("runs", named, token=secrets.token_hex(16))  # the same row, if it was deleted above, is stored again
-    for name in RECORD:
+    database.insert("runs", named, token=secrets.token_hex(16))
+    for name, same in RECORD.items():  # the number is the first column of each
         database.run(
             f"INSERT INTO {name} SELECT {{new:UInt64}}, * EXCEPT run FROM {name} WHERE run = {{old:UInt64}} "
-            "SETTINGS insert_deduplicate = 0, distributed_foreground_insert = 1", old=old, new=new,
+            f"AND ({same}) NOT IN (SELECT {same} FROM {name} WHERE run = {{new:UInt64}}) SETTINGS insert_deduplicate = 0, "
+            "distributed_foreground_insert = 1, distributed_product_mode = 'global'", old=old, new=new,
         )  # fmt: skip
     rebuild(database, project, id)
 
