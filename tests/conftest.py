@@ -17,7 +17,9 @@ from fanfold import errors
 
 settings.register_profile("fanfold", deadline=None)  # a busy machine is not a failure
 settings.load_profile("fanfold")
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be in every process we start
+# Under nohup the first is ignored, in the background of a shell the second, and so they would be in every process we start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that take long go first: with whole files handed to test processes, a long one at the end would be waited for alone.
 LONG = (
