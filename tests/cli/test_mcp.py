@@ -269,8 +269,13 @@ def test_commands_reach_the_runs_of_a_gateway(runs, runs_dir, monkeypatch):
         assert command(address, "wait", "good", "--until", "loss<0", word=reader)[0] == 5
         code, text = command(address, "points", "good", "spike", "--buckets", "3", word=reader)
         assert (code, max(one["max"] for one in json.loads(text)[0]["points"])) == (0, 99.0)
-        code, text = command(address, "mv", "good", "--project", "other")
-        assert code == 2 and "Run it where the runs are recorded" in text
+        for words, told in (
+            (("mv", "good", "--project", "other"), "you may not read project 'other'"),
+            (("mv", "good", "--project", "other", "--force"), "--force is for a directory of runs"),
+            (("cp", "good", "--project", "other"), "Run it where the runs are recorded"),
+        ):
+            code, text = command(address, *words)
+            assert code == 2 and told in text
     good = fanfold.open("good")
     assert (good.tags, good.notes, fanfold.open("best").config, fanfold.open("bad").archived) == (
         ["far"],
@@ -296,7 +301,7 @@ def test_python_changes_the_runs_of_a_gateway(runs, runs_dir, monkeypatch):
             (lambda: setattr(there, "tags", "text"), "Nothing was changed"),
             (lambda: setattr(there, "group", "study"), "cannot be changed through a gateway"),
             (lambda: there.series("loss"), "fanfold points --dir"),
-            (lambda: there.move("elsewhere"), "Nothing was moved"),
+            (lambda: there.move("elsewhere"), "you may not read project 'elsewhere'"),
             (lambda: fanfold.open("hidden", dir=address), "no run 'hidden'"),
         ):
             with pytest.raises(fanfold.FanfoldError, match=told):
