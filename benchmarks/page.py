@@ -57,7 +57,7 @@ SORT = """async turn => { const next = () => new Promise(done => { const c = new
   while (head.getAttribute('aria-sort') === before) await next();
   document.querySelector('[role=grid]').getBoundingClientRect();
   return performance.now() - began; }"""
-FILTER = """text => new Promise(done => { const input = document.querySelector('#filter'), list = document.querySelector('aside'), before = list.textContent, began = performance.now();
+FILTER = """text => new Promise(done => { const input = document.querySelector('#filter'), list = document.querySelector('[role=grid]'), before = list.textContent, began = performance.now();
   const told = new MutationObserver(() => { if (list.textContent !== before) { told.disconnect(); list.getBoundingClientRect(); done(performance.now() - began); } });
   told.observe(list, { subtree: true, childList: true, characterData: true });
   input.value = text; input.dispatchEvent(new Event('input', { bubbles: true })); })"""
