@@ -53,7 +53,7 @@ Result = int | FanfoldError | OSError
 class Intake(Protocol):
     """The storage a gateway needs. Every call may be repeated: offsets make that harmless.
 
-    For a deleted run, all but the last few raise Gone; `append_all` returns it in its results.
+    For a run that was deleted or moved away, what stores or moves data raises Gone; `append_all` returns it in its results.
     """
 
     def offset(self, project: str, run: str, journal: str) -> int:
