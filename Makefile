@@ -22,8 +22,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # What the tests and benchmarks run beside fanfold but fanfold itself never asks for.
 FRAMEWORKS := accelerate transformers lightning keras jax optuna ray hydra-core xgboost-cpu lightgbm pytorch-ignite
 
-# Test processes on two cores: most tests wait half of their time, for a process, a server or a browser.
-WORKERS ?= 4
+# Test processes on two cores: most tests wait two thirds of their time, for a process, a server or a browser.
+WORKERS ?= 6
 # Tests that need nothing but the base package: they also run on every other Python found on this machine.
 UNIT := $(wildcard tests/facts/test_facts.py tests/facts/test_mask.py tests/journal/test_fold.py tests/journal/test_journal_*.py tests/probes/test_probe_system.py tests/recording/test_process.py tests/recording/test_settings.py)
 # What a person runs while editing: something of every room, no browser, no server, no tracker.
@@ -105,7 +105,7 @@ AGAIN = { echo 'Once more, alone, what failed:'; $(BIN)/pytest -q -ra --last-fai
 
 test: system $(STAMP) native-check web/node_modules/.stamp clickhouse  ## the tests, on .venv and (the unit tests) on every other Python found
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not faults" $(ARGS) || $(AGAIN)
-	@$(MAKE) -s unit
+	@$(MAKE) -s -j3 -O unit
 
 quick: $(STAMP)  ## a minute of tests, for while you edit: no browser, no server
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults" $(QUICK) $(ARGS)

@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # The second number of glibc's version, and of libstdc++'s 3.4: what each manylinux_2_N promises (PEP 600, auditwheel's table).
 MANYLINUX = {17: 19, 24: 22, 27: 24, 28: 24, 31: 28, 34: 29, 35: 30, 39: 33}
-PAGE = ("index.html", "index.js", "index.css", "live.worker.js")
+PAGE = ("index.html", "index.js", "core.css", "live.worker.js")
 
 
 class BuiltPage(BuildHookInterface):  # type: ignore[misc,type-arg]

@@ -65,7 +65,7 @@ def estimate(way: Way, stored: float) -> Sheet:
         ["bytes to the gateways", f"{rate * way.wire / 1e6:.0f} MB/s", f"{way.wire:.1f} B a point, compressed"],
         ["cores of gateways", f"{_cores(rate, way.gateway_ns)}", f"{way.gateway_ns:.0f} ns a point, and {ROOM:.0f} times that for room"],
         ["cores of ClickHouse", f"{_cores(rate, way.clickhouse_ns)}", f"{way.clickhouse_ns:.0f} ns a point, merges included, and as much room"],
-        ["disk a day", f"{day * stored / 1e12:.1f} TB", f"{stored:.1f} B a point, merged, journals' bytes and rollups included"],
+        ["disk a day", f"{day * stored / 1e12:.1f} TB", f"{stored:.1f} B a point, merged, journals' bytes and cells included"],
     ]  # fmt: skip
     note = (
         "Not measured: multiplied. Runs are spread over shards by their id, so ClickHouse grows by adding shards; gateways share nothing. "

@@ -12,6 +12,7 @@ import numpy as np
 
 from fanfold.clickhouse import schema
 from fanfold.clickhouse.address import parse
+from fanfold.clickhouse.cells import roll
 from fanfold.clickhouse.database import Database
 from fanfold.clickhouse.decode import PointBlock, run_number, scan
 from fanfold.journal.format import seed_of
@@ -27,8 +28,8 @@ ON_THEIR_WAY = 640  # requests at once: half the nodes of the whole fleet
 
 STORE_HEAD = ["a batch", "points/s", "an insert, p50", "ClickHouse CPU a point", "writers' CPU a point", "stored a point"]
 STORE_NOTE = (
-    "Decoded journal batches through the store's own insert into one ClickHouse, which keeps rollups and latest values by views; two "
-    "writers, and whoever makes the batches beside them, on the same cores. Merges are in the figures as far as they ran meanwhile; stored bytes "
+    "Decoded journal batches through the store's own insert into one ClickHouse, which keeps latest values by a view; two "
+    "writers, and whoever makes the batches beside them, on the same cores. Making all cells at the end is in the figures, and merges are in the figures as far as they ran meanwhile; stored bytes "
     "are all tables', as they are right after."
 )
 
@@ -83,10 +84,12 @@ def _store_row(stage: Stage, plan: Plan, title: str, processes: int, keys: int, 
             writer.start()
         for writer in writers:
             writer.join()
+        at = Database(parse(url))
+        ends = at.ask("SELECT run, journal, max(pos) + 1 AS upto FROM points GROUP BY run, journal")
+        roll(at, {(run, journal): upto for run, journal, upto in zip(*(one.tolist() for one in ends.values()), strict=True)})
     points = len(waits) * len(batch["step"])
-    at = Database(parse(url))
     stored = sum(table["bytes"] for table in schema.sizes(at))
-    assert at.one("SELECT sum(count) AS n FROM rollups")["n"] == points
+    assert at.one("SELECT sum(count) AS n FROM cells FINAL")["n"] == points
     at.run(f"DROP DATABASE {name} SYNC")
     return [title if plan is FULL else title.replace("300,000", f"{len(batch['step']):,}"), f"{points / used.wall / 1e6:.2f} M",
             f"{statistics.median(waits) * 1e3:.0f} ms", f"{used.clickhouse / points * 1e9:.0f} ns",
@@ -101,7 +104,7 @@ WAY_HEAD = ["", "points/s", "requests/s", "inserts/s", "an answer, p50", "p99", 
 WAY_NOTE = (
     "Simulated processes with 100 metrics each, eight to a node; each node's requests go through the real client to one of two gateways with "
     "tokens, and the next follows on the answer. Journals' bytes are made before the clock starts; compressing them is the generator's CPU. "
-    "Afterwards every acknowledged point is counted in ClickHouse, and in its rollups, once. Everything shares the cores of this machine: the sum of "
+    "Afterwards every acknowledged point is counted in ClickHouse, once. Everything shares the cores of this machine: the sum of "
     "CPU a point is what bounds the rate."
 )
 

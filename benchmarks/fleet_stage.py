@@ -17,6 +17,7 @@ from typing import Any
 
 from fanfold.clickhouse import schema
 from fanfold.clickhouse.address import parse
+from fanfold.clickhouse.cells import left, roll
 from fanfold.clickhouse.database import Database
 from fanfold.clickhouse.decode import run_number
 from fanfold.clickhouse.gateway_tables import TokenTable
@@ -78,13 +79,15 @@ class Stage:
         return float(self.database.one(sql)["n"])
 
     def points(self, project: str, fleet: VirtualFleet) -> int:
-        """Count what is stored of a fleet: the points themselves, each once, must be what was acknowledged."""
+        """Count what is stored of a fleet: each point once, and in a cell those that there should be cells of."""
         runs = sorted({run_number(project, process.run) for process in fleet.processes})
+        roll(self.database, left(self.database))
         found = self.database.one(
-            "SELECT count() AS n, (SELECT sum(count) FROM rollups WHERE run IN {r:Array(UInt64)}) AS rolled FROM points FINAL "
-            "WHERE run IN {r:Array(UInt64)}", r=runs,
+            "SELECT count() AS n, countIf(pos < upto) AS made, (SELECT sum(count) FROM cells FINAL WHERE run IN {r:Array(UInt64)}) "
+            "AS rolled FROM (SELECT journal, pos FROM points FINAL WHERE run IN {r:Array(UInt64)}) AS p LEFT JOIN (SELECT journal, "
+            "max(upto) AS upto FROM rolled GROUP BY journal) AS r ON p.journal = r.journal", r=runs,
         )  # fmt: skip
-        assert found["n"] == found["rolled"], found
+        assert found["made"] == found["rolled"], found
         return int(found["n"])
 
     def received(self) -> float:

@@ -23,9 +23,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that take long go first: with whole files handed to test processes, a long one at the end would be waited for alone.
 LONG = (
-    "test_reporting_loops", "test_reporting_kill", "test_framework_lightning", "test_launchers", "test_web_truth", "test_docs",
-    "test_accelerate", "test_tracker_clearml", "test_tracker_neptune", "test_relay", "test_examples", "test_trainer_order",
-    "test_ops", "test_follow", "test_trainer_equal", "test_tracker_comet", "test_reporting", "test_offline_sessions",
+    "test_reporting_loops", "test_relay", "test_web", "test_examples", "test_reporting_kill", "test_tell", "test_docs", "test_web_axe",
+    "test_launchers", "test_web_pages", "test_web_truth", "test_accelerate", "test_trainer", "test_tutorials", "test_reporting",
+    "test_tracker_clearml", "test_tracker_neptune", "test_tracker_mlflow", "test_tracker_aim", "test_framework_transformers",
+    "test_clickhouse_fleet", "test_web_workspace", "test_offline_sessions", "test_framework_lightning", "test_tracker_comet", "test_ops",
+    "test_web_controls", "test_web_table", "test_tracker_mlflow_server", "test_follow",
 )  # fmt: skip
 
 

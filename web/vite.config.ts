@@ -16,7 +16,7 @@ export default defineConfig({
     rollupOptions: {
       output: {
         // One file for what the first page needs: two of half the size compress worse.
-        codeSplitting: { groups: [{ name: 'core', test: /node_modules|src\/(App|Chart|Controls|Loading|Outage|RunList|Status|Top|Views|pages\/Charts)\.svelte|src\/lib\/(api|chart|colours|copy|dismiss|flow|format|keys|layout|lazy|live|model|points|queue|refused|scale|shown|theme|view|wire|workspace)\b/ }] },
+        codeSplitting: { groups: [{ name: 'core', test: /node_modules|src\/(App|Chart|ChartTools|Controls|Loading|Outage|RunList|Status|Top|Views|pages\/Charts)\.svelte|src\/app\.css|src\/lib\/(api|chart|colours|copy|dismiss|flow|format|keys|layout|lazy|live|model|points|queue|refused|scale|shown|theme|view|wire|workspace)\b/ }] },
         entryFileNames: '[name].js', chunkFileNames: '[name].js', assetFileNames: '[name][extname]' },
     },
   },

@@ -25,9 +25,10 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 T = TypeVar("T")
+P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "fanfold: "
 
@@ -191,8 +192,12 @@ class Notices:
             self.counts[cause] += 1
             first = self.counts[cause] == 1
         if first:
-            outcome(lambda: logger.warning(message))  # the user's log handlers and filters may raise
+            outcome(logger.warning, message)  # the user's log handlers and filters may raise
         return first
+
+    def after_fork_in_child(self) -> None:
+        """Replace the lock, which a forked child may have inherited locked."""
+        self._lock = threading.RLock()
 
 
 notices = Notices()
@@ -237,10 +242,10 @@ def verb(what: str, default: Callable[[], Any] = lambda: None) -> Callable[[F], 
     return decorate
 
 
-def outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+def outcome(action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T | None, Exception | None]:
     """Call foreign code (a tracker library, for example) and return its result, or the exception it raised."""
     try:
-        return action(), None
+        return action(*args, **kwargs), None
     except Exception as error:  # noqa: BLE001 - this module is where everything is caught
         return None, error
 
@@ -305,11 +310,15 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return (f" Did you mean {near[0]}?" if near else "") + f" Known: {', '.join(names)}."
 
 
+@contextlib.contextmanager
+def needed(package: str, extra: str, purpose: str) -> Iterator[None]:
+    """Import optional libraries inside this; if one is not installed, the error names the extra that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise missing_extra(package, extra, purpose) from error
+
+
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:
     """Build the error for an optional library that is not installed."""
     return MissingExtra(f"{purpose} needs {package}, which is not installed. Run: pip install 'fanfold[{extra}]'")
-
-
-def after_fork_in_child() -> None:
-    """Replace the lock, which a forked child may have inherited locked."""
-    notices._lock = threading.RLock()  # noqa: SLF001 - this module owns it

@@ -101,6 +101,16 @@ def json_safe(value: Any) -> Any:
     return json_safe(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
+def equal(a: Any, b: Any) -> bool:
+    """Return whether two values are equal; NaN, the one value that differs from itself, equals NaN."""
+    return bool(a == b or (a != a and b != b))  # noqa: PLR0124 - true of NaN alone
+
+
+def from_json(value: Any) -> Any:
+    """Return a value of JSON; a text that spells NaN or an infinity, as json_safe() writes them, becomes the number again."""
+    return float(value) if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity") else value
+
+
 def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Return a nested config flattened to one level, with names joined by dots: model.dim."""
     found: dict[str, Any] = {}

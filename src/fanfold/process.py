@@ -167,17 +167,18 @@ def boot_id() -> str:
         return f"{platform.node()}-{platform.machine()}"
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of a process after its name: state, parent, …; see proc(5)."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+def stat_of(pid: int) -> list[str]:
+    """Return the fields of a process after its name: state, parent, …; see proc(5). Empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def started_at(pid: int) -> str:
     """Return when a process started, in kernel ticks, to tell it from a later process with the same pid."""
-    try:
-        return _stat(pid)[19]
-    except (OSError, IndexError):
-        pass
+    with contextlib.suppress(IndexError):
+        return stat_of(pid)[19]
     import psutil
 
     try:
@@ -234,7 +235,7 @@ def _launcher_pid(marks: Mapping[str, str | None]) -> int:
     pid = os.getppid()
     with contextlib.suppress(OSError, IndexError, ValueError):
         while _wraps(Path(f"/proc/{pid}"), marks):
-            pid = int(_stat(pid)[1])
+            pid = int(stat_of(pid)[1])
     return pid
 
 
@@ -398,8 +399,8 @@ def _now() -> float:
 def _born(pid: int) -> float:
     """Return when a process started: on Linux in seconds since boot, because psutil rounds to whole seconds there."""
     if hasattr(time, "CLOCK_BOOTTIME"):
-        with contextlib.suppress(OSError, IndexError):
-            return int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
+        with contextlib.suppress(IndexError):
+            return int(stat_of(pid)[19]) / os.sysconf("SC_CLK_TCK")
     import psutil
 
     return float(psutil.Process(pid).create_time())

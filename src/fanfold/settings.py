@@ -12,13 +12,14 @@ import numbers
 import os
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from .errors import SettingError, clean_text, notices, outcome, shown
 
+T = TypeVar("T")
 DIRECTORY_NAME = ".fanfold"
 FILE_NAME = "settings.toml"
 MAX_NAMES = 10_000
@@ -80,7 +81,7 @@ def _text(value: Any) -> str:
 
 
 def _path(value: Any) -> str:
-    found, _ = outcome(lambda: os.fspath(value))
+    found, _ = outcome(os.fspath, value)
     if not isinstance(found, str):
         raise TypeError("a path: a text or a pathlib.Path")
     return found
@@ -222,8 +223,11 @@ def parsed(setting: Setting, value: Any, origin: str, effect: str = "The run was
 def read_file(directory: Path) -> dict[str, Any]:
     """Read `settings.toml` in `directory`; raise an error that lists the known names if one is unknown."""
     path = directory / FILE_NAME
-    if not path.is_file() or not _is_safe_file(path):
-        return {}
+    return read_toml(path, TABLE, "The run was not started.") if path.is_file() and _is_safe_file(path) else {}
+
+
+def read_toml(path: Path, known: Iterable[str], effect: str) -> dict[str, Any]:
+    """Read a file of settings; raise an error that states the `effect` if it is not TOML, or has names that are not `known`."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -231,13 +235,29 @@ def read_file(directory: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} is not valid TOML: {error}. The run was not started. Correct or remove the file.") from error
-    unknown = sorted(set(found) - set(TABLE))
+        raise SettingError(f"{path} is not valid TOML: {error}. {effect} Correct or remove the file.") from error
+    names = list(known)
+    unknown = sorted(set(found) - set(names))
     if unknown:
-        raise SettingError(
-            f"{path} has unknown settings: {', '.join(unknown)}. The run was not started. Known: {', '.join(TABLE)}."
-        )
+        raise SettingError(f"{path} has unknown settings: {', '.join(unknown)}. {effect} Known: {', '.join(names)}.")
     return found
+
+
+def options_of(kind: type[T], argument: str, given: Any) -> T | None:
+    """Return what was given for an argument of init() as a dataclass of options: True, a dict, or nothing."""
+    if not given and not isinstance(given, Mapping):
+        return None
+    if given is True:
+        return kind()
+    from dataclasses import fields
+
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    if not isinstance(given, Mapping) or set(given) - set(known):
+        raise SettingError(
+            f"init({argument}={given!r}) cannot be understood. The run was not started. "
+            f"Pass True, or a dict of some of these: {', '.join(known)}."
+        )
+    return kind(**given)
 
 
 def is_address(given: object) -> bool:

@@ -221,19 +221,24 @@ class TrackerContract:
         )  # fmt: skip
 
     @staticmethod
-    def dying_relay(folder: Path) -> dict[str, str]:
-        """Return an environment in which a relay is killed right before its first settle, where a repeat could occur."""
+    def dying_relay(folder: Path, times: int = 2) -> dict[str, str]:
+        """Return an environment in which relays die right before their first settle, where a repeat could occur.
+
+        The first relay leaves a new remote run and the second one that was continued, so after two deaths nothing new is tried.
+        """
         place = folder / "dying"
         place.mkdir(exist_ok=True)
-        (place / "sitecustomize.py").write_text(textwrap.dedent("""
-            import os
+        (place / "sitecustomize.py").write_text(textwrap.dedent(f"""
+            import os, pathlib
             import fanfold.relay.worker as relay
 
             settle = relay.Worker.settle
+            deaths = pathlib.Path({str(place / "died")!r})
 
             def die(self):
-                if self._sent:
-                    open(os.path.join(os.path.dirname(__file__), "died"), "w").close()
+                if self._sent and (not deaths.exists() or deaths.stat().st_size < {times}):
+                    with deaths.open("a") as file:
+                        file.write("x")
                     os._exit(9)
                 settle(self)
 

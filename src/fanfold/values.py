@@ -13,7 +13,7 @@ import itertools
 import numbers
 import reprlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from .errors import ValueRefused, clean_text, describe, notices, outcome, reading, type_name
 
@@ -122,7 +122,7 @@ def leaves(items: list[tuple[Any, Any]]) -> Iterator[Leaf]:
             continue
         left -= 1
         name = key if type(key) is str else text_of(key)
-        nested, _ = outcome(lambda value=value: isinstance(value, Mapping))  # type: ignore[misc]
+        nested, _ = outcome(isinstance, value, Mapping)
         if not nested:
             yield Leaf(prefix + name, value, direct=not prefix and name is key)
         elif any(value is mapping for _, _, mapping in stack):
@@ -130,7 +130,7 @@ def leaves(items: list[tuple[Any, Any]]) -> Iterator[Leaf]:
         elif len(stack) > MAX_DEPTH:
             yield Leaf(prefix + name, value, refused=f"it is nested more than {MAX_DEPTH} levels deep")
         else:
-            inner, error = outcome(lambda value=value: items_of(value))  # type: ignore[misc]
+            inner, error = outcome(items_of, cast("Mapping[Any, Any]", value))
             if error is not None or inner is None:
                 yield Leaf(prefix + name, value, refused=f"reading it raised {describe(error) if error else 'nothing'}")
             else:
@@ -146,7 +146,7 @@ def flatten(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def check_mapping(values: Any) -> None:
     """Raise TypeError if log() was not given a dict."""
-    if not outcome(lambda: isinstance(values, Mapping))[0]:
+    if not outcome(isinstance, values, Mapping)[0]:
         raise TypeError(
             f"log() takes a dict of values, not {type_name(values).removeprefix('builtins.')}. Nothing was logged. "
             "Write run.log({'name': value})."

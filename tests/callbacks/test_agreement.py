@@ -12,6 +12,7 @@ import time
 import pytest
 
 import fault_table
+import warm_python
 from paths import HELPERS
 
 torch = pytest.importorskip("torch")
@@ -290,8 +291,8 @@ def launch(folder, ranks, kind, how="trainer", expect=0, **options):
         str(folder),
         kind,
     ]
-    done = subprocess.run(
-        [*command, *(f"{name}={value}" for name, value in options.items())], capture_output=True, text=True, timeout=300,
+    done = warm_python.run(
+        [*command, *(f"{name}={value}" for name, value in options.items())], capture_output=True, text=True, timeout=300, libraries="torch",
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "FANFOLD_SYSTEM": "0", "TRAIN_HOW": how},
     )  # fmt: skip
     assert done.returncode == expect, done.stderr[-4000:]
@@ -344,9 +345,9 @@ def run_apart(folder, ranks, kind, **options):
     folder.mkdir(parents=True, exist_ok=True)
     options = [f"{name}={value}" for name, value in options.items()]
     return [
-        subprocess.Popen(
+        warm_python.Popen(
             [sys.executable, str(TRAIN), str(folder), kind, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "FANFOLD_RUN_ID": "apart",
+            libraries="torch", env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "FANFOLD_RUN_ID": "apart",
                  "TRAIN_HOW": "apart", "FANFOLD_DIR": str(folder / "runs")},
         )
         for rank in range(ranks)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import fanfold
+import warm_python
 from fanfold.callbacks import (
     CallbackHandler,
     DefaultFlowCallback,
@@ -273,8 +274,8 @@ run.finish()
 def test_the_rank_the_others_wait_for_is_named(runs_dir):
     times = {0: ("1.0", "0.1"), 1: ("1.1", "0.1"), 2: ("1.0", "0.5"), 3: ("2.0", "0.1")}
     ranks = {
-        rank: subprocess.Popen(
-            [sys.executable, "-c", RANK, *given],
+        rank: warm_python.Popen(
+            [sys.executable, "-c", RANK, *given], libraries="torch",
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank), "FANFOLD_RUN_ID": "slow"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
@@ -397,7 +398,9 @@ def test_ranks_agree_on_the_step_when_one_is_signalled(tmp_path):
     script = Path(tmp_path / "preempted.py")
     script.write_text(PREEMPTED)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), str(tmp_path)]
-    subprocess.run(launch, check=True, timeout=100, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    warm_python.run(
+        launch, libraries="torch", check=True, timeout=100, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     ends = [(tmp_path / str(rank)).read_text().split(maxsplit=2) for rank in (0, 1)]
     assert ends[0][0] == ends[1][0]
     assert int(ends[0][0]) > 20

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
 import fault_table
+import warm_python
 from paths import HELPERS
 
 torch = pytest.importorskip("torch")
@@ -21,8 +21,8 @@ def found(folder, where, slow, ranks=2):
     """Train with a rank that is slow somewhere; return who was named."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(TRAIN)]
-    done = subprocess.run(
-        [*command, str(folder), where, str(slow)], capture_output=True, text=True, timeout=240,
+    done = warm_python.run(
+        [*command, str(folder), where, str(slow)], capture_output=True, text=True, timeout=240, libraries="torch",
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "FANFOLD_DIR": str(folder / "runs")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

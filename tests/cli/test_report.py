@@ -27,10 +27,9 @@ from fanfold.drawing.markup import escape, tag
 from fanfold.drawing.numbers import duration, number, tick, ticks
 from fanfold.report import markdown, media
 from fanfold.store.query import LocalStore
-from paths import ROOT
+from paths import CHROMIUM, ROOT
 from store_data import Call, write_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 HOSTILE = "<img src=x onerror=alert(1)>"

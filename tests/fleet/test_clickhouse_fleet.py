@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -13,7 +14,10 @@ import clickhouse_server
 import fanfold
 from clickhouse_tools import Fleet
 from fanfold.cli import main
+from fanfold.clickhouse.cells import UNIT, Roller, left, reached, roll
+from fanfold.clickhouse.decode import run_number
 from fanfold.clickhouse.rebuild import DERIVED, rebuild
+from fanfold.clickhouse.schema import HAS_STEP, POINT_CELL
 from fanfold.fleet.wire import Conflict, Gone, Piece, Rejected
 from fanfold.probes.worker_tables import pack_rows
 from fanfold.store.query import LocalStore
@@ -31,7 +35,7 @@ def whole(fleet: Fleet, count: int, ranks: int = 2) -> bool:
 
 
 def check(fleet: Fleet, nodes: list[Path], count: int) -> None:
-    """Check the job point by point and byte by byte: all of it, once, in the points, the rollups and the bytes."""
+    """Check the job point by point and byte by byte: all of it, once, in the points, the cells and the bytes."""
     run = fleet.store().run("llm", "job")
     for rank in range(len(nodes)):
         series = run.series("loss", rank=rank)
@@ -206,7 +210,7 @@ def test_a_batch_that_was_written_without_its_commit_counts_once(tmp_path, click
     again = stores.run("llm", "r1")
     assert [journal.twice for journal in again.journals] == [False]
     assert again.series("loss").steps.tolist() == list(range(500))
-    assert fleet.database.one("SELECT sum(count) AS n FROM rollups")["n"] == 1000
+    assert fleet.database.one("SELECT sum(count) AS n FROM cells FINAL")["n"] == 1000
     fleet.close()
 
 
@@ -330,10 +334,8 @@ OLD_COLUMNS = "run, series, journal, cell, low, high, first, last, since, until,
 
 def as_of_version_1(client) -> None:
     """Make the rollups of an empty database as version 1 made them, and fed them."""
-    (fed,) = client.query(
-        "SELECT as_select FROM system.tables WHERE database = currentDatabase() AND name = 'rollups_feed'"
-    ).first_row
-    for statement in ("DROP TABLE rollups_feed SYNC", "DROP TABLE rollups SYNC", OLD_TABLE, "DROP TABLE requests SYNC",
+    fed = f"SELECT run, series, journal, {POINT_CELL} FROM points WHERE {HAS_STEP}"
+    for statement in (OLD_TABLE, "DROP TABLE cells SYNC", "DROP TABLE rolled SYNC", "DROP TABLE requests SYNC",
                       f"CREATE MATERIALIZED VIEW rollups_feed TO rollups AS SELECT {OLD_COLUMNS} FROM ({fed})",
                       "ALTER TABLE meta DELETE WHERE version > 1 SETTINGS mutations_sync = 2"):  # fmt: skip
         client.command(statement)
@@ -349,21 +351,96 @@ def test_an_older_database_is_migrated_while_runs_arrive(tmp_path, clickhouse, c
     assert main(["db", "status", "--store", clickhouse.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == 1
     assert main(["ls", "--dir", clickhouse.url]) == 2
-    assert "has tables of version 1, and this fanfold needs 3" in capsys.readouterr().err
-    for was in (1, 3):  # migrating twice does no harm
+    assert "has tables of version 1, and this fanfold needs 4" in capsys.readouterr().err
+    for was in (1, 4):  # migrating twice does no harm
         assert main(["db", "migrate", "--store", clickhouse.url, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)[0] | {"address": ""} == {"address": "", "before": was, "after": 3}
+        assert json.loads(capsys.readouterr().out)[0] | {"address": ""} == {"address": "", "before": was, "after": 4}
+    assert client.query(
+        "SELECT count() FROM system.tables WHERE database = currentDatabase() AND name LIKE 'rollups%'"
+    ).first_row == (0,)
     fleet.intake.append("llm", after)
-    local, store = LocalStore(tmp_path / "runs"), fleet.store()
-    there = store.run("llm", "r1")
+    check_buckets(tmp_path / "runs", fleet, 20_000)
+    fleet.close()
+
+
+def check_buckets(runs: Path, fleet: Fleet, count: int) -> None:
+    """Compare the buckets that the database makes with those that the run's directory has for the same steps."""
+    local, store = LocalStore(runs), fleet.store()
+    here, there = local.run("llm", "r1"), store.run("llm", "r1")
     for key in ("loss", "acc"):
         for buckets in (20, 330):
             thin = store.series(there, key, buckets=buckets)
-            assert (thin.total, int(thin.count.sum())) == (20_000, 20_000)
+            assert (thin.total, int(thin.count.sum())) == (count, count)
             for i in range(len(thin)):
-                one = local.series(local.run("llm", "r1"), key, buckets=1, lo=thin.x[i], hi=thin.x_last[i])
+                one = local.series(here, key, buckets=1, lo=thin.x[i], hi=thin.x_last[i])
                 for name in ("x", "x_last", "x_min", "x_max", "first", "last", "min", "max", "count"):
                     assert getattr(thin, name)[i] == getattr(one, name)[0], (key, i, name)
+
+
+def cells(fleet: Fleet) -> int:
+    """Count the points in the cells, as readers see these."""
+    return int(fleet.database.one("SELECT sum(count) AS n FROM cells FINAL")["n"])
+
+
+def test_charts_are_the_same_before_during_and_after_cells_are_made(tmp_path, clickhouse):
+    file = write_run(tmp_path / "runs", rows=60_000)
+    fleet = Fleet(clickhouse)
+    first, second, last = pieces_of(file, 34_000, 52_000)
+    end = file.stat().st_size
+    assert 2 * UNIT + 777 < last.offset < end
+    at = (run_number("llm", "r1"), int(file.stem.partition("-")[2], 16))
+    for piece in (first, second):
+        fleet.intake.append("llm", piece)
+    assert cells(fleet) == 0
+    for upto in (0, UNIT, UNIT, 2 * UNIT, 2 * UNIT + 777):
+        roll(fleet.database, {at: upto})
+        made = cells(fleet)
+        counted = fleet.database.one("SELECT count() AS n FROM points WHERE pos < {upto:UInt64}", upto=upto)["n"]
+        assert made == counted, "each point is in one cell, and once"
+    fleet.intake.append("llm", last)
+    check_buckets(tmp_path / "runs", fleet, 60_000)
+    fleet.intake.close()  # makes what is due
+    assert cells(fleet) == 120_000
+    assert reached(fleet.database, [at[0]], [at[1]]) == {at: end}
+    check_buckets(tmp_path / "runs", fleet, 60_000)
+    zoom, whole = (store.series(store.run("llm", "r1"), "loss", buckets=50, lo=100, hi=59_000) for store in
+                   (fleet.store(), LocalStore(tmp_path / "runs")))  # fmt: skip
+    assert (zoom.before, zoom.after, zoom.total) == (whole.before, whole.after, whole.total)
+
+
+def test_gateways_that_make_the_same_cells_at_once_count_each_point_once(tmp_path, clickhouse):
+    file = write_run(tmp_path / "runs", rows=60_000)
+    fleet = Fleet(clickhouse)
+    at = (run_number("llm", "r1"), int(file.stem.partition("-")[2], 16))
+    (piece,) = pieces_of(file)
+    fleet.intake.append("llm", piece)
+    databases = [Fleet(clickhouse).database for _ in range(4)]
+    makers = [threading.Thread(target=roll, args=(one, {at: part * UNIT})) for one in databases for part in (1, 2, 2)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert reached(fleet.database, [at[0]], [at[1]]) == {at: 2 * UNIT}
+    assert cells(fleet) == fleet.database.one("SELECT count() AS n FROM points WHERE pos < {upto:UInt64}", upto=2 * UNIT)["n"]
+    check_buckets(tmp_path / "runs", fleet, 60_000)
+    fleet.close()
+
+
+def test_cells_that_a_dead_gateway_left_are_made_by_the_next_one(tmp_path, clickhouse):
+    file = write_run(tmp_path / "runs", rows=60_000)
+    fleet = Fleet(clickhouse)
+    before, _ = pieces_of(file, 52_000)
+    fleet.intake.append("llm", before)  # this intake ends without making cells
+    at = (run_number("llm", "r1"), int(file.stem.partition("-")[2], 16))
+    assert left(fleet.database) == {at: 2 * UNIT}
+    fleet.database.run("ALTER TABLE commits UPDATE seen = seen - 7200 WHERE 1 SETTINGS mutations_sync = 2")
+    assert left(fleet.database) == {at: before.offset + len(before.data)}, "nothing arrived for long: the rest, too"
+    other = Roller(Fleet(clickhouse).database, lambda run: False, gather=0.0)
+    other.stored((1, 1), 0, 0, ended=False)
+    other.stored((1, 1), 0, UNIT, ended=False)
+    assert until(lambda: not left(fleet.database))
+    other.close()
+    assert cells(fleet) == fleet.database.one("SELECT count() AS n FROM points")["n"]
     fleet.close()
 
 

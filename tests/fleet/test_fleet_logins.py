@@ -46,9 +46,8 @@ from fanfold.server.gateway import app
 from fanfold.server.login import Logins
 from fanfold.store.query import LocalStore
 from fleet_tools import Gateway, arrived, write_run
-from paths import ROOT, TESTS
+from paths import CHROMIUM, ROOT, TESTS
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECRET = "a secret of the tests, long enough"
 PUBLIC = "https://runs.example.org"
 CALLBACK = f"{PUBLIC}/ui/oidc/callback"

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 import textwrap
 import threading
@@ -25,6 +24,7 @@ from accelerate.utils import ProjectConfiguration
 
 import fanfold
 import fanfold.trackers as ours
+import warm_python
 from fanfold.frameworks.accelerate import Accelerator, FanfoldTracker, register
 from fanfold.trackers import LoggerType
 
@@ -105,14 +105,14 @@ def scalars(folder):
     return found
 
 
-def child(code, tmp_path, *, launcher=(), check=True, **env):
+def child(code, tmp_path, *, launcher=(), check=True, libraries="accelerate", **env):
     """Run a script as a user would, with nothing of this process but its settings."""
     script = tmp_path / f"script{len(list(tmp_path.glob('script*')))}.py"
     script.write_text(textwrap.dedent(code))
     source = str(Path(fanfold.__file__).parents[1])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=110,
+    done = warm_python.run(
+        [sys.executable, *launcher, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=110, libraries=libraries,
         env={**kept, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stderr
@@ -1391,6 +1391,7 @@ def test_our_module_stands_in_for_accelerate_tracking(tmp_path):
         print([tracker.run_name for tracker in accelerator.trackers], len(accelerator.get_tracker("mine", unwrap=True)))
         """,
         tmp_path,
+        libraries=None,
     )
     assert done.stdout.strip() == "['proj', 'proj', 'b'] 3"
     seen = scalars(tmp_path / "out" / "proj")
@@ -1403,5 +1404,5 @@ def test_naming_the_frameworks_imports_none(tmp_path):
         print([name for name in ("accelerate", "torch", "tensorboard", "wandb", "numpy") if name in sys.modules])
         print(fanfold.frameworks.accelerate.__name__)
     """
-    done = child(code, tmp_path)
+    done = child(code, tmp_path, libraries=None)
     assert done.stdout.splitlines() == ["[]", "fanfold.frameworks.accelerate"]

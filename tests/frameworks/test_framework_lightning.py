@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 import textwrap
 import threading
@@ -18,7 +17,9 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 import fanfold
+import warm_python
 from fanfold.frameworks.lightning import MARK, FanfoldLogger, _note_in
+from paths import HELPERS
 
 # Lightning's own: advice to users, and a call that torch has renamed.
 pytestmark = [
@@ -235,10 +236,10 @@ def test_with_two_processes_every_rank_is_in_the_run_and_restarts_together(launc
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2") if launcher == "torchrun" else ()
-    source = os.pathsep.join([str(Path(fanfold.__file__).parents[1]), str(Path(__file__).parent)])
-    done = subprocess.run(
+    source = os.pathsep.join([str(Path(fanfold.__file__).parents[1]), str(Path(__file__).parent), str(HELPERS)])
+    done = warm_python.run(
         [sys.executable, "-W", "ignore", *start, str(script), "" if start else "interrupt"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=200, env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        text=True, timeout=200, libraries="lightning", env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode == (0 if start else 1), done.stderr
     (run,) = fanfold.runs(dir=runs_dir)
@@ -270,9 +271,9 @@ def test_lightning_cli_takes_the_options_of_a_run_and_keeps_its_config(tmp_path,
     limits = "--trainer.max_steps=2 --trainer.limit_val_batches=1 --trainer.accelerator=cpu --trainer.enable_progress_bar=false"
     environment = {**os.environ, "PYTHONPATH": str(Path(fanfold.__file__).parents[1]), "CUDA_VISIBLE_DEVICES": ""}
     for name in ("first", "second"):  # Lightning refuses to overwrite a config.yaml, so each run needs a folder of its own
-        done = subprocess.run(
+        done = warm_python.run(
             [sys.executable, "script.py", "fit", *words.split(), *limits.split(), f"--trainer.logger.name={name}"],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment,
+            cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment, libraries="lightning",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         project, shown, folder = done.stdout.splitlines()[-1].split("|")
@@ -294,9 +295,9 @@ def test_lightning_cli_continues_a_run_from_its_checkpoint(tmp_path, runs_dir):
     folders: list[Path] = []
     more: list[str] = []
     for epochs in (1, 2, 3):
-        done = subprocess.run(
+        done = warm_python.run(
             [sys.executable, "script.py", "fit", *words.split(), f"--trainer.max_epochs={epochs}", *more],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment,
+            cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment, libraries="lightning",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         folders.append(Path(done.stdout.splitlines()[-1].split("|")[2]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -21,6 +20,7 @@ from transformers import Trainer, TrainingArguments
 
 import fanfold
 import reporting_readers as readers
+import warm_python
 from fanfold.callbacks import TensorBoardCallback
 from fanfold.frameworks import _session
 from fanfold.frameworks.transformers import FOLD, FanfoldCallback, Pace
@@ -91,8 +91,8 @@ def child(code, tmp_path, *, launcher=(), check=True):
     script = tmp_path / f"script{len(list(tmp_path.glob('script*')))}.py"
     script.write_text("from test_framework_transformers import *\n" + textwrap.dedent(code))
     source = os.pathsep.join(map(str, (Path(fanfold.__file__).parents[1], Path(__file__).parent, TESTS / "helpers")))
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=200,
+    done = warm_python.run(
+        [sys.executable, *launcher, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=200, libraries="transformers",
         env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stderr

@@ -3,12 +3,12 @@
 import json
 import os
 import random
-import subprocess
 import sys
 
 import pytest
 
 import fanfold
+import warm_python
 from clickhouse_tools import Fleet
 from fanfold.cli import main
 from fanfold.journal import Writer
@@ -129,7 +129,9 @@ def test_a_real_training_with_a_slow_rank_is_evidence_and_its_waits_are_known(tm
         HELPERS / "straggler_train.py",
     ]
     env = {**os.environ, "FANFOLD_DIR": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, tmp_path, "compute", "2"], env=env, check=True, timeout=300, capture_output=True)
+    warm_python.run(
+        [*command, tmp_path, "compute", "2"], libraries="torch", env=env, check=True, timeout=300, capture_output=True
+    )
     (run,) = fanfold.runs(dir=tmp_path / "runs")
     waits = {one.rank: one.ns["ranks"] / 1e9 for one in timelines(run)}
     assert waits[2] < 0.5 * min(waits[0], waits[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +15,12 @@ import pytest
 
 import fanfold
 import fanfold.recording.keeper
+from paths import CHROMIUM
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
 
 expect = sync_api.expect
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -183,7 +183,10 @@ WAYS = {"transformers": in_transformers, "trainer": in_trainer, "loop": in_loop,
 
 def import_first():
     """Import, once for all cases, the libraries whose import starts nothing and reads no settings."""
-    for module in ("alembic", "aim", "azureml.core", "neptune", "sqlalchemy", "torch.utils.tensorboard", "wandb"):
+    for module in (
+        "alembic", "aim", "azure.storage.blob", "azureml.core", "fastapi", "matplotlib.figure", "neptune", "pandas",
+        "plotly.graph_objects", "sqlalchemy", "torch.utils.tensorboard", "wandb",
+    ):  # fmt: skip
         importlib.import_module(module)
 
 

@@ -9,9 +9,11 @@ import sys
 import time
 
 import fanfold
+import warm_python
 from paths import HELPERS
 
 TRAIN = HELPERS / "tell_train.py"
+LIBRARIES = {"trainer": "torch", "transformers": "transformers", "lightning": "lightning"}
 
 
 class Job:
@@ -23,12 +25,11 @@ class Job:
         env = {**os.environ, "FANFOLD_DIR": str(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self.folder, self.ranks, self.log = folder, ranks, folder / "job.log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *around, *(around and [sys.executable]), *launch, *words],
-                env=env,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+            command = [sys.executable, *around, *(around and [sys.executable]), *launch, *words]
+            how = {"env": env, "stdout": log, "stderr": log, "start_new_session": True}
+            libraries = LIBRARIES.get(kind, "torch" if ranks > 1 else None)
+            self.process = (
+                warm_python.Popen(command, libraries=libraries, **how) if libraries else subprocess.Popen(command, **how)
             )
 
     def __enter__(self):

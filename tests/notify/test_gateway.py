@@ -130,6 +130,24 @@ def test_one_of_two_gateways_sends(tmp_path, store, receiver, ends):
     assert receiver.told() == ["look", "finished"]
 
 
+def test_a_gateway_that_sends_nothing_keeps_no_other_from_sending(tmp_path, store, receiver, ends):
+    node = tmp_path / "node"
+    run = fanfold.init("llm", dir=node, id="first", system=False, quiet=True)
+    run.finish()
+    first = start(ends, tmp_path, store)
+    ends(Forwarder(node, first.url, "--once")).wait()
+    change_rule(open_store(store).changes.views, "llm", "loss > 5 for 3")
+    time.sleep(18)  # it applies the rules of projects now, and looks again within 15 s
+    start(ends, tmp_path, store, "--notify", settings(tmp_path, receiver))
+    time.sleep(8)  # in a database, a gateway waits for others before it sends
+    train(node, "a", "run.finish()").wait(60)
+    ends(Forwarder(node, first.url))
+    receiver.wait(lambda: "finished" in receiver.told(), 60)
+    time.sleep(5)
+    assert sorted(receiver.told()) == ["finished", "look", "loss > 5 for 3"]
+    assert [alert.get("rule") for alert in open_store(store).run("llm", "a").alerts] == [None, "loss > 5 for 3"]
+
+
 def test_without_an_address_the_gateway_does_not_start(tmp_path):
     command = [sys.executable, "-m", "fanfold", "server", "start", "--store", str(tmp_path / "store"), "--notify"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -304,7 +304,7 @@ UNREADABLE = {
     "nested too deeply": lambda path: zipped(path, b'{"stamp":1,"extra":' + b'{"a":' * 900 + b"1" + b"}" * 901),
     "is nested too deeply": lambda path: zipped(path, b"[" * 500_000),
     "it is not JSON": lambda path: zipped(path, b""),
-    "it is no table": lambda path: zipped(path, b"[1]"),
+    "it is not a JSON object": lambda path: zipped(path, b"[1]"),
     "it has 3,000,025 bytes": long_onnx_stamp,
     "it has 20,000,003 bytes": long_stamp,
 }

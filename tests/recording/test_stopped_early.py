@@ -115,6 +115,14 @@ def test_a_trial_that_ray_tune_stops_is_finished(runs_dir, tmp_path):
                     run.log({{"loss": 1.0 * step}}, step=step)
                     tune.report({{"loss": 1.0 * step}})
 
+        class Patience(tune.Callback):  # Ray kills trials that take over 5 s to stop at the end, as on a busy machine
+            def on_step_end(self, iteration, trials, **info):
+                until = time.monotonic() + 60
+                while all(trial.is_finished() for trial in trials) and time.monotonic() < until:
+                    if all(run.status != "running" for run in fanfold.runs()):
+                        break
+                    time.sleep(0.1)
+
         for chance in range(4):  # Ray gives its own processes 30 s to start, which is too little on a busy machine
             try:
                 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
@@ -123,11 +131,9 @@ def test_a_trial_that_ray_tune_stops_is_finished(runs_dir, tmp_path):
                 if "timed out during startup" not in str(error) or chance == 3: raise
                 ray.shutdown()
         tuner = tune.Tuner(trainable, param_space={{"x": tune.grid_search([0, 1])}},
-                           run_config=tune.RunConfig(stop={{"training_iteration": 4}}, storage_path={str(tmp_path / "ray")!r}, verbose=0))
+                           run_config=tune.RunConfig(stop={{"training_iteration": 4}}, storage_path={str(tmp_path / "ray")!r}, verbose=0,
+                                                     callbacks=[Patience()]))
         print("errors", tuner.fit().num_errors)
-        until = time.monotonic() + 60
-        while any(run.status == "running" for run in fanfold.runs()) and time.monotonic() < until:
-            time.sleep(0.1)  # Ray kills its workers at shutdown, whatever they do
         ray.shutdown()
     """
     done = script(code, runs_dir)

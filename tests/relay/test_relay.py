@@ -273,12 +273,12 @@ def test_the_end_of_a_run_does_not_leave_out_a_relay_that_was_to_be_restarted_la
     code, _, err = play.play(["readable"], """
         from fanfold.relay import process
         process.RESTART_SECONDS = 1000.0
-        relay = run._delivery.attached.relays[0]
+        relay, killed = run._delivery.attached.relays[0], None
         for deaths in (1, 2):
-            while relay.cursor().owner is None or relay.cursor().owner["pid"] != relay.pid: time.sleep(0.05)
+            while relay.pid == killed or (relay.cursor().owner or {}).get("pid") != relay.pid: time.sleep(0.05)
             run.log({"x": deaths}, step=deaths)
-            os.kill(relay.pid, signal.SIGKILL)
-            while (relay.restarts if deaths == 1 else relay._due > time.monotonic()) == 0: time.sleep(0.05)
+            os.kill(killed := relay.pid, signal.SIGKILL)
+            while relay.pid == killed if deaths == 1 else relay._due <= time.monotonic(): time.sleep(0.05)
         run.finish()
     """, tracker_kwargs={"readable": {"path": str(path)}})  # fmt: skip
     assert code == 0, err

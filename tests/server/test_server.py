@@ -132,6 +132,24 @@ def test_series_keep_every_extreme_and_reach_the_raw_points_on_zoom(tmp_path):
     assert np.array_equal(raw["columns"]["y"], values[999:1052].astype(np.float32))
 
 
+def test_up_to_four_points_per_bucket_are_sent_as_they_are(tmp_path):
+    values = np.random.default_rng(4).normal(size=401)
+    run = fanfold.init("llm", dir=tmp_path, system=False, quiet=True)
+    for step, value in enumerate(values):
+        run.log({"v": float(value)}, step=step)
+    run.finish()
+    http = client(tmp_path)
+    (whole,) = series(http, runs=[run.id], keys=["v"], n=100, hi=399)
+    assert whole["raw"] and whole["total"] == 400
+    assert np.array_equal(whole["columns"]["y"], values.astype(np.float32))  # with the neighbour after the range
+    (thin,) = series(http, runs=[run.id], keys=["v"], n=100)
+    assert not thin["raw"] and (thin["total"], len(thin["columns"]["x"])) == (401, 100)
+    # Up to three points per bucket, these are also fewer bytes.
+    sizes = [len(http.post("/api/series", json={"project": "llm", "runs": [run.id], "keys": ["v"], "n": 100, "hi": hi}).content)
+             for hi in (299, 400)]  # fmt: skip
+    assert sizes[0] < sizes[1]
+
+
 def test_what_is_no_number_a_restart_or_alone_is_told(tmp_path):
     run = fanfold.init("llm", dir=tmp_path, id="r", system=False, quiet=True)
     for step, value in enumerate([1.0, float("nan"), float("inf"), 2.0]):

@@ -315,6 +315,17 @@ def test_folds_and_other_axes_are_the_same_in_both_stores(tmp_path, clickhouse):
     fleet.close()
 
 
+def test_up_to_so_many_points_are_returned_as_they_are(place):
+    values = np.random.default_rng(2).normal(size=6000)
+    write_long(place.root, "long", values)
+    store = place.take_in()
+    run = store.run("p", "long")
+    whole = store.series(run, "loss", buckets=1500, whole=6000)
+    assert whole.raw and len(whole) == 6000 and same(whole.last, values)
+    thin = store.series(run, "loss", buckets=1500, whole=5999)
+    assert not thin.raw and len(thin) <= 1502
+
+
 def test_no_extreme_of_a_long_series_is_lost(place):
     generator = np.random.default_rng(1)
     steps = 400_000

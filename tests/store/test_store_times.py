@@ -195,3 +195,23 @@ def test_without_locks_killed_runs_are_killed_and_can_be_deleted(tmp_path, shim)
     assert status(ahead=120) == "killed"
     assert command("rm", "victim", "--yes", ahead=120).returncode == 0
     assert not (tmp_path / "p" / "victim").exists()
+
+
+def test_an_attempt_that_began_without_the_earlier_journals_is_still_the_newest(tmp_path):
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    for begin, stop, value in ((0, 60, 1.0), (30, 80, 2.0), (25, 100, 3.0)):
+        run = fanfold.init("p", id="r", dir=tmp_path / "runs", resume="allow", system=False, quiet=True)
+        for step in range(begin, stop):
+            run.log({"x": value}, step=step)
+        run.finish()
+        if value == 2.0:  # a forwarder that prunes deletes what its gateway has
+            for file in (run.path / "journal").glob("*.ffj"):
+                file.rename(aside / file.name)
+    for file in aside.iterdir():
+        file.rename(run.path / "journal" / file.name)
+    stored = fanfold.open("p/r", dir=tmp_path / "runs")
+    assert [attempt.order[0] for attempt in stored.attempts] == [1, 2, 1]
+    series = stored.series("x")
+    assert series.steps.tolist() == list(range(100))
+    assert series.values.tolist() == [1.0] * 25 + [3.0] * 75

@@ -115,7 +115,7 @@ class TestWandb(TrackerContract):
 
     def test_rows_carry_the_time_of_the_call_and_not_of_the_delivery(self, tmp_path):
         body = "run.log({'x': 1.0}, step=1)\nprint(time.time())\nrun.finish(timeout=120)"
-        done = self.play(tmp_path, body, **self.dying_relay(tmp_path))
+        done = self.play(tmp_path, body, **self.dying_relay(tmp_path, times=6))  # as often as it is started
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "dying" / "died").exists(), done.stderr
         for path in (tmp_path / "runs").rglob("*.wandb"):

@@ -14,6 +14,7 @@ from paths import HELPERS, ROOT
 pytest.importorskip("accelerate")
 
 import fanfold
+import warm_python
 from fanfold.callbacks import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from fanfold.errors import SettingError
 from tiny_training import Data, Net, arguments, trainer_in, weights
@@ -132,8 +133,8 @@ def launch(folder, processes, size, accumulate):
     command = [sys.executable, str(script)]
     if processes > 1:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", str(script)]
-    done = subprocess.run([*command, str(folder), str(size), str(accumulate)], capture_output=True, text=True, timeout=240,
-                          env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "FANFOLD_SYSTEM": "0"})  # fmt: skip
+    done = warm_python.run([*command, str(folder), str(size), str(accumulate)], capture_output=True, text=True, timeout=240, libraries="torch",
+                           env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "FANFOLD_SYSTEM": "0"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "result.json").read_text())
 

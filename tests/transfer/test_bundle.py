@@ -201,14 +201,14 @@ def test_what_cannot_be_moved_stays(tmp_path, capsys):
         ([folder, "--project", "q"], "has another run a already"), (["b", "--project", "q"], "is still being written"),
         ([folder], "needs the project"), ([str(tmp_path / "p" / "b"), folder, "--project", "r"], "is still being written"),
         ([folder, str(tmp_path / "q" / "a"), "--project", "r"], "several of the runs have the id a"),
-        ([folder, "--project", " "], "needs a name"), ([folder, "--project", "é" * 1000], "does not fit"),
+        ([folder, "--project", " "], "needs a name"), ([folder, "--project", "é" * 1000], "cannot be the name of a folder"),
     ):  # fmt: skip
         assert main(["mv", *words, "--dir", str(tmp_path)]) == 2
         assert why in capsys.readouterr().err
     running.finish()
     assert (tmp_path / "p" / "a").is_dir()
     assert not (tmp_path / "r").exists()
-    assert main(["mv", "a", "--project", "q", "--dir", "clickhouse://localhost/x"]) == 2
+    assert main(["cp", "a", "--project", "q", "--dir", "clickhouse://localhost/x"]) == 2
     assert "directory of runs" in capsys.readouterr().err
 
 

@@ -190,7 +190,7 @@ def test_a_path_that_leads_out_of_the_media_folder_is_not_read(tmp_path):
         path = old_database(tmp_path, f"INSERT INTO metrics VALUES (4, '2025-08-01T10:00:03', 'a run', 3, '{value}');")
         found = next(found for found in TrackioImporter().find(path) if found.name == "a run")
         left = [event for event in TrackioImporter().read(found) if isinstance(event, Left)]
-        assert [(event.what, "media folder" in event.why) for event in left] == [("trackio.image", True)]
+        assert [(event.what, "leads out" in event.why) for event in left] == [("trackio.image", True)]
 
 
 def test_damaged_databases_never_raise_and_nothing_is_written_beside(product, tmp_path):

@@ -224,7 +224,7 @@ def test_workers_are_named_and_what_is_not_known_of_them_is_left_blank(context, 
         assert placed == sorted(placed, reverse=True)
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") == 390
-        assert page.get_by_label("Operators", exact=True).evaluate("table => table.scrollWidth > table.clientWidth")
+        assert page.get_by_role("region", name="Operators", exact=True).evaluate("table => table.scrollWidth > table.clientWidth")
         accessible(page)
         page.get_by_label("Search operators").fill("no such thing")
         expect(page.get_by_text("No operator matches no such thing")).to_be_visible()
@@ -302,7 +302,7 @@ def test_a_hang_and_a_memory_error_are_on_the_page_of_the_run(context, tmp_path)
     run.finish()
     with serving(context, tmp_path) as address:
         page = open_page(context, address, "p=p&v=run&r=stuck")
-        hangs, out = page.get_by_label("Hang", exact=True), page.get_by_label("Out of GPU memory", exact=True)
+        hangs, out = page.get_by_label("Hang", exact=True), page.get_by_role("region", name="Out of GPU memory", exact=True)
         expect(hangs.locator("tr.bad")).to_contain_text("train.py:34 in fetch: reply = server.recv(4096)")
         hangs.locator("summary").first.click()
         expect(hangs.locator("details").first).to_contain_text("rank 1, thread MainThread")

@@ -153,7 +153,7 @@ def test_what_needs_a_server_is_not_offered(context, address):
     figure = painted(page)
     figure.hover()
     figure.get_by_role("button", name="Save train/loss").click()
-    assert figure.get_by_role("group", name="Save").get_by_role("button").all_inner_texts() == ["PNG", "SVG", "Embed"]
+    expect(figure.get_by_role("group", name="Save").get_by_role("button")).to_have_text(["PNG", "SVG", "Embed"])
 
 
 def test_hostile_names_and_html_run_nothing(context, address, facts):
@@ -184,7 +184,7 @@ def test_one_chart_is_embedded_in_another_page(context, address, tmp_path):
     assert frame.locator("figure").count() == 1
 
 
-def test_a_zip_is_the_same_folder_and_a_strange_folder_is_not_replaced(place, tmp_path):
+def test_a_zip_is_the_same_folder_and_a_strange_folder_is_not_replaced(place, facts, tmp_path):  # facts writes the runs
     found = published(place, "base", "-o", str(tmp_path / "one"), "--zip", "--project", "tree")
     assert found["path"] == str(tmp_path / "one.zip")
     with zipfile.ZipFile(found["path"]) as archive:

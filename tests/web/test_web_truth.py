@@ -212,8 +212,9 @@ def test_an_export_that_fails_says_so_until_it_is_closed(context, place, kind):
         page = open_page(context, address, "p=short")
         figure = painted(page, "loss")
         inked(page, figure, 0.005)
+        with page.expect_request_finished(lambda one: one.url.endswith("ChartOptions.js")):  # loaded once the pointer is near
+            figure.get_by_role("button", name="Save loss").hover()
         context.set_offline(True)
-        figure.hover()
         figure.get_by_role("button", name="Save loss").click()
         figure.get_by_role("button", name=kind, exact=True).click()
         alert = figure.get_by_role("alert")

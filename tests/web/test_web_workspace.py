@@ -291,6 +291,9 @@ def test_on_a_phone_the_runs_are_a_drawer_and_no_page_is_wider_than_the_screen(b
         assert tab["x"] >= 0 and tab["x"] + tab["width"] <= 390, where  # the line of pages is scrolled to it
         if where == "alerts":
             assert page.get_by_text("from step 600 on").first.bounding_box()["height"] < 40  # in one line, not letter by letter
+    page.goto(f"{address}#p=demo")
+    page.locator("figure").nth(4).scroll_into_view_if_needed()
+    assert page.get_by_role("toolbar", name="Chart options").bounding_box()["y"] < 0  # scrolled away: it would cover the charts
     context.close()
 
 

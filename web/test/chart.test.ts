@@ -73,6 +73,56 @@ describe('draw', () => {
   });
 });
 
+describe('a dense line', () => {
+  const drawn = (l: Line, view = { x0: 0, x1: 999, y0: -10, y1: 10, logX: false, logY: false }) => {
+    const visited: [number, number][] = [], frame = { w: 388, h: 200, dpr: 1 };
+    const context = new Proxy({ measureText: () => ({ width: 10 }), lineTo: (x: number, y: number) => visited.push([x, y]) } as Record<string, unknown>, {
+      get: (target, name) => target[name as string] ?? (() => undefined), set: () => true,
+    }) as unknown as CanvasRenderingContext2D;
+    draw(context, frame, view, [l], { ground: '', ink: '', grid: '', band: false, xKind: 'number' });
+    return { visited: visited.filter(([, y]) => y <= 180), s: scales(frame, view) };
+  };
+  const x = Array.from({ length: 1000 }, (_, i) => i), y = x.map((i) => Math.sin(i * i));
+  it('reaches every extreme, and where it begins and ends, in two strokes per pixel', () => {
+    y[500] = 9;
+    y[501] = -9;
+    const { visited, s } = drawn(line(x, y)), ys = visited.map(([, at]) => at);
+    for (const value of [9, -9, y[0], y[999]]) expect(ys).toContain(s.sy(value));
+    expect(visited.length).toBeLessThan(2 * s.pw + 30); // with the lines of the grid
+    expect(visited.filter(([at]) => Math.abs(at - s.sx(500)) < 1).map(([, at]) => at)).toEqual(expect.arrayContaining([s.sy(9), s.sy(-9)]));
+  });
+  it('reaches the extremes of buckets, too', () => {
+    const { visited, s } = drawn(line(x, y.map(() => 0), { lo: y.map(() => -3), hi: y.map((_, i) => (i === 700 ? 8 : 3)), xLast: x.map((i) => i + 0.5), raw: false }));
+    for (const value of [-3, 3, 8]) expect(visited.map(([, at]) => at)).toContain(s.sy(value));
+  });
+  it('has no gap within a pixel, and one where points are missing', () => {
+    const bursts = Array.from({ length: 1000 }, (_, i) => Math.floor(i / 10) * 10 + (i % 10) * 0.01); // ten at a time
+    expect(stretches({ x: bursts }, y)).toHaveLength(1);
+    expect(stretches({ x: x.map((i) => (i < 500 ? i : i + 200)) }, y)).toEqual([[0, 500], [500, 1000]]);
+  });
+});
+
+describe('smoothing of many points', () => {
+  it('is that of each point, as closely as can be seen', () => {
+    const y = Array.from({ length: 3000 }, (_, i) => 1e6 + Math.sin(i / 150) + ((i * 7919) % 100) / 100);
+    const found = centred(y, 0.7), reach = (0.49 * 3000) / 10;
+    for (const i of [0, 1, 700, 1501, 2998, 2999]) {
+      let weight = 0, lean = 0, spread = 0, sum = 0, slope = 0;
+      for (let j = 0; j < 3000; j++) {
+        const d = j - i, k = Math.abs(d) > 2.5 * reach + 1 ? 0 : Math.exp(-0.5 * (d / reach) ** 2);
+        weight += k; lean += k * d; spread += k * d * d; sum += k * (y[j] - 1e6); slope += k * d * (y[j] - 1e6);
+      }
+      expect(found[i] - 1e6).toBeCloseTo((spread * sum - lean * slope) / (weight * spread - lean * lean), 2);
+    }
+  });
+  it('leaves out values that are not finite', () => {
+    const y = Array.from({ length: 2000 }, (_, i) => (i === 1000 ? NaN : 2)), found = centred(y, 0.9);
+    expect(found[1000]).toBeNaN();
+    expect(found[999]).toBeCloseTo(2);
+    expect(centred([], 0.5)).toHaveLength(0);
+  });
+});
+
 describe('scales', () => {
   it('go there and back, straight and logarithmic', () => {
     for (const log of [false, true]) {

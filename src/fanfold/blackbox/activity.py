@@ -7,19 +7,13 @@ import os
 import struct
 from pathlib import Path
 
+from ..process import stat_of
+
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 MAX_CHILDREN = 256
 # struct pidfd_info of Linux 6.15 and later: mask, cgroup, eleven ids, exit status. The request is _IOWR(0xFF, 11) of its size.
 _INFO = struct.Struct("QQ11Ii")
 _GET_INFO, _WANTED_EXIT, _EXIT_FIELD = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11, 1 << 3, 49
-
-
-def stat_of(pid: int) -> list[str]:
-    """Return the fields of a process after its name: state, parent, …; see proc(5). Empty if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
 
 
 def cpu_of(pid: int) -> float:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..errors import SettingError, guard
 from ..journal.directory import check_folders
 from ..journal.format import pack
 from ..process import module_command, same_modules, started_at
+from ..settings import options_of
 from . import flight
 from .memory import MemoryRecorder
 from .pulse import FOLDER
@@ -34,17 +35,9 @@ class BlackBoxOptions:
 
 def check(given: Any) -> BlackBoxOptions | None:
     """Return the options of init(blackbox=…); None for no black box."""
-    if not given and not isinstance(given, Mapping):
+    options = options_of(BlackBoxOptions, "blackbox", given)
+    if options is None:
         return None
-    if given is True:
-        return BlackBoxOptions()
-    known = [field.name for field in fields(BlackBoxOptions)]
-    if not isinstance(given, Mapping) or set(given) - set(known):
-        raise SettingError(
-            f"init(blackbox={given!r}) cannot be understood. The run was not started. "
-            f"Pass True, or a dict of some of these: {', '.join(known)}."
-        )
-    options = replace(BlackBoxOptions(), **given)
     if type(options.hang) not in (int, float) or not 1.0 <= options.hang <= 86_400.0:
         raise SettingError(
             f"init(blackbox={dict(given)!r}): hang must be a number of seconds from 1 to 86,400. The run was not started. "

@@ -25,7 +25,7 @@ from ..journal.files import open_to_write
 from ..journal.format import unpack
 from ..journal.writer import try_lock
 from ..probes.cgroup import Cgroup, read_table
-from ..process import boot_id, digest, started_at
+from ..process import boot_id, digest, started_at, stat_of
 from . import activity, stacks
 from .pulse import FOLDER, Pulse, Spot, as_data, read_all
 from .requests import request
@@ -50,7 +50,7 @@ class Outside:
         self._mark: tuple[float, float] | None = None
 
     def alive(self) -> bool:
-        fields = activity.stat_of(self.pulse.pid)
+        fields = stat_of(self.pulse.pid)
         if not fields or fields[0] in ("Z", "X"):
             return False
         return not self.pulse.born or started_at(self.pulse.pid) == self.pulse.born

@@ -135,7 +135,7 @@ class CallbackHandler(TrainerCallback):
         if not listeners:
             return control
         turn = _Turn(listeners, control, len(self.callbacks))
-        while (error := outcome(lambda: self._tell(turn, event, args, state, kwargs))[1]) is not None:
+        while (error := outcome(self._tell, turn, event, args, state, kwargs)[1]) is not None:
             self._failed(turn, event, args, state, error)
         return turn.control
 
@@ -235,7 +235,7 @@ class CallbackHandler(TrainerCallback):
         for callback in list(self._listening(event)):
             if any(callback is other for other in but):
                 continue
-            error = outcome(lambda callback=callback: getattr(callback, event)(*known, **shared))[1]  # type: ignore[misc]
+            error = outcome(getattr(callback, event), *known, **shared)[1]
             if error is not None:
                 logger.warning(
                     f"callback {type(callback).__name__} raised in {event} while training was ending by an exception: {error!r}. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import missing_extra
+from ..errors import needed
 from .control import TrainerControl
 from .events import TrainerCallback
 from .state import TrainerState
@@ -29,12 +29,7 @@ class PrinterCallback(TrainerCallback):
     """Print logged values, on the first process of each node."""
 
     def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         if state.is_local_process_zero and logs is not None:
             print(_readable(logs))
@@ -60,12 +55,7 @@ class ProgressCallback(TrainerCallback):
             self.current_step = state.global_step
 
     def on_prediction_step(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        eval_dataloader: Any = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
         total = _length(eval_dataloader)
         if state.is_world_process_zero and total is not None:
@@ -80,12 +70,7 @@ class ProgressCallback(TrainerCallback):
         self._close_prediction_bar()
 
     def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         if self.training_bar is not None and logs is not None:
             self.training_bar.write(str(_readable(logs, self.max_str_len)))
@@ -103,10 +88,8 @@ class ProgressCallback(TrainerCallback):
 
 
 def _bar(**options: Any) -> Any:
-    try:
+    with needed("tqdm", "progress", "ProgressCallback"):
         from tqdm.auto import tqdm
-    except ImportError:
-        raise missing_extra("tqdm", "progress", "ProgressCallback") from None
     return tqdm(dynamic_ncols=True, **options)
 
 

@@ -179,7 +179,7 @@ class TrackingCallback(TrainerCallback):
             self._initialized = True
             self._set_up(args, state, model, kwargs)
         elif self.report is not None and self.report.ended and _alive(self.report):
-            with guard(f"go on with the report to {self.name}"):
+            with guard(f"continue the report to {self.name}"):
                 self.report.open()
 
     def _set_up(self, args: Any, state: Any, model: Any, kwargs: Mapping[str, Any]) -> None:

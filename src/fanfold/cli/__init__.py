@@ -24,7 +24,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "publish": ("publish", "write a read-only copy of the dashboard to a folder for any web host"),
     },
     "Find out what happened": {
-        "diagnose": ("diagnose", "say what went wrong in a run, or what limits it"),
+        "diagnose": ("diagnose", "find out what went wrong in a run, or what limits it"),
         "hang": ("hang", "show why a job hangs or how it died: the rank to blame, and the line each rank is on"),
         "memory": ("memory", "show what held the memory when a job ran out of it"),
         "goodput": ("goodput", "show where the time of runs went: steps, restarts, checkpoints, waiting"),

@@ -60,6 +60,11 @@ def everything(args: argparse.Namespace) -> Runs:
     return found
 
 
+def chosen(args: argparse.Namespace) -> list[StoredRun]:
+    """Return the runs that are named, or all, if they pass the filters."""
+    return matching(args, several(args, args.runs) if args.runs else everything(args))
+
+
 def report_unreadable(args: argparse.Namespace, unreadable: list[dict[str, str]]) -> None:
     """Report runs that cannot be read, and why."""
     if unreadable:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..drawing.numbers import plural
 from ..tools.answers import compared
 from . import choose, output, remote
-from .text import clean, number, plural, short
+from .text import clean, number, short
 
 EXAMPLE = """examples:
   fanfold compare quick-otter-42 calm-heron-17

@@ -14,6 +14,7 @@ EXAMPLE = """examples:
   fanfold cp quick-otter-42 --project paper"""
 
 
+PROJECT = "the project to copy the runs to"
 arguments = mv.arguments
 
 

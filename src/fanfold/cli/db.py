@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ..drawing.numbers import plural
 from ..errors import SettingError
 from ..settings import is_address
 from . import output, places
-from .text import plural, size
+from .text import size
 
 if TYPE_CHECKING:
     from ..clickhouse.address import ClickHouseAddress

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import sources
+from ..drawing.numbers import plural
 from ..errors import FanfoldError
 from . import output
 from .scan import MissingSource, scan
-from .text import clean, plural
+from .text import clean
 
 MAX_FILES = 20_000
 SECONDS = 120.0

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__, process
+from ..drawing.numbers import plural
 from ..errors import FanfoldError, guard
 from ..facts import collect
 from ..journal import origin, spool
 from ..settings import cache_directory, find_directory, is_address, read_file, resolve, store_address, unknown_variables
 from ..stores import open_store
 from . import deploy, output
-from .text import clean, plural, size
+from .text import clean, size
 
 EXAMPLE = """examples:
   fanfold doctor

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import IO
 
 from ..atomic import replacing
+from ..drawing.numbers import plural
 from ..errors import RunNotFound, SettingError
 from ..fold import FOLDS
 from ..journal.directory import encode_name
 from ..store import StoredRun
 from . import choose, output
-from .text import plural, size
+from .text import size
 
 EXAMPLE = """examples:
   fanfold export - > run.csv

@@ -84,7 +84,12 @@ def _once(args: argparse.Namespace, forwarder: Forwarder) -> int:
     url = forwarder.client.url
     with only_one(forwarder.root, url):
         arrived = forwarder.once()
-    output.remark(args, f"all runs are delivered to {url}." if arrived else f"not all runs are delivered to {url} yet.")
+    left = [f"{path.parent.name}/{path.name}" for path in sorted(forwarder.left)]
+    if left:
+        more = f" and {len(left) - 10} more" if len(left) > 10 else ""
+        output.remark(args, f"not delivered, because {url} has deleted or moved them: {', '.join(left[:10])}{more}.")
+    else:
+        output.remark(args, f"all runs are delivered to {url}." if arrived else f"not all runs are delivered to {url} yet.")
     return 0 if arrived else 1
 
 

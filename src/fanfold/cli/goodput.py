@@ -12,11 +12,13 @@ import argparse
 import datetime
 from typing import Any
 
+from ..drawing.numbers import plural
 from ..errors import FanfoldError, SettingError
 from ..store import StoredRun
 from ..store.goodput import PARTS, Goodput, Timeline, goodput, timelines
+from ..tools.answers import named
 from . import choose, output
-from .text import clean, plural
+from .text import clean
 
 EXAMPLE = """examples:
   fanfold goodput -
@@ -53,18 +55,16 @@ def run(args: argparse.Namespace) -> int:
         raise SettingError("goodput needs a run, or --project. Nothing was computed. `fanfold goodput -` is the newest run.")
     if len(args.runs) == 1 and not by:
         return _one(args, choose.one(args, args.runs[0]))
-    chosen = choose.several(args, args.runs) if args.runs else choose.everything(args)
-    return _several(args, choose.matching(args, list(chosen)), by)
+    return _several(args, choose.chosen(args), by)
 
 
 def _one(args: argparse.Namespace, found: StoredRun) -> int:
     measured = goodput(found)
-    facts = {"id": found.id, "name": found.name, "project": found.project, "status": found.status}
     if args.json:
-        output.print_json({"run": facts, **measured.facts()})
+        output.print_json({"run": named(found), **measured.facts()})
         return 0
     console = output.console()
-    console.print(f"{output.mark(found.status)}  {clean(found.name)}  {clean(found.id)}")
+    console.print(output.heading(found))
     more = f", {plural(measured.attempts, 'attempt')}" if measured.attempts > 1 else ""
     more += f", mean of {measured.ranks} ranks" if measured.ranks > 1 else ""
     console.print(f"goodput {measured.share:.1%} of {_hours(measured.wall_ns)}{more}")

@@ -15,6 +15,7 @@ from ..blackbox.pulse import FOLDER, Pulse, Spot, read_all
 from ..blackbox.verdict import described, own_line
 from ..store.blackbox import Hang, RankEnd, RankStand, ends, hangs, line_text, step_text
 from ..store.run import StoredRun
+from ..tools.answers import named
 from . import choose, output
 from .text import clean
 
@@ -38,10 +39,9 @@ def run(args: argparse.Namespace) -> int:
     seen, over = hangs(found), ends(found)
     bad = [one for one in over if one.status not in ("running", "finished")]
     if args.json:
-        facts = {"id": found.id, "name": found.name, "project": found.project, "status": found.status}
-        output.print_json({"run": facts, "hangs": msgspec.to_builtins(seen), "ends": msgspec.to_builtins(over)})
+        output.print_json({"run": named(found), "hangs": msgspec.to_builtins(seen), "ends": msgspec.to_builtins(over)})
     else:
-        print(f"{output.mark(found.status)}  {clean(found.name)}  {clean(found.id)}")
+        print(output.heading(found))
         for hang in seen if args.all else seen[-1:]:
             _print_hang(hang, stacks=args.stacks)
         if bad:
@@ -107,8 +107,8 @@ def _line(spot: Spot | None) -> str:
 
 
 def _print_ends(over: list[RankEnd], *, stacks: bool) -> None:
-    start = next((one.time for one in over if one.first), None)
     first = next((one for one in over if one.first), None)
+    start = None if first is None else first.time
     if first is not None and start is not None:
         followed = sum(one.status not in ("running", "finished") for one in over) - 1
         others = f" {followed} other{'s' * (followed != 1)} followed." if followed else ""

@@ -16,8 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..drawing.numbers import plural
 from . import output
-from .text import clean, plural, size
+from .text import clean, size
 
 if TYPE_CHECKING:
     from ..transfer.account import RunAccount

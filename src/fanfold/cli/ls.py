@@ -6,6 +6,7 @@ A terminal shows the newest 50 (change it with --limit); a pipe or --json gets a
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import time
 from collections import Counter
@@ -13,11 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..drawing.numbers import duration
+from ..drawing.numbers import duration, plural
 from ..errors import SettingError
 from ..store import StoredRun
 from . import choose, output
-from .text import age, plural, short
+from .text import age, short
 
 EXAMPLE = """examples:
   fanfold ls --status running
@@ -168,7 +169,7 @@ def _is_better_high(found: list[StoredRun], name: str) -> bool:
 
 
 def _sortable(value: Any) -> bool:
-    return value is not None and value == value  # noqa: PLR0124 - NaN alone is not itself
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def _facts(run: StoredRun, columns: list[str] | None, value: Value) -> dict[str, Any]:

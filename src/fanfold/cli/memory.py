@@ -18,6 +18,7 @@ from ..blackbox.verdict import own_line
 from ..errors import FanfoldError
 from ..store.blackbox import Curve, FailedAllocation, ends, line_text, memory_curves, memory_errors
 from ..store.run import StoredRun
+from ..tools.answers import named
 from . import choose, output
 from .text import clean
 
@@ -45,11 +46,10 @@ def run(args: argparse.Namespace) -> int:
     if args.save:
         _save(found, failed, Path(args.save))
     if args.json:
-        facts = {"id": found.id, "name": found.name, "project": found.project, "status": found.status}
         parts = {"errors": failed, "host": killed, "curves": curves}
-        output.print_json({"run": facts, **msgspec.to_builtins(parts)})
+        output.print_json({"run": named(found), **msgspec.to_builtins(parts)})
     else:
-        print(f"{output.mark(found.status)}  {clean(found.name)}  {clean(found.id)}")
+        print(output.heading(found))
         for end in killed:
             print(f"✗ Rank {end.rank} was killed by the kernel: the job's memory limit was reached.")
         for one in failed[-1:]:

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ..drawing.numbers import plural
 from ..journal import directory
 from ..store import catalogue
 from ..store.merge import Merged, merge
 from . import choose, output
-from .text import plural, size
+from .text import size
 
 EXAMPLE = """examples:
   fanfold merge

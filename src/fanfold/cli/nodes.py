@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
+from ..drawing.numbers import plural
 from ..errors import SettingError
 from ..store.nodes import LEAST_RUNS, NodeSpeed, readable, slow_places
 from . import choose, output
-from .text import plural, took
+from .text import took
 
 EXAMPLE = """examples:
   fanfold nodes --since 7d
@@ -45,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
     since = time.time() - _seconds(args.since) if args.since else 0.0
     if args.least < 1:
         raise SettingError(f"--least {args.least} is not a number of runs. Nothing was compared. Write 1 or more.")
-    chosen = choose.several(args, args.runs) if args.runs else choose.everything(args)
-    found = slow_places((one for one in choose.matching(args, list(chosen)) if readable(one)), since=since, least=args.least)
+    found = slow_places((one for one in choose.chosen(args) if readable(one)), since=since, least=args.least)
     if args.json:
         output.print_json({**msgspec.to_builtins(found), **{name: [_facts(one) for one in getattr(found, name)]
                           for name in ("nodes", "gpus")}})  # fmt: skip

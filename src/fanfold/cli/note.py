@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
-from ..store import StoredRun
+from ..tools.answers import noted
 from . import choose, edit
 
 EXAMPLE = """examples:
@@ -22,8 +23,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     text = sys.stdin.read().rstrip("\n") if args.text == "-" else args.text
-
-    def change(one: StoredRun) -> dict[str, str | None]:
-        return {"notes": (f"{one.notes}\n{text}" if args.append and one.notes else text) or None}
-
+    change = partial(noted, text=text, append=args.append)
     return edit.apply(args, [args.run], change, "note", text=text, append=args.append)

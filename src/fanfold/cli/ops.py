@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..drawing.numbers import plural
 from ..errors import FanfoldError, SettingError
 from ..journal.directory import check_folders
 from ..probes.op_table import OpTable
@@ -25,7 +26,7 @@ from ..store import StoredRun
 from ..store import ops as store
 from ..store.ops_formats import FORMATS, Found
 from . import choose, ops_diff, output
-from .text import plural, took
+from .text import took
 
 BY = ("label", "node", "rank", "thread", "role", "scope", "overload", "kind", "inputs", "run", "project", "torch")
 LOST = {

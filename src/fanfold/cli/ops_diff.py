@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..drawing.numbers import plural
 from ..errors import RunNotFound, SettingError
 from ..store import StoredRun
 from ..store import ops as store
 from ..store.ops_formats import Found
 from . import choose, output
-from .text import clean, plural, took
+from .text import clean, took
 
 ROWS = 20  # of a table
 BLANK = (

@@ -6,9 +6,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .text import STATUS, clean
+
+if TYPE_CHECKING:
+    from ..store import StoredRun
 
 T = TypeVar("T")
 LEAST = 14  # a column cut shorter than this is useless: the last column is dropped instead
@@ -119,6 +122,11 @@ def _rich_table(titles: Sequence[str], cells: list[list[str]], right: Sequence[s
 def mark(status: str) -> str:
     """Return a status with its symbol, as plain text."""
     return f"{STATUS.get(status, ('?', ''))[0]} {status}"
+
+
+def heading(run: StoredRun) -> str:
+    """Return the line that begins what a command prints about one run."""
+    return f"{mark(run.status)}  {clean(run.name)}  {clean(run.id)}"
 
 
 def confirmed(question: str) -> bool:

@@ -9,11 +9,12 @@ import argparse
 import math
 from typing import Any
 
+from ..drawing.numbers import plural
 from ..errors import SettingError
 from ..store.buckets import Buckets
 from ..tools import answers
 from . import choose, output, remote
-from .text import clean, number, plural
+from .text import clean, number
 
 EXAMPLE = """examples:
   fanfold points - loss

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from ..drawing.numbers import plural
 from ..errors import JournalError, SettingError
 from ..fleet.forward_note import behind
 from ..journal import Journal, Kind, directory
@@ -31,7 +32,7 @@ from ..store import catalogue, open_run
 from ..store.changes import ASIDE, COPYING, weight
 from ..store.filter import length
 from . import choose, output
-from .text import plural, size
+from .text import size
 
 EXAMPLE = """examples:
   fanfold prune --dry-run

@@ -1,6 +1,7 @@
 """Write a read-only copy of the dashboard to a folder that any web host serves, without a fanfold server.
 
-Series are thinned, with every extreme; media, tables, logs and profiles are included. The folder is as private as its host.
+Long series are thinned but keep every extreme; media, tables, logs and profiles are included. The folder is as private as its
+host.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..drawing.numbers import plural
 from ..errors import RunNotFound, SettingError
 from ..publish import PublishOptions, publish
 from ..store.query import find
 from . import choose, output
-from .text import plural, size
+from .text import size
 
 EXAMPLE = """examples:
   fanfold publish llm -o public                    a whole project

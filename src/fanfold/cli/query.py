@@ -10,10 +10,11 @@ import sys
 from datetime import datetime, timezone
 from typing import Any
 
+from ..drawing.numbers import plural
 from ..errors import SettingError
 from ..store import sql
 from . import choose, output
-from .text import clean, plural, short
+from .text import clean, short
 
 EXAMPLE = """examples:
   fanfold query "SELECT id, status, duration FROM runs ORDER BY created DESC LIMIT 5"

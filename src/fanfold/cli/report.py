@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ..atomic import replace_text
+from ..drawing.numbers import plural
 from ..errors import RunNotFound, SettingError
 from ..report import ReportOptions, page
 from ..report.views import ReportView, saved
 from ..store import StoredRun
 from . import choose, output
-from .text import plural, size
+from .text import size
 
 EXAMPLE = """examples:
   fanfold report -                                the newest run, as report.html

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ..drawing.numbers import plural
 from ..errors import RunError
 from ..store import StoredRun
 from ..store.changes import weight
 from . import choose, output
-from .text import clean, plural, size
+from .text import clean, size
 
 EXAMPLE = """examples:
   fanfold rm quick-otter-42
@@ -53,5 +54,5 @@ def _confirmed(stored: list[StoredRun]) -> bool:
     if not sys.stdin.isatty():
         raise RunError("rm asks before it deletes, and there is no terminal to ask on. Nothing was deleted. Pass --yes.")
     for one in stored:
-        print(f"  {output.mark(one.status)}  {clean(one.name)}  {clean(one.id)}  {clean(one.project)}  {size(weight(one.path))}")
+        print(f"  {output.heading(one)}  {clean(one.project)}  {size(weight(one.path))}")
     return output.confirmed(f"Delete {plural(len(stored), 'run')} for good?")

@@ -7,6 +7,7 @@ Any number of gateways may serve one directory.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from pathlib import Path
 from types import FrameType
@@ -110,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
         )
         output.remark(args, f"The dashboard is at {address}/ui/. Ctrl-C stops the gateway.{anybody}")
     sys.stdout.flush()
+    gc.freeze()  # a gateway keeps many objects; with the usual threshold, looking through them costs half as much as decoding
+    gc.set_threshold(5_000, 10, 10)
     with logs.to_stream(args.log_level), beside(place.store), push, watching(_watch(place, watched)):
         Server(config).run(sockets=listeners)
     return 0
@@ -131,18 +134,21 @@ def _notified(args: argparse.Namespace) -> NotifyOptions | None:
 
 
 def _watch(place: StoreParts, options: NotifyOptions | None) -> StoreWatch | None:
-    """Return the notifier of the gateway. Without --notify, it still applies the rules of the dashboard."""
+    """Return the notifier of the gateway. Without --notify, it still applies the rules of the dashboard, unless another sends."""
     from ..notify.options import NotifyOptions
     from ..notify.watch import DirectoryState, StoreWatch
 
     options = options or NotifyOptions()
     if isinstance(place.store, LocalStore):
-        return StoreWatch(place.store, options, DirectoryState(place.store.root))
+        return StoreWatch(place.store, options, DirectoryState(place.store.root, sends=bool(options.to)))
     from ..clickhouse.gateway_tables import NoticeState
     from ..clickhouse.store import ClickHouseStore
 
     assert isinstance(place.store, ClickHouseStore)
-    return StoreWatch(place.store, options, NoticeState(place.store.database))
+    state = NoticeState(place.store.database)
+    if not options.to:
+        state.holder = f"~{state.holder}"  # the first by name leads: one that sends comes before all that do not
+    return StoreWatch(place.store, options, state)
 
 
 def _tokens(args: argparse.Namespace, tokens: TokenBook) -> TokenBook | None:

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..drawing.numbers import duration
+from ..drawing.numbers import duration, plural
 from ..drawing.order import curve_order
 from ..journal.directory import decode_name
 from ..plain import flat
 from ..relay.cursor import cursors
 from ..store import Series, StoredRun, forks
 from . import chart, choose, output
-from .text import STATUS, age, clean, number, plural, short, size
+from .text import STATUS, age, clean, number, short, size
 
 CHARTS, METRICS, PAIRS, WORDS, LINES = 6, 24, 24, 8, 5  # the most shown of each without --all
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import approvals
+from ..drawing.numbers import plural
 from ..errors import FanfoldError, RunNotFound, SettingError
 from ..journal.directory import decode_name, run_directories
 from ..journal.files import is_folder
@@ -31,7 +32,7 @@ from ..relay.cursor import Cursor, cursors, public
 from ..relay.process import OWNED, Relay, cursor_of, has_everything, learn, remaining
 from ..store import StoredRun, open_run
 from . import choose, output
-from .text import clean, plural
+from .text import clean
 
 EXAMPLE = """examples:
   fanfold sync                              undelivered points of all runs
@@ -134,8 +135,8 @@ def _jobs(stored: StoredRun, names: list[str], kwargs: Mapping[str, Any], args: 
         wanted = public(kwargs)
         approvals.remember(name, wanted)
         same = [cursor for cursor in known if cursor.tracker == name and _is_meant(cursor, wanted)]
-        for cursor in same or [cursor_of(stored.path, name, kwargs)]:
-            jobs.append(_job(stored, cursor, {**cursor.kwargs, **kwargs}, args))  # noqa: PERF401 - reads better so
+        chosen = same or [cursor_of(stored.path, name, kwargs)]
+        jobs += [_job(stored, cursor, {**cursor.kwargs, **kwargs}, args) for cursor in chosen]
     return jobs
 
 

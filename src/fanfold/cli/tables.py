@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
-from ..errors import SettingError, missing_extra
+from ..errors import SettingError, needed
 from ..store import StoredRun
 from . import choose
 from .output import as_json
@@ -152,11 +152,9 @@ def _rows(table: TableStream, chunk: Chunk) -> Iterator[tuple[Any, ...]]:
 
 
 def _parquet(file: IO[bytes], table: TableStream) -> int:
-    try:
+    with needed("pyarrow", "arrow", "export --format parquet"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise missing_extra("pyarrow", "arrow", "export --format parquet") from error
     types = {"str": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
     schema = pa.schema([(name, types[kind]) for name, kind in table.schema.items()])
     total = 0

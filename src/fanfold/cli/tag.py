@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..store import StoredRun
+from ..tools.answers import tagged
 from . import choose, edit
 
 EXAMPLE = """examples:
@@ -19,8 +19,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    def change(one: StoredRun) -> dict[str, list[str]]:
-        kept = [tag for tag in dict.fromkeys([*one.tags, *args.add]) if tag not in args.remove]
-        return {"tags": kept} if kept != one.tags else {}
-
-    return edit.apply(args, args.runs, change, "tag", add=args.add, remove=args.remove)
+    words = {"add": args.add, "remove": args.remove}
+    return edit.apply(args, args.runs, lambda one: tagged(one, **words), "tag", **words)

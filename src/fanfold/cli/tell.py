@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="ACTION", help=", ".join(requests.ACTIONS))
     parser.add_argument("values", metavar="KEY=VALUE", nargs="*", help="set: what to change, such as lr=0.001")
     parser.add_argument("--timeout", type=float, default=requests.SECONDS, metavar="S",
-                        help=f"how long the request is valid and waited for (default: {requests.SECONDS:.0f} s)")  # fmt: skip
+                        help=f"how long the request stays valid and to wait (default: {requests.SECONDS:.0f} s)")  # fmt: skip
     parser.add_argument("--to", metavar="URL", help="ask through this gateway; RUN is then the whole id, and --project is needed")
     parser.add_argument("--no-wait", action="store_true", help="do not wait for the answer; `fanfold show` has it later")
 

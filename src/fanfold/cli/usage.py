@@ -10,9 +10,10 @@ import difflib
 import fnmatch
 from typing import Any
 
+from ..drawing.numbers import plural
 from ..store import StoredRun
 from . import choose, output
-from .text import age, plural, size
+from .text import age, size
 
 EXAMPLE = """examples:
   fanfold usage --project llm
@@ -31,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    runs = choose.matching(args, choose.several(args, args.runs) if args.runs else choose.everything(args))
+    runs = choose.chosen(args)
     records = [(stored, record) for stored in runs for record in stored.usage()]
     code = (_files if args.files else _users if args.api else _overview)(args, records)
     if not runs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import RunNotFound
@@ -63,7 +64,7 @@ def _at_gateway(args: argparse.Namespace, until: float) -> list[dict[str, Any]]:
     runs = [remote.named(args, word) for word in args.runs]
     while True:
         most = max(0.0, min(GATEWAY_SECONDS, until - time.monotonic()))
-        found = _patiently(lambda: remote.ask(args, "wait", runs=runs, until=args.until, timeout=most), until)  # noqa: B023
+        found = _patiently(partial(remote.ask, args, "wait", runs=runs, until=args.until, timeout=most), until)
         if found["outcome"] != "timeout" or time.monotonic() >= until:
             return list(found["runs"])
 

@@ -18,10 +18,11 @@ from ..store.buckets import Buckets, SeriesPiece, bucket
 from ..store.forks import ancestors
 from ..store.points import holders
 from ..store.run import StoredRun
+from .cells import MADE, TAIL, parameters
 from .database import Database
 from .decode import series_number
 from .run import FleetJournal, FleetRun, typed
-from .schema import CELL, EDGE_VALUE, HIGHEST, LOWEST
+from .schema import CELL, CELL_COLUMNS, COMBINED, EDGE_VALUE, HIGHEST, LOWEST, POINT_CELL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,14 +65,14 @@ class SeriesPlan:
 
     @property
     def exact(self) -> bool:
-        """Whether rollups can replace the points: none hidden, none stored twice, none cut off."""
+        """Whether cells can replace the points: none hidden, none stored twice, none cut off."""
         whole = self.lo is None and self.hi is None
         return whole and all(part.limit == FAR and not part.journal.twice for part in self.parts)
 
 
 def thin_many(
-    database: Database, wanted: Sequence[tuple[StoredRun, str]], *, buckets: int = 330, x: str = "step", rank: int | None = None,
-    fold: str | None = None, lo: float | None = None, hi: float | None = None, log: bool = False,
+    database: Database, wanted: Sequence[tuple[StoredRun, str]], *, buckets: int = 330, whole: int = 0, x: str = "step",
+    rank: int | None = None, fold: str | None = None, lo: float | None = None, hi: float | None = None, log: bool = False,
 ) -> list[Buckets | None]:  # fmt: skip
     """Return the buckets of the series that the database can downsample; None for the others."""
     if fold is not None:
@@ -80,27 +81,27 @@ def thin_many(
     plans = {i: plan for i in stepped if (plan := _plan(*wanted[i], rank, lo, hi, log)) is not None}
     count = max(buckets, 1)
     found: dict[int, Buckets] = {}
-    for shift, some in _by_width(plans, count).items():
+    for shift, some in _by_width(plans, count, whole).items():
         for group in _groups(some):
             found |= _from_cells(database, group, shift)
     rest = {i: plan for i, plan in plans.items() if i not in found}
-    here = {i: plan for i, plan in rest.items() if plan.most <= count or (plan.lo is None and plan.hi is None)}
+    here = {i: plan for i, plan in rest.items() if plan.most <= max(count, whole) or (plan.lo is None and plan.hi is None)}
     if sum(plan.most for plan in here.values()) > FEW_POINTS:
         here = {i: plan for i, plan in here.items() if plan.most <= count}
     for group in _groups({i: plan for i, plan in rest.items() if i not in here}):
         found |= _from_points(database, group, count)
     few = {i: plans[i] for i, one in found.items() if one.total <= count and not one.raw}
     for group in _groups({**here, **few}):
-        found |= _here(database, group, count)
+        found |= _here(database, group, count, whole)
     return [found.get(i) for i in range(len(wanted))]
 
 
-def _by_width(plans: dict[int, SeriesPlan], count: int) -> dict[int, dict[int, SeriesPlan]]:
+def _by_width(plans: dict[int, SeriesPlan], count: int, whole: int) -> dict[int, dict[int, SeriesPlan]]:
     """Group the series for which cells can replace buckets by the number of cells per bucket, as a power of two."""
     found: dict[int, dict[int, SeriesPlan]] = {}
     for i, plan in plans.items():
         cells = (plan.high - plan.low) / count / CELL
-        if plan.most > max(count, LONG) and plan.exact and cells >= FINE and not plan.log:
+        if plan.most > max(count, whole, LONG) and plan.exact and cells >= FINE and not plan.log:
             found.setdefault(max(0, math.ceil(math.log2(cells))), {})[i] = plan
     return found
 
@@ -156,22 +157,25 @@ def _groups(plans: dict[int, SeriesPlan]) -> list[dict[int, SeriesPlan]]:
 
 # Cells as buckets
 
-_OF = (
-    "FROM rollups{0} WHERE run IN {{runs:Array(UInt64)}} AND series IN {{series:Array(UInt64)}} AND "
-    "journal IN {{journals:Array(UInt64)}}"
-)  # fmt: skip
+_OF = "WHERE run IN {runs:Array(UInt64)} AND series IN {series:Array(UInt64)} AND journal IN {journals:Array(UInt64)}"
+_NAMES = ", ".join(CELL_COLUMNS)
+_ALL_CELLS = (
+    f"(SELECT run, series, journal, cell, {_NAMES} FROM cells FINAL {_OF} AND {MADE} UNION ALL "
+    f"SELECT run, series, journal, cell, {COMBINED} FROM "
+    f"(SELECT run, series, journal, {POINT_CELL} FROM points {_OF} AND {TAIL}) GROUP BY run, series, journal, cell)"
+)
 # A few cells per bucket are fetched as they are and combined here: grouping them in the database costs five times as much.
 _CELLS = (
     "SELECT run, series, bitShiftRight(cell, {shift:UInt8}) AS c, since AS x, until AS x_last, low AS l, high AS h, "
     + LOWEST.format("lowest") + ", " + HIGHEST.format("highest") + ", "
     + EDGE_VALUE.format("first") + " AS f, " + EDGE_VALUE.format("last") + " AS s, count AS n, odd AS odds "
-    + _OF.format(" FINAL") + " ORDER BY run, series, cell, since"
+    "FROM " + _ALL_CELLS + " ORDER BY run, series, cell, since"
 )  # fmt: skip
 _GROUPED = (
     "SELECT run, series, bitShiftRight(cell, {shift:UInt8}) AS c, min(since) AS x, max(until) AS x_last, min(low) AS l, "
     "max(high) AS h, " + LOWEST.format("min(lowest)") + ", " + HIGHEST.format("max(highest)") + ", "
     + EDGE_VALUE.format("min(first)") + " AS f, " + EDGE_VALUE.format("max(last)") + " AS s, "
-    "sum(count) AS n, sum(odd) AS odds " + _OF.format("") + " GROUP BY run, series, c ORDER BY run, series, c"
+    "sum(count) AS n, sum(odd) AS odds FROM " + _ALL_CELLS + " GROUP BY run, series, c ORDER BY run, series, c"
 )  # fmt: skip
 
 
@@ -198,7 +202,9 @@ def _from_cells(database: Database, plans: dict[int, SeriesPlan], shift: int) ->
     """Return the buckets of series with whole cells per bucket. Series with NaN or infinities are left out."""
     import numpy as np
 
-    found = database.ask(_CELLS if shift <= FEW_CELLS else _GROUPED, shift=shift, **_sets(plans))
+    sets = _sets(plans)
+    asked = {**sets, **parameters(database, sets["runs"], sets["journals"])}
+    found = database.ask(_CELLS if shift <= FEW_CELLS else _GROUPED, shift=shift, **asked)
     places = _bounds(found, "run", "series")
     result = {}
     for i, plan in plans.items():
@@ -246,14 +252,14 @@ _POINTS = (
 )  # fmt: skip
 
 
-def _here(database: Database, plans: dict[int, SeriesPlan], count: int) -> dict[int, Buckets]:
+def _here(database: Database, plans: dict[int, SeriesPlan], count: int, whole: int) -> dict[int, Buckets]:
     """Fetch the points of short series, and downsample them as for a directory."""
     import numpy as np
 
     parts = [(plan, part) for plan in plans.values() for part in plan.parts]
-    whole = any(part.journal.extents[plan.key].kinds != 1 for plan, part in parts)
+    kinds = any(part.journal.extents[plan.key].kinds != 1 for plan, part in parts)
     final = " FINAL" if any(part.journal.twice for _, part in parts) else ""
-    question = _POINTS.format(more=", kind, whole" if whole else "", final=final)
+    question = _POINTS.format(more=", kind, whole" if kinds else "", final=final)
     found = database.ask(question, **_sets(plans), **_reach(database, plans))
     places = _bounds(found, "run", "series", "journal")
     result = {}
@@ -265,8 +271,9 @@ def _here(database: Database, plans: dict[int, SeriesPlan], count: int) -> dict[
             order = np.argsort(steps, kind="stable")
             steps, values = steps[order], values[order]
         result[i] = bucket(
-            plan.key, [SeriesPiece(steps, values)], buckets=count, lo=plan.lo, hi=plan.hi, restarts=plan.restarts, log=plan.log
-        )
+            plan.key, [SeriesPiece(steps, values)], buckets=count, whole=whole, lo=plan.lo, hi=plan.hi, restarts=plan.restarts,
+            log=plan.log,
+        )  # fmt: skip
     return result
 
 
@@ -319,8 +326,9 @@ _FROM_POINTS = (
 # The neighbours just outside of a range are in the nearest cells, which begin and end with points.
 _REACH = (
     "SELECT min(a) AS least, max(b) AS most FROM (SELECT ifNull(maxOrNullIf(since, since < least(lo, lim)), any(lo)) AS a, "
-    "ifNull(minOrNullIf(until, until > hi), any(hi)) AS b FROM (SELECT run, series, journal, since, until FROM rollups WHERE "
-    + _WHERE + ") AS r INNER JOIN (" + _WANTED + ") AS w ON r.run = w.run AND r.series = w.series AND r.journal = w.journal "
+    "ifNull(minOrNullIf(until, until > hi), any(hi)) AS b FROM (SELECT run, series, journal, since, until FROM cells WHERE "
+    + _WHERE + f" AND {MADE} UNION ALL SELECT run, series, journal, step, step FROM points WHERE " + _WHERE + f" AND {TAIL}"
+    ") AS r INNER JOIN (" + _WANTED + ") AS w ON r.run = w.run AND r.series = w.series AND r.journal = w.journal "
     "GROUP BY i, ord)"
 )  # fmt: skip
 
@@ -329,7 +337,8 @@ def _reach(database: Database, plans: dict[int, SeriesPlan]) -> dict[str, int]:
     """Return the step range of the requested points, including the neighbours just outside of it."""
     if not any(plan.most > LONG and (plan.lo is not None or plan.hi is not None) for plan in plans.values()):
         return ANYWHERE
-    found = database.one(_REACH, **_asked(plans))
+    asked = _asked(plans)
+    found = database.one(_REACH, **asked, **parameters(database, asked["all_runs"], asked["journals"]))
     return {name: int(step) for name, step in found.items()}
 
 

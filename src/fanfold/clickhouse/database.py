@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,11 +77,11 @@ class Database:
             self._connected().command(sql, parameters=parameters or None)
 
     def insert(self, table: str, columns: Mapping[str, Column], *, token: str = "") -> None:
-        """Insert columns as one block. A block with a token that was used before is not stored again."""
+        """Insert columns as one block. One with a token that was used before is not stored again; one without always is."""
         import pyarrow as pa
 
         with self._told():
-            settings = {**_WRITING, **({"insert_deduplication_token": token} if token else {})}
+            settings = {**_WRITING, "insert_deduplication_token": token or secrets.token_hex(16)}
             arrow = pa.table({name: _arrow(pa, column) for name, column in columns.items()})
             self._connected().insert_arrow(table, arrow, settings=settings)
 

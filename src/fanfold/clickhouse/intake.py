@@ -19,18 +19,24 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from ..errors import FanfoldError, outcome
+from ..errors import FanfoldError, RunError, outcome
 from ..fleet.intake import Result, check_gap, check_header
 from ..fleet.wire import MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
 from ..journal.format import Kind, Shape
 from ..journal.requests import JobRequest
 from . import schema
 from .batch import InsertJob, tables_of, token_of, u64
+from .cells import Roller
 from .database import Database, DatabaseUnavailable
 from .decode import MOST_FRAMES, MOST_POINTS, Scanned, learn, run_number, scan
 from .gateway_tables import RequestTable
+from .names import FRESH_SECONDS, Names, look_up
 from .profile import MOST_ROWS, profile_of
 
+_BEGUN = (
+    "SELECT (SELECT count() FROM commits WHERE run = {run:UInt64}) + (SELECT count() FROM runs WHERE run = {run:UInt64} "
+    "AND at > now64() - 60) AS n"
+)
 GATHER_SECONDS = 0.25  # how long a batch is collected: ClickHouse works best with few large inserts
 MOST_BYTES = 64 << 20  # in one batch
 MOST_BATCH_POINTS = 2 * MOST_POINTS
@@ -40,7 +46,6 @@ WAIT_SECONDS = 60.0
 REMEMBERED = 50_000  # journals
 REMEMBERED_BYTES = 128 << 20  # of their shapes
 FEW_HEADS = 8  # of a journal's frames are remembered
-DELETED_SECONDS = 2.0
 
 
 @dataclass
@@ -134,8 +139,7 @@ class ClickHouseIntake:
         self.inserts = 0
         self._known: OrderedDict[tuple[int, int], Known] = OrderedDict()
         self._weight = 0
-        self._deleted: set[int] = set()
-        self._deleted_until = 0.0
+        self.names = Names(database)
         self._lock = threading.Lock()
         self._memory = threading.RLock()  # of journals: one batch is stored while another is decoded
         self._moving = threading.Lock()
@@ -144,6 +148,7 @@ class ClickHouseIntake:
         self._batches = 0
         self._thread: threading.Thread | None = None
         self._requests = RequestTable(database)
+        self._roller = Roller(database, self.names.is_deleted)
 
     # Journals
 
@@ -190,8 +195,11 @@ class ClickHouseIntake:
         """Return a run's number, or raise; what was found of a project's runs before is in `numbers`."""
         found = numbers.get(run)
         if found is None:
-            number = run_number(checked_name("project", project), checked_name("run", run))
-            found = numbers[run] = Gone(project, run) if number in self._deleted else number
+            try:
+                found = self._check(project, run)
+            except Gone as gone:
+                found = gone
+            numbers[run] = found
         if isinstance(found, FanfoldError):
             raise found
         return found
@@ -247,10 +255,7 @@ class ClickHouseIntake:
         return InsertJob(project, piece, one.run, one.journal, one.rank, scanned, known.shapes, profile, named)
 
     def _check(self, project: str, run: str) -> int:
-        number = run_number(checked_name("project", project), checked_name("run", run))
-        if self._is_deleted(number):
-            raise Gone(project, run)
-        return number
+        return self.names.number(checked_name("project", project), checked_name("run", run))
 
     # State of journals
 
@@ -363,7 +368,7 @@ class ClickHouseIntake:
 
     def _decode(self, waiting: list[Request], batch: Batch) -> list[Request]:
         """Add the pieces that start at their journals' ends to a batch; return the requests that are too much for it."""
-        self._renew_deleted()
+        self.names.meet({(request.project, piece.run) for request in waiting for piece in request.pieces})
         numbers: dict[str, dict[str, int | FanfoldError]] = {}
         named = [self._named(request, numbers.setdefault(request.project, {})) for request in waiting]
         sent = self._look_up(one for pieces in named for one in pieces)
@@ -420,6 +425,7 @@ class ClickHouseIntake:
         for name in ("pieces", "runs", "keys", "frames", "points", "ops", "usage"):
             if name in tables:
                 self._insert(name, tables[name], token)
+        self._check_new(jobs)
         ends = {
             "run": np.array([job.run for job in jobs], np.uint64),
             "journal": np.array([job.journal for job in jobs], np.uint64),
@@ -430,6 +436,19 @@ class ClickHouseIntake:
         self._insert("commits", ends, token)
         for job in jobs:
             self._advance(job)
+            ended = any(other.kind == Kind.END for other in job.scanned.others)
+            self._roller.stored((job.run, job.journal), job.start, job.end, ended=ended)
+
+    def _check_new(self, jobs: list[InsertJob]) -> None:
+        """Raise, before anything is committed, if another gateway moved a run to the name of one that begins here.
+
+        One of the two sees the other: it asks what was begun after it has written the move, and we ask for moves after we began.
+        """
+        new = {(job.project, job.piece.run): job.run for job in jobs if job.start == 0}
+        for name, found in look_up(self.database, list(new)).items():
+            if found.run != new[name]:
+                self.names.renew(now=True)
+                raise DatabaseUnavailable("another run was just moved to this name")
 
     def _insert(self, table: str, columns: dict[str, Any], token: str) -> None:
         self.inserts += 1
@@ -440,6 +459,7 @@ class ClickHouseIntake:
         if self._thread is not None and self._thread.is_alive():
             self._queue.put(None)
             self._thread.join(WAIT_SECONDS)
+        self._roller.close()
 
     # Requests to jobs
 
@@ -448,48 +468,59 @@ class ClickHouseIntake:
 
     def asked(self, project: str, runs: Sequence[str]) -> list[tuple[str, JobRequest]]:
         waiting = self._requests.waiting()
-        return [(run, request) for run in runs for request in waiting.get(run_number(project, run), ())] if waiting else []
+        return [(run, request) for run in runs for request in waiting.get(self.names.owner(project, run), ())] if waiting else []
 
     def fetched(self, project: str, run: str, id: str) -> None:
-        self._requests.remove(run_number(project, run), id)
+        self._requests.remove(self.names.owner(project, run), id)
 
     def check(self) -> None:
         schema.ready(self.database)
 
-    # Deleting
-
-    def _is_deleted(self, run: int) -> bool:
-        if run not in self._deleted:
-            self._renew_deleted()
-        return run in self._deleted
-
-    def _renew_deleted(self) -> None:
-        """Load the list of deleted runs, which is short, every few seconds."""
-        if time.monotonic() >= self._deleted_until:
-            self._deleted = set(self.database.ask("SELECT DISTINCT run FROM deleted")["run"].tolist())
-            self._deleted_until = time.monotonic() + DELETED_SECONDS
+    # Deleting and moving
 
     def deleted(self, project: str, run: str) -> bool:
-        """Return whether this run was deleted here."""
-        return self._is_deleted(run_number(project, run))
+        """Return whether this run was deleted here, or moved to another project."""
+        return isinstance(outcome(lambda: self.names.number(project, run))[1], Gone)
 
     def delete(self, project: str, run: str, by: str) -> None:
         """Delete a run and remember its id forever. Other gateways notice within seconds, so its rows are deleted twice."""
-        number = run_number(project, run)
+        self.names.renew(now=True)  # another gateway may have just moved a run here
+        number = self.names.current(project, run)
         mark: dict[str, Any] = {"run": u64([number]), "project": [project], "id": [run], "who": [by]}
         self.database.insert("deleted", mark)
-        self._deleted.add(number)
+        self.names.add_deleted(number)
         sweep(self.database, number)
-        threading.Timer(2 * DELETED_SECONDS + self.gather, _again, (self.database, number)).start()
+        threading.Timer(2 * FRESH_SECONDS + self.gather, _again, (self.database, number)).start()
+
+    def movable(self, project: str, run: str, target: str) -> None:
+        """Raise if a run cannot be moved: it is not here any more, or the other project has or had another run of its id."""
+        self._target(project, run, target)
+
+    def _target(self, project: str, run: str, target: str) -> int:
+        self.names.renew(now=True)
+        number, there = self._check(project, run), self.names.owner(checked_name("project", target), run)
+        if there != number:
+            had = "had" if self.names.is_deleted(there) or there != run_number(target, run) else "has"
+            if had == "had" or self._begun(there):
+                raise RunError(f"project {target} {had} another run {run} already. Nothing was moved. Choose another project.")
+        return number
+
+    def _begun(self, run: int) -> bool:
+        """Return whether there is anything of a run, or another gateway is about to store the first of it."""
+        return bool(self.database.one(_BEGUN, run=run)["n"])
 
     def move(self, project: str, run: str, target: str, by: str) -> None:
-        """Copy a run's record to another number, derive the rest from it, then delete the run under its old number."""
-        from .rebuild import copy_run
-
+        """Give a run another project. If two gateways do at once, the later one counts."""
         with self._moving:
-            old, new = self._check(project, run), self._check(target, run)
-            copy_run(self.database, old, new, target, run)
-            self.delete(project, run, by)
+            number = self._target(project, run, target)
+            there = run_number(target, run)
+            name = {"run": u64([number]), "project": [target], "id": [run]}
+            self.database.insert("moved", {**name, "name": u64([there]), "who": [by]})
+            if there != number and self._begun(there):  # by another gateway, since we asked
+                schema.delete(self.database, "moved", number, project=target)
+                raise RunError(f"project {target} has another run {run} already. Nothing was moved. Choose another project.")
+            self.database.insert("runs", name)  # for those who query this table
+            self.names.renew(now=True)
 
     # Blobs
 
@@ -514,9 +545,9 @@ def _asked(journals: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
 
 
 def sweep(database: Database, run: int) -> None:
-    """Delete a run's rows from every table but the list of deleted runs."""
+    """Delete a run's rows from every table but those that remember its names."""
     for table in schema.TABLES:
-        if table.sharded and table.name != "deleted":
+        if table.sharded and table.name not in ("deleted", "moved"):
             schema.delete(database, table.name, run)
 
 

@@ -1,7 +1,4 @@
-"""Rebuild of the derived tables (points, rollups and so on) from the bytes of a run's journals, which are the record.
-
-A run that is moved to another project gets another number: its record is copied, and the rest is derived from it again.
-"""
+"""Rebuild of the derived tables (points, cells and so on) from the bytes of a run's journals, which are the record."""
 
 from __future__ import annotations
 
@@ -14,21 +11,15 @@ from ..errors import RunError
 from ..fleet.wire import Piece
 from ..journal.format import Kind, Shape
 from . import schema
-from .batch import InsertJob, tables_of, u64
+from .batch import InsertJob, tables_of
+from .cells import roll
 from .database import Database
 from .decode import scan
+from .names import look_up
 from .profile import profile_of
 from .run import FleetJournal, FleetRun, read
 
-# What is copied for a run that is moved, and what tells which rows were copied before.
-RECORD = {
-    "pieces": "journal, start, end",
-    "blobs": "name, offset",
-    "mended": "journal",
-    "notices": "line",
-    "commits": "journal, end",
-}
-DERIVED = ("frames", "points", "rollups", "latest", "keys", "ops", "usage")
+DERIVED = ("frames", "points", "cells", "rolled", "latest", "keys", "ops", "usage")
 MOST_BYTES = 16 << 20
 
 
@@ -38,7 +29,7 @@ class StillGrowing(RunError):
 
 def rebuild(database: Database, project: str, id: str) -> int:
     """Rebuild a run's derived rows and return its number of points. Raise StillGrowing if more may arrive."""
-    run = FleetRun(database, Path("/nowhere"), project, id)
+    run = FleetRun(database, Path("/nowhere"), look_up(database, [(project, id)])[project, id])
     read([run])
     if any(journal.status() == "running" and not _ended(journal) for journal in run.found.values()):
         raise StillGrowing(f"run {id} is still growing. Nothing was rebuilt. Wait until it ends.")
@@ -53,32 +44,10 @@ def rebuild(database: Database, project: str, id: str) -> int:
             if name in tables:
                 database.insert(name, tables[name], token=token)
         points += len(tables.get("points", {}).get("value", ()))
+    roll(database, {(run.number, journal.number): journal.verified for journal in run.found.values()})
     if len(excess["journal"]):
         database.insert("mended", excess)
     return points
-
-
-def copy_run(database: Database, old: int, new: int, project: str, id: str) -> None:
-    """Copy a run to another number, which belongs to `project`. Raise RunError if there is another run with that number.
-
-    Nothing of the record is ever deleted here: when two gateways move a run at once, the other may have finished, and what was
-    copied may be all there is.
-    """
-    journals = "SELECT DISTINCT journal FROM commits WHERE run = {run:UInt64}"
-    there, ours = (set(database.ask(journals, run=run)["journal"].tolist()) for run in (new, old))
-    if not ours:
-        raise RunError(f"run {id} is not here any more. Nothing was moved. Another request moved or deleted it.")
-    if there - ours:
-        raise RunError(f"project {project} has another run {id} already. Nothing was moved. Choose another project.")
-    named = {"run": u64([new]), "project": [project], "id": [id]}
-    database.insert("runs", named, token=secrets.token_hex(16))
-    for name, same in RECORD.items():  # the number is the first column of each
-        database.run(
-            f"INSERT INTO {name} SELECT {{new:UInt64}}, * EXCEPT run FROM {name} WHERE run = {{old:UInt64}} "
-            f"AND ({same}) NOT IN (SELECT {same} FROM {name} WHERE run = {{new:UInt64}}) SETTINGS insert_deduplicate = 0, "
-            "distributed_foreground_insert = 1, distributed_product_mode = 'global'", old=old, new=new,
-        )  # fmt: skip
-    rebuild(database, project, id)
 
 
 def _ended(journal: FleetJournal) -> bool:

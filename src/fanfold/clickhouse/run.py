@@ -26,7 +26,8 @@ from ..store.rows import RunRow
 from ..store.run import StoredRun
 from .blobs import fetch, names_of
 from .database import Database
-from .decode import KINDS, run_number, series_number
+from .decode import KINDS, series_number
+from .names import RunName, look_up
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,11 +146,12 @@ def _nothing() -> Columns:
 class FleetRun(StoredRun):
     """A run in ClickHouse. Its path is a cache folder, into which blobs are downloaded when needed."""
 
-    def __init__(self, database: Database, path: Path, project: str, id: str, *, row: RunRow | None = None) -> None:
+    def __init__(self, database: Database, path: Path, name: RunName, *, row: RunRow | None = None) -> None:
         super().__init__(path, row)
         self.database = database
-        self.number = run_number(project, id)
-        self.names = (project, id)
+        self.name_now = name
+        self.number = name.run
+        self.names = (name.project, name.id)
         self.lock = threading.RLock()  # one thread reads it at a time
         self.found: dict[int, FleetJournal] = {}
         self._columns: OrderedDict[tuple[str, int, int | None], dict[int, Columns]] = OrderedDict()
@@ -158,8 +160,12 @@ class FleetRun(StoredRun):
         self.kin = self._parent
 
     def _parent(self, project: str, id: str) -> StoredRun | None:
-        """Open the run it was forked from, for itself alone: waiting for a shared one could block two readers for ever."""
-        found = FleetRun(self.database, run_path(self.path.parent.parent, project, id), project, id)
+        """Open the run it was forked from, also if it was moved since.
+
+        It is opened for this run alone: waiting for a shared one could block two readers for ever.
+        """
+        name = look_up(self.database, [(project, id)])[project, id]
+        found = FleetRun(self.database, run_path(self.path.parent.parent, name.project, name.id), name)
         asked = "SELECT count() AS n FROM deleted WHERE run = {run:UInt64}"
         return found if not self.database.one(asked, run=found.number)["n"] and found.refresh().journals else None
 
@@ -195,7 +201,7 @@ class FleetRun(StoredRun):
         return self.database.address.text
 
     def reopened(self) -> FleetRun:
-        run = FleetRun(self.database, self.path, *self.names)
+        run = FleetRun(self.database, self.path, self.name_now)
         run.kin = self.kin
         return run.refresh()
 

@@ -33,7 +33,7 @@ class Table:
     settings: str = ""
 
 
-# Added by version 2; older cells have these defaults until the migration fills them in from their points.
+# Of the rollups of versions 2 and 3; older ones have these defaults until the migration fills them in from their points.
 LOWEST_TYPE = "SimpleAggregateFunction(min, UInt128) DEFAULT bitNot(toUInt128(0))"
 HIGHEST_TYPE = "SimpleAggregateFunction(max, UInt128) DEFAULT 0"
 
@@ -49,13 +49,13 @@ TABLES = (
           "value Float64 CODEC(Gorilla, ZSTD(1)), kind UInt8 DEFAULT 0, whole Int64 DEFAULT 0 CODEC(ZSTD(1)), "
           "at DateTime DEFAULT now()",
           "ReplacingMergeTree", "run, series, journal, pos", partition="toYYYYMM(at)", ages="at"),
-    Table("rollups", "run UInt64, series UInt64, journal UInt64, cell Int64, low SimpleAggregateFunction(min, Float64), "
-          "high SimpleAggregateFunction(max, Float64), first SimpleAggregateFunction(min, UInt256), "
-          "last SimpleAggregateFunction(max, UInt256), since SimpleAggregateFunction(min, Int64), "
-          "until SimpleAggregateFunction(max, Int64), total SimpleAggregateFunction(sum, Float64), "
-          "count SimpleAggregateFunction(sum, UInt64), odd SimpleAggregateFunction(sum, UInt64), "
-          f"lowest {LOWEST_TYPE}, highest {HIGHEST_TYPE}",
-          "AggregatingMergeTree", "run, series, journal, cell"),
+    # `base` and `upto`: from and up to where in the journal a row's points are. Making a row again replaces it.
+    Table("cells", "run UInt64, series UInt64, journal UInt64, cell Int64, base UInt64, upto UInt64, low Float64, high Float64, "
+          "first UInt256, last UInt256, since Int64, until Int64, total Float64, count UInt64, odd UInt64, lowest UInt128, "
+          "highest UInt128",
+          "ReplacingMergeTree(upto)", "run, series, journal, cell, base"),
+    Table("rolled", "run UInt64, journal UInt64, upto SimpleAggregateFunction(max, UInt64)",
+          "AggregatingMergeTree", "run, journal"),
     Table("latest", "run UInt64, journal UInt64, series UInt64, first SimpleAggregateFunction(min, UInt128), "
           "last SimpleAggregateFunction(max, UInt256), low SimpleAggregateFunction(min, Int64), "
           "high SimpleAggregateFunction(max, Int64), kinds SimpleAggregateFunction(groupBitOr, UInt8), "
@@ -79,6 +79,9 @@ TABLES = (
           "AggregatingMergeTree", "run, key, rank, node, pid, data"),
     Table("deleted", "run UInt64, project String, id String, who String, at DateTime64(6) DEFAULT now64(6)",
           "ReplacingMergeTree", "run"),
+    # Where runs were moved to: `name` is the number that the new name alone would have.
+    Table("moved", "run UInt64, name UInt64, project String, id String, who String, at DateTime64(6) DEFAULT now64(6)",
+          "MergeTree", "run, at"),
     Table("tokens", "id String, token String, version UInt64 DEFAULT toUnixTimestamp64Micro(now64(6))",
           "ReplacingMergeTree(version)", "id", sharded=False),
     Table("views", "project String, name String, fragment String, version UInt64 DEFAULT toUnixTimestamp64Micro(now64(6))",
@@ -93,7 +96,7 @@ TABLES = (
 )  # fmt: skip
 
 # First and last points are each packed into one number that sorts as they do: steps and positions in the upper bits, the value
-# below. Aggregates of plain numbers cost a twentieth of those of tuples. Nor do the views group: a block is collapsed as it is
+# below. Aggregates of plain numbers cost a twentieth of those of tuples. Nor does the view group: a block is collapsed as it is
 # written, which for a fleet's batches (many series, few points of each) is cheaper still.
 _SORTED = "toUInt64(bitXor(reinterpretAsUInt64({0}), 9223372036854775808))"  # maps signed to unsigned integers, in the same order
 _STEP = _SORTED.format("step")
@@ -115,13 +118,18 @@ _HIGHEST = f"bitOr(bitShiftLeft(toUInt128({_RANK}), 64), toUInt128(bitNot({_STEP
 _EXTREMES = (
     f"if(isFinite(value), {_LOWEST}, bitNot(toUInt128(0))) AS lowest, if(isFinite(value), {_HIGHEST}, toUInt128(0)) AS highest"
 )
-VIEWS = {
-    "rollups": "SELECT run, series, journal, bitShiftRight(step, 5) AS cell, "
-    f"if(isFinite(value), value, inf) AS low, if(isFinite(value), value, -inf) AS high, "
+# One point as a cell, and how the cells of several points are combined.
+POINT_CELL = (
+    "bitShiftRight(step, 5) AS cell, if(isFinite(value), value, inf) AS low, if(isFinite(value), value, -inf) AS high, "
     f"if(isFinite(value), {_EDGE}, bitNot(toUInt256(0))) AS first, if(isFinite(value), {_EDGE}, toUInt256(0)) AS last, "
     "step AS since, step AS until, if(isFinite(value), value, 0.) AS total, toUInt64(1) AS count, "
-    f"toUInt64(NOT isFinite(value)) AS odd, {_EXTREMES} "
-    "FROM {points} WHERE step != -9223372036854775808",
+    f"toUInt64(NOT isFinite(value)) AS odd, {_EXTREMES}"
+)
+CELL_COLUMNS = {"low": "min", "high": "max", "first": "min", "last": "max", "since": "min", "until": "max", "total": "sum",
+                "count": "sum", "odd": "sum", "lowest": "min", "highest": "max"}  # fmt: skip
+COMBINED = ", ".join(f"{how}({name})" for name, how in CELL_COLUMNS.items())
+HAS_STEP = "step != -9223372036854775808"
+VIEWS = {
     "latest": f"SELECT run, journal, series, bitOr(bitShiftLeft(toUInt128(pos), 64), toUInt128({_STEP})) AS first, "
     f"{_LAST} AS last, "
     "step AS low, step AS high, toUInt8(bitShiftLeft(1, kind)) AS kinds, toUInt64(1) AS count FROM {points}",
@@ -180,19 +188,32 @@ def _first(database: Database) -> None:
 def _extremes_with_steps(database: Database) -> None:
     """Add the steps of extremes to the rollups: first for points that arrive from now on, then for stored ones."""
     at = database.address
-    local = local_name(at, "rollups")
+    local, points = local_name(at, "rollups"), local_name(at, "points")
+    if not _exists(database, local):
+        return  # tables made by version 4 or later
     for name in dict.fromkeys((local, "rollups")):
         database.run(
             f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS lowest {LOWEST_TYPE}, ADD COLUMN IF NOT EXISTS highest {HIGHEST_TYPE}"
         )
-    points = local_name(at, "points")
-    database.run(f"ALTER TABLE rollups_feed MODIFY QUERY {VIEWS['rollups'].format(points=points)}")
-    patient = Database(at, timeout=FILLING_SECONDS)
+    feed = f"SELECT run, series, journal, {POINT_CELL} FROM {points} WHERE {HAS_STEP}"
+    database.run(f"ALTER TABLE rollups_feed MODIFY QUERY {feed}")
+    _for_each_run(database, local, _FILL.format(rollups=local, points=points))
+
+
+def _for_each_run(database: Database, table: str, *statements: str) -> None:
+    patient = Database(database.address, timeout=FILLING_SECONDS)
     try:
-        for run in database.ask(f"SELECT DISTINCT run FROM {local}")["run"].tolist():
-            patient.run(_FILL.format(rollups=local, points=points), run=run)
+        for run in database.ask(f"SELECT DISTINCT run FROM {table}")["run"].tolist():
+            for statement in statements:
+                patient.run(statement, run=run)
     finally:
         patient.close()
+
+
+def _exists(database: Database, table: str) -> bool:
+    found = database.one("SELECT count() AS n FROM system.tables WHERE database = {db:String} AND name = {name:String}",
+                         db=database.address.database, name=table)  # fmt: skip
+    return bool(found["n"])
 
 
 # Rows with nothing but the extremes: merged with the existing cells, they change nothing else.
@@ -201,12 +222,39 @@ _FILL = (
     "INSERT INTO {rollups} (run, series, journal, cell, low, high, first, last, since, until, total, count, odd, lowest, "
     "highest) SELECT run, series, journal, bitShiftRight(step, 5) AS at, inf, -inf, bitNot(toUInt256(0)), toUInt256(0), "
     "9223372036854775807, toInt64(-9223372036854775808), 0., 0, 0, min(lowest), max(highest) FROM (SELECT run, series, journal, "
-    f"step, {_EXTREMES} FROM {{points}} WHERE run = {{{{run:UInt64}}}} AND step != -9223372036854775808) "
+    f"step, {_EXTREMES} FROM {{points}} WHERE run = {{{{run:UInt64}}}} AND {HAS_STEP}) "
     "GROUP BY run, series, journal, at"
 )
 
-# In order, each applied once per server. They only add, so that gateways of the previous version keep working.
-MIGRATIONS = (_first, _extremes_with_steps, _first)  # the last adds tables of version 3; those that exist stay as they are
+# How far the rollups of a journal reach is the position of the last finite number in them. Later ones that are not finite may be
+# counted twice, but then the cells are not used: only points show which values are NaN.
+_REACHED = "SELECT run, journal, max(toUInt64(bitShiftRight(last, 64))) + 1 AS upto FROM {rollups} WHERE run = {{run:UInt64}}"
+_TAKE_OVER = (
+    "INSERT INTO {rolled} " + _REACHED + " GROUP BY run, journal",
+    f"INSERT INTO {{cells}} (run, series, journal, cell, base, upto, {', '.join(CELL_COLUMNS)}) "
+    f"SELECT run, series, journal, cell, 0, any(reached.upto), {COMBINED} FROM {{rollups}} AS r "
+    "INNER JOIN (" + _REACHED + " GROUP BY run, journal) AS reached USING (run, journal) "
+    "WHERE run = {{run:UInt64}} GROUP BY run, series, journal, cell",
+)
+
+
+def _cells(database: Database) -> None:
+    """Replace the rollups, which a view made of each arriving point, by cells that gateways make of many points at a time."""
+    _first(database)
+    at = database.address
+    old = local_name(at, "rollups")
+    if not _exists(database, old):
+        return
+    database.run("DROP VIEW IF EXISTS rollups_feed SYNC")
+    names = {"rollups": old, "rolled": local_name(at, "rolled"), "cells": local_name(at, "cells")}
+    _for_each_run(database, old, *(statement.format(**names) for statement in _TAKE_OVER))
+    for name in dict.fromkeys(("rollups", old)):
+        database.run(f"DROP TABLE IF EXISTS {name} SYNC")
+
+
+# In order, each applied once per server. Gateways of the previous version keep storing what arrives; those of version 3 cannot
+# draw long series from tables of version 4, and are restarted after the migration. The third one adds tables.
+MIGRATIONS = (_first, _extremes_with_steps, _first, _cells)
 
 
 def migrate(database: Database) -> tuple[int, int]:

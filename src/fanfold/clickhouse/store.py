@@ -30,8 +30,10 @@ from . import schema
 from .address import ClickHouseAddress, parse
 from .buckets import thin_many
 from .database import Database
+from .decode import run_number
 from .gateway_tables import AuditTable, ViewTable
 from .intake import ClickHouseIntake
+from .names import CURRENT, RunName, look_up
 from .run import FleetRun, read
 
 AT_ONCE = 500  # runs in one query
@@ -54,6 +56,7 @@ class ClickHouseStore(Store):
         self._listings: dict[str | None, threading.Lock] = {}  # by project
         self._runs: dict[Name, FleetRun] = {}
         self._rows: dict[Name, tuple[int, RunRow]] = {}  # the sum of its journals' ends, and its row at that point
+        self._numbers: dict[Name, int] = {}
         self._looked = 0.0
         self.place = database.address.shown
 
@@ -68,8 +71,7 @@ class ClickHouseStore(Store):
 
     def projects(self) -> list[Project]:
         found = self.database.ask(
-            "SELECT project, count() AS runs, max(seen) AS last FROM (SELECT any(project) AS project, run FROM runs "
-            "WHERE run NOT IN (SELECT run FROM deleted) GROUP BY run) AS r INNER JOIN (SELECT run, "
+            f"SELECT project, count() AS runs, max(seen) AS last FROM {CURRENT} AS r INNER JOIN (SELECT run, "
             "toUnixTimestamp64Micro(max(seen)) AS seen FROM commits GROUP BY run) AS c ON r.run = c.run "
             "GROUP BY project ORDER BY last DESC"
         )  # fmt: skip
@@ -77,19 +79,21 @@ class ClickHouseStore(Store):
 
     def names(self, project: str | None = None) -> dict[Name, tuple[int, int]]:
         """Return all runs, with the newest commit of each and the sum of its journals' ends."""
-        of = "AND project = {project:String}" if project is not None else ""
+        of = "WHERE project = {project:String}" if project is not None else ""
         found = self.database.ask(
-            f"SELECT project, id, seen, ends FROM (SELECT run, any(project) AS project, any(id) AS id FROM runs WHERE run NOT IN "
-            f"(SELECT run FROM deleted) {of} GROUP BY run) AS r INNER JOIN (SELECT run, toUnixTimestamp64Micro(max(s)) AS seen, "
+            f"SELECT project, id, run, seen, ends FROM (SELECT run, project, id FROM {CURRENT} {of}) AS r INNER JOIN "
+            "(SELECT run, toUnixTimestamp64Micro(max(s)) AS seen, "
             "sum(e) AS ends FROM (SELECT run, journal, max(end) AS e, max(seen) AS s FROM commits GROUP BY run, journal) "
             "GROUP BY run) AS c ON r.run = c.run",
             **({"project": project} if project is not None else {}),
         )  # fmt: skip
-        return {
-            (_text(name), _text(id)): (int(seen), int(ends))
-            for name, id, seen, ends in zip(*found.values(), strict=True)
-            if not id.startswith(b".")
-        }
+        names: dict[Name, tuple[int, int]] = {}
+        for project_name, id, run, seen, ends in zip(*found.values(), strict=True):
+            if not id.startswith(b"."):
+                name = RunName(int(run), _text(project_name), _text(id))
+                names[name.project, name.id] = (int(seen), int(ends))
+                self._numbers[name.project, name.id] = name.run
+        return names
 
     def _listing(self, project: str | None, progress: Progress | None) -> list[Name]:
         """Update the rows of all runs, and return their names."""
@@ -113,7 +117,7 @@ class ClickHouseStore(Store):
 
     def _renew(self, names: Sequence[Name]) -> None:
         """Rebuild the rows of runs. Of a finished run only the row is kept; a live one stays open."""
-        runs = {name: self._runs.get(name) or self._new(name) for name in names}
+        runs = {name: self._opened(name) for name in names}
         # A run that another thread reads for long is listed with its previous row; one not listed before is waited for.
         with holding(runs.values(), skip=[run for name, run in runs.items() if name in self._rows]) as held:
             read(held)
@@ -159,7 +163,11 @@ class ClickHouseStore(Store):
 
     def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
         deadline.check()
-        runs = {id: self._runs.get((project, id)) or self._new((project, id)) for id in ids}
+        runs: dict[str, FleetRun] = {}
+        for (_, id), name in look_up(self.database, [(project, id) for id in ids]).items():
+            if (name.project, name.id) == (project, id):  # else it has another name now
+                self._numbers[project, id] = name.run
+                runs[id] = self._opened((project, id))
         with holding(runs.values()) as held:
             read(held)
             gone = self._deleted([run.number for run in runs.values()])
@@ -172,8 +180,16 @@ class ClickHouseStore(Store):
                     self._runs.pop((project, id), None)
         return found
 
+    def _opened(self, name: Name) -> FleetRun:
+        """Return the run of a name, which stays open if it was."""
+        run = self._runs.get(name)
+        return run if run is not None and run.number == self._number(name) else self._new(name)
+
+    def _number(self, name: Name) -> int:
+        return self._numbers.get(name) or run_number(*name)
+
     def _new(self, name: Name, row: RunRow | None = None) -> FleetRun:
-        return FleetRun(self.database, directory.run_path(self.root, *name), *name, row=row)
+        return FleetRun(self.database, directory.run_path(self.root, *name), RunName(self._number(name), *name), row=row)
 
     def _deleted(self, numbers: list[int]) -> set[int]:
         sql = "SELECT DISTINCT run FROM deleted WHERE run IN {runs:Array(UInt64)}"

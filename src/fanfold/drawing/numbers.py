@@ -26,6 +26,12 @@ def number(value: Any) -> str:
     return _minus(f"{value:.5g}")
 
 
+def plural(count: int, word: str) -> str:
+    """Return a count with its noun."""
+    ending = "" if count == 1 else "es" if word.endswith("s") else "s"
+    return f"{count:,} {word}{ending}"
+
+
 def _exponent(text: str) -> str:
     """Write 1.5000e-06 as 1.5e-6."""
     digits, _, power = text.partition("e")

@@ -17,7 +17,7 @@ from ..process import detect
 
 FILE_NAME = ".audit.jsonl"
 DELETE, DELETE_FAILED = "run deleted", "deleting failed"
-MOVE, MOVE_FAILED = "run moved", "moving failed"
+MOVE, MOVE_FAILED, MOVE_REFUSED = "run moved", "moving failed", "moving refused"
 CREATED, REVOKED = "token created", "token revoked"
 LOGIN, REFUSED = "login", "login refused"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +13,15 @@ import msgspec
 
 from ..errors import FanfoldError, Forbidden, SettingError
 from ..journal.requests import JobRequest
-from ..store.changes import VIEW, Frame, Views, alert_frame, as_journal, check_idle, edit_frame
+from ..store.changes import VIEW, Frame, Views, alert_frame, as_journal, check_alone, check_idle, edit_frame
 from ..store.run import StoredRun
-from .audit import DELETE, DELETE_FAILED, MOVE, MOVE_FAILED, Audit, AuditEntry, unsafe
+from .audit import DELETE, DELETE_FAILED, MOVE, MOVE_FAILED, MOVE_REFUSED, Audit, AuditEntry, unsafe
 from .grants import Holder
 from .intake import Intake
 from .tokens import READ, WRITE
 from .wire import Piece
+
+logger = logging.getLogger("fanfold.gateway")
 
 
 @dataclass(frozen=True)
@@ -77,27 +81,38 @@ class CallerChanges:
         try:
             self.place.intake.delete(run.project, run.id, self.holder.label)
         except OSError as error:
-            self._record(DELETE_FAILED, run, {"error": str(error)})
+            self._note(DELETE_FAILED, run, {"error": str(error)})
             raise SettingError(f"run {run.id} could not be deleted: {error}. What is left of it is hidden. Try again.") from error
         return 0
 
-    def move(self, runs: Sequence[StoredRun], project: str) -> None:
-        """Move runs that have ended, one by one. What their nodes still send to the old project is refused, as if deleted."""
-        away = {run.id: run for run in runs if run.project != project}
-        for scope in (READ, WRITE):
-            check(self.holder, scope, project)
-        for run in away.values():
-            self._check_removable(run, "moved")
-            check_idle(run, ("running", "lost"), "moved")
-        for run in away.values():
-            self._record(MOVE, run, {"name": run.name, "to": project})
+    def move(self, runs: Sequence[StoredRun], project: str) -> int:
+        """Move runs that have ended. What their nodes still send to the old project is refused, as if they were deleted."""
+        away = list({(run.project, run.id): run for run in runs if run.project != project}.values())
+        try:
+            self._check_move(away, project)
+        except Forbidden as error:
+            for run in away[:1]:  # of each request: a caller without the right must not fill the disk
+                self._note(MOVE_REFUSED, run, {"error": str(error), "to": project, "runs": len(away)})
+            raise
+        for moved, run in enumerate(away):
             try:
+                self._record(MOVE, run, {"name": run.name, "to": project})
                 self.place.intake.move(run.project, run.id, project, self.holder.label)
             except (FanfoldError, OSError) as error:
-                self._record(MOVE_FAILED, run, {"error": str(error), "to": project})
-                if isinstance(error, FanfoldError):
-                    raise
-                raise SettingError(f"run {run.id} could not be moved: {error}. It is where it was. Try again.") from error
+                self._note(MOVE_FAILED, run, {"error": str(error), "to": project})
+                raise _not_moved(run, project, error, moved) from error
+        return len(away)
+
+    def _check_move(self, runs: Sequence[StoredRun], project: str) -> None:
+        """Raise unless all of these runs can go there: whatever can be refused is, before the first is moved."""
+        for scope in (READ, WRITE):
+            check(self.holder, scope, project)
+        for run in runs:
+            self._check_removable(run, "moved")
+        for run in runs:
+            check_idle(run, ("running", "lost"), "moved")
+            check_alone(run, runs, "moved")
+            self.place.intake.movable(run.project, run.id, project)
 
     @property
     def views(self) -> Views:
@@ -106,12 +121,22 @@ class CallerChanges:
         return CallerViews(self.place.saved_views, self.holder)
 
     def _record(self, action: str, run: StoredRun, detail: dict[str, Any]) -> None:
-        entry = AuditEntry(time.time(), action, self.holder.label, self.peer, run.project, run.id, detail)
         try:
-            if self.place.audit is not None:
-                self.place.audit.write(entry)
+            self._write(action, run, detail)
         except OSError as error:
             raise unsafe(error) from error
+
+    def _note(self, action: str, run: StoredRun, detail: dict[str, Any]) -> None:
+        """Record what did not happen. The caller hears why it did not, and not that the log cannot be written either."""
+        try:
+            self._write(action, run, detail)
+        except (FanfoldError, OSError) as error:
+            logger.error("the audit log cannot be written: %s", error, extra={"event": "storage"})  # noqa: TRY400 - no trace
+
+    def _write(self, action: str, run: StoredRun, detail: dict[str, Any]) -> None:
+        if self.place.audit is not None:
+            entry = AuditEntry(time.time(), action, self.holder.label, self.peer, run.project, run.id, detail)
+            self.place.audit.write(entry)
 
 
 @dataclass(frozen=True)
@@ -145,6 +170,16 @@ def check(holder: Holder, scope: str, project: str) -> None:
     if not holder.allows(scope, project):
         what = "change" if scope == WRITE else "read"
         raise Forbidden(f"you may not {what} project {project[:100]!r}. Nothing was done. Ask whoever runs this gateway.")
+
+
+def _not_moved(run: StoredRun, project: str, error: FanfoldError | OSError, moved: int) -> FanfoldError:
+    """Return the error for a move that failed after its checks; `moved` runs are in their new project."""
+    if isinstance(error, FanfoldError):
+        why = re.sub("Nothing was (moved|changed)", "It was not moved", str(error)) if moved else str(error)
+    else:
+        why = f"run {run.id} could not be moved: {error}. It is whole, in {run.project} or in {project}. Try again."
+    others = f" The {moved} run{'' if moved == 1 else 's'} before it went to {project}." if moved else ""
+    return SettingError(why + others)
 
 
 def points(run: StoredRun) -> int:

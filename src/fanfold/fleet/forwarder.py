@@ -61,6 +61,7 @@ class Forwarder:
         self._settled: dict[Path, int] = {}  # finished runs, with the mtime of their journal folder
         self._pauses: dict[str, tuple[Backoff, float]] = {}
         self._here: set[Path] = set()  # the runs that once() has to deliver
+        self.left: set[Path] = set()  # runs with data that the gateway does not take: it has deleted or moved them
         self._next_scan = self._next_recover = self._next_note = 0.0
         self._turn = self._accepted = 0
         self._requests = RequestMail(client)
@@ -94,8 +95,9 @@ class Forwarder:
             if not moved:
                 time.sleep(0.05)
         self.note()
+        self.left = {path for path in self.left if path.exists()}
         refused = any(tail.hold_until for run in self.runs.values() for tail in run.tails.values())
-        return not refused and not self._is_behind(goals)
+        return not refused and not self.left and not self._is_behind(goals)
 
     def _is_behind(self, goals: dict[Path, int]) -> bool:
         """Return whether something present at the start is not at the gateway yet, or a finished run is not settled."""
@@ -228,6 +230,7 @@ class Forwarder:
         if self._settled.get(path) == changed:
             return
         run = self.runs.get(path)
+        self.left.discard(path)  # there is something new
         if run is None and self._is_foreign(path):
             self._settled[path] = changed
             return
@@ -283,8 +286,11 @@ class Forwarder:
             return
         notices.once(
             f"deleted:{run.path}",
-            f"run {run.id} is not forwarded any more: {why} It is kept here, in {run.path}; `fanfold rm {run.id}` deletes it.",
+            f"run {run.id} is not forwarded any more: {why} What has not arrived exists only here, in {run.path}. If the run was "
+            f"moved there, `fanfold mv {run.project}/{run.id} --project NAME` moves it here, too, and the rest is sent to its "
+            f"new project. If it was deleted there, `fanfold rm {run.project}/{run.id}` deletes it with what exists only here.",
         )
+        self.left.add(run.path)
         run.note.deleted = True
         run.note.save()
         self._settled[run.path] = run.changed
@@ -302,7 +308,8 @@ class Forwarder:
         if backoff.failures == 1:
             logger.warning(
                 "project %s is not forwarded now: %s. Nothing is lost: it waits in %s, and is tried again until it works.",
-                project, error, self.root, extra={"event": "outage", "project": project, "seconds": round(seconds, 1)},
+                project, str(error).rstrip("."), self.root,
+                extra={"event": "outage", "project": project, "seconds": round(seconds, 1)},
             )  # fmt: skip
 
     def _resume(self, project: str) -> None:

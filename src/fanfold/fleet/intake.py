@@ -19,10 +19,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from ..atomic import sync_folders
-from ..errors import FanfoldError, JournalError
+from ..atomic import replace_text, sync_folders
+from ..errors import FanfoldError, JournalError, RunError
 from ..journal import blobs, directory, packed, requests
 from ..journal import format as fmt
 from ..journal.bodies import Header, NewerFormat, decode
@@ -31,7 +31,7 @@ from ..journal.packing import restore
 from ..journal.requests import JobRequest
 from ..store.changes import check_place
 from ..store.changes import delete as delete_run
-from ..store.move import move
+from ..store.move import check_move, move
 from ..store.run import StoredRun
 from .frames import sound_until, whole_end
 from .wire import MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
@@ -44,7 +44,9 @@ STALE_PART_SECONDS = 7 * 86400.0
 _ZEROS = bytes(1 << 20)
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
 _PART = ".part-"
-DELETED = ".deleted"  # next to the projects: one small file per deleted run
+DELETED = ".deleted"  # next to the projects: one small file per deleted or moved run
+TO, BACK = "to", "back"  # in the record of a moved run: its new project, and that it comes back
+MOST_RECORD = 1 << 16
 
 
 Result = int | FanfoldError | OSError
@@ -77,10 +79,14 @@ class Intake(Protocol):
     def delete(self, project: str, run: str, by: str) -> None:
         """Delete a run and remember that permanently: the record of the deletion is on disk before any data is deleted."""
 
+    def movable(self, project: str, run: str, target: str) -> None:
+        """Raise what move() would raise: the run is gone, or cannot go to that project. Nothing is changed."""
+
     def move(self, project: str, run: str, target: str, by: str) -> None:
         """Move a run that has ended to another project, and refuse what is sent for it to the old one from then on.
 
-        If it is interrupted, the run is whole in one of them, and the same call completes it.
+        If it is interrupted, the run is whole in one of them, and the same call completes it. A run may return to a project
+        that it has left.
         """
 
     def ask(self, project: str, run: str, request: JobRequest) -> None:
@@ -254,10 +260,11 @@ class DirectoryIntake:
         final.parent.mkdir(exist_ok=True, mode=0o700)
         part.replace(final)
 
-    # Deleted runs
+    # Deleted and moved runs: of each, a record next to the projects
 
     def deleted(self, project: str, run: str) -> bool:
-        return self._tombstone(project, run).exists()
+        known = self._record(project, run)
+        return known is not None and not (BACK in known and self._run(project, run).exists())
 
     def delete(self, project: str, run: str, by: str) -> None:
         path, stone = self._run(project, run), self._tombstone(project, run)
@@ -265,23 +272,88 @@ class DirectoryIntake:
             check_place(path, self.root)
         _make_folders(stone)
         with _locked(stone, create=True) as fd:
-            if not os.fstat(fd).st_size:
-                _write(fd, json.dumps({"project": project, "run": run, "by": by, "time": time.time()}).encode(), 0)
-                os.fsync(fd)
+            known = self._record(project, run)
+            if not known or TO in known:
+                _write_record(fd, _record_of(project, run, by))
             sync_folders(stone.parents[:4])
             if path.exists():
                 delete_run(StoredRun(path))
 
+    def movable(self, project: str, run: str, target: str) -> None:
+        self._checked_move(project, run, target)
+
     def move(self, project: str, run: str, target: str, by: str) -> None:
-        self._check_there(project, run)
-        self._check_there(target, run)
-        path = self._run(project, run)
+        """Record the move, then rename the folder: whatever is sent after the record is refused, so nothing is left behind."""
+        self._checked_move(project, run, target)
+        stone = self._tombstone(project, run)
+        _make_folders(stone)
+        with _locked(stone, create=True) as fd:
+            stored = self._checked_move(project, run, target)  # again: another request may have moved it meanwhile
+            returns = self._expect_back(target, run)
+            before = os.pread(fd, MOST_RECORD, 0)
+            try:
+                _write_record(fd, {**_record_of(project, run, by), TO: target})
+                sync_folders(stone.parents[:4])
+                (there,) = move([stored], self.root, target)
+            except (FanfoldError, OSError):
+                with contextlib.suppress(OSError):  # then it counts as begun, and the same call completes it
+                    _write_record(fd, before) if before else stone.unlink()
+                raise
+            if self.power:
+                sync_folders([there.parent, stored.path.parent])
+            with contextlib.suppress(OSError):
+                returns.unlink(missing_ok=True)
+
+    def _checked_move(self, project: str, run: str, target: str) -> StoredRun:
+        path, there = self._run(project, run), self._run(target, run)
+        known = self._record(project, run)
+        if known is not None and not ((TO in known or not known) and path.exists()):  # a move that has begun may go on
+            raise Gone(project, run)
         _check_no_link(path)
-        move([StoredRun(path)], self.root, target)
-        self.delete(project, run, by)  # also what a forwarder has sent between the two
+        if not path.exists():
+            raise RunError(f"run {run} is not in project {project} any more. Nothing was moved. Another request moved it.")
+        if os.path.lexists(there):
+            raise RunError(f"project {target} has another run {run} already. Nothing was moved. Choose another project.")
+        if self._record(target, run) is not None and not self._has_left(target, run, project):
+            raise RunError(
+                f"a run {run} was deleted in project {target}, or moved from there. Nothing was moved: what its nodes still send "
+                "would be mixed with this run. Choose another project."
+            )
+        stored = StoredRun(path)
+        check_move([stored], self.root, target)
+        return stored
+
+    def _has_left(self, old: str, run: str, now: str) -> bool:
+        """Return whether the run that was in project `old` is the one that is in `now`, perhaps by way of others."""
+        seen: list[Any] = []
+        while old != now:
+            to = (self._record(old, run) or {}).get(TO)
+            if old in seen or not isinstance(to, str):
+                return False
+            seen.append(old)
+            old = to
+        return True
+
+    def _expect_back(self, project: str, run: str) -> Path:
+        """Note in the record of a run that has left a project that it comes back: it counts until the folder is there."""
+        stone, known = self._tombstone(project, run), self._record(project, run)
+        if known is not None:
+            replace_text(stone, json.dumps({**known, BACK: True}), sync=True, mode=0o600)
+        return stone
 
     def _tombstone(self, project: str, run: str) -> Path:
         return directory.run_path(self.root / DELETED, checked_name("project", project), checked_name("run", run)) / "by.json"
+
+    def _record(self, project: str, run: str) -> dict[str, Any] | None:
+        """Return what is recorded of a run that was deleted or moved; without content, a kill interrupted the writing."""
+        try:
+            text = self._tombstone(project, run).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with contextlib.suppress(ValueError):
+            found = json.loads(text)
+            return found if isinstance(found, dict) else {}
+        return {}
 
     def _check_there(self, project: str, run: str) -> None:
         if self.deleted(project, run):
@@ -418,6 +490,17 @@ def _write(fd: int, data: bytes, at: int) -> None:
     while view:
         done = os.pwrite(fd, view, at)
         view, at = view[done:], at + done
+
+
+def _record_of(project: str, run: str, by: str) -> dict[str, Any]:
+    return {"project": project, "run": run, "by": by, "time": time.time()}
+
+
+def _write_record(fd: int, record: dict[str, Any] | bytes) -> None:
+    data = record if isinstance(record, bytes) else json.dumps(record).encode()
+    os.ftruncate(fd, 0)
+    _write(fd, data, 0)
+    os.fsync(fd)
 
 
 def _blank(fd: int, start: int, end: int) -> None:

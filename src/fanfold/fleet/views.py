@@ -18,11 +18,11 @@ from ..store.run import Runs, StoredRun
 class ProjectsView(Store):
     """The projects for which `sees` is true. Any other is refused with the same error, whether it exists or not."""
 
-    def __init__(self, store: Store, sees: Callable[[str], bool], changes: Changes) -> None:
+    def __init__(self, store: Store, sees: Callable[[str], bool], changes: Changes, *, place: str = "") -> None:
         self._store = store
         self._sees = sees
         self._changes = changes
-        self.place, self.root = store.place, store.root
+        self.place, self.root = place or store.place, store.root
 
     @property
     def changes(self) -> Changes:

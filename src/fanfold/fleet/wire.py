@@ -44,7 +44,7 @@ class Gone(Rejected):
         super().__init__(
             410,
             f"run {run[:100]!r} of project {project[:100]!r} was deleted at this gateway, or moved to another project there. "
-            "Nothing was stored. Delete or move it where it was recorded, too; what has to come back needs another id.",
+            "Nothing was stored. Move or delete it where it was recorded, too.",
         )
 
 

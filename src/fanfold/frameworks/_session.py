@@ -111,9 +111,7 @@ class TrainingSession:
 
     def note(self) -> dict[str, str]:
         """Return what a checkpoint stores, so that training resumed from it continues in the same run."""
-        if self.run is None or self.run.id == "disabled":
-            return {}
-        return {"run": self.run.id, "project": self.run.project, "name": self.run.name, "path": str(self.run.path)}
+        return note_of(self.run)
 
     def _join_current(self) -> bool:
         current = _users_run()
@@ -212,3 +210,10 @@ def watch(owner: type, method: str) -> None:
 
     _watched.add(watched)
     setattr(owner, method, watched)
+
+
+def note_of(run: Any) -> dict[str, str]:
+    """Return what tells a training that is resumed which run it continues; nothing if there is no run."""
+    if run is None or run.id == "disabled":
+        return {}
+    return {"run": run.id, "project": run.project, "name": run.name, "path": str(run.path)}

@@ -15,19 +15,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError, SettingError, logger, missing_extra, notices
+from ..errors import RunError, SettingError, logger, needed, notices
 from ..recording.api import init
 from ..relay.attach import MODES, Silent, ThreadRelay, handle, silent_twin
 from ..settings import DIRECTORY_NAME, TABLE
 from ..trackers import native
 from ..trackers.base import NO_STEP, GeneralTracker, is_tracker, on_main_process
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, filter_trackers, without_setup
+from ._session import note_of
 
-try:
+with needed("accelerate", "accelerate", "fanfold.frameworks.accelerate"):
     accelerate: Any = importlib.import_module("accelerate")
     tracking: Any = importlib.import_module("accelerate.tracking")
-except ImportError as error:
-    raise missing_extra("accelerate", "accelerate", "fanfold.frameworks.accelerate") from error
 
 CHECKPOINT_FILE = "fanfold.json"
 __all__ = ["Accelerator", "FanfoldTracker", "register"]
@@ -232,9 +231,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
 
     def _note_run(self, _models: Any, _weights: Any, output_dir: str | os.PathLike[str]) -> None:
         """Write the run's id next to a checkpoint, so that training resumed from it continues in the same run."""
-        if self.run is None or self.run.id == "disabled" or not self.is_main_process:
+        known = note_of(self.run)
+        if not known or not self.is_main_process:
             return
-        known = {"run": self.run.id, "project": self.run.project, "name": self.run.name, "path": str(self.run.path)}
         try:
             (Path(output_dir) / CHECKPOINT_FILE).write_text(json.dumps(known), encoding="utf-8")
         except OSError as error:

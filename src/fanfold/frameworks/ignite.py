@@ -6,14 +6,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from ..errors import missing_extra
+from ..errors import needed
 from ._session import TrainingSession
 
-try:
+with needed("pytorch-ignite", "ignite", "fanfold.frameworks.ignite"):
     from ignite.engine import Engine, Events
     from ignite.handlers.base_logger import BaseLogger, BaseOptimizerParamsHandler, BaseOutputHandler
-except ImportError as error:
-    raise missing_extra("pytorch-ignite", "ignite", "fanfold.frameworks.ignite") from error
 
 __all__ = ["FanfoldLogger"]
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import guard, missing_extra
+from ..errors import guard, needed
 from ..media import Table
 from ._boosting import scores
 from ._session import TrainingSession
 
-try:
+with needed("lightgbm", "lightgbm", "fanfold.frameworks.lightgbm"):
     import lightgbm  # noqa: F401  # only to say what is missing
-except ImportError as error:
-    raise missing_extra("lightgbm", "lightgbm", "fanfold.frameworks.lightgbm") from error
 
 __all__ = ["FanfoldCallback"]
 

@@ -7,16 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import FanfoldError, missing_extra, notices
+from ..errors import FanfoldError, needed, notices
 from ..recording import api
 from ..store import StoredRun, open_run
 
-try:
+with needed("optuna", "optuna", "fanfold.frameworks.optuna"):
     import optuna
     from optuna.pruners import BasePruner
     from optuna.trial import FrozenTrial, TrialState
-except ImportError as error:
-    raise missing_extra("optuna", "optuna", "fanfold.frameworks.optuna") from error
 
 RUN = "fanfold_run"  # the user attribute of a trial that has the folder of its run
 BEST, PRUNED = "best", "pruned"

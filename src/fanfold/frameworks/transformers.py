@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..callbacks.tell import SteeredTraining, set_flags
-from ..errors import guard, missing_extra
+from ..errors import guard, needed
 from ..probes.spans import Span
 from ..recording.agreement import end_agreement
 from ._session import TrainingSession, watch
 
-try:
+with needed("transformers", "transformers", "fanfold.frameworks.transformers"):
     transformers: Any = importlib.import_module("transformers")
     integrations: Any = importlib.import_module("transformers.integrations")
-except ImportError as error:
-    raise missing_extra("transformers", "transformers", "fanfold.frameworks.transformers") from error
 
 NAME = "fanfold"
 # Metrics each rank measures about itself, and how they are folded for trackers.

@@ -6,15 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import guard, missing_extra
+from ..errors import guard, needed
 from ..media import Table
 from ._boosting import number, scores
 from ._session import TrainingSession
 
-try:
+with needed("xgboost", "xgboost", "fanfold.frameworks.xgboost"):
     import xgboost
-except ImportError as error:
-    raise missing_extra("xgboost", "xgboost", "fanfold.frameworks.xgboost") from error
 
 __all__ = ["FanfoldCallback"]
 

@@ -101,9 +101,7 @@ class Audio(ArrayMedia):
         return {name: value for name, value in facts.items() if value is not None}
 
     def restore(self, meta: Mapping[str, Any], data: bytes) -> None:
-        ext = files.sniff(data, FORMATS)
-        if ext is None:
-            raise broken("audio", f"its {len(data)} bytes are none of {', '.join(FORMATS)}")
+        ext = files.format_of(data, FORMATS, "audio")
         self._data, self._ext, self.caption = bytes(data), ext, text_fact(meta, "caption")
         rate = number_fact(meta, "sample_rate")
         self.sample_rate = _wav_rate(data) or (int(rate) if rate is not None and 0 < rate < 2**31 else None)

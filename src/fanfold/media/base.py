@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
-from fanfold.errors import JournalError
+from fanfold.errors import JournalError, clean_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,7 +67,7 @@ class Media:
         """Return the parts whose `pending` tensor has not been resolved: itself, or cells of a table."""
         return [self] if self.pending is not None else []
 
-    def resolve(self, array: Any) -> None:  # noqa: ARG002 - the interface
+    def resolve(self, array: Any) -> None:
         """Set the host copy of `pending`."""
         raise TypeError(f"{type(self).__name__} has nothing on a device. Nothing changes. Call resolve() on waiting().")
 
@@ -99,19 +99,10 @@ def broken(kind: str, detail: object) -> JournalError:
     )
 
 
-def plain(text: str) -> str:
-    r"""Return text that UTF-8 can encode: lone surrogates (odd file names have them) become \udcxx."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return str(text)
-
-
 def caption_of(caption: object) -> str | None:
     """Check a caption."""
     if caption is None or isinstance(caption, str):
-        return None if caption is None else plain(caption)
+        return None if caption is None else clean_text(str(caption))
     raise refused(TypeError, f"caption= is a {type(caption).__name__}, not a string", "Pass caption=str(...)")
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fanfold.errors import clean_text
 from fanfold.media.arrays import Landing, is_a, is_array, is_numeric, is_tensor, on_device, to_numpy
-from fanfold.media.base import Encoded, Media, broken, decode, plain, refused
+from fanfold.media.base import Encoded, Media, broken, decode, refused
 from fanfold.media.figure import Figure, is_matplotlib, is_plotly
 from fanfold.media.image import Image, is_pil
 
@@ -120,13 +121,13 @@ def _packed(cell: Any) -> Any:
     if kind is int:
         return cell if -(2**63) <= cell < 2**64 else _ext(BIG_INT, hex(cell))
     if kind is str:
-        return plain(cell)
+        return clean_text(str(cell))
     if kind in NATIVE:
         return cell
     if kind is list:
         return [_packed(item) for item in cell]
     if kind is dict:
-        return {plain(key): _packed(item) for key, item in cell.items()}
+        return {clean_text(str(key)): _packed(item) for key, item in cell.items()}
     return _packed_object(cell)
 
 
@@ -208,7 +209,7 @@ def from_bytes(dtype: Any, data: Any) -> Array:
     if dtype not in DTYPES + SPANS:
         raise broken("table", f"it declares numbers of type {str(dtype)[:40]!r}")
     if len(data) % np.dtype(dtype).itemsize:
-        raise broken("table", f"{len(data)} bytes are no whole number of {dtype}")
+        raise broken("table", f"{len(data)} bytes are not a whole number of {dtype}")
     array = np.frombuffer(data, "|u1" if dtype == "|b1" else dtype)
     numbers: Array = array != 0 if dtype == "|b1" else array
     return numbers

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from fanfold.errors import missing_extra, notices
+from fanfold.errors import needed, notices
 from fanfold.media.arrays import is_a
 from fanfold.media.base import Media
 from fanfold.media.cells import PLAIN, clean
@@ -157,10 +157,8 @@ def _valid(missing: int, mark: Callable[[], Array]) -> Array | None:
 
 def to_pandas(named: list[tuple[str, Column]]) -> Any:
     """Build a pandas DataFrame."""
-    try:
+    with needed("pandas", "pandas", "Table.to_pandas()"):
         import pandas as pd
-    except ImportError as error:
-        raise missing_extra("pandas", "pandas", "Table.to_pandas()") from error
     return pd.DataFrame({name: _to_pandas(pd, narrowed(column)) for name, column in named})
 
 
@@ -179,10 +177,8 @@ def _to_pandas(pd: Any, column: Column) -> Any:
 
 def to_polars(named: list[tuple[str, Column]]) -> Any:
     """Build a polars DataFrame."""
-    try:
+    with needed("polars", "polars", "Table.to_polars()"):
         import polars as pl
-    except ImportError as error:
-        raise missing_extra("polars", "polars", "Table.to_polars()") from error
     return pl.DataFrame([_to_polars(pl, name, narrowed(column)) for name, column in named])
 
 
@@ -213,10 +209,8 @@ def _texts(cells: list[Any]) -> list[str | None]:
 
 def to_arrow(named: list[tuple[str, Column]]) -> Any:
     """Build an Arrow table; media become their encoded bytes."""
-    try:
+    with needed("pyarrow", "arrow", "Table.to_arrow()"):
         import pyarrow as pa
-    except ImportError as error:
-        raise missing_extra("pyarrow", "arrow", "Table.to_arrow()") from error
     return pa.table({name: _to_arrow(pa, narrowed(column)) for name, column in named})
 
 

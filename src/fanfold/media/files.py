@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
-from fanfold.media.base import refused
+from fanfold.media.base import broken, refused
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview"
 
@@ -37,6 +37,14 @@ def sniff(data: bytes, known: tuple[str, ...]) -> str | None:
         if ext in known and data[offset : offset + len(magic)] == magic:
             return ext
     return None
+
+
+def format_of(data: bytes, known: tuple[str, ...], kind: str) -> str:
+    """Return the format of a medium that is read back; raise JournalError if it has none of the `known`."""
+    ext = sniff(data, known)
+    if ext is None:
+        raise broken(kind, f"its {len(data)} bytes are none of {', '.join(known)}")
+    return ext
 
 
 def is_source(value: object) -> bool:

@@ -103,7 +103,7 @@ class Histogram(ArrayMedia):
             self._summary = summarise(self._host().reshape(-1), self.bins)
         return self._summary
 
-    def restore(self, meta: Mapping[str, Any], data: bytes) -> None:  # noqa: ARG002 - the frame has everything
+    def restore(self, meta: Mapping[str, Any], data: bytes) -> None:
         try:
             counts, edges = _checked(meta.get("counts"), meta.get("edges"))
         except (TypeError, ValueError, OverflowError) as error:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fanfold.errors import missing_extra
+from fanfold.errors import missing_extra, needed
 from fanfold.media import files, pixels
 from fanfold.media.arrays import ArrayMedia, is_a, is_array, is_numeric
 from fanfold.media.base import UNREADABLE, Encoded, broken, caption_of, refused, text_fact
@@ -107,9 +107,7 @@ class Image(ArrayMedia):
         return {name: value for name, value in facts.items() if value is not None}
 
     def restore(self, meta: Mapping[str, Any], data: bytes) -> None:
-        ext = files.sniff(data, FORMATS)
-        if ext is None:
-            raise broken("image", f"its {len(data)} bytes are none of {', '.join(FORMATS)}")
+        ext = files.format_of(data, FORMATS, "image")
         self._data, self._ext = bytes(data), ext
         self.caption, self.boxes, self.masks = text_fact(meta, "caption"), meta.get("boxes"), meta.get("masks")
 
@@ -194,10 +192,8 @@ def _size(data: bytes) -> tuple[int, int] | None:
 
 def _open(data: bytes) -> Any:
     """Open untrusted bytes with Pillow's raster formats only, within its limit on pixels."""
-    try:
+    with needed("pillow", "media", "Reading an image back"):
         import PIL.Image
-    except ImportError as error:
-        raise missing_extra("pillow", "media", "Reading an image back") from error
     too_large = (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning)
     try:
         picture = PIL.Image.open(io.BytesIO(data), formats=PIL_FORMATS)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
+from fanfold.errors import clean_text
 from fanfold.media import cells as cell_types
 from fanfold.media import columns as column_types
 from fanfold.media import dataframes
 from fanfold.media.arrays import is_array
-from fanfold.media.base import UNREADABLE, Encoded, Media, broken, plain, refused
+from fanfold.media.base import UNREADABLE, Encoded, Media, broken, refused
 from fanfold.media.columns import Column
 
 if TYPE_CHECKING:
@@ -185,12 +186,12 @@ class Table(Media):
         return [column.first(self._rows) for column in chosen]
 
     def encode(self) -> Encoded:
-        packed = [column_types.pack(plain(name), column) for name, column in self._named()]
+        packed = [column_types.pack(clean_text(str(name)), column) for name, column in self._named()]
         data = msgspec.msgpack.encode({"version": VERSION, "rows": self._rows, "columns": packed})
-        told = [plain(name) for name in self.columns[:NAMED]]
+        told = [clean_text(str(name)) for name in self.columns[:NAMED]]
         return Encoded(data, "table", {"rows": self._rows, "columns": told, "width": len(self.columns)})
 
-    def restore(self, meta: Mapping[str, Any], data: bytes) -> None:  # noqa: ARG002 - the blob has everything
+    def restore(self, meta: Mapping[str, Any], data: bytes) -> None:
         try:
             self.columns, self._columns, self._rows = _read(data)
         except UNREADABLE_TABLE as error:
@@ -302,5 +303,5 @@ def _read(data: bytes) -> tuple[list[str], list[Column], int]:
     names = [column.name for column in content.columns]
     fits = 0 <= content.rows < 2**48 if names else content.rows == 0
     if len(names) > MAX_COLUMNS or len(set(names)) < len(names) or not fits:
-        raise ValueError(f"{content.rows} rows under {len(names)} names are no table")
+        raise ValueError(f"{content.rows} rows under {len(names)} names are not a table")
     return names, [column_types.unpack(column, content.rows) for column in content.columns], content.rows

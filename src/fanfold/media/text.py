@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fanfold.errors import clean_text
 from fanfold.media import files
-from fanfold.media.base import Encoded, Media, broken, plain, refused, text_fact
+from fanfold.media.base import Encoded, Media, broken, refused, text_fact
 
 INLINE = 4096  # bytes of UTF-8; longer texts go to a blob
 
@@ -33,7 +34,7 @@ class Text(Media):
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
             raise refused(TypeError, f"{type(self).__name__} got a value of type {type(text).__name__}", "Pass a string")
-        self.text = plain(text)
+        self.text = clean_text(str(text))
 
     def encode(self) -> Encoded:
         data = self.text.encode()

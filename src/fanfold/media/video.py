@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fanfold.errors import missing_extra
+from fanfold.errors import missing_extra, needed
 from fanfold.media import files, pixels
 from fanfold.media.arrays import ArrayMedia, is_array, is_numeric
 from fanfold.media.base import UNREADABLE, Encoded, broken, caption_of, number_fact, refused, text_fact
@@ -90,9 +90,7 @@ class Video(ArrayMedia):
         return out.getvalue()
 
     def restore(self, meta: Mapping[str, Any], data: bytes) -> None:
-        ext = files.sniff(data, FORMATS)
-        if ext is None:
-            raise broken("video", f"its {len(data)} bytes are none of {', '.join(FORMATS)}")
+        ext = files.format_of(data, FORMATS, "video")
         self._data, self._ext, self.caption = bytes(data), ext, text_fact(meta, "caption")
         fps, count = number_fact(meta, "fps"), number_fact(meta, "frames")
         self.fps = fps if fps is not None and 0 < fps <= MAX_FPS else None
@@ -150,10 +148,8 @@ def _starts(count: int, fps: float) -> list[int]:
 
 
 def _read_gif(data: bytes, count: int | None, fps: float | None) -> Array:
-    try:
+    with needed("pillow", "media", "Reading a video back"):
         import PIL.Image
-    except ImportError as error:
-        raise missing_extra("pillow", "media", "Reading a video back") from error
     too_large = (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning)
     try:
         shown = _gif_frames(data)

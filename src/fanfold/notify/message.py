@@ -63,9 +63,8 @@ def compose(run: StoredRun, events: Sequence[RunEvent], *, again: bool = False) 
 
 
 def _lines(run: StoredRun, event: RunEvent) -> str:
-    step = event.step if event.step is not None else None
     first = event.text[:MOST_TEXT]
-    place = [f"step {step:,}" if step is not None else "", f"rank {event.rank}" if event.rank else "", f"run {run.id}"]
+    place = ["" if event.step is None else f"step {event.step:,}", f"rank {event.rank}" if event.rank else "", f"run {run.id}"]
     return "\n".join(part for part in (first, " · ".join(filter(None, place))) if part)
 
 

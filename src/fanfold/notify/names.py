@@ -22,7 +22,7 @@ def service_name(address: str) -> str:
 def _shown(scheme: str, rest: str) -> str:
     """Return the part of an address that is not secret: the kind, with the host of a webhook or the name of a command."""
     if scheme == "cmd":
-        words, _ = outcome(lambda: shlex.split(rest))
+        words, _ = outcome(shlex.split, rest)
         return f"cmd:{PurePath(words[0]).name}" if words else "cmd"
     if scheme in ("http", "https"):
         host, _ = outcome(lambda: urlsplit(f"{scheme}:{rest}").hostname)

@@ -26,7 +26,7 @@ STALLED = "stalled 30m"  # the rule that holds unless another says when a run ha
 
 
 def parse_rules(texts: Sequence[str], *, stalled: bool = True) -> list[Rule]:
-    """Parse rules; warn once about each that has a mistake, and go on without it."""
+    """Parse rules; warn once about each that has a mistake, and continue without it."""
     rules: list[Rule] = []
     for text in dict.fromkeys(texts):
         try:
@@ -54,7 +54,7 @@ class Notifier:
         self._noticed: dict[str, float] = {}  # when an end was first seen while other ranks were running
 
     def look(self, run: StoredRun, rules: Sequence[tuple[Rule, float]], *, over: bool = False) -> bool:
-        """Tell what is new, and return whether something is held back for later. Raise NotSent if a service cannot be reached.
+        """Report what is new, and return whether something is held back for later. Raise NotSent if a service cannot be reached.
 
         `rules` come with the time from which on they apply. `over`: the run has ended, so there is nothing to wait for.
         """

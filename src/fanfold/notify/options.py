@@ -9,13 +9,13 @@ import json
 import os
 import re
 import stat
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError, notices, outcome, shown, suggestion
+from ..settings import read_toml
 from . import VARIABLE, settings_file
 
 LEVELS = ("info", "warning", "error")
@@ -111,7 +111,7 @@ def _texts(value: Any, origin: str, most: int) -> tuple[str, ...]:
 def _split(text: str) -> Any:
     """Return the addresses in an environment variable: a JSON list, or texts separated by spaces or lines."""
     if text.lstrip().startswith("["):
-        found, error = outcome(lambda: json.loads(text))
+        found, error = outcome(json.loads, text)
         if error is not None:
             raise SettingError(f"{VARIABLE} begins with [ and is not valid JSON. Nobody is notified. Correct it.") from None
         return found
@@ -133,18 +133,7 @@ def _from_file(path: Path, *, needed: bool = False) -> NotifyOptions:
             f"Run: chmod 600 {path}",
         )
         return NotifyOptions()
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} is not valid TOML: {error}. Nobody is notified. Correct or remove the file.") from error
-    unknown = sorted(set(found) - {"notify"})
-    if unknown:
-        raise SettingError(f"{path} has unknown settings: {', '.join(unknown)}. Nobody is notified. Known: notify.")
-    table = found.get("notify", {})
+    table = read_toml(path, ["notify"], "Nobody is notified.").get("notify", {})
     if not isinstance(table, dict):
         raise SettingError(f'{path}: notify is not a table. Nobody is notified. Write [notify] and below it to = ["…"].')
     return checked(table, str(path))

@@ -164,7 +164,7 @@ def _plugin(address: str, *, needed: bool) -> Any:
             raise missing_extra("apprise", "notify", f"a notification to {address.partition(':')[0]}://") from error
         return None
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its messages may contain parts of addresses
-    plugin, _ = outcome(lambda: apprise.Apprise.instantiate(address, suppress_exceptions=True))
+    plugin, _ = outcome(apprise.Apprise.instantiate, address, suppress_exceptions=True)
     if plugin is None and needed:
         raise NotSent(f"{Service(address).name}: Apprise does not know this address, or a part of it is missing")
     return plugin
@@ -175,7 +175,7 @@ def open_services(addresses: Sequence[str]) -> tuple[list[Service], list[str]]:
     found: list[Service] = []
     wrong: list[str] = []
     for address in addresses:
-        service, error = outcome(lambda address=address: open_service(address))  # type: ignore[misc]
+        service, error = outcome(open_service, address)
         if service is not None:
             found.append(service)
             continue

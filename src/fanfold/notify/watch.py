@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ..errors import FanfoldError, RunNotFound, describe, logger, notices, outcome
 from ..journal.directory import is_run
+from ..journal.liveness import is_locked
 from ..relay.cursor import Cursor, Owned
 from ..relay.process import cursor_of, has_everything
 from ..store.changes import Changes
@@ -46,21 +47,28 @@ class WatchState(Protocol):
 
 
 class DirectoryState:
-    """Lines beside each run of a gateway's directory. A lock lets one server send."""
+    """Lines beside each run of a gateway's directory. A lock lets one server send.
 
-    def __init__(self, root: Path) -> None:
-        self._cursor = Cursor(root / ".notify" / "gateway.cursor")
+    A server that sends nothing, and only applies rules, has a lock of another name, and leads only while nobody sends.
+    """
+
+    def __init__(self, root: Path, *, sends: bool = True) -> None:
+        self.path = root / ".notify" / "gateway.cursor"
+        self._other = self.path.with_name("rules.cursor" if sends else self.path.name).with_suffix(".lock")
+        self._cursor = Cursor(self.path if sends else self.path.with_name("rules.cursor"))
+        self._sends = sends
 
     def leads(self) -> bool:
         with contextlib.suppress(Owned):
             if not self._cursor.owned:
                 self._cursor.acquire()
-            return True
+                return not is_locked(self._other)  # a server that only applies rules may be at it: it finds our lock next time
+            return self._sends or not is_locked(self._other)
         return False
 
     def pages(self, run: StoredRun | None) -> Pages:
         if run is None:
-            return FilePages(self._cursor.path.with_suffix(".sent"))
+            return FilePages(self.path.with_suffix(".sent"))
         return FilePages(run.path / "relay" / GATEWAY)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ def watch() -> bool:
 def log_once(key: str, run: str = "") -> bool:
     """Record that an API was used, once per key, process and run; return whether this was the first time."""
     if type(key) is not str or key not in _once:  # called by library code: must not raise, whatever the key is
-        text, _ = outcome(lambda: str(key))
+        text, _ = outcome(str, key)
         key = (type(key).__name__ if text is None else text).encode("utf-8", "replace").decode().replace("\0", " ")[:MAX_KEY]
     with _lock:
         last = _once.get(key)

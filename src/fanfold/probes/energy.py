@@ -209,7 +209,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     setup = json.loads(_line(0))
-    _, error = errors.outcome(lambda: serve(setup, 0, out))
+    _, error = errors.outcome(serve, setup, 0, out)
     if error is not None and not isinstance(error, BrokenPipeError):
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=out, flush=True)

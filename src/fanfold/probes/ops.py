@@ -11,11 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SettingError, notices
+from ..settings import options_of
 from . import api_usage, labels, op_table, profiler_session, step_hooks, trace, worker_tables
 from .native import library as native
 
@@ -48,17 +49,9 @@ class OpsOptions:
 
 def check(given: Any) -> OpsOptions | None:
     """Return the options of init(ops=…); None for no profile."""
-    if not given and not isinstance(given, Mapping):
+    options = options_of(OpsOptions, "ops", given)
+    if options is None:
         return None
-    if given is True:
-        return OpsOptions()
-    known = [field.name for field in fields(OpsOptions)]
-    if not isinstance(given, Mapping) or set(given) - set(known):
-        raise SettingError(
-            f"init(ops={given!r}) cannot be understood. The run was not started. "
-            f"Pass True, or a dict of some of these: {', '.join(known)}."
-        )
-    options = replace(OpsOptions(), **given)
     wrong = _wrong(options)
     if wrong:
         raise SettingError(f"init(ops={dict(given)!r}): {wrong}. The run was not started. See docs/operator-profile.md.")

@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import guard
 from . import step_hooks
@@ -29,8 +29,8 @@ class ProfilerTurns:
     calling = 0  # the thread that is calling torch for a session of ours
     wrapped = False
     unread = 0  # ended sessions whose open ranges are not known yet
-    open: dict[int, int] = {}  # noqa: RUF012 - thread id → steps until the ranges that a session left open there have ended
-    names: list[str] = []  # noqa: RUF012 - the program's own ranges among them, which may end at any time
+    open: ClassVar[dict[int, int]] = {}  # thread id → steps until the ranges that a session left open there have ended
+    names: ClassVar[list[str]] = []  # the program's own ranges among them, which may end at any time
 
 
 def watch() -> Callable[[], None]:

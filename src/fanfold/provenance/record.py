@@ -94,7 +94,7 @@ def parse(data: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError("it is not JSON") from error
     if not isinstance(found, dict):
-        raise ValueError("it is no table of JSON")  # noqa: TRY004 - one error type for everything wrong with it
+        raise ValueError("it is not a JSON object")  # noqa: TRY004 - one error type for everything wrong with it
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
         inner = (item for one in level for item in (one.values() if isinstance(one, dict) else one))

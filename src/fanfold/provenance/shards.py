@@ -29,7 +29,7 @@ def _missing(index: Path, *, bare: bool) -> Iterator[tuple[Path, int, str]]:
     """Yield missing shards. If all are, but there are other model files, the model was downloaded in another format."""
     named = _named(index)
     if named is None:
-        yield index, index.stat().st_size, str(broken(index, "it is no table of which shard holds which tensor"))
+        yield index, index.stat().st_size, str(broken(index, "it does not say which shard holds which tensor"))
         return
     listed = named.intersection(os.listdir(index.parent))  # noqa: PTH208 - compares names: an index must not lead to other paths
     there = {name for name in listed if is_file(index.with_name(name))}  # a symlink in a cache may be broken

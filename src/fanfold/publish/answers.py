@@ -60,7 +60,7 @@ class Answers:
         self._write(f"{name_of(*question)}.json", msgspec.json.encode(json_safe(answer)))
 
     def _write(self, name: str, content: bytes) -> None:
-        """Write a file. Names are no secure hashes: a run made for it could replace an answer about another one."""
+        """Write a file. Its name is not a secure hash: a crafted run could replace an answer about another one."""
         if name in self._names:
             self.leave_out("answers whose files would have the name of another one")
             return

@@ -278,7 +278,7 @@ class Agreement:
                 if self._lost and not closed:
                     return
             if closed:
-                outcome(lambda: board.create(f"left/{board.rank}", str(reached)))  # noqa: B023 - called right here
+                outcome(board.create, f"left/{board.rank}", str(reached))
                 return
             error = outcome(self._turn)[1]
             if error is not None:

@@ -224,7 +224,8 @@ def _say_unknown_variables() -> None:
         notices.once(f"variable:{name}", f"no setting is called {name}. The run starts without it. {advice}")
 
 
-def _needed() -> Any:
+def needed_run() -> Any:
+    """Return the current run, or raise."""
     if _current is None:
         raise RunError("there is no run yet. Nothing was recorded. Call fanfold.init(project=…) first.")
     return _current
@@ -249,7 +250,7 @@ def log(values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> No
         fanfold.log({"loss": 0.5, "val/acc": 0.9}, step=10)
         ```
     """
-    _needed().log(values, step, **kwargs)
+    needed_run().log(values, step, **kwargs)
 
 
 def finish(timeout: float = 30.0, status: str = "finished", *, exit_code: int | None = None, **wandb_style: Any) -> None:
@@ -294,7 +295,7 @@ def flush(timeout: float | None = None) -> bool:
         assert fanfold.flush(timeout=10)
         ```
     """
-    return bool(_needed().flush(timeout))
+    return bool(needed_run().flush(timeout))
 
 
 def alert(title: str, text: str = "", *, level: str = "warning") -> None:
@@ -316,7 +317,7 @@ def alert(title: str, text: str = "", *, level: str = "warning") -> None:
         fanfold.alert("Loss spike", "The loss is ten times its mean", level="error")
         ```
     """
-    _needed().alert(title, text, level=level)
+    needed_run().alert(title, text, level=level)
 
 
 def artifact(path: str | os.PathLike[str], name: str | None = None, *, kind: str = "file", **metadata: Any) -> None:
@@ -342,7 +343,7 @@ def artifact(path: str | os.PathLike[str], name: str | None = None, *, kind: str
         fanfold.artifact("vocab.txt", kind="dataset", language="en")
         ```
     """
-    _needed().artifact(path, name, kind=kind, **metadata)
+    needed_run().artifact(path, name, kind=kind, **metadata)
 
 
 def define_metric(
@@ -369,7 +370,7 @@ def define_metric(
         fanfold.log({"epoch": 1, "val/loss": 0.7})
         ```
     """
-    _needed().define_metric(key, x, summary=summary, step_metric=step_metric, **wandb_style)
+    needed_run().define_metric(key, x, summary=summary, step_metric=step_metric, **wandb_style)
 
 
 def stamp(path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:
@@ -434,7 +435,7 @@ class CurrentMapping(MutableMapping[str, Any]):
         object.__setattr__(self, "_name", name)
 
     def _real(self) -> Any:
-        return getattr(_needed(), self._name)
+        return getattr(needed_run(), self._name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # help() and notebooks look these up

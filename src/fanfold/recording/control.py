@@ -196,7 +196,7 @@ class Control:
             if name not in self._knobs:
                 adjustable = ", ".join(sorted(self._knobs)) or "nothing"
                 return f"{name} is not adjustable. Adjustable: {adjustable}"
-            error = outcome(lambda: self._knobs[name].checked(value))[1]  # noqa: B023 - called right here
+            error = outcome(self._knobs[name].checked, value)[1]
             if error is not None:
                 return str(error)
         return ""
@@ -278,7 +278,7 @@ class Control:
 
     def _turn_knobs(self, request: JobRequest) -> None:
         found = {self._knobs[name]: value for name, value in request.values.items() if name in self._knobs}
-        error = outcome(lambda: _turn(found))[1]
+        error = outcome(_turn, found)[1]
         self._answer([request], "done" if error is None else "refused", "" if error is None else describe(error))
         self._show_knobs()
 

@@ -104,11 +104,10 @@ class SlotCopy(Flight):
 
     __slots__ = ("array", "began", "ended", "ring", "slot", "stream", "view")
 
-    def __init__(self, ring: CudaRing, slot: int, view: SlotView) -> None:
-        self.ring = ring
-        self.slot = slot
-        self.view = view
-        self.array: Any = None
+    def __init__(self, ring: CudaRing, slot: int, view: SlotView, stream: int, began: int, ended: int, array: Any = None) -> None:
+        self.ring, self.slot, self.view = ring, slot, view
+        self.stream, self.began, self.ended = stream, began, ended
+        self.array = array
 
     def landed(self) -> bool:
         return self.view.sentinel not in self.view.watched.tolist()
@@ -180,11 +179,9 @@ class CudaRing:
         self._torch = torch
         self._device = device
         self._index: int = device.index
-        self.capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001 - see below
         self._copy: Callable[..., None] = torch._foreach_copy_
-        self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         # Private torch functions: their public wrappers take as long as the launch itself.
-        self._set_grad: Callable[[bool], None] = torch._C._set_grad_enabled  # noqa: SLF001 - see above
+        self._captured: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001 - see above
         self._stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001 - see above
         self._floats = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
         self._slabs: list[Slab] = []
@@ -250,8 +247,12 @@ class CudaRing:
             watched = slab.memory[start + MARK_BYTES : start + MARK_BYTES + count * size]
         return SlotView(targets, values, watched.cast(_FORMATS[size]), _SENTINELS[size], mark)
 
-    def launch(self, tensors: Sequence[Any], dtype: Any) -> SlotCopy:
-        """Start copying up to WIDTH scalars of one dtype, on the current stream.
+    def capturing(self) -> bool:
+        """Return whether a CUDA graph is being captured. CUDA refuses that on the default stream, whose number is 0."""
+        return self._stream_of(self._index) != 0 and self._captured()
+
+    def launch(self, tensors: Sequence[Any], dtype: Any) -> Launched:
+        """Start copying up to WIDTH detached scalars of one dtype, on the current stream.
 
         A slot whose launch failed is never reused, since part of it may still be written.
         """
@@ -261,21 +262,11 @@ class CudaRing:
             slot = self._take_slot()
         key = (slot, dtype, len(tensors))
         view = self._views.get(key) or self._view(key)
-        flight = SlotCopy(self, slot, view)
-        flight.stream = self._stream_of(self._index)
-        flight.began = next(self._launches)
-        if self._grad_enabled():
-            self._set_grad(False)
-            try:
-                self._copy(view.targets, tensors, True)
-            finally:
-                self._set_grad(True)
-        else:
-            self._copy(view.targets, tensors, True)
+        stream, began = self._stream_of(self._index), next(self._launches)
+        self._copy(view.targets, tensors, True)
         if view.mark is not None:
             self._copy(view.mark, self._one, True)
-        flight.ended = next(self._launches)
-        return flight
+        return self, slot, view, stream, began, next(self._launches)
 
     def launch_array(self, tensor: Any) -> SlotCopy:
         """Start copying a whole tensor into its own pinned memory; a number written to the slot signals its arrival."""
@@ -284,9 +275,11 @@ class CudaRing:
             target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         with torch.no_grad():
             target.copy_(tensor, non_blocking=True)
-        flight = self.launch(self._one, torch.int64)
-        flight.array = target
-        return flight
+        return SlotCopy(*self.launch(self._one, torch.int64), target)
+
+
+# What SlotCopy is made of. The waiting thread makes it: out of the caches, an object costs the training thread a microsecond.
+Launched = tuple[CudaRing, int, SlotView, int, int, int]
 
 
 class Deferred:
@@ -303,7 +296,7 @@ class Deferred:
         self._reset()
 
     def _reset(self) -> None:
-        self._parts: SimpleQueue[LatePart | None] = SimpleQueue()  # re-entrant: a signal handler may log during put()
+        self._parts: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # re-entrant: a signal handler may log during put()
         self._waiting: list[LatePart] = []
         self._closing = self._hurry = False
         self._thread: threading.Thread | None = None
@@ -332,16 +325,22 @@ class Deferred:
         """Start one copy for scalars of one dtype, to the ring of the first one's device; return None if they differ.
 
         One that is elsewhere is copied correctly too, only more slowly, so the rest are not asked where they are: that
-        would take every step as long as a tenth of the launch.
+        would take every step as long as a tenth of the launch. Those with a gradient are detached, because turning
+        gradients off and on takes a fifth of it.
         """
         dtype = tensors[0].dtype
         ring = self._rings.get(tensors[0].get_device())
         if ring is None or len(tensors) > WIDTH:
             return None
+        attached = False
         for tensor in tensors:
             if tensor.dtype is not dtype or tensor.ndim:
                 return None
+            if tensor.requires_grad:
+                attached = True
         try:
+            if attached:
+                tensors = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
             return None if ring.capturing() else ring.launch(tensors, dtype)
         except (NoRoom, RuntimeError) as reason:
             return _reason(reason)
@@ -352,9 +351,9 @@ class Deferred:
         kind = getattr(device, "type", None)
         return (kind, device, tensor.dtype) if kind is not None and hasattr(tensor, "is_cuda") else None
 
-    def _start(self, group: Any, tensors: Sequence[Any]) -> Flight:
+    def _start(self, group: Any, tensors: Sequence[Any]) -> Flight | Launched:
         if group is not None and group[0] == "cuda":
-            scalars = [tensor.reshape(()) for tensor in tensors]
+            scalars = [tensor.detach().reshape(()) for tensor in tensors]
             return self._ring(tensors[0].get_device(), tensors[0]).launch(scalars, tensors[0].dtype)
         if group is not None:  # another accelerator: copy on the device now, wait in our thread
             copies = [tensor.detach().clone() for tensor in tensors]
@@ -389,9 +388,9 @@ class Deferred:
         if isinstance(launched, str):
             self._lose(call, keys, launched)
             return
-        self._enqueue(LatePart(call, keys, launched, then))
+        self._enqueue((call, keys, launched, then))
 
-    def _enqueue(self, part: LatePart) -> None:
+    def _enqueue(self, part: tuple[Any, ...]) -> None:
         self._parts.put(part)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fanfold-deferred", daemon=True)
@@ -408,7 +407,9 @@ class Deferred:
         """Collect launched parts; block only if nothing else is waiting."""
         with contextlib.suppress(Empty):
             while part := self._parts.get(block=not self._waiting):
-                self._waiting.append(part)
+                call, keys, launched, then = part
+                flight = launched if isinstance(launched, Flight) else SlotCopy(*launched)
+                self._waiting.append(LatePart(call, keys, flight, then))
 
     def _land(self) -> None:
         """Read every part that has landed; the others keep their order."""
@@ -436,7 +437,7 @@ class Deferred:
             return True
         done = threading.Event()  # a token in the same queue: reached once everything before it has landed
         self._hurry = True
-        self._enqueue(LatePart(_FLUSH, (), Flight(), lambda _call, _values: done.set()))
+        self._enqueue((_FLUSH, (), Flight(), lambda _call, _values: done.set()))
         landed = done.wait(timeout)
         self._hurry = False
         return landed

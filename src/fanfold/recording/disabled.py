@@ -38,7 +38,7 @@ class DisabledRun:
 
     log = alert = artifact = define_metric = finish = _nothing
 
-    def span(self, kind: str) -> Any:  # noqa: ARG002 - the signature of Run.span
+    def span(self, kind: str) -> Any:
         return contextlib.nullcontext()
 
     def knob(self, name: str, value: Any, min: float | None = None, max: float | None = None) -> Knob:
@@ -47,12 +47,12 @@ class DisabledRun:
     def ops(self) -> list[dict[str, Any]]:
         return []
 
-    def get_tracker(self, name: str, unwrap: bool = False) -> Any:  # noqa: ARG002 - the signature of Run.get_tracker
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         from ..relay.attach import Silent
 
         return Silent()
 
-    def flush(self, timeout: float | None = None) -> bool:  # noqa: ARG002 - the signature of Run.flush
+    def flush(self, timeout: float | None = None) -> bool:
         return True
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:

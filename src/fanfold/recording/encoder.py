@@ -68,7 +68,7 @@ class Encoder:
     def _encode(self, call: LogCall, media: Mapping[str, Any]) -> None:
         done: dict[str, Any] = {}
         for key, value in media.items():
-            found, error = outcome(lambda key=key, value=value: self._store_all(value, key))  # type: ignore[misc]
+            found, error = outcome(self._store_all, value, key)
             if error is None:
                 done[key] = found
             else:

@@ -49,7 +49,7 @@ class RunHistory:
         began = late.began if late.count else own.began if own.count else None
         found = self._known.get((key, began))
         if found is None:
-            found, _ = outcome(lambda: self._earlier(key, began))
+            found, _ = outcome(self._earlier, key, began)
             found = self._known[key, began] = found or Tally()
         return found.plus(late)
 

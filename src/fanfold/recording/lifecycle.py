@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import after_fork_in_child, guard
+from ..errors import guard, notices
 from ..journal.writer import moved_up
 from ..threads import Background
 
@@ -276,7 +276,7 @@ def _end_open_runs() -> None:
 
 def _after_fork() -> None:
     _Hooks.ending = False
-    after_fork_in_child()
+    notices.after_fork_in_child()
     # A child gets the defaults back: it has no watching thread, so our handler would keep it alive when stuck in C code.
     for number, before in _previous.items():
         if signal.getsignal(number) is _on_signal:

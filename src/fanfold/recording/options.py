@@ -51,7 +51,7 @@ class RunOptions(NamedTuple):
 
 
 def _config(value: Any) -> dict[str, Any]:
-    found, error = outcome(lambda: as_mapping(value))
+    found, error = outcome(as_mapping, value)
     if found is None:
         why = "" if isinstance(error, TypeError) or error is None else f" (reading it raised {describe(error)})"
         raise ValueError(f"a dict, an argparse.Namespace or a dataclass{why}") from error

@@ -449,8 +449,8 @@ class Run:
         """
         with guard("read the arguments of finish()", strict=self.strict):
             _ignore("finish", wandb_style, ("quiet",))
-        status = "failed" if outcome(lambda: bool(exit_code))[0] else self._known_status(status)
-        seconds, _ = outcome(lambda: float(timeout))
+        status = "failed" if outcome(bool, exit_code)[0] else self._known_status(status)
+        seconds, _ = outcome(float, timeout)
         code, _ = outcome(lambda: None if exit_code is None else max(min(int(exit_code), 1 << 31), -(1 << 31)))
         self._ending.finish(30.0 if seconds is None else seconds, status, exit_code=code)
 

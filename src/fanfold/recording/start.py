@@ -1,4 +1,4 @@
-"""Opening a run: options are checked, the run is found or created, its parts are put together and started."""
+"""Opening a run: options are checked, the run is found or created, its parts are built and started."""
 
 from __future__ import annotations
 

@@ -184,8 +184,9 @@ class Tallies:
                 continue
             if rule in COUNTED and not isinstance(value, str):
                 own = self.by_key.get(key) or Tally()
-                value = before(key, own).plus(own).result(str(rule))  # noqa: PLW2901 - replaced by its statistic
-            found[key] = value
+                found[key] = before(key, own).plus(own).result(str(rule))
+            else:
+                found[key] = value
         return found
 
     def after_fork_in_child(self) -> None:

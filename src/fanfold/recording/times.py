@@ -15,7 +15,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 def nanoseconds(moment: Any) -> int:
     """Return a moment in nanoseconds since 1970; warn once and return the current time if it is not one."""
-    found, _ = outcome(lambda: _exact(moment))
+    found, _ = outcome(_exact, moment)
     if found is not None and 0 <= found < LATEST:
         return found
     notices.once(

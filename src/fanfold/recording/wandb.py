@@ -38,7 +38,7 @@ NOTHING = {
     "termwarn": "use print() or logging",
     "termerror": "use print() or logging",
 }
-# Names that scripts cannot go on without: using one raises.
+# Names that scripts cannot do without: using one raises.
 MISSING = {
     "Api": "fanfold.runs() lists runs, fanfold.open(id) reads one",
     "sweep": "start one run for each setting, with group=",
@@ -171,7 +171,7 @@ def save(
     found = sorted(path for path in glob.glob(os.fspath(glob_str), recursive=True) if Path(path).is_file())  # noqa: PTH207
     for path in found:
         name = os.path.relpath(path, base_path) if base_path else Path(path).name
-        (run or api._needed()).artifact(path, name)  # noqa: SLF001 - the current run
+        (run or api.needed_run()).artifact(path, name)
     return found
 
 
@@ -236,7 +236,7 @@ def log_artifact(
     run: Any = None, **_options: Any,
 ) -> Any:  # fmt: skip
     """Keep an artifact, a file or a folder with the run."""
-    run = run or api._needed()  # noqa: SLF001 - the current run
+    run = run or api.needed_run()
     if isinstance(artifact_or_path, Artifact):
         if aliases:
             artifact_or_path.metadata["aliases"] = list(aliases)

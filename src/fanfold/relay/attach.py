@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import enum
-import inspect
 import json
 import random
 import signal
@@ -33,7 +32,6 @@ from .worker import Worker
 
 MODES = ("process", "thread")
 START_SECONDS = 20.0
-GRACE_SECONDS = 3.0
 TURN_SECONDS = 5.0  # how long a user's call waits for the relay
 COUNT_SECONDS = 0.5  # the part of finish()'s timeout reserved for counting undelivered values
 
@@ -192,19 +190,19 @@ class ThreadRelay:
     ) -> None:  # fmt: skip
         self.run = run
         self._flush = flush  # waits until device values and media are in the journal
-        options, plain = split_options(kwargs)
+        self._options, plain = split_options(kwargs)
         by_name = isinstance(item, str)
         self.name: str = find_class(item).name if by_name else item.name
         told = by_name or destination_of(item) is not None  # so another process can construct it again
         destination = {key: value for key, value in kwargs.items() if _is_json(value)} if told else {}
         self._cursor = cursor_of(run, self.name, {**destination, **({"copy": copy} if copy else {})})
-        self.tracker: Any = _made(item, plain, run, self._cursor.project) if by_name else item
+        self.tracker: Any = make(item, plain, run, self._cursor.project) if by_name else item
         self.destination = destination_of(self.tracker)  # None for a user-written tracker
         self._address = _address(self.tracker)
         self._done = threading.Event()
         self._first_try = threading.Event()
         self._stop, self._hurry = threading.Event(), threading.Event()
-        self._options: dict[str, Any] = {"fold": fold, **options, "hold": hold_seconds(run), "live": True}
+        self._fold, self._hold = fold, hold_seconds(run)
         self._worker: Worker | None = None
         self._thread: threading.Thread | None = None
         self._mlflow_runs: Any = None  # MLflow's active runs, as seen by the tracker's thread
@@ -222,8 +220,9 @@ class ThreadRelay:
             with guard(f"take up the tracker {self.name}"):
                 self._cursor.acquire()
                 self._worker = Worker(
-                    self.run, self.tracker, self._cursor, **self._options, stop=self._stop, hurry=self._hurry, grace=GRACE_SECONDS
-                )
+                    self.run, self.tracker, self._cursor, self._options, fold=self._fold, hold=self._hold, stop=self._stop,
+                    hurry=self._hurry, live=True,
+                )  # fmt: skip
                 if self.destination is not None and can_limit(START_SECONDS):
                     self._try_start(self._worker, START_SECONDS)
             before, context = contextvars.copy_context(), contextvars.copy_context()
@@ -310,7 +309,7 @@ class ThreadRelay:
             if self._worker is not None:
                 if not self._first_try.is_set():
                     self._try_start(self._worker)
-                self._worker.serve(follow=True)
+                self._worker.serve()
         finally:
             self._first_try.set()
             self._cursor.release()
@@ -342,7 +341,7 @@ class ThreadRelay:
         done = self._done.wait(timeout) and self._worker is not None and self._worker.closed
         if not done:
             self._stop.set()
-        if self.destination is not None and not self._options["joined"]:
+        if self.destination is not None and not self._options.joined:
             with guard(f"take {self.name} back from this thread"):
                 self.destination.hide_here()
         return done
@@ -453,15 +452,6 @@ class Silent:
 
     def __bool__(self) -> bool:
         return False
-
-
-def _made(name: str, kwargs: Mapping[str, Any], run: Path, project: str) -> Any:
-    """Construct a tracker by name. Where `run_name` is not the project (MLflow), it is an ordinary argument."""
-    cls = find_class(name)
-    first = next(iter(inspect.signature(cls).parameters), "run_name")
-    if first == "run_name" or "run_name" not in kwargs or cls.requires_logging_directory:
-        return make(name, kwargs, run, project)
-    return cls(**{first: project, **kwargs})
 
 
 def _address(tracker: Any) -> str:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,6 @@ from ..settings import resolve
 
 OWNER_SECONDS = 10.0
 TAKEOVER_SECONDS = 60.0
-FIELDS = (
-    "tracker", "kwargs", "project", "remote", "closed", "delivered", "refused", "error", "partial", "described", "counts",
-    "folds", "through", "told", "restarts",
-)  # fmt: skip
 _held: set[Path] = set()  # POSIX locks do not exclude threads of one process; this set does
 
 
@@ -168,6 +164,9 @@ class Cursor:
             os.close(fd)
             writer.held.discard(str(self.path.with_suffix(".lock")))
             _held.discard(self.path)
+
+
+FIELDS = tuple(field.name for field in fields(Cursor) if field.name not in ("path", "settled"))  # as they are in the file
 
 
 def _node() -> str:

@@ -34,14 +34,14 @@ from ..settings import find_directory, is_address, read_file, resolve, store_add
 from ..trackers.face import own_class, tracker_class
 from ..trackers.registry import LOGGER_TYPE_TO_CLASS, ROWS, find_class
 from .cursor import Cursor, Owned, cursor_name, public
+from .feed import HOLD_SECONDS
 from .track import SENT
-from .worker import Worker
+from .worker import RelayOptions, Worker
 
 if TYPE_CHECKING:
     from ..store import StoredRun
 
 NETWORK_HOLD_SECONDS = 90.0
-SYNC_TRIES = 4
 TURN_SECONDS = 1.0
 LOOK_SECONDS = 0.2
 RESTARTS = 5  # of a relay that keeps dying; one that ran for RECOVERED_SECONDS starts again from zero
@@ -66,14 +66,10 @@ def check_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def split_options(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_options(kwargs: Mapping[str, Any]) -> tuple[RelayOptions, dict[str, Any]]:
     """Split a tracker's arguments into options for the relay and arguments of the tracker itself."""
-    options = {
-        "probes": bool(kwargs.get("probes", False)),
-        "layout": str(kwargs.get("layout", "fanfold")),
-        "joined": bool(kwargs.get("joined", False)),
-    }
-    return options, {key: value for key, value in kwargs.items() if key not in options}
+    options = RelayOptions(bool(kwargs.get("probes")), str(kwargs.get("layout", "fanfold")), bool(kwargs.get("joined")))
+    return options, {key: value for key, value in kwargs.items() if key not in RelayOptions._fields}
 
 
 def address_of(name: str) -> str:
@@ -317,7 +313,7 @@ def hold_seconds(run: Path) -> float:
     given = resolve("hold", file=read_file(run.parent.parent))
     if given is not None:
         return float(given)
-    return NETWORK_HOLD_SECONDS if is_network(run) else 10.0
+    return NETWORK_HOLD_SECONDS if is_network(run) else HOLD_SECONDS
 
 
 def serve(
@@ -339,24 +335,12 @@ def serve(
             return cursor
         last.callback(cursor.release)
         cursor.restarts += 1 if restarts else 0
-        tracker, error = outcome(lambda: make(name, arguments, run, cursor.project))
+        tracker, error = outcome(make, name, arguments, run, cursor.project)
         if error is not None:  # wrong arguments or a missing library: retrying does not help
             cursor.error = f"{type(error).__name__}: {error}"[:500]
             return cursor
-        tries = None if follow else SYNC_TRIES
-        worker = Worker(
-            run,
-            tracker,
-            cursor,
-            fold=fold,
-            **options,
-            hold=hold_seconds(run),
-            stop=stop,
-            hurry=hurry,
-            tries=tries,
-            patient=follow,
-        )
-        worker.serve(follow=follow)
+        hold = hold_seconds(run)
+        Worker(run, tracker, cursor, options, fold=fold, hold=hold, stop=stop, hurry=hurry, follow=follow).serve()
     return cursor
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import logger, notices, outcome
 from ..journal.bodies import Artifact, Fork
@@ -22,7 +22,7 @@ from ..trackers.face import destination_of
 from .cursor import Cursor
 from .custom import Custom
 from .deadline import within
-from .feed import HOLD_SECONDS, Feed
+from .feed import Feed
 from .sender import Sender, is_mistake
 from .track import PendingFrame
 
@@ -30,37 +30,43 @@ SETTLE_SECONDS = 5.0
 IDLE_SECONDS = (0.25, 1.0)
 HURRY_SECONDS = (0.05, 30.0)  # polling interval, and for how long, once the run is about to end
 RETRY_SECONDS = (1.0, 60.0)
+SYNC_TRIES = 4  # of a delivery that does not follow the run
+GRACE_SECONDS = 3.0  # how long the other ranks have when the program whose tracker this is has ended
 PATIENCE_SECONDS = 24 * 3600.0  # how long a relay keeps trying a failing tracker after its run has ended
 FORKED = "forked_from"  # the entry of the config that names the run a fork continues
 _dice = random.Random()  # our own generator: the user's random state is untouched
+
+
+class RelayOptions(NamedTuple):
+    """What a tracker's arguments say to the relay."""
+
+    probes: bool = False  # whether metrics of probes go there, too
+    layout: str = "fanfold"  # of names and paths there: see Identity
+    joined: bool = False  # whether the destination is a user's own run, which had points before and stays open
 
 
 class Worker:
     """The delivery of one run's journals to one tracker, until the run has ended and all is delivered, or until stopped."""
 
     def __init__(
-        self, run: Path, tracker: Any, cursor: Cursor, *, fold: Mapping[str, str] | None = None, probes: bool = False,
-        hold: float = HOLD_SECONDS, stop: threading.Event | None = None, hurry: threading.Event | None = None,
-        clock: Callable[[], float] = time.monotonic, tries: int | None = None, grace: float | None = None, patient: bool = True,
-        layout: str = "fanfold", joined: bool = False, live: bool = False,
+        self, run: Path, tracker: Any, cursor: Cursor, options: RelayOptions, *, fold: Mapping[str, str], hold: float,
+        stop: threading.Event, hurry: threading.Event, follow: bool = True, live: bool = False,
     ) -> None:  # fmt: skip
         self.started_elsewhere = False
         self.run = run
         self.tracker: Destination = destination_of(tracker) or Custom(tracker)
         self.cursor = cursor
-        self.stop = stop or threading.Event()
-        self.hurry = hurry or threading.Event()
-        self.clock = clock
-        self.tries = tries
-        self.grace = grace
+        self.options = options
+        self.stop = stop
+        self.hurry = hurry
+        self.clock = time.monotonic
+        self.follow = follow  # whether to wait for a live run to end, and to try for as long as it takes
         self.feed = Feed(
-            run, name=tracker.name, fold=fold, marks=cursor.settled, partial=cursor.folds, probes=probes, hold=hold, clock=clock,
-            patient=patient, points=self.tracker.takes_points,
+            run, name=tracker.name, fold=fold, marks=cursor.settled, partial=cursor.folds, probes=options.probes, hold=hold,
+            patient=follow, points=self.tracker.takes_points,
         )  # fmt: skip
         self.gave_up = False
         self.closed = False
-        self.layout = layout
-        self.joined = joined  # whether the destination is a user's own run, which had points before and stays open
         self.errands: deque[Callable[[], Any]] = deque()  # other work for the tracker, in call order
         self.live = live  # whether user code in this process also calls the tracker
         self.turns = threading.RLock()  # held while the tracker is called
@@ -72,7 +78,7 @@ class Worker:
         self._described = cursor.described
         self._told = dict(cursor.told)
         self._quiet_since: float | None = None
-        self._settled_at = self._well_at = self._hurried_at = clock()
+        self._settled_at = self._well_at = self._hurried_at = self.clock()
         self._started = False
 
     @property
@@ -94,14 +100,14 @@ class Worker:
         self._described, self._told = None, {}  # a live object here was not sent what an earlier one was
         return error
 
-    def serve(self, *, follow: bool) -> None:
-        """Deliver until nothing is left. With `follow`, wait for a live run to end."""
+    def serve(self) -> None:
+        """Deliver until nothing is left, and if the run is followed, until it has ended."""
         try:
-            self._serve(follow=follow)
+            self._serve()
         finally:
             self._answer(float("inf"))  # wake every waiter: the relay has ended
 
-    def _serve(self, *, follow: bool) -> None:
+    def _serve(self) -> None:
         pause, first = IDLE_SECONDS[0], True
         while not self.stop.is_set() and not self.gave_up and (self.run / "journal").is_dir():
             asked = 0 if self.sender.out else self._asked  # points left from an earlier poll may be older than the question
@@ -112,7 +118,7 @@ class Worker:
             if over and not self._tolerantly(partial(self.tracker.look, over=True)):
                 self._tolerantly(self._close)
                 return
-            if not (moved or self.feed.behind() or follow or first):  # that a process has died is seen at the second turn
+            if not (moved or self.feed.behind() or self.follow or first):  # that a process has died is seen at the second turn
                 break
             first = False
             if not moved and self._rank_zero_is_new():
@@ -142,12 +148,12 @@ class Worker:
         return through and not set(self.feed.through()) <= set(self.cursor.through)
 
     def _alone(self) -> bool:
-        """Return whether rank 0 has ended and the other ranks had their `grace`: the loop that used this tracker is over."""
-        if self.grace is None or not self.feed.rank_zero_through():
+        """Return whether rank 0 has ended and the other ranks had their grace: the loop that used this tracker is over."""
+        if not self.live or not self.feed.rank_zero_through():
             return False
         if self._quiet_since is None:
             self._quiet_since = self.clock()
-        return self.clock() - self._quiet_since > self.grace
+        return self.clock() - self._quiet_since > GRACE_SECONDS
 
     def _wait(self, seconds: float) -> None:
         if not self.hurry.is_set():
@@ -172,7 +178,7 @@ class Worker:
             if self.sender.delivered > delivered:  # it failed further on, for another reason
                 tried, delivered, pause = 0, self.sender.delivered, RETRY_SECONDS[0]
             tried += 1
-            self.gave_up = tried == self.tries or self._out_of_patience()
+            self.gave_up = (tried == SYNC_TRIES and not self.follow) or self._out_of_patience()
             if not self.gave_up:  # the end of the run triggers an immediate retry
                 (self.stop if self.hurry.is_set() else self.hurry).wait(pause * _dice.uniform(0.5, 1.0))
             pause = min(pause * 2, longest)
@@ -235,7 +241,7 @@ class Worker:
     def _start(self) -> None:
         if not self.started_elsewhere:
             self.open()
-        if self.joined and self.cursor.remote is None:  # existing points were not sent by this relay
+        if self.options.joined and self.cursor.remote is None:  # existing points were not sent by this relay
             self.cursor.counts = self.sender.counts = self.tracker.counts() or {}
         self.cursor.remote = self.tracker.remote
         self.sender.look(self.cursor.counts)
@@ -258,7 +264,7 @@ class Worker:
         fork = self._fork()
         relays = None if fork is None else run_path(self.run.parent.parent, fork.project, fork.run) / "relay"
         sent = relays is not None and any(relays.glob(f"{self.tracker.name}-*.cursor"))
-        return Identity(run_id, name, project, info.get("group"), folder, self.live, self.layout, fork if sent else None)
+        return Identity(run_id, name, project, info.get("group"), folder, self.live, self.options.layout, fork if sent else None)
 
     def _fork(self) -> Fork | None:
         headers = (track.journal.header for track in self.feed.tracks.values() if track.journal.begun)
@@ -357,7 +363,7 @@ class Worker:
         if self._started:  # otherwise it was delivered and closed before, and nothing is new
             if self.tracker.points_replace_summary and (summary := self.feed.info.get("summary")):
                 self.sender.attempt("the summary", partial(self.tracker.set_summary, summary))
-            if not (self.joined and self.live):
+            if not (self.options.joined and self.live):
                 self.sender.attempt("the end of the run", lambda: self.tracker.close(status))
             self.cursor.closed = status
             self.cursor.save()

@@ -10,10 +10,10 @@ from typing import Any
 from .._version import __version__
 from ..drawing.chart import Line, chart, drawn, legend
 from ..drawing.markup import STYLE, Markup, join, lone, status, swatch, table, tag
-from ..drawing.numbers import cut, duration, moment, number
+from ..drawing.numbers import cut, duration, moment, number, plural
 from ..drawing.order import curve_order
 from ..drawing.runs import lines
-from ..plain import flat
+from ..plain import equal, flat
 from ..store import StoredRun
 from . import markdown, media
 from .media import PictureBudget
@@ -60,7 +60,7 @@ def page(runs: Sequence[StoredRun], options: ReportOptions) -> tuple[str, dict[s
     keys = list(options.keys) if options.keys is not None else curve_order(dict.fromkeys(numbers))
     shown = keys if options.keys is not None else keys[:CHARTS]
     projects = ", ".join(dict.fromkeys(run.project for run in runs))
-    title = options.title or (runs[0].name if len(runs) == 1 else f"{projects}: {_count(len(runs), 'run')}")
+    title = options.title or (runs[0].name if len(runs) == 1 else f"{projects}: {plural(len(runs), 'run')}")
     axes = {key: options.x or axis_of(runs, key) for key in shown}
     if options.views:
         axes = {}  # the views say what is drawn
@@ -72,7 +72,7 @@ def page(runs: Sequence[StoredRun], options: ReportOptions) -> tuple[str, dict[s
     body = tag(
         "main",
         tag("h1", title),
-        tag("p", f"{_count(len(runs), 'run')}, as of {moment(time.time())}. Made by fanfold {__version__}.", class_="dim"),
+        tag("p", f"{plural(len(runs), 'run')}, as of {moment(time.time())}. Made by fanfold {__version__}.", class_="dim"),
         tag("section", markdown.html(options.note), class_="note") if options.note.strip() else Markup(""),
         _section("Runs", _runs(runs), *map(_error, runs)),
         _charts(drawn_keys, options, len(keys) - len(shown)) if not options.views else join(sections),
@@ -140,10 +140,6 @@ def _document(title: str, body: Markup) -> str:
     return f'<!doctype html>\n<html lang="en">{head}<body class="fanfold">{body}</body></html>\n'
 
 
-def _count(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
 def _section(title: str, *parts: object) -> Markup:
     inside = join(parts)
     return tag("section", tag("h2", title), inside) if inside else Markup("")
@@ -173,7 +169,7 @@ def _error(run: StoredRun) -> Markup:
 def _charts(found: dict[str, list[Line]], options: ReportOptions, more: int, title: str = "Charts") -> Markup:
     """Return a figure per key: the chart, its legend, a description, and the same data as a table."""
     figures = [_figure(key, some, options) for key, some in found.items()]
-    left = [tag("p", f"and {_count(more, 'key')} more; select with --keys.", class_="dim")] if more > 0 else []
+    left = [tag("p", f"and {plural(more, 'key')} more; select with --keys.", class_="dim")] if more > 0 else []
     return _section(title, *([tag("div", *figures, class_="charts")] if figures else []), *left)
 
 
@@ -215,7 +211,7 @@ def _summary(runs: Sequence[StoredRun]) -> Markup:
     whole = [table(titles, rows[:SUMMARY], label="Summary", right=range(1, len(titles)))]
     if len(rows) > SUMMARY:
         rest = table(titles, rows[SUMMARY:], label="More of the summary", right=range(1, len(titles)))
-        whole.append(tag("details", tag("summary", f"and {_count(len(rows) - SUMMARY, 'key')} more"), rest))
+        whole.append(tag("details", tag("summary", f"and {plural(len(rows) - SUMMARY, 'key')} more"), rest))
     return _section("Summary", *whole)
 
 
@@ -223,22 +219,18 @@ def _value(value: object) -> str:
     return cut(number(value), 200)
 
 
-def _same(a: object, b: object) -> bool:
-    return a == b or (a != a and b != b)  # noqa: PLR0124 - NaN is the one value that differs from itself
-
-
 def _config(runs: Sequence[StoredRun]) -> Markup:
     """Return the config values that differ between runs; those equal in all are collapsed."""
     configs = [flat(run.config) for run in runs]
     names = list(dict.fromkeys(name for one in configs for name in one))
     absent = object()
-    differing = [name for name in names if not all(_same(one.get(name, absent), configs[0].get(name, absent)) for one in configs)]
+    differing = [name for name in names if not all(equal(one.get(name, absent), configs[0].get(name, absent)) for one in configs)]
     same = [name for name in names if name not in set(differing)]
     titles = ["key", *(_named(place, run) for place, run in enumerate(runs))]
     rows = [[name, *(_value(one[name]) if name in one else "" for one in configs)] for name in differing]
     parts = [table(titles, rows, label="Config values that differ")] if rows else []
     if same:
         shared = table(("key", "value"), [[name, _value(configs[0][name])] for name in same], label="Config")
-        title = f"{_count(len(same), 'value')} the same in all runs"
+        title = f"{plural(len(same), 'value')} the same in all runs"
         parts.append(shared if len(runs) == 1 else tag("details", tag("summary", title), shared))
     return _section("Config" if len(runs) == 1 else "Config values that differ", *parts)

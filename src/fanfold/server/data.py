@@ -26,6 +26,7 @@ from . import wire
 
 MOST_SERIES = 50_000  # in one response; the dashboard shows fewer
 MOST_BUCKETS = 20_000
+POINTS = 4  # of a bucket: a series with no more than that in each takes less room as it is
 MOST_IN_ALL = 8_000_000  # buckets of all series in one response; with more series, each gets fewer
 MOST_RUNS = 20_000  # named in one request
 MOST_CELLS = 10_000_000  # of the run table in one response
@@ -234,6 +235,7 @@ def found_series(store: Store, query: SeriesQuery, buckets: int | None = None) -
         raise SettingError(f"that is more than {MOST_SERIES} series. None was read. Ask for fewer runs or keys at a time.")
     opened = _several(store, query.project, query.runs)
     room = MOST_IN_ALL // max(1, len(query.runs) * len(query.keys))
+    points = 0 if buckets else POINTS
     buckets = buckets or max(1, min(query.n, MOST_BUCKETS, room))
     ranks: dict[int | None, list[str]] = {}
     for key in query.keys:
@@ -242,8 +244,9 @@ def found_series(store: Store, query: SeriesQuery, buckets: int | None = None) -
     for rank, keys in ranks.items():
         asked = [(id, run, key) for key in keys for id, run in opened.items()]
         names = [(run, key if rank is None else key.rpartition("@")[0]) for _, run, key in asked]
-        found = store.series_many(names, buckets=buckets, x=query.x, rank=query.rank if rank is None else rank,
-                                  fold=query.fold if rank is None else None, lo=query.lo, hi=query.hi, log=query.log)  # fmt: skip
+        found = store.series_many(names, buckets=buckets, whole=points * buckets, x=query.x,
+                                  rank=query.rank if rank is None else rank, fold=query.fold if rank is None else None,
+                                  lo=query.lo, hi=query.hi, log=query.log)  # fmt: skip
         pairs = zip(asked, found, strict=True)
         answer += [(id, run, one if rank is None else replace(one, key=key)) for (id, run, key), one in pairs if one is not None]
     return answer

@@ -108,8 +108,7 @@ def _retagged(run: StoredRun, facts: dict[str, Any], query: Edit) -> dict[str, A
 def move(store: Store, query: Move) -> dict[str, Any]:
     """Move runs to another project; if one of them cannot go there, move none."""
     runs = [data.open_run(store, query.project, id) for id in query.ids]
-    store.changes.move(runs, query.to.strip())
-    return {"moved": len(runs)}
+    return {"moved": store.changes.move(runs, query.to.strip())}
 
 
 def tell(store: Store, query: Tell) -> dict[str, Any]:

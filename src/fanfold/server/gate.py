@@ -117,7 +117,8 @@ class Gate:
         def holds() -> bool:
             return self.logins.caller(request) == holder  # a stream ends when rights change; the browser reopens it
 
-        view = ProjectsView(self.store, sees, self.gateway.change.by(holder, peer_of(request)))
+        # Its callers are not told where on its machine a gateway keeps its runs.
+        view = ProjectsView(self.store, sees, self.gateway.change.by(holder, peer_of(request)), place="this gateway")
         return Access(view, holder.may_write, holder.label, sees, holds)
 
 

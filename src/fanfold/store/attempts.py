@@ -13,6 +13,7 @@ from ..journal.bodies import End
 # because a job with a dead rank is not healthy, even if other ranks still run.
 ORDER = ("failed", "killed", "lost", "preempted", "running", "finished")
 UNFINISHED = frozenset({"failed", "killed", "lost", "preempted"})
+UNNUMBERED = 1 << 30  # of attempts without rank 0
 
 
 class Attempt:
@@ -37,9 +38,9 @@ class Attempt:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Return the sort key: the number rank 0 gave the attempt when it started. Clocks only break ties."""
+        """Return the sort key: the number rank 0 gave the attempt when it started. Clocks count where numbers repeat."""
         numbers = [j.header.ordinal or 0 for j in self.mains if j.header.rank == 0]
-        return (min(numbers) if numbers else 1 << 30, self.started)
+        return (min(numbers) if numbers else UNNUMBERED, self.started)
 
     def ends(self) -> list[dict[str, Any]]:
         """Return how each rank's process ended, or its current status if it has not."""
@@ -91,6 +92,9 @@ def group(journals: Sequence[Journal]) -> list[Attempt]:
         by_key.setdefault(str(journal.header.attempt), []).append(journal)
     for key, members in by_key.items():
         attempts += _split(key, members)
+    numbers = [attempt.order[0] for attempt in attempts if attempt.order[0] != UNNUMBERED]
+    if len(set(numbers)) < len(numbers):  # one began without the journals of those before it, which a forwarder had pruned
+        return sorted(attempts, key=lambda attempt: attempt.started)
     return sorted(attempts, key=lambda attempt: attempt.order)
 
 

@@ -49,6 +49,7 @@ def thin(
     key: str,
     *,
     buckets: int = 330,
+    whole: int = 0,
     x: str = "step",
     rank: int | None = None,
     fold: str | None = None,
@@ -67,7 +68,7 @@ def thin(
         found = points(run, key, ranks[0] if rank is None else rank)
         axis, pieces, restarts, forked = _over_key(run, found, x) if x not in PLAIN else _plain(run, found, x)
     zero = run.started if axis == "relative" else 0.0
-    thinned = bucket(key, pieces, buckets=buckets, lo=lo, hi=hi, zero=zero, restarts=restarts, axis=axis, log=log)
+    thinned = bucket(key, pieces, buckets=buckets, whole=whole, lo=lo, hi=hi, zero=zero, restarts=restarts, axis=axis, log=log)
     return thinned if forked is None else replace(thinned, forked=forked)
 
 

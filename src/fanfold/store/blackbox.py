@@ -81,7 +81,7 @@ def evidence(run: StoredRun, *kinds: str) -> list[dict[str, Any]]:
 
 
 def hangs(run: StoredRun) -> list[Hang]:
-    """Return the hangs of a run, oldest first. What the watchers of several nodes saw is put together."""
+    """Return the hangs of a run, oldest first. What the watchers of several nodes saw is combined."""
     seen = [(event, verdict) for event in evidence(run, "hang") if (verdict := _converted(event["data"], Verdict)) is not None]
     groups: list[list[tuple[dict[str, Any], Verdict]]] = []
     for event, verdict in seen:

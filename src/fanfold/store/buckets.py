@@ -85,6 +85,7 @@ def bucket(
     pieces: Sequence[SeriesPiece],
     *,
     buckets: int = 330,
+    whole: int = 0,
     lo: float | None = None,
     hi: float | None = None,
     zero: float = 0.0,
@@ -93,6 +94,8 @@ def bucket(
     log: bool = False,
 ) -> Buckets:
     """Downsample pieces in ascending order of x. `zero` is subtracted from every x; lo, hi and restarts are relative to it.
+
+    Up to `whole` points in the range are returned as they are, as are up to as many as there are buckets.
 
     log: buckets have equal width in the logarithm of x; points at x <= 0 are left out because a logarithmic axis cannot show
     them.
@@ -107,7 +110,7 @@ def bucket(
         before = None
     ends = {"axis": axis, "before": before, "after": _neighbour(right, 0, zero)}
     shown = [x for x in restarts if (lo is None or x >= lo) and (hi is None or x <= hi)]
-    if total <= max(buckets, 1):
+    if total <= max(buckets, whole, 1):
         return _raw(key, inside, total, zero, shown, ends)
     low = float(inside[0].x[0]) - zero if lo is None else lo
     high = float(inside[-1].x[-1]) - zero if hi is None else hi
@@ -199,7 +202,7 @@ def _raw(
 
 
 def _kind(value: Any) -> str:
-    return "nan" if value != value else ("inf" if value > 0 else "-inf")  # noqa: PLR0124 - only NaN differs from itself
+    return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
 
 
 class _Part(NamedTuple):

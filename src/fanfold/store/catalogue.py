@@ -337,7 +337,7 @@ def _entry(session: _Session, folder: Path, date: int, shelf: Shelf, failed: dic
     if settled is not None:
         return settled
     with shelf.reading(folder):
-        run, error = outcome(lambda: _current(session, folder, date, shelf))
+        run, error = outcome(_current, session, folder, date, shelf)
     if isinstance(error, deadline.TookTooLong):
         raise error
     if error is not None and not isinstance(error, FileNotFoundError):  # else deleted meanwhile

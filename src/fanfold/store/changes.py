@@ -72,8 +72,8 @@ class Changes(Protocol):
     def delete(self, run: StoredRun) -> int:
         """Delete a run with everything in it; return the number of bytes freed on this machine."""
 
-    def move(self, runs: Sequence[StoredRun], project: str) -> None:
-        """Move runs to another project; if one of them cannot go there, move none."""
+    def move(self, runs: Sequence[StoredRun], project: str) -> int:
+        """Move runs to another project, and return how many moved; if one of them cannot go there, move none."""
 
     @property
     def views(self) -> Views:
@@ -104,10 +104,11 @@ class OnDisk:
     def delete(self, run: StoredRun) -> int:
         return delete(run)
 
-    def move(self, runs: Sequence[StoredRun], project: str) -> None:
+    def move(self, runs: Sequence[StoredRun], project: str) -> int:
         from . import move
 
-        move.move(runs, self.root, project)
+        before = {run.path for run in runs}
+        return len(before - set(move.move(runs, self.root, project)))
 
 
 class DirectoryViews:
@@ -247,6 +248,12 @@ def check_idle(run: StoredRun, busy: tuple[str, ...], done: str = "deleted") -> 
     """Raise if a run may still be written to."""
     if run.status in busy:
         raise RunError(f"run {run.name} ({run.id}) may still be written. Nothing was {done}. Stop it first.")
+
+
+def check_alone(run: StoredRun, others: Sequence[StoredRun], done: str) -> None:
+    """Raise if another run that goes to the same project has the same id."""
+    if sum(other.id == run.id for other in others) > 1:
+        raise RunError(f"several of the runs have the id {run.id}. Nothing was {done}. A project can have only one of them.")
 
 
 def check_place(path: Path, root: Path, done: str = "deleted") -> None:

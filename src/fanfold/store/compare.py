@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..plain import flat
+from ..plain import equal, flat
 from .run import StoredRun
 
 _CODE = ("script", "command")
@@ -25,13 +25,8 @@ def compare(a: StoredRun, b: StoredRun) -> dict[str, Any]:
 
 def _differences(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     names = list(dict.fromkeys([*a, *b]))
-    different = [name for name in names if (name in a) != (name in b) or not _equal(a[name], b[name])]
+    different = [name for name in names if (name in a) != (name in b) or not equal(a[name], b[name])]
     return {"differ": {name: [a.get(name), b.get(name)] for name in different}, "same": len(names) - len(different)}
-
-
-def _equal(a: Any, b: Any) -> bool:
-    both_nan = a != a and b != b  # noqa: PLR0124 - only NaN differs from itself
-    return both_nan or bool(a == b)
 
 
 def _code(facts: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..errors import missing_extra
+from ..errors import needed
 
 if TYPE_CHECKING:
     from .run import StoredRun
@@ -36,8 +36,6 @@ _LIBRARIES = {"arrow": ("pyarrow", "table"), "pandas": ("pandas", "DataFrame"), 
 def frame(run: StoredRun, kind: str, keys: list[str] | None, *, rank: int | None, fold: str | None) -> Any:
     """Return a table of the given kind."""
     library, constructor = _LIBRARIES[kind]
-    try:
+    with needed(library, kind, f"to_{kind}()"):
         module = importlib.import_module(library)
-    except ImportError as error:
-        raise missing_extra(library, kind, f"to_{kind}()") from error
     return getattr(module, constructor)(columns(run, keys, rank=rank, fold=fold))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..drawing.numbers import plural
 from ..errors import FanfoldError
 from .query import Store
 from .rows import cause
@@ -139,7 +140,7 @@ def _first_words(order: list[tuple[str, tuple[float, str, int]]], reported: list
         key, (step, value, rank) = order[0]
         words.append(f"{key} is {value} at step {step:g} on rank {rank}, before any other metric.")
     if len(order) > 1:
-        words.append(f"{_count(len(order) - 1, 'more metric')} {'follows' if len(order) == 2 else 'follow'}.")
+        words.append(f"{plural(len(order) - 1, 'more metric')} {'follows' if len(order) == 2 else 'follow'}.")
     return " ".join(words)
 
 
@@ -163,10 +164,6 @@ def _word(value: float) -> str:
     return "NaN" if np.isnan(value) else "inf" if value > 0 else "-inf"
 
 
-def _count(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
 def _alerts(case: _Case) -> Iterator[Finding]:
     counts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for alert in case.run.alerts:
@@ -183,15 +180,15 @@ def _alerts(case: _Case) -> Iterator[Finding]:
 def _losses(case: _Case) -> Iterator[Finding]:
     run = case.run
     if run.dropped:
-        text = f"{_count(run.dropped, 'log() call')} could not be written (disk full?)."
+        text = f"{plural(run.dropped, 'log() call')} could not be written (disk full?)."
         yield Finding("dropped", "error", text, {"calls": run.dropped})
     if lost := run.lost_values:
         why = sorted({str(one.get("why")) for one in lost})[:5]
-        text = f"{_count(len(lost), 'value')} on a device never arrived: {why[0]}."
+        text = f"{plural(len(lost), 'value')} on a device never arrived: {why[0]}."
         yield Finding("lost values", "warning", text, {"values": len(lost), "reasons": why})
     if run.damaged:
         yield Finding(
-            "damaged", "warning", f"{_count(run.damaged, 'byte')} of the journals cannot be read.", {"bytes": run.damaged}
+            "damaged", "warning", f"{plural(run.damaged, 'byte')} of the journals cannot be read.", {"bytes": run.damaged}
         )
 
 

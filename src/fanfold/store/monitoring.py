@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from .._version import __version__
 from ..errors import FanfoldError, SettingError, suggestion
+from ..plain import json_safe
 from . import deadline
 from .goodput import goodput
 from .ops_formats import attributes, labels, resources
@@ -145,12 +146,7 @@ def otlp(shown: Sequence[MonitoredRun]) -> Iterator[dict[str, Any]]:
 def _metric(run: StoredRun, family: Family) -> dict[str, Any]:
     when = str(max(0, int(run.seen * 1e9)))
     points = [
-        {"attributes": attributes(more), "timeUnixNano": when, "asDouble": _double(value)} for more, value in family.samples
+        {"attributes": attributes(more), "timeUnixNano": when, "asDouble": json_safe(value)} for more, value in family.samples
     ]
     name = f"fanfold.{family.name}"
     return {"name": name, "unit": family.unit, "description": family.meaning, "gauge": {"dataPoints": points}}
-
-
-def _double(value: float) -> float | str:
-    """Return a number as JSON of protobuf has it: those without a JSON form are texts."""
-    return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

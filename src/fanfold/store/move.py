@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -9,13 +10,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import RunError
+from ..errors import FanfoldError, RunError, RunNotFound
 from ..journal.directory import REPORTS, check_folders, decode_name, encode_name, is_link, is_run, run_path
 from ..journal.liveness import is_locked
 from ..journal.origin import origin_of, spool_roots
 from ..journal.spool import recover
 from .catalogue import forget
-from .changes import COPYING, check_place
+from .changes import COPYING, check_alone, check_place
 from .run import StoredRun
 
 # Folders that say where the original is delivered to: a copy is sent nowhere unless it is told to.
@@ -44,6 +45,19 @@ def check_move(runs: Sequence[StoredRun], root: Path, project: str, *, force: bo
     return [targets.get(run.path, run.path) for run in runs]
 
 
+def found(find: Callable[[str], StoredRun], word: str, project: str) -> StoredRun:
+    """Open a run that is to be moved. If PROJECT/ID names none, an earlier try may have moved it already: look there, too."""
+    try:
+        return find(word)
+    except RunNotFound:
+        _, inside, id = word.partition("/")
+        if not inside:
+            raise
+        with contextlib.suppress(FanfoldError):
+            return find(f"{project}/{id}")
+        raise
+
+
 def copy(runs: Sequence[StoredRun], root: Path, project: str, *, force: bool = False) -> list[Path]:
     """Copy runs to another project of the same directory; return where the copies are. Each appears once it is complete."""
     _check_name(project, "copied")
@@ -61,7 +75,7 @@ def _check_name(project: str, done: str) -> None:
         raise RunError(f"a project needs a name. Nothing was {done}. Name the project.")
     if decode_name(encode_name(project)) != project:  # the folder is the only place that records it
         raise RunError(
-            f"the name {project[:40]!r}… does not fit in the name of a folder. Nothing was {done}. Choose a shorter one."
+            f"the name {project[:40]!r}… cannot be the name of a folder. Nothing was {done}. Choose another: it may be too long."
         )
 
 
@@ -74,9 +88,8 @@ def _checked(runs: Sequence[StoredRun], root: Path, project: str, *, force: bool
     """Return the folder that each run will have; raise if one of them must not go there, or not now."""
     recover(*spool_roots(), runs=root)  # what killed processes left in a spool would later be copied to the old folder
     targets = [_check(run.refresh(), root, project, force=force, done=done) for run in runs]
-    for run, target in zip(runs, targets, strict=True):
-        if targets.count(target) > 1:
-            raise RunError(f"several of the runs have the id {run.id}. Nothing was {done}. A project can have only one of them.")
+    for run in runs:
+        check_alone(run, runs, done)
     return targets
 
 

@@ -91,7 +91,7 @@ class Store(ABC):
         return RunRows(rows, found.unreadable)
 
     def series(
-        self, run: StoredRun, key: str, *, buckets: int = 330, x: str = "step", rank: int | None = None,
+        self, run: StoredRun, key: str, *, buckets: int = 330, whole: int = 0, x: str = "step", rank: int | None = None,
         fold: str | None = None, lo: float | None = None, hi: float | None = None, log: bool = False,
     ) -> Buckets:  # fmt: skip
         """Return one key's series, downsampled exactly.
@@ -99,11 +99,12 @@ class Store(ABC):
         x: step, time (seconds since 1970), relative (seconds since the run began), or any logged key: a point is then placed at
         that key's last value at or before the point's step. `auto` is the x that `define_metric` chose, else the step. The series
         is sorted by x, then by step. rank: the rank to read (default: the lowest that has the key). fold: reduce all ranks to one
-        series (mean, min, max, sum, std, last). log: buckets for a logarithmic axis.
+        series (mean, min, max, sum, std, last). log: buckets for a logarithmic axis. whole: up to so many points are returned as
+        they are, one per bucket; a database may downsample them all the same in a part of a long series.
         """
         from .axes import thin
 
-        return thin(run, key, buckets=buckets, x=x, rank=rank, fold=fold, lo=lo, hi=hi, log=log)
+        return thin(run, key, buckets=buckets, whole=whole, x=x, rank=rank, fold=fold, lo=lo, hi=hi, log=log)
 
     def series_many(self, wanted: Sequence[tuple[StoredRun, str]], **how: Any) -> list[Buckets | None]:
         """Return many series in one call, in the given order; None where a run has no points under the key."""

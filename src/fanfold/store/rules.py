@@ -7,6 +7,8 @@ grammar, and when a rule fires again, are in docs/notifications.md.
 
 from __future__ import annotations
 
+import math
+import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -157,17 +159,12 @@ def parse(text: str) -> Rule:
     """Parse a rule, or raise RuleError with the position of the mistake."""
     try:
         return _RuleParser(text, []).rule()
-    except RuleError:
-        raise
     except FilterError as error:
         raise RuleError(error.text, error.column, error.what) from error
 
 
 class _RuleParser(Parser):
     """The parser of one rule."""
-
-    def fail(self, what: str, token: FilterToken | None = None) -> FilterError:
-        return RuleError(self.text, token.column if token else len(self.text) + 1, what)
 
     def rule(self) -> Rule:
         if self.next is None:
@@ -287,7 +284,7 @@ class _RuleParser(Parser):
             text = text[:-1]
             self.tokens.insert(self.at, FilterToken("word", "%", token.column + len(text)))
         found = number(text)
-        if found is None or found != found:  # noqa: PLR0124 - NaN equals nothing: `is nan` tests for it
+        if found is None or math.isnan(found):  # `is nan` tests for it
             raise self.fail(f"{token.text!r} is not a number. {what}", token)
         return found
 
@@ -307,10 +304,10 @@ class _RuleParser(Parser):
 
 
 _COMPARE: dict[str, Callable[[Any, float], Any]] = {
-    "<": lambda values, wanted: values < wanted,
-    "<=": lambda values, wanted: values <= wanted,
-    ">": lambda values, wanted: values > wanted,
-    ">=": lambda values, wanted: values >= wanted,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 
 

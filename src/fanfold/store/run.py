@@ -317,6 +317,7 @@ class StoredRun:
         """
         self._changes().move([self], project)
         self.path, self._journals = directory.run_path(self.path.parent.parent, project, self.id), {}
+        self.__dict__.pop("project", None)
         self.refresh()
 
     def _changes(self) -> Changes:

@@ -113,15 +113,14 @@ class _Changes:
     def delete(self, run: StoredRun) -> int:
         return self._stores.holding(run.path).changes.delete(run)
 
-    def move(self, runs: Sequence[StoredRun], project: str) -> None:
+    def move(self, runs: Sequence[StoredRun], project: str) -> int:
         from . import move
 
         stores = {run.path: self._stores.holding(run.path) for run in runs}
         groups = [(store, [run for run in runs if stores[run.path] is store]) for store in dict.fromkeys(stores.values())]
         for store, group in groups:
             move.check_move(group, store.root, project)
-        for store, group in groups:
-            store.changes.move(group, project)
+        return sum(store.changes.move(group, project) for store, group in groups)
 
     @property
     def views(self) -> Views:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import FanfoldError, missing_extra
+from ..errors import FanfoldError, needed
 from ..plain import flat
 from .filter import number
 from .points import Points, points_by_rank
@@ -75,11 +75,9 @@ def query(
     most: Most | None = None,
 ) -> Result:  # fmt: skip
     """Run one SELECT over the runs of a store, or of a directory; see docs/query.md for the tables."""
-    try:
+    with needed("duckdb", "sql", "SQL"):
         import duckdb
         import pyarrow  # noqa: F401 - passes tables to the engine
-    except ImportError as error:
-        raise missing_extra("duckdb", "sql", "SQL") from error
     with tempfile.TemporaryDirectory(prefix="fanfold-sql-") as spill, contextlib.closing(duckdb.connect(":memory:")) as engine:
         listing = Listing(store or LocalStore(dir), project)
         try:

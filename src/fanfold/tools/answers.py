@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from ..store.buckets import Buckets
+from ..store.changes import Changes, checked_facts
 from ..store.compare import compare
 from ..store.diagnose import diagnose
 from ..store.query import Store
 from ..store.run import StoredRun
 
+Change = Callable[[StoredRun], dict[str, Any]]  # returns what an edit of a run sets
 AROUND = 20  # points on either side of a place in a curve
 OUTCOMES = ("finished", "met", "failed", "killed", "preempted", "lost", "not met", "timeout")  # the worst last
 
@@ -87,6 +90,26 @@ def points(run: StoredRun, key: str, found: Buckets) -> dict[str, Any]:
 
 def _list(column: Any, length: int) -> list[Any]:
     return column.tolist() if column is not None else [None] * length
+
+
+def edit(changes: Changes, runs: Sequence[StoredRun], change: Change) -> list[dict[str, Any]]:
+    """Edit runs, and return what they are now. All edits are checked first: either every run is changed, or none."""
+    new = [checked_facts(change(run)) for run in runs]
+    for run, facts in zip(runs, new, strict=True):
+        if facts:
+            changes.edit(run, facts)
+    return [edited(run.reopened()) for run in runs]
+
+
+def tagged(run: StoredRun, add: Sequence[str], remove: Sequence[str]) -> dict[str, Any]:
+    """Return the edit that adds and removes tags."""
+    tags = [tag for tag in dict.fromkeys([*run.tags, *add]) if tag not in remove]
+    return {"tags": tags} if tags != run.tags else {}
+
+
+def noted(run: StoredRun, text: str, *, append: bool) -> dict[str, Any]:
+    """Return the edit that sets the notes, or adds a line to them."""
+    return {"notes": f"{run.notes}\n{text}" if append and run.notes else text}
 
 
 def edited(run: StoredRun) -> dict[str, Any]:

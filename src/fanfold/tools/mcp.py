@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..errors import FanfoldError, missing_extra
+from ..errors import FanfoldError, needed
 from ..store.query import Store
 from .shorten import fitted
 from .table import TOOLS, Picture, asked, is_open
@@ -29,11 +29,9 @@ Reach = Callable[[Any], tuple[Store, bool]]  # the store that a request may read
 
 def server(reach: Reach, ask: Ask) -> Server[Any]:
     """Return an MCP server whose requests read the store that `reach` gives them."""
-    try:
+    with needed("mcp", "mcp", "MCP"):
         import mcp_types as types
         from mcp.server.lowlevel import Server
-    except ImportError as error:
-        raise missing_extra("mcp", "mcp", "MCP") from error
 
     async def tools(ctx: Any, _params: Any) -> types.ListToolsResult:
         write = reach(ctx.request)[1]

@@ -15,8 +15,8 @@ from ..errors import FanfoldError, SettingError
 from ..journal.requests import Value, checked_id
 from ..media import Table
 from ..store import sql
-from ..store.changes import checked_facts
 from ..store.filter import Filter
+from ..store.move import found
 from ..store.query import Store, find
 from ..store.rows import cause
 from ..store.run import MediaPoint, StoredRun
@@ -296,17 +296,11 @@ def is_open(answer: dict[str, Any]) -> bool:
 
 
 def _tag(store: Store, query: TagQuery) -> list[dict[str, Any]]:
-    def change(run: StoredRun) -> dict[str, Any]:
-        return {"tags": [tag for tag in dict.fromkeys([*run.tags, *query.add]) if tag not in query.remove]}
-
-    return _edit(store, query.runs, change)
+    return _edit(store, query.runs, lambda run: answers.tagged(run, query.add, query.remove))
 
 
 def _note(store: Store, query: NoteQuery) -> list[dict[str, Any]]:
-    def change(run: StoredRun) -> dict[str, Any]:
-        return {"notes": f"{run.notes}\n{query.text}" if query.append and run.notes else query.text}
-
-    return _edit(store, [query.run], change)
+    return _edit(store, [query.run], lambda run: answers.noted(run, query.text, append=query.append))
 
 
 def _rename(store: Store, query: RenameQuery) -> list[dict[str, Any]]:
@@ -318,17 +312,14 @@ def _archive(store: Store, query: ArchiveQuery) -> list[dict[str, Any]]:
 
 
 def _move(store: Store, query: MoveQuery) -> list[dict[str, Any]]:
-    runs = [find(store, word) for word in query.runs]
-    store.changes.move(runs, query.project)
-    return [answers.edited(store.run(query.project, run.id)) for run in runs]
+    named = [found(partial(find, store), word, query.project) for word in query.runs]
+    runs = {(run.project, run.id): run for run in named}
+    store.changes.move(list(runs.values()), query.project)
+    return [{**answers.edited(store.run(query.project, id)), "moved": old != query.project} for old, id in runs]
 
 
-def _edit(store: Store, words: list[str], change: Callable[[StoredRun], dict[str, Any]]) -> list[dict[str, Any]]:
-    runs = [find(store, word) for word in words]
-    new = [checked_facts(change(run)) for run in runs]  # all of them first: either every run is changed, or none
-    for run, facts in zip(runs, new, strict=True):
-        store.changes.edit(run, facts)
-    return [answers.edited(run.reopened()) for run in runs]
+def _edit(store: Store, words: list[str], change: answers.Change) -> list[dict[str, Any]]:
+    return answers.edit(store.changes, [find(store, word) for word in words], change)
 
 
 TOOLS: dict[str, Tool] = {

@@ -6,6 +6,7 @@ a step is repeated or late, and then the next free one. Arrived points are read 
 
 from __future__ import annotations
 
+import math
 import netrc
 import os
 import re
@@ -317,4 +318,4 @@ def _run_id(id: str) -> str:
 
 
 def _no_nan(value: Any) -> Any:
-    return "nan" if isinstance(value, float) and value != value else value  # noqa: PLR0124 - NaN is what differs from itself
+    return "nan" if isinstance(value, float) and math.isnan(value) else value

@@ -162,7 +162,7 @@ def from_place(loader: Any, done: int) -> Iterable[Any]:
 def collator(given: Any, processing_class: Any, model: Any, args: TrainingArguments) -> Callable[[list[Any]], Any]:
     """Return the function that builds a batch from samples; columns the model does not accept are left out."""
     if given is None and hasattr(processing_class, "pad"):
-        given = lambda items: processing_class.pad(items, return_tensors="pt")  # noqa: E731 - one line, used below
+        given = functools.partial(processing_class.pad, return_tensors="pt")
     make = given or collate
     wanted = _wanted(model, args) if args.remove_unused_columns else None
 

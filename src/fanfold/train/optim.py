@@ -33,11 +33,11 @@ def _done(step: int, warmup: int, total: int) -> float:
     return min(1.0, (step - warmup) / max(1, total - warmup))
 
 
-def _constant(step: int, warmup: int, total: int) -> float:  # noqa: ARG001 - one signature for all
+def _constant(_step: int, _warmup: int, _total: int) -> float:
     return 1.0
 
 
-def _constant_with_warmup(step: int, warmup: int, total: int) -> float:  # noqa: ARG001 - one signature for all
+def _constant_with_warmup(step: int, warmup: int, _total: int) -> float:
     return min(1.0, _rise(step, warmup)) if warmup else 1.0
 
 
@@ -58,7 +58,7 @@ def _cosine_with_restarts(step: int, warmup: int, total: int, num_cycles: int = 
     return 0.0 if done >= 1.0 else 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * done) % 1.0)))
 
 
-def _inverse_sqrt(step: int, warmup: int, total: int, timescale: int | None = None) -> float:  # noqa: ARG001 - as above
+def _inverse_sqrt(step: int, warmup: int, _total: int, timescale: int | None = None) -> float:
     if step < warmup:
         return _rise(step, warmup)
     scale = timescale or warmup or 10_000

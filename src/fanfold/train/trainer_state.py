@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RunError, SettingError, missing_extra, notices
+from ..errors import RunError, SettingError, needed, notices
 from ..process import detect
 
 if TYPE_CHECKING:
@@ -21,12 +21,10 @@ WEIGHTS, OPTIMIZER, SCHEDULER, SCALER = "model.safetensors", "optimizer.pt", "sc
 
 def make_accelerator(args: TrainingArguments) -> Any:
     """Return the Accelerator for `args`. Its state is shared by the process; a different precision resets it."""
-    try:
+    with needed("accelerate", "accelerate", "Trainer"):
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
         from accelerate.utils import DistributedDataParallelKwargs
-    except ImportError:
-        raise missing_extra("accelerate", "accelerate", "Trainer") from None
     precision, cpu = "bf16" if args.bf16 else "fp16" if args.fp16 else "no", on_cpu(args.use_cpu)
     known = AcceleratorState._shared_state  # noqa: SLF001 - there is no other way to read it without setting it
     if known and (known.get("_mixed_precision") != precision or bool(known.get("_cpu")) != cpu):

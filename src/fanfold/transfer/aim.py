@@ -8,17 +8,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from ..errors import MissingExtra, missing_extra, outcome
+from ..errors import MissingExtra, needed, outcome
 from ..media import Audio, Histogram, Image, decode
 from .events import Alert, Artifact, Console, End, Event, Facts, Found, Rows, Start, Values
-from .reading import Account, resumed
+from .reading import Account, nanoseconds, resumed
 from .sqlite import BROKEN, opened
 
 SYSTEM = "__system__"
@@ -54,10 +53,8 @@ class AimImporter:
 
 def _tree(folder: Path) -> Any:
     """Open a store for reading."""
-    try:
+    with needed("aim", "aim", "Reading an Aim repository"):
         from aim.storage.rockscontainer import RocksContainer
-    except ImportError as error:
-        raise missing_extra("aim", "aim", "Reading an Aim repository") from error
     if not (folder / "CURRENT").is_file():
         raise FileNotFoundError(f"{folder} is not a store")
     return RocksContainer(str(folder), read_only=True).tree()
@@ -118,10 +115,7 @@ class _Run:
         for context, traces in sorted(meta.get("traces", {}).items()) if series is not None else ():
             for key, about in traces.items():
                 words = meta.get("contexts", {}).get(context) or {}
-                made, error = outcome(lambda: list(self._trace(series, context, key, about, words)))  # noqa: B023
-                if error is not None:
-                    self.account.leave("series", f"cannot be read: {error}", str(key))
-                yield from made or ()
+                yield from self.account.all_or_none(self._trace(series, context, key, about, words), "series", key)
         yield from self._epochs()
         yield from self._artifacts(meta.get("artifacts") or {})
         yield from self.account.events()
@@ -136,14 +130,14 @@ class _Run:
         config = attrs.pop("hparams", {}) if self.ours else attrs
         if not self.ours and set(attrs) == {"hparams"} and isinstance(attrs["hparams"], dict):
             config = attrs["hparams"]
-        yield Start(time_ns=_moment(about.get("created_at")))
+        yield Start(time_ns=nanoseconds(about.get("created_at")))
         yield Facts(
             name=self.found.name, notes=about.get("description") or None, tags=about.get("tags") or None, group=own.get("group"),
             config=config if isinstance(config, dict) else {"hparams": config}, summary=summary,
             archived=True if about.get("is_archived") else None, facts={"aim": {"system": system}} if system else None,
         )  # fmt: skip
         self.own = own
-        self.finished = _moment(about.get("finalized_at"))
+        self.finished = nanoseconds(about.get("finalized_at"))
 
     def _ended(self, meta: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the end: Aim knows when a run was closed, not how it went."""
@@ -212,7 +206,7 @@ class _Run:
                 yield Values(step=step, time_ns=moment, values={key: made if len(made) > 1 else made[0]})
 
     def _made(self, key: str, item: Any) -> Any:
-        made, error = outcome(lambda: _media(item))
+        made, error = outcome(_media, item)
         if made is None:
             self.account.leave(type(item).__name__, f"cannot be read: {error}", key)
         return made
@@ -269,8 +263,3 @@ def _media(item: Any) -> Any:
 
 def _nanoseconds(seconds: float) -> int | None:
     return int(seconds * 1e6 + 0.5) * 1000 if math.isfinite(seconds) and 0 < seconds < 1 << 33 else None
-
-
-def _moment(text: Any) -> int | None:
-    made, _ = outcome(lambda: datetime.fromisoformat(str(text)).replace(tzinfo=timezone.utc).timestamp())
-    return None if made is None else _nanoseconds(made)

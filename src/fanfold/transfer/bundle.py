@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import outcome
-from ..journal.files import open_inside
 from ..media import Media, decode
 from .bundle_write import FORMAT, MANIFEST, RUN, VERSION, schemas
 from .events import Alert, Artifact, Console, Definition, End, Event, Facts, Found, Rows, Start, Values
-from .reading import MOST_MEDIA, UNREADABLE, Account, read_json, resumed, step_of
+from .reading import UNREADABLE, Account, file_inside, read_json, read_media, resumed, signature_of, step_of
 
 BATCH = 1 << 15
 FILES = (RUN, "points.parquet", "texts.parquet", "media.parquet", "console.parquet")
@@ -44,8 +43,7 @@ class BundleImporter:
 
     def signature(self, found: Found) -> Any:
         """Return what changes with one run: the other runs of the bundle are not looked at."""
-        facts = [(name, outcome((found.paths[0] / name).lstat)[0]) for name in FILES]
-        return [[name, fact.st_size, fact.st_mtime_ns] for name, fact in facts if fact is not None]
+        return signature_of((name, found.paths[0] / name) for name in FILES)
 
     def read(self, found: Found, position: Any = None) -> Iterator[Event]:
         yield from resumed(_Reading(*found.paths).events(), position)
@@ -171,7 +169,7 @@ class _Reading:
             if held and (here != place or not row["position"]):
                 yield self._held(place, held)
                 held = []
-            media, error = outcome(lambda row=row: self._loaded(row))  # type: ignore[misc]
+            media, error = outcome(self._loaded, row)
             if media is None:
                 self.left.leave(str(row["kind"]), f"it cannot be read: {error}", row["key"])
             elif row["position"] is None:
@@ -187,16 +185,8 @@ class _Reading:
 
     def _loaded(self, row: Row) -> Media:
         facts = json.loads(row["facts"] or "{}")
-        data = self._file(row["file"]).read_bytes() if row["file"] else b""
-        if len(data) > MOST_MEDIA:
-            raise ValueError(f"it is larger than {MOST_MEDIA >> 20} MiB")
+        data = read_media(file_inside(self.bundle, str(row["file"]))) if row["file"] else b""
         return decode(str(row["kind"]), facts, data)
-
-    def _file(self, name: Any) -> Path:
-        """Return a file of the bundle, after a check that no link leads to it."""
-        parts = _safe(str(name)).parts
-        open_inside(self.bundle, *parts).close()
-        return self.bundle.joinpath(*parts)
 
     # Alerts and artifacts
 
@@ -213,7 +203,7 @@ class _Reading:
                 continue
             files = []
             for file in _list(one, "files"):
-                path, error = outcome(lambda file=file: self._file(file["file"]))  # type: ignore[misc]
+                path, error = outcome(lambda file=file: file_inside(self.bundle, str(file["file"])))  # type: ignore[misc]
                 if path is None:
                     self.left.leave("file", f"it is not in the bundle ({error})", str(file)[:80])
                 else:
@@ -226,7 +216,7 @@ class _Reading:
 
 
 def _end(attempt: Row) -> End:
-    """Return how an attempt ended. One that had not ended when it was exported goes no further here."""
+    """Return how an attempt ended. One that was still running when it was exported counts as killed."""
     status, time_ns = str(attempt.get("status")), step_of(attempt.get("ended_ns")) or step_of(attempt.get("seen_ns"))
     if status in ("finished", "failed", "killed", "preempted"):
         return End(status=status, time_ns=time_ns, cause=str(attempt.get("error") or ""))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .._version import __version__
-from ..errors import FanfoldError, RunError, missing_extra
+from ..errors import FanfoldError, RunError, needed
 from ..journal import Journal, blobs, bodies, walker
 from ..journal import format as fmt
 from ..journal.directory import encode_name
@@ -38,10 +38,8 @@ _LEFT_OUT = {
 
 def schemas() -> dict[str, Any]:
     """Return the tables of a run and their columns."""
-    try:
+    with needed("pyarrow", "arrow", "exporting a project"):
         import pyarrow as pa
-    except ImportError as error:
-        raise missing_extra("pyarrow", "arrow", "exporting a project") from error
     place = [("attempt", pa.int32()), ("rank", pa.int32())]
     point = [*place, ("key", pa.string()), ("step", pa.int64()), ("time", pa.timestamp("ns", "UTC"))]
     return {

@@ -11,10 +11,10 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from ..errors import outcome
-from ..journal.files import is_folder, open_inside
+from ..journal.files import is_folder
 from ..media import Figure, Media, Table, Text
 from ..plain import plain
 from ..trackers._clearml_session import METRICS, TAG
@@ -22,16 +22,16 @@ from ..trackers.clearml import LISTED, RUN, SECTION, STATUS, key_of
 from ..values import LONG_TEXT
 from .events import Artifact, Console, End, Event, Facts, Found, Start, Values
 from .reading import (
-    MOST_DOCUMENT,
-    MOST_MEDIA,
     UNREADABLE,
     Account,
-    Archive,
+    Files,
     Gather,
     json_lines,
+    media_bytes,
     media_of,
     number,
     number_in,
+    opened_files,
     reread,
     step_of,
 )
@@ -41,37 +41,6 @@ _NAME = re.compile("offline-[0-9a-f]{32}")  # of a session
 SINGLE = -(1 << 31)  # the iteration of a value without one
 _SUMMARY = "Summary"  # ClearML's title for such values
 _PACKAGE = re.compile(r"(?:^|\\n|\n)([A-Za-z0-9_.-]+) == ([^\s\\'\"]+)")
-
-
-class SessionFolder:
-    """A session that lies there as files; no link below it is followed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.names = {name for name in (TASK, METRICS, LOG) if (path / name).is_file()}
-
-    def open(self, name: str) -> IO[bytes]:
-        parts = PurePosixPath(name).parts
-        if not parts or ".." in parts or PurePosixPath(name).is_absolute():
-            raise ValueError("its address leads out of the session")
-        return open_inside(self._path, *parts)
-
-    def read(self, name: str) -> bytes:
-        with self.open(name) as file:
-            data = file.read(MOST_DOCUMENT + 1)
-        if len(data) > MOST_DOCUMENT:
-            raise ValueError(f"it is larger than {MOST_DOCUMENT >> 30} GiB")
-        return data
-
-    def unpack(self, name: str, target: Path) -> Path:  # noqa: ARG002 - it is a file already
-        self.open(name).close()
-        return self._path / name
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-
-Files = Archive | SessionFolder
 
 
 class ClearMLImporter:
@@ -97,25 +66,16 @@ class ClearMLImporter:
         yield from reread(lambda: _Reading(found).events(), position)
 
 
-def _opened(path: Path) -> Files:
-    return SessionFolder(path) if is_folder(path) else Archive(path)
-
-
 def _task(path: Path) -> dict[str, Any] | None:
     """Return the task of a session; None if the path is not one."""
     if not (is_folder(path) and (path / TASK).is_file()) and not (path.suffix == ".zip" and path.is_file()):
         return None
     unreadable = {"id": path.stem} if _NAME.fullmatch(path.stem) else None  # still a session: its run gets an account of it
     try:
-        files = _opened(path)
+        with opened_files(path) as files:
+            task = json.loads(files.read(TASK)) if TASK in files.names else None
     except UNREADABLE:
         return unreadable
-    try:
-        task = json.loads(files.read(TASK)) if TASK in files.names else None
-    except UNREADABLE:
-        return unreadable
-    finally:
-        files.close()
     if not isinstance(task, dict) or not isinstance(task.get("id"), str) or not isinstance(task.get("type"), str):
         return unreadable
     return task if "offline_folder" in task or task["id"].startswith("offline-") else None
@@ -148,25 +108,22 @@ class _Reading:
 
     def events(self) -> Iterator[Event]:
         try:
-            files = _opened(self.path)
+            files = opened_files(self.path)
         except UNREADABLE as error:
             self.left.leave("session", f"it cannot be read ({error})", self.path)
             yield from self.left.events()
             return
         if "type" not in self.task:
             self.left.leave("task", f"its {TASK} cannot be read", self.path)
-        with tempfile.TemporaryDirectory(prefix="fanfold-import-") as scratch:
-            try:
-                yield Start(time_ns=self._first_time(files))
-                yield from self._description()
-                for event in self._lines(files, METRICS):
-                    yield from self._metric(event, files)
-                yield from self.gather.flush()
-                for event in self._lines(files, LOG):
-                    yield from self._printed(event)
-                yield from self._artifacts(files, Path(scratch))
-            finally:
-                files.close()
+        with files, tempfile.TemporaryDirectory(prefix="fanfold-import-") as scratch:
+            yield Start(time_ns=self._first_time(files))
+            yield from self._description()
+            for event in self._lines(files, METRICS):
+                yield from self._metric(event, files)
+            yield from self.gather.flush()
+            for event in self._lines(files, LOG):
+                yield from self._printed(event)
+            yield from self._artifacts(files, Path(scratch))
         if self.single:
             yield Facts(summary=plain(self.single))
         status = _properties(self.task).get(STATUS)
@@ -211,10 +168,7 @@ class _Reading:
                 media: Media | str = plot(event.get("plot_str"))
             elif kind == "training_debug_image":
                 inner = self._inner(event.get("url"))
-                data = files.read(inner)
-                if len(data) > MOST_MEDIA:
-                    raise ValueError(f"it is larger than {MOST_MEDIA >> 20} MiB")
-                media = media_of(data, PurePosixPath(inner).suffix)
+                media = media_of(media_bytes(files.read(inner)), PurePosixPath(inner).suffix)
                 if self.ours and isinstance(media, Text) and len(media.text) <= LONG_TEXT:
                     media = media.text
             else:
@@ -288,7 +242,7 @@ class _Reading:
         """Return hyperparameters and configurations. General is ClearML's section for those without one."""
         texts = {name: one for name, one in self._section("configuration").items() if isinstance(one, dict)}
         if self.ours and SECTION in texts:
-            exact, _ = outcome(lambda: json.loads(texts[SECTION].get("value") or ""))
+            exact, _ = outcome(json.loads, texts[SECTION].get("value") or "")
             if isinstance(exact, dict):
                 return exact
         config: dict[str, Any] = {}
@@ -300,7 +254,7 @@ class _Reading:
                 if isinstance(one, dict):
                     _place(target, str(name).split("/"), _typed(one.get("value"), one.get("type")))
         for name, one in texts.items():
-            value, _ = outcome(lambda one=one: json.loads(one.get("value") or ""))  # type: ignore[misc]
+            value, _ = outcome(json.loads, one.get("value") or "")
             config.setdefault(name, one.get("value") if value is None else value)
         return config
 
@@ -363,13 +317,13 @@ def _facts(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(value: Any, kind: Any) -> Any:
-    """Return a hyperparameter as its type says; ClearML keeps all of them as texts."""
+    """Return a hyperparameter in the type it declares: ClearML stores all of them as text."""
     if not isinstance(value, str) or kind in (None, "str"):
         return None if value == "" and kind is None else value
     if kind in ("int", "float", "bool"):
         found = number_in(value)
         return value if found is None else float(found) if kind == "float" else found
-    found, _ = outcome(lambda: json.loads(value))
+    found, _ = outcome(json.loads, value)
     return value if found is None else found
 
 
@@ -389,7 +343,7 @@ def plot(text: Any) -> Media:
     if not isinstance(data, list):
         raise OSError("it is not a plotly figure")
     if len(data) == 1 and isinstance(data[0], dict) and data[0].get("type") == "table":
-        table, _ = outcome(lambda: _table(data[0]))
+        table, _ = outcome(_table, data[0])
         if table is not None:
             return table
     figure, error = outcome(lambda: Figure.decode({}, str(text).encode()))

@@ -12,14 +12,14 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from ..errors import outcome
 from ..facts.mask import mask_argv
 from ..journal.files import is_folder, open_regular
 from ..media import Figure, Histogram, Html, Media, Table, Text, decode
 from ..media.files import sniff
-from ..plain import plain
+from ..plain import from_json, plain
 from ..trackers._comet_archives import MESSAGES
 from ..trackers.comet import RUN, SETTLED, STATUS
 from ..values import LONG_TEXT
@@ -29,11 +29,12 @@ from .reading import (
     UNREADABLE,
     Account,
     Archive,
+    Folder,
     Gather,
     json_lines,
     media_of,
     number,
-    read_document,
+    read_json,
     reread,
     step_of,
 )
@@ -43,28 +44,14 @@ PICTURES = ("png", "jpg", "gif", "webp", "bmp", "tiff")
 _NAME = re.compile(r"([0-9a-z]{32,50})(?:-[\w-]+)?")  # of an archive
 _INTERNAL = frozenset({"offline_experiment", "hasNestedParams", "Created from", "Name", STATUS, SETTLED, RUN})
 _COUNTERS = frozenset({"curr_step", "curr_epoch"})
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _QUIET = frozenset("file_name os_packages cloud_details system_info ws_msg close log_dependency gpu_static_info".split())
 
 
-class MessageFolder:
-    """The files of a process that was killed before it archived them."""
+class MessageFolder(Folder):
+    """The files of a process that was killed before it archived them; its messages have the paths they had there."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def open(self, name: str) -> IO[bytes]:
-        return open_regular(self._path / PurePosixPath(name).name)  # by its last part: a message must not lead elsewhere
-
-    def read(self, name: str) -> bytes:
-        return read_document(self._path / PurePosixPath(name).name)
-
-    def unpack(self, name: str, target: Path) -> Path:
-        target.write_bytes(self.read(name))
-        return target
-
-    def close(self) -> None:
-        """Nothing is held open."""
+    def parts(self, name: str) -> tuple[str, ...]:
+        return (PurePosixPath(name).name,)
 
 
 Files = Archive | MessageFolder  # of one process
@@ -110,7 +97,7 @@ def _meta(path: Path) -> dict[str, Any] | None:
     if is_folder(path):
         if not (path / MESSAGES).is_file() or _first_type(path) is None:
             return None
-        meta = outcome(lambda: json.loads(read_document(path / META)))[0]
+        meta = read_json(path / META)
         return meta if isinstance(meta, dict) else {}
     if path.suffix != ".zip" or not path.is_file():
         return None
@@ -142,11 +129,8 @@ def _early(parts: list[Path]) -> dict[str, str]:
     """Return the "other" values among the first messages: the run's name, and the id of a fanfold run that was sent there."""
     found: dict[str, str] = {}
     for path in parts:
-        files, _ = outcome(lambda path=path: _opened(path))  # type: ignore[misc]
-        if files is None:
-            continue
         try:
-            with files.open(MESSAGES) as file:
+            with _opened(path) as files, files.open(MESSAGES) as file:
                 for message, _ in zip(json_lines(file, Account(), ""), range(200), strict=False):
                     payload = message.get("payload") if isinstance(message, dict) else None
                     key, value = (payload.get("key"), payload.get("value")) if isinstance(payload, dict) else (None, None)
@@ -154,8 +138,6 @@ def _early(parts: list[Path]) -> dict[str, str]:
                         found[key] = value
         except UNREADABLE:
             continue
-        finally:
-            files.close()
     return found
 
 
@@ -199,13 +181,11 @@ class _Reading:
             self.left.leave("archive", f"it cannot be read ({error})", path.name)
             return
         try:
-            with files.open(MESSAGES) as file:
+            with files, files.open(MESSAGES) as file:
                 for message in json_lines(file, self.left, "message"):
                     yield from self._message(message, files)
         except UNREADABLE as error:
             self.left.leave("archive", f"it cannot be read further ({error})", path.name)
-        finally:
-            files.close()
 
     def _message(self, message: Any, files: Files) -> Iterator[Event]:
         kind = message.get("type") if isinstance(message, dict) else None
@@ -226,8 +206,7 @@ class _Reading:
         if not isinstance(metric, dict) or not isinstance(metric.get("metricName"), str):
             self.left.leave("message", "a metric without a name", str(payload)[:80])
             return
-        name, value, step = metric["metricName"], metric.get("metricValue"), step_of(metric.get("step"))
-        value = _WORDS.get(value, value) if isinstance(value, str) else value
+        name, value, step = metric["metricName"], from_json(metric.get("metricValue")), step_of(metric.get("step"))
         found = number(value)
         if found is None:
             if not isinstance(value, str):
@@ -324,11 +303,12 @@ class _Reading:
                 return
             media = self._media(files, inner, kind, about, facts)
             if media is None:
-                path = files.unpack(inner, self.scratch / str(len(list(self.scratch.iterdir()))))
+                copy = self.scratch / str(len(list(self.scratch.iterdir())))
+                path = files.unpack(inner, copy)
                 what = {"source_code": "code", "model-element": "model"}.get(kind, "file")
                 ext = "" if PurePosixPath(name).suffix else f".{str(about.get('extension') or 'json').lstrip('.')}"
                 yield Artifact(name=name, files=[(f"{PurePosixPath(name).name}{ext}", path)], type=what, step=step, time_ns=when)
-                path.unlink()
+                copy.unlink(missing_ok=True)
                 return
         except UNREADABLE as error:
             self.left.leave("file", str(error), name)
@@ -367,7 +347,7 @@ class _Reading:
             ext = sniff(data, PICTURES) or ext  # Comet often leaves the type out
             rate = step_of(about.get("sampleRate"))
             more = {"sample_rate": rate} if kind == "audio" and rate else {}
-            return outcome(lambda: media_of(data, ext, **caption, **more))[0]
+            return outcome(media_of, data, ext, **caption, **more)[0]
         if ours and kind == "asset":
             return _ours(files.read(inner), ext)
         return None
@@ -431,8 +411,8 @@ def _ours(data: bytes, ext: str) -> Media | None:
         columns, *rows = csv.reader(io.StringIO(data.decode("utf-8", "replace"), newline="")) or [[]]
         return Table(columns, rows)
     if ext != "json":
-        return outcome(lambda: media_of(data, ext))[0]
-    return outcome(lambda: Figure.decode({}, data))[0] or outcome(lambda: decode("histogram", {}, data))[0]
+        return outcome(media_of, data, ext)[0]
+    return outcome(Figure.decode, {}, data)[0] or outcome(decode, "histogram", {}, data)[0]
 
 
 def histogram(found: Any) -> Histogram:

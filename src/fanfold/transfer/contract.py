@@ -33,7 +33,7 @@ class ImporterContract:
         raise NotImplementedError
 
     def grow(self, folder: Path) -> None:
-        """Add to the run that `write` wrote, as the product does while it goes on."""
+        """Add to the run that `write` wrote, as the product does while the run continues."""
 
     def _source(self, tmp_path: Path) -> Path:
         source = tmp_path / "source"

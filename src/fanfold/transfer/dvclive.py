@@ -20,13 +20,15 @@ from ..media import Histogram, Media, Table
 from ..plain import plain
 from ..trackers._dvclive_files import ITSELF, key_of
 from ..trackers.dvclive import MARKER
-from .events import Artifact, End, Event, Facts, Found, Rows, Start, Values
+from .events import Artifact, End, Event, Facts, Found, Start, Values
 from .reading import (
     MOST_DOCUMENT,
     MOST_MEDIA,
     UNREADABLE,
     Account,
     Gather,
+    Number,
+    media_bytes,
     media_of,
     number,
     number_in,
@@ -141,7 +143,7 @@ def is_ours(path: Path) -> bool:
 
 
 def revisions(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the commits that changed a folder's metrics, newest first, with a name each; not the one the folder equals now."""
+    """Yield the commits that changed a folder's metrics, newest first, each with a name; not the one it shows now."""
     log = run_git(str(folder), "log", "--all", "--format=%H%x00%s%x01", "--", "metrics.json", "plots/metrics")
     refs = run_git(str(folder), "for-each-ref", "--format=%(objectname) %(refname)", "refs/exps") or b""
     lines = [line.split(" ", 1) for line in refs.decode("utf-8", "replace").splitlines() if " " in line]
@@ -162,7 +164,7 @@ def revisions(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _digest(folder: Path, name: str) -> str | None:
-    """Return the name that git gives to a file's present content, filters aside."""
+    """Return the id that git gives to a file's current content, without filters."""
     if not (folder / name).is_file():
         return None
     return _line(run_git(str(folder), "hash-object", "--no-filters", "--", name))
@@ -232,28 +234,29 @@ def _table(files: DVCLiveFiles, name: str, latest: dict[str, Any], ours: bool, l
             raise ValueError("it has no step column")
         at, clock = head.index("step"), head.index("timestamp") if "timestamp" in head[:-1] else None
         for row in rows:
-            yield from _row(row, len(head), at, clock, key, gather, latest, left)
+            point = _point(row, len(head), at, clock)
+            if point is None:
+                left.leave("row", "it has another number of columns, or no step", key)
+                continue
+            step, time_ns, latest[key] = point
+            if isinstance(latest[key], str):
+                yield from gather.flush()
+                yield Values(step=step, time_ns=time_ns, values={key: latest[key]})
+            else:
+                yield from gather.add(step, time_ns, {key: latest[key]})
     except (*UNREADABLE, csv.Error) as error:
         left.leave("table", f"it was not read further: {error}", name)
     yield from gather.flush()
 
 
-def _row(
-    row: list[str], columns: int, at: int, clock: int | None, key: str, gather: Gather, latest: dict[str, Any], left: Account
-) -> Iterator[Rows | Values]:
+def _point(row: list[str], columns: int, at: int, clock: int | None) -> tuple[int, int | None, Number | str] | None:
+    """Return the step, time and value of a row; None if it has no step."""
     step = step_of(row[at]) if len(row) == columns else None
     if step is None:
-        left.leave("row", "it has another number of columns, or no step", key)
-        return
+        return None
     milliseconds = step_of(row[clock]) if clock is not None else None
-    time_ns = None if milliseconds is None else milliseconds * 10**6
     value = number_in(row[-1])
-    latest[key] = row[-1] if value is None else value
-    if value is None:
-        yield from gather.flush()
-        yield Values(step=step, time_ns=time_ns, values={key: row[-1]})
-    else:
-        yield from gather.add(step, time_ns, {key: value})
+    return step, None if milliseconds is None else milliseconds * 10**6, row[-1] if value is None else value
 
 
 def _summary(files: DVCLiveFiles, latest: dict[str, Any], ours: bool, left: Account) -> dict[str, Any]:
@@ -319,10 +322,7 @@ def _place(name: str, ours: bool) -> tuple[str, int | None, int]:
 
 
 def _picture(files: DVCLiveFiles, name: str) -> Media:
-    data = files.read(name)
-    if len(data) > MOST_MEDIA:
-        raise ValueError(f"it is larger than {MOST_MEDIA >> 20} MiB")
-    return media_of(data, PurePosixPath(name).suffix)
+    return media_of(media_bytes(files.read(name)), PurePosixPath(name).suffix)
 
 
 def _plot(files: DVCLiveFiles, name: str) -> Media:

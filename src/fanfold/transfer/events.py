@@ -1,4 +1,4 @@
-"""What an importer says about a run of another tool: the same few kinds of event, whatever the source.
+"""What an importer reports about a run of another tool: a few kinds of event, the same for every source.
 
 An importer yields `Found` for each run it recognises in a folder or file, and for each of them a stream of events. It knows
 nothing of journals; `transfer/write.py` turns the events into one. Times are nanoseconds since 1970, as the source has
@@ -53,8 +53,8 @@ class Facts(Struct, frozen=True, kw_only=True):
 class Rows(Struct, frozen=True, kw_only=True):
     """Numbers in columns: row i has a step, a time and one value of each column. Many rows in one event are fast.
 
-    A column is a numpy array of float64, float32, int64 or bool. A row without a value for a key belongs into another
-    `Rows`. `rank` is the process that logged them; `system` marks a machine's own metrics (they have no step).
+    A column is a numpy array of float64, float32, int64 or bool. A row that lacks a key goes into
+    another `Rows`. `rank` is the process that logged them; `system` marks a machine's own metrics (they have no step).
     """
 
     steps: np.ndarray[Any, Any] | None  # int64; None: no steps

@@ -1,4 +1,4 @@
-"""Search files and folders for runs of other tools. Kinds are told by content; links are not followed; the search is bounded."""
+"""Search files and folders for runs of other tools, by their content. Links are not followed, and the search is bounded."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _joined(known: Sighting, found: Found) -> Sighting:
 
 
 def signature(importer: Importer, found: Found) -> object:
-    """Return something that changes when a run's files do, by looking at the files only from outside."""
+    """Return the sizes and dates of a run's files, which change when the files do."""
     own = getattr(importer, "signature", lambda _found: None)(found)
     if own is not None:
         return own

@@ -130,9 +130,9 @@ class Import:
             name = (one.found.kind, one.found.id)
             if now < self._failed.get(name, 0.0):
                 continue
-            account, error = outcome(lambda one=one: self._followed(one))  # type: ignore[misc]
+            account, error = outcome(self._followed, one)
             if error is not None:
-                outcome(lambda one=one: self._forget(one))  # type: ignore[misc]
+                outcome(self._forget, one)
                 self._failed[name] = now + AGAIN_SECONDS
                 why = describe(error)
                 notices.once(f"follow:{why}", f"{one.found.name} could not be read further: {why}. It is tried again.")
@@ -155,7 +155,7 @@ class Import:
         for one in self._known[place * size // of : (place + 1) * size // of]:
             if stop():
                 break
-            outcome(lambda one=one: self._followed(one))  # type: ignore[misc]
+            outcome(self._followed, one)
         self.close()
 
     def close(self) -> None:
@@ -396,7 +396,7 @@ def _events(importer: Importer, found: events.Found, position: Any, account: Run
     stream, error = outcome(lambda: iter(importer.read(found, position)))
     spent = 0
     while stream is not None:
-        event, error = outcome(lambda: next(stream, None))
+        event, error = outcome(next, stream, None)
         if event is None:
             break
         spent += _cost(event)

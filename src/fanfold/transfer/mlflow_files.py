@@ -1,6 +1,6 @@
-"""MLflow's file store: `mlruns/<experiment>/<run>/` with meta.yaml, params, tags, metrics and artifacts, one file a key.
+"""MLflow's file store: `mlruns/<experiment>/<run>/` with meta.yaml, params, tags, metrics and artifacts, one file per key.
 
-A metric's file has one line a point, and only grows: the position in each is where the next reading begins.
+A metric's file has one line per point and only grows, so the next reading begins where the last one ended.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from msgspec import Struct
 from ..errors import outcome
 from ..media import Audio, Image, Media, Table, Text, Video, decode
 from .events import Artifact, End, Event, Facts, Found, Left, Start, Values
-from .reading import MOST_MEDIA, Account, read_document
+from .reading import Account, read_document, read_media
 
 LONGEST_TAG = 64
 STATUSES = {3: "finished", 4: "failed", 5: "killed", "FINISHED": "finished", "FAILED": "failed", "KILLED": "killed"}
@@ -191,7 +191,7 @@ def _aside(note: str) -> str | None:
 
 
 def _long_tag(tag: str, path: Path, account: Account) -> Iterator[Event]:
-    data, error = outcome(lambda: read_document(path))
+    data, error = outcome(read_document, path)
     if data is None:
         account.leave("long tags", str(error), tag)
         return
@@ -220,7 +220,7 @@ def _placed(
         ms = min(written, end) if isinstance(end, int) and end > 0 else written  # files of a copy are newer than the run
     else:
         return None
-    made, error = outcome(lambda: _media(folder, path))
+    made, error = outcome(_media, folder, path)
     if made is None:
         account.leave(folder, f"cannot be read, so the file is kept as it is: {error}", name)
         return None
@@ -229,9 +229,7 @@ def _placed(
 
 def _media(folder: str, path: Path) -> Media:
     """Return a file as the object that log() takes."""
-    if path.stat().st_size > MOST_MEDIA:
-        raise ValueError(f"it is larger than {MOST_MEDIA >> 20} MiB")
-    data = read_document(path)
+    data = read_media(path)
     if folder in ("images", "audio", "video"):
         return {"images": Image, "audio": Audio, "video": Video}[folder](data)  # type: ignore[no-any-return]
     if folder == "texts":

@@ -16,6 +16,7 @@ from typing import IO, Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from ..errors import SettingError
+from ..plain import from_json
 from .events import Event
 from .mlflow_run import TRACES, MLflowFacts, began, ended, files, keys_of
 from .mlflow_sql import events_of
@@ -25,7 +26,6 @@ SECONDS = 60.0
 MOST_ANSWER = 256 << 20
 MOST_FILES = 100_000
 BROKEN = (OSError, HTTPException, ValueError, TypeError, AttributeError)  # urllib's errors are OSErrors
-_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": -float("inf")}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -169,8 +169,7 @@ def _history(server: MLflowServer, kept: MLflowFacts, key: str, account: Account
     query = {"run_id": kept.info["run_id"], "metric_key": key, "max_results": 25_000}
     rows = []
     for point in server.pages("metrics/get-history", "metrics", query):
-        value = point.get("value")
-        value = _WORDS.get(value, value) if isinstance(value, str) else value
+        value = from_json(point.get("value"))
         nan = isinstance(value, float) and math.isnan(value)
         rows.append((key, value, _integer(point.get("timestamp")), _integer(point.get("step")) or 0, nan))
     yield from events_of(rows, keys_of(kept), account, ours="fanfold.run_id" in kept.tags)

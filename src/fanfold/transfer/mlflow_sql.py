@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import numpy as np
 
-from ..errors import SettingError, missing_extra
+from ..errors import SettingError, needed
 from ..process import digest
 from .events import Event, Facts, Mark, Rows
 from .mlflow_files import new_files, tree
@@ -271,10 +271,8 @@ def _all(address: str, run_id: str) -> Iterator[Event]:
 
 
 def _sqlalchemy_errors() -> tuple[type[Exception], ...]:
-    try:
+    with needed("sqlalchemy", "mlflow", "Reading an MLflow database other than SQLite"):
         from sqlalchemy.exc import SQLAlchemyError
-    except ImportError as error:
-        raise missing_extra("sqlalchemy", "mlflow", "Reading an MLflow database other than SQLite") from error
     return (SQLAlchemyError, OSError, ValueError, ImportError)
 
 

@@ -19,9 +19,10 @@ from ..errors import outcome
 from ..journal.directory import is_link
 from ..journal.files import open_regular
 from ..media import Image
-from .events import Artifact, Console, Definition, Event, Found, Start, Values
+from ..plain import from_json
+from .events import Artifact, Console, Event, Found, Start, Values
 from .neptune_run import MONITORING, STEP_KEY, Attributes, file_event
-from .reading import Account, Gather, json_lines, number, read_json, resumed
+from .reading import Account, Gather, StepAxis, json_lines, nanoseconds, number, read_json, resumed
 
 REST_SECONDS = 600.0  # a folder has no status: one that has not grown for this long belongs to a run that has ended
 FIRST = 200  # operations that are read to know what a run is called
@@ -30,7 +31,6 @@ _LOG = re.compile(r"data-([0-9]{1,9})\.log$")
 _CLEARS = {"ClearFloatLog", "ClearStringLog", "ClearImageLog", "DeleteAttribute"}
 _ASSIGNS = {"AssignFloat", "AssignInt", "AssignBool", "AssignString", "AssignDatetime"}
 _LOGS = {"LogFloats", "LogStrings", "LogImages"}
-_ODD = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": -float("inf")}
 
 
 def is_run(path: Path) -> bool:
@@ -88,7 +88,7 @@ class Replay:
         self.decimals = 0
         self.gather = Gather()
         self.steps: dict[str, float] = {}
-        self.defined: set[str] = set()
+        self.axis = StepAxis(STEP_KEY)
         self.last: int | None = None
         self.names: dict[str, str] = {}
 
@@ -148,7 +148,7 @@ class Replay:
                 yield from facts
                 facts = []
             self.last = max(self.last or 0, moment or 0) or None
-            made, error = outcome(lambda: list(self._operation(place, folder, entry, path, moment)))  # noqa: B023
+            made, error = outcome(list, self._operation(place, folder, entry, path, moment))
             if error is not None:
                 self.account.leave("operations", f"cannot be read: {type(error).__name__}", path)
             yield from made or ()
@@ -160,8 +160,7 @@ class Replay:
     @staticmethod
     def _created(folder: Path) -> int | None:
         about = read_json(folder / "metadata.json")
-        created, _ = outcome(lambda: datetime.fromisoformat(str(about["createdAt"])))
-        return None if created is None else int(created.replace(tzinfo=created.tzinfo or timezone.utc).timestamp() * 1e6) * 1000
+        return nanoseconds(about.get("createdAt")) if isinstance(about, dict) else None
 
     def _operation(self, place: int, folder: Path, entry: dict[str, Any], path: str, moment: int | None) -> Iterator[Event]:
         kind = entry.get("type")
@@ -185,7 +184,7 @@ class Replay:
         whole = None if step is None else round(step * 10**self.decimals)
         key = self.names.get(path, path)
         if kind == "LogFloats":
-            made = number(_ODD.get(value, value) if isinstance(value, str) else value)
+            made = number(from_json(value))
             if made is None:
                 self.account.leave("points", "they are not numbers", f"{path}: {value!r}"[:80])
                 return
@@ -212,9 +211,7 @@ class Replay:
             return
         columns: dict[str, Any] = {key: value}
         if self.decimals and step is not None:
-            if key not in self.defined:
-                self.defined.add(key)
-                yield Definition(key=key, options={"x": STEP_KEY})
+            yield from self.axis.of([key])
             columns[STEP_KEY] = float(step)
         yield from self.gather.add(whole, time_ns, columns)
 
@@ -272,4 +269,4 @@ def _assigned(kind: str, value: Any) -> Any:
     if kind == "AssignDatetime":
         made, _ = outcome(lambda: datetime.fromtimestamp(value / 1000, timezone.utc))
         return made or value
-    return _ODD.get(value, value) if kind == "AssignFloat" and isinstance(value, str) else value
+    return from_json(value) if kind == "AssignFloat" else value

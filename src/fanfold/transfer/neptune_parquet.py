@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MissingExtra, missing_extra, outcome
+from ..errors import MissingExtra, needed, outcome
 from ..journal.directory import is_link
 from ..journal.files import open_regular
-from .events import Artifact, Console, Definition, Event, Found, Left, Rows, Values
+from .events import Artifact, Console, Event, Found, Left, Rows, Values
 from .neptune_run import MONITORING, STEP_KEY, Attributes, file_event, histogram
-from .reading import Account, resumed
+from .reading import Account, StepAxis, resumed
 
 BATCH = 1 << 16
 MOST_FOOTER = 16 << 20
@@ -65,7 +65,7 @@ def _found(files: tuple[Path, ...]) -> Found:
     """Return how a run is known: by the single values at the beginning of its first part that can be read."""
     values: dict[str, Any] = {}
     for file in files:
-        found, error = outcome(lambda file=file: _names(file))  # type: ignore[misc]
+        found, error = outcome(_names, file)
         if isinstance(error, MissingExtra):
             raise error
         if found:
@@ -92,10 +92,8 @@ def _names(file: Path) -> dict[str, Any]:
 
 
 def _batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
-    try:
+    with needed("pyarrow", "arrow", "Reading Neptune's export"):
         import pyarrow.parquet
-    except ImportError as error:
-        raise missing_extra("pyarrow", "arrow", "Reading Neptune's export") from error
     with pyarrow.parquet.ParquetFile(path) as file:
         if not set(file.schema_arrow.names) >= NEEDED:
             raise ValueError("it is not an export of Neptune")
@@ -117,7 +115,7 @@ class _Export:
         self.attributes = Attributes()
         self.readable = False
         self.scale = 1
-        self.defined: set[str] = set()
+        self.axis = StepAxis(STEP_KEY)
         self.last: int | None = None
         self.names: dict[str, str] = {}
 
@@ -132,10 +130,7 @@ class _Export:
         for part in self.found.paths:
             batches = self._guarded(part, None)
             for batch in batches:
-                made, error = outcome(lambda batch=batch: list(self._series(batch)))  # type: ignore[misc]
-                if error is not None:
-                    self.account.leave("parts of the export", f"cannot be read: {str(error)[:200]}", part.name)
-                yield from made or []
+                yield from self.account.all_or_none(self._series(batch), "parts of the export", part.name)
         yield from self.account.events()
         yield from self.attributes.ended(self.last)
 
@@ -143,7 +138,7 @@ class _Export:
         """Yield the batches of a part up to the first that is damaged."""
         batches = _batches(part, columns)
         while True:
-            batch, error = outcome(lambda: next(batches, None))
+            batch, error = outcome(next, batches, None)
             if error is not None and columns is None:
                 self.account.leave("parts of the export", f"cannot be read: {str(error)[:200]}", part.name)
             if batch is None:
@@ -157,7 +152,7 @@ class _Export:
         for part in self.found.paths:
             for batch in self._guarded(part, wanted):
                 self.readable = True
-                looked, _ = outcome(lambda batch=batch, known=finest: self._first_look(batch, known))  # type: ignore[misc]
+                looked, _ = outcome(self._first_look, batch, finest)
                 finest = looked or finest
         for scale in (1, 10, 100, 1000, 10_000, 100_000, MICRO):
             if finest % (MICRO // scale) == 0:
@@ -218,9 +213,7 @@ class _Export:
             return
         columns = {key: values}
         if self.scale > 1:
-            if key not in self.defined:
-                self.defined.add(key)
-                yield Definition(key=key, options={"x": STEP_KEY})
+            yield from self.axis.of([key])
             columns[STEP_KEY] = steps / MICRO
         whole = steps // (MICRO // self.scale)
         if stepped.all():

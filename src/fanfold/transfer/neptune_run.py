@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ..errors import outcome
 from ..media import Histogram
 from .events import Artifact, End, Event, Facts, Start, Values
-from .reading import MOST_MEDIA, Account, media_of, read_document
+from .reading import MOST_MEDIA, Account, media_of, nanoseconds, read_document
 
 STEP_KEY = "neptune/step"  # the exact value of steps that are not whole numbers
 MONITORING = "monitoring/"
@@ -21,9 +21,8 @@ _ABOUT = ("sys/", MONITORING, "source_code/")  # about the run and its machine, 
 class Attributes:
     """The single values of a run, gathered until all are known."""
 
-    def __init__(self, custom_id: str = "") -> None:
+    def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        self.custom_id = custom_id
 
     @property
     def ours(self) -> bool:
@@ -35,7 +34,7 @@ class Attributes:
         found = {}
         for path, value in self.values.items():
             if path.startswith("fanfold/names/") and isinstance(value, str):
-                entry, _ = outcome(lambda value=value: json.loads(value))  # type: ignore[misc]
+                entry, _ = outcome(json.loads, value)
                 if isinstance(entry, list) and len(entry) == 3 and all(isinstance(word, str) for word in entry):
                     found[entry[2]] = entry[0]
         return found
@@ -87,16 +86,6 @@ class Attributes:
             return [End(status="failed", time_ns=time_ns)]
         state = str(self.values.get("sys/state", "")).lower()
         return [] if state in ("active", "running") else [End(status="finished", time_ns=time_ns)]
-
-
-def nanoseconds(value: Any) -> int | None:
-    """Return a time in nanoseconds."""
-    if not isinstance(value, datetime):
-        return None
-    moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
-    since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    found = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-    return found if found > 0 else None
 
 
 def _plain(value: Any) -> Any:

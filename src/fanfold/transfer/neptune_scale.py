@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import outcome
-from .events import Artifact, Definition, Event, Found, Values
+from .events import Artifact, Event, Found, Values
 from .neptune_run import STEP_KEY, Attributes, histogram
-from .protobuf import Message, double, inner, integer, message, text, texts, timestamp
-from .reading import Account, Gather, resumed
+from .protobuf import Message, double, entries, inner, integer, integers, message, messages, packed, text, texts, timestamp
+from .reading import Account, Gather, StepAxis, resumed
 from .sqlite import BROKEN, SQLiteFile, opened, with_log
 
 MICRO = 1_000_000
@@ -49,7 +49,7 @@ class _Local:
         self.attributes = Attributes()
         self.finest = MICRO
         self.scale = 1
-        self.defined: set[str] = set()
+        self.axis = StepAxis(STEP_KEY)
         self.last: int | None = None
 
     def events(self) -> Iterator[Event]:
@@ -62,10 +62,7 @@ class _Local:
                 yield from self.attributes.began()
                 for kind, operation in self._operations(database, self.account):
                     if kind == UPDATE:
-                        made, error = outcome(lambda operation=operation: list(self._appended(operation)))  # type: ignore[misc]
-                        yield from made or ()
-                        if error is not None:
-                            self.account.leave("operations", f"cannot be read: {error}")
+                        yield from self.account.all_or_none(self._appended(operation), "operations")
                 yield from self.gather.flush()
                 yield from self._files(database)
                 for _ in database.select("operation_errors", ("error_id",)):
@@ -83,7 +80,7 @@ class _Local:
             if kind not in (UPDATE, CREATE) or not isinstance(data, bytes):
                 account.leave("requests to upload files", "they are pickled, and loading them could run anything")
                 continue
-            found, error = outcome(lambda data=data: message(data))  # type: ignore[misc]
+            found, error = outcome(message, data)
             if found is None:
                 account.leave("operations", f"cannot be read: {error}")
             else:
@@ -91,7 +88,7 @@ class _Local:
 
     def _survey(self, kind: int, operation: Message) -> None:
         """Take the single values of an operation, and see how fine its step is."""
-        found, _ = outcome(lambda: self._single_values(kind, operation))
+        found, _ = outcome(self._single_values, kind, operation)
         if found is not None and found % self.finest:
             self.finest = math.gcd(self.finest, found)
 
@@ -107,13 +104,12 @@ class _Local:
                 values["sys/forking/parent"] = text(fork, 2)
                 values["sys/forking/step"] = _step(inner(fork, 4)) / MICRO
             return MICRO
-        for key, value in _entries(operation, 4):
+        for key, value in entries(operation, 4):
             values[key] = _value(value)
-        for key, changes in _entries(operation, 5):
+        for key, changes in entries(operation, 5):
             have = values.get(key)
             words = set(have) if isinstance(have, list) else set()
-            for entry in inner(changes, 1).get(1, []):
-                change = message(entry) if isinstance(entry, bytes) else {}
+            for change in messages(inner(changes, 1), 1):
                 words = words | {text(change, 1)} if integer(change, 2) == _ADD else words - {text(change, 1)}
             values[key] = sorted(words)
         return _step(inner(operation, 1)) if 1 in operation else MICRO
@@ -123,7 +119,7 @@ class _Local:
         self.last = max(self.last or 0, time_ns or 0) or None
         step = None if exact is None else exact // (MICRO // self.scale)
         columns: dict[str, Any] = {}
-        for key, value in _entries(operation, 8):
+        for key, value in entries(operation, 8):
             if 1 in value or 3 in value:
                 columns[key] = double(value, 1) if 1 in value else float(integer(value, 3))
             elif 6 in value:
@@ -135,9 +131,7 @@ class _Local:
             elif 13 not in value:
                 self.account.leave("values", "of a type that is not known", key)
         if columns and self.scale > 1 and exact is not None:
-            for key in columns.keys() - self.defined:
-                self.defined.add(key)
-                yield Definition(key=key, options={"x": STEP_KEY})
+            yield from self.axis.of(tuple(columns))
             columns[STEP_KEY] = exact / MICRO
         yield from self.gather.add(step, time_ns, columns)
 
@@ -151,13 +145,6 @@ class _Local:
             else:
                 kind = "temporary files" if temporary else "files"
                 self.account.leave(kind, "only their place was recorded, and that is outside of Neptune's folder", str(source))
-
-
-def _entries(operation: Message, number: int) -> Iterator[tuple[str, Message]]:
-    """Yield the entries of a map."""
-    for entry in operation.get(number, []):
-        pair = message(entry) if isinstance(entry, bytes) else {}
-        yield text(pair, 1), inner(pair, 2)
 
 
 def _value(value: Message) -> Any:
@@ -176,34 +163,14 @@ def _value(value: Message) -> Any:
 
 
 def _histogram(value: Message) -> dict[str, Any]:
-    edges = _doubles(value, 1)
-    counts = _varints(inner(value, 4), 1) if 4 in value else _doubles(inner(value, 5), 1)
+    edges = _doubles(value)
+    counts = integers(inner(value, 4), 1) if 4 in value else _doubles(inner(value, 5))
     return {"edges": edges, "values": counts}
 
 
-def _doubles(found: Message, number: int) -> list[float]:
-    data = b"".join(part for part in found.get(number, []) if isinstance(part, bytes))
+def _doubles(found: Message) -> list[float]:
+    data = packed(found, 1)
     return list(struct.unpack(f"<{len(data) // 8}d", data[: len(data) // 8 * 8]))
-
-
-def _varints(found: Message, number: int) -> list[int]:
-    values: list[int] = []
-    for part in found.get(number, []):
-        if isinstance(part, int):
-            values.append(part)
-            continue
-        values.extend(_groups(part))
-    return values
-
-
-def _groups(data: bytes) -> Iterator[int]:
-    value = shift = 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            yield value
-            value = shift = 0
 
 
 def _step(found: Message) -> int:

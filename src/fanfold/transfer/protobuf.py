@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 MOST_FIELDS = 1 << 20  # of a message: each takes more memory than its bytes
 
@@ -15,16 +16,16 @@ def message(data: bytes) -> Message:
     found: Message = {}
     at = count = 0
     while at < len(data):
-        tag, at = _varint(data, at)
+        tag, at = varint(data, at)
         number, kind = tag >> 3, tag & 7
         value: Field
         if kind == 0:
-            value, at = _varint(data, at)
+            value, at = varint(data, at)
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
             value, at = data[at : at + size], at + size
         elif kind == 2:
-            size, at = _varint(data, at)
+            size, at = varint(data, at)
             value, at = data[at : at + size], at + size
         else:
             raise ValueError(f"a field of type {kind}")
@@ -37,7 +38,8 @@ def message(data: bytes) -> Message:
     return found
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return an unsigned number and where it ends; raise ValueError if it is cut short."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -64,6 +66,33 @@ def text(found: Message, number: int) -> str:
 def texts(found: Message, number: int) -> list[str]:
     """Return a list of texts."""
     return [value.decode("utf-8", "replace") for value in found.get(number, []) if isinstance(value, bytes)]
+
+
+def messages(found: Message, number: int) -> Iterator[Message]:
+    """Yield a list of messages."""
+    return (message(value) for value in found.get(number, []) if isinstance(value, bytes))
+
+
+def entries(found: Message, number: int) -> Iterator[tuple[str, Message]]:
+    """Yield the entries of a map from texts to messages."""
+    return ((text(pair, 1), inner(pair, 2)) for pair in messages(found, number))
+
+
+def integers(found: Message, number: int) -> list[int]:
+    """Return a list of signed integers, packed or not."""
+    values: list[int] = []
+    for part in found.get(number, []):
+        at = 0
+        while isinstance(part, bytes) and at < len(part):
+            value, at = varint(part, at)
+            values.append(value)
+        values += [] if isinstance(part, bytes) else [part]
+    return [value - (1 << 64) if value >= 1 << 63 else value for value in values]
+
+
+def packed(found: Message, number: int) -> bytes:
+    """Return the bytes of a packed list of floats or doubles."""
+    return b"".join(value for value in found.get(number, []) if isinstance(value, bytes))
 
 
 def integer(found: Message, number: int) -> int:

@@ -8,16 +8,17 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from datetime import datetime, timedelta, timezone
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
 
 from ..errors import outcome
-from ..journal.files import open_regular
+from ..journal.files import is_folder, open_inside, open_regular
 from ..media import Audio, Html, Image, Media, Text, Video
 from ..plain import plain
-from .events import Alert, Artifact, Console, Event, Left, Mark, Rows, Start, Values
+from .events import Alert, Artifact, Console, Definition, Event, Left, Mark, Rows, Start, Values
 
 MOST_ROWS = 1 << 14  # points held in memory
 MOST_LINE = 64 << 20  # bytes of one line
@@ -29,6 +30,7 @@ ROOM = 16 << 20  # bytes that any archive may unpack to
 RATIO = 100  # beyond that: times its own size; text compresses less than this
 UNREADABLE = (OSError, ValueError, RecursionError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 _TYPES = {float: np.float64, int: np.int64, bool: np.bool_}
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _I64 = range(-(1 << 63), 1 << 63)
 
 Number = float | int | bool
@@ -45,6 +47,13 @@ class Account:
         why = why or "it cannot be read"  # some errors have no words
         self._counts[what, why] += count
         self._examples.setdefault((what, why), str(example)[:200])
+
+    def all_or_none(self, events: Iterable[Event], what: str, example: object = "") -> list[Event]:
+        """Return what can be read of one thing: all of its events, or none and a line here."""
+        found, error = outcome(list, events)
+        if error is not None:
+            self.leave(what, f"cannot be read: {str(error)[:200]}", example)
+        return found or []
 
     def events(self) -> Iterator[Left]:
         for (what, why), count in self._counts.items():
@@ -129,6 +138,25 @@ def step_of(value: Any) -> int | None:
     return value if type(value) is int and value in _I64 else None
 
 
+def nanoseconds(moment: Any) -> int | None:
+    """Return a datetime, or its ISO text, in nanoseconds since 1970: without a time zone it is UTC. None for anything else."""
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+        except ValueError:
+            return None
+    if not isinstance(moment, datetime):
+        return None
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)) - _EPOCH
+    return since // timedelta(microseconds=1) * 1000 if since > timedelta(0) else None
+
+
+def signature_of(files: Iterable[tuple[str, Path]]) -> list[list[Any]]:
+    """Return the name, size and date of each file that is there: they change when there is something new to read."""
+    facts = [(name, outcome(path.lstat)[0]) for name, path in files]
+    return [[name, fact.st_size, fact.st_mtime_ns] for name, fact in facts if fact is not None]
+
+
 def at_rest(path: Path) -> bool:
     """Return whether nobody has written to a file for a while."""
     return time.time() - path.stat().st_mtime > REST_SECONDS
@@ -137,10 +165,27 @@ def at_rest(path: Path) -> bool:
 def read_document(path: Path) -> bytes:
     """Read a whole file; raise OSError if it is not a regular file, or too large."""
     with open_regular(path) as file:
-        data = file.read(MOST_DOCUMENT + 1)
+        return _whole(file, path)
+
+
+def _whole(file: IO[bytes], name: object) -> bytes:
+    data = file.read(MOST_DOCUMENT + 1)
     if len(data) > MOST_DOCUMENT:
-        raise OSError(f"{path} is larger than {MOST_DOCUMENT >> 30} GiB")
+        raise OSError(f"{name} is larger than {MOST_DOCUMENT >> 30} GiB")
     return data
+
+
+def media_bytes(data: bytes) -> bytes:
+    """Return the bytes of an image, a sound or a video; raise ValueError if they are too many."""
+    if len(data) > MOST_MEDIA:
+        raise ValueError(f"it is larger than {MOST_MEDIA >> 20} MiB")
+    return data
+
+
+def read_media(path: Path) -> bytes:
+    """Read the file of an image, a sound or a video; raise ValueError if it is too large."""
+    with open_regular(path) as file:
+        return media_bytes(file.read(MOST_MEDIA + 1))
 
 
 def read_json(path: Path) -> Any:
@@ -203,6 +248,21 @@ def json_lines(file: IO[bytes], account: Account, what: str) -> Iterator[Any]:
             account.leave(what, f"a line is not JSON ({type(error).__name__})", line[:80].decode("utf-8", "replace"))
 
 
+def file_inside(folder: Path, name: str, *, below: str = "") -> Path:
+    """Return a file in a folder, or in the one `below` it; raise ValueError or OSError if its name or a link leads elsewhere."""
+    parts = (*([below] if below else []), *parts_of(name))
+    open_inside(folder, *parts).close()
+    return folder.joinpath(*parts)
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return the parts of a file's name that somebody else wrote; raise ValueError if it leads out of its folder."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise ValueError("its name leads out of its folder")
+    return path.parts
+
+
 class Archive:
     """A zip file of somebody else: members are read by name, never unpacked by it, and only up to a bound."""
 
@@ -250,6 +310,44 @@ class Archive:
         self.close()
 
 
+class Folder:
+    """The files of a folder, read as an archive's; no link in it is followed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names = {file.name for file in path.iterdir() if file.is_file()}
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        return parts_of(name)
+
+    def open(self, name: str) -> IO[bytes]:
+        return open_inside(self.path, *self.parts(name))
+
+    def read(self, name: str) -> bytes:
+        with self.open(name) as file:
+            return _whole(file, name)
+
+    def unpack(self, name: str, target: Path) -> Path:
+        """Return the file itself: it needs no copy at `target`."""
+        del target
+        self.open(name).close()
+        return self.path.joinpath(*self.parts(name))
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Nothing is held open."""
+
+
+Files = Archive | Folder
+
+
+def opened_files(path: Path) -> Files:
+    """Open a folder, or a zip file of one."""
+    return Folder(path) if is_folder(path) else Archive(path)
+
+
 _MEDIA: dict[str, type[Media]] = {
     **dict.fromkeys(("png", "jpg", "jpeg", "gif", "webp", "bmp", "tif", "tiff"), Image),
     **dict.fromkeys(("wav", "mp3", "flac", "ogg"), Audio),
@@ -267,10 +365,25 @@ def media_of(data: bytes, ext: str, **facts: Any) -> Media:
     kind = _MEDIA.get(ext)
     if kind is None:
         raise ValueError(f"files of type {ext or 'unknown'} are not media")
-    found, error = outcome(lambda: kind(data, **facts))  # type: ignore[call-arg]
+    found, error = outcome(kind, data, **facts)
     if found is None:
         raise ValueError(str(error))
     return found
+
+
+class StepAxis:
+    """Makes a metric with the exact steps the x axis of others: steps that are not whole numbers have one."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._defined: set[str] = set()
+
+    def of(self, keys: Iterable[str]) -> Iterator[Definition]:
+        """Yield the definitions of the keys that have none yet."""
+        for key in keys:
+            if key not in self._defined:
+                self._defined.add(key)
+                yield Definition(key=key, options={"x": self.key})
 
 
 def reread(read: Callable[[], Iterable[Event]], position: Any) -> Iterator[Event]:

@@ -19,7 +19,7 @@ _KINDS = _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 def records(file: IO[bytes], start: int, account: Account) -> Iterator[tuple[bytes, int]]:
     """Yield each complete record from an offset on, and where the next one begins.
 
-    A damaged block is counted, and reading goes on with the next one. A torn end is counted, and read the next time.
+    A damaged block is counted, and reading continues with the next one. A torn end is counted, and read the next time.
     """
     file.seek(start)
     at = whole_to = start

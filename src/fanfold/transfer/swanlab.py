@@ -14,8 +14,8 @@ from ..journal.files import open_regular
 from ..media import Audio, Image, Media, Table, Video
 from . import flat_yaml
 from .events import Artifact, Console, End, Event, Facts, Found, Mark, Start, Values
-from .protobuf import Message, double, inner, integer, message, raw, text, texts, timestamp
-from .reading import MOST_MEDIA, UNREADABLE, Account, Gather, media_of, read_document, read_json, read_yaml
+from .protobuf import Message, double, inner, integer, message, messages, raw, text, texts, timestamp
+from .reading import UNREADABLE, Account, Gather, media_of, read_document, read_json, read_media, read_yaml
 from .record_log import records
 
 HEADER = b":SWL\xd6\xe1"
@@ -119,10 +119,7 @@ class _Log:
                 for data, after in records(file, max(before, len(head)), self.account):
                     if before == state.get(name, 0) != 0:  # the first new record
                         yield Start(time_ns=None, attempt=name)
-                    made, error = outcome(lambda data=data: list(self._record(message(data))))  # type: ignore[misc]
-                    if error is not None:
-                        self.account.leave("records", f"cannot be read: {error}", f"in {name}")
-                    yield from made or ()
+                    yield from self.account.all_or_none(self._record(data), "records", f"in {name}")
                     state[name] = after
         except OSError as error:
             self.account.leave("runs", f"cannot be read: {error.strerror}", name)
@@ -133,11 +130,12 @@ class _Log:
         for data, after in records(file, len(HEADER) + 1, Account()):
             if after > before:
                 return
-            found, _ = outcome(lambda data=data: message(data))  # type: ignore[misc]
+            found, _ = outcome(message, data)
             if found is not None and 12 in found:
-                list(self._record(found))
+                list(self._record(data))
 
-    def _record(self, record: Message) -> Iterator[Event]:
+    def _record(self, data: bytes) -> Iterator[Event]:
+        record = message(data)
         if 13 in record:
             yield from self._scalar(inner(record, 13))
         elif 14 in record:
@@ -183,10 +181,10 @@ class _Log:
 
     def _media(self, media: Message) -> Iterator[Event]:
         key, step, kind, time_ns = text(media, 1), integer(media, 2), _TYPES.get(integer(media, 3), ""), timestamp(media, 4)
-        items = [message(item) for item in inner(media, 5).get(1, []) if isinstance(item, bytes)]
+        items = list(messages(inner(media, 5), 1))
         made: list[Any] = []
         for item in items:
-            value, error = outcome(lambda item=item: self._made(kind, item))  # type: ignore[misc]
+            value, error = outcome(self._made, kind, item)
             if isinstance(value, Path):
                 yield Artifact(name=key, files=[(value.name, value)], type=kind, step=step, time_ns=time_ns)
             elif value is not None:
@@ -216,9 +214,7 @@ class _Log:
     def _content(self, place: Path, name: str) -> bytes:
         if not _NAME.match(name) or name in (".", ".."):
             raise ValueError("its name leads elsewhere")
-        if place.stat().st_size > MOST_MEDIA:
-            raise ValueError(f"it is larger than {MOST_MEDIA >> 20} MiB")
-        return read_document(place)
+        return read_media(place)
 
     def _saved(self, save: Message, time_ns: int | None) -> Iterator[Event]:
         kind, name = integer(save, 5), text(save, 1)

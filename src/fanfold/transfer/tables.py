@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..journal.files import open_regular
-from ..plain import plain
+from ..plain import from_json, plain
 from . import csv_logger
 from .events import Event, Facts, Found, Start, Values
 from .reading import UNREADABLE, Account, Gather, Number, at_rest, json_lines, number, number_in, reread, step_of
@@ -236,9 +236,7 @@ def _from_json(value: Any) -> Any:
     found = number(value)
     if found is not None or value is None:
         return found
-    if isinstance(value, str):
-        return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value, value)
-    return json.dumps(plain(value))
+    return from_json(value) if isinstance(value, str) else json.dumps(plain(value))
 
 
 def _parquet(path: Path) -> Any:

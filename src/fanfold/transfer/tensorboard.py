@@ -23,7 +23,7 @@ from ..journal.files import open_regular
 from ..media import Audio, Histogram, Image, Table
 from . import protobuf as pb
 from .events import End, Event, Facts, Found, Left, Mark, Rows, Start, Values
-from .reading import read_document, read_yaml
+from .reading import read_document, read_yaml, signature_of
 from .record_log import CUT
 from .tfrecord import RecordBatch, ScalarLayout, Scalars, is_record, nanoseconds, read_batch, scalars
 
@@ -69,12 +69,7 @@ class TensorBoardImporter:
                     name=name or self.kind, fanfold_id=_own_run(folder), earlier_ids=tuple(ids[1:]))  # fmt: skip
 
     def signature(self, found: Found) -> Any:
-        sizes: list[list[Any]] = []
-        for path in found.paths:
-            facts, _ = outcome(path.lstat)
-            if facts is not None:
-                sizes.append([path.name, facts.st_size, facts.st_mtime_ns])
-        return sizes
+        return signature_of((path.name, path) for path in found.paths)
 
     def read(self, found: Found, position: Any = None) -> Iterator[Event]:
         yield from _Reader(found, position).events()
@@ -203,7 +198,7 @@ class _Reader:
             return
         with file:
             size = os.fstat(file.fileno()).st_size
-            if place is not None and size < place["at"]:  # written anew under the same name
+            if place is not None and size < place["at"]:  # replaced under the same name
                 self._leave("file", "it became shorter than what was imported of it; the rest is not read", path.name)
                 return
             if place is not None and size == place["at"]:
@@ -265,7 +260,7 @@ class _Reader:
             if not batch.intact(record):
                 self._leave("records", "their checksum does not match")
                 continue
-            found, error = outcome(lambda record=record: list(self._record(batch.data(record), record, single, rank)))  # type: ignore[misc]
+            found, error = outcome(list, self._record(batch.data(record), record, single, rank))
             if error is not None:
                 self._leave("records", f"they cannot be decoded: {type(error).__name__}")
             rest += found or []
@@ -319,9 +314,8 @@ class _Reader:
                 self._leave(what, "fanfold does not show it")
         if 6 in event:
             self._leave("log message", "fanfold does not show it")
-        for summary in event.get(5, ()):
-            for raw in pb.message(summary if isinstance(summary, bytes) else b"").get(1, ()):
-                value = pb.message(raw if isinstance(raw, bytes) else b"")
+        for summary in pb.messages(event, 5):
+            for value in pb.messages(summary, 1):
                 tag, plugin = _tag(value), _plugin(value)
                 if plugin:
                     self.plugins.setdefault(tag, plugin)
@@ -338,7 +332,7 @@ class _Reader:
         elif 2 in value:
             single.setdefault(tag, []).append((record, step, when, np.frombuffer(pb.raw(value, 2), "<f4")[0]))
         else:
-            found, error = outcome(lambda: self._media(value, plugin))
+            found, error = outcome(self._media, value, plugin)
             if isinstance(found, np.generic):
                 single.setdefault(tag, []).append((record, step, when, found))
             elif found is not None:
@@ -349,10 +343,7 @@ class _Reader:
 
     def _hparams(self, value: pb.Message) -> Iterator[Event]:
         start = pb.inner(pb.inner(pb.inner(pb.inner(value, 9), 1), 2), 3)
-        config = {}
-        for entry in start.get(1, ()):
-            pair = pb.message(entry if isinstance(entry, bytes) else b"")
-            config[pb.text(pair, 1)] = _plain_value(pb.inner(pair, 2))
+        config = {name: _plain_value(one) for name, one in pb.entries(start, 1)}
         group = pb.text(start, 4)
         if (config and not self.documented) or group:
             yield Facts(config=None if self.documented else config or None, facts={"hparams_group": group} if group else None)
@@ -436,12 +427,12 @@ def _span(data: bytes, *path: int) -> tuple[int, int] | None:
         found = None
         at = start
         while at < end:
-            tag, at = _varint(data, at)
+            tag, at = pb.varint(data, at)
             kind = tag & 7
             if kind == 0:
-                size = _varint(data, at)[1] - at
+                size = pb.varint(data, at)[1] - at
             elif kind == 2:
-                size, at = _varint(data, at)
+                size, at = pb.varint(data, at)
             else:
                 size = 8 if kind == 1 else 4
             if tag >> 3 == number:
@@ -453,29 +444,10 @@ def _span(data: bytes, *path: int) -> tuple[int, int] | None:
     return start, end
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, at
-
-
-def _varints(data: bytes) -> list[int]:
-    found, at = [], 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        found.append(value - (1 << 64) if value >= 1 << 63 else value)
-    return found
-
-
 def _purges(batch: RecordBatch) -> bool:
     """Return whether the first records say that the process started again, as SummaryWriter(purge_step=…) does."""
     for place in range(min(4, len(batch.starts))):
-        found, _ = outcome(lambda place=place: pb.message(batch.data(place)))  # type: ignore[misc]
+        found, _ = outcome(pb.message, batch.data(place))
         if found is not None and 7 in found and pb.integer(pb.inner(found, 7), 1) == 1:
             return True
     return False
@@ -491,8 +463,7 @@ def _plain_value(value: pb.Message) -> Any:
     if 4 in value:
         return bool(pb.integer(value, 4))
     if 6 in value:
-        items = pb.inner(value, 6).get(1, [])
-        return [_plain_value(pb.message(item)) for item in items if isinstance(item, bytes)]
+        return [_plain_value(item) for item in pb.messages(pb.inner(value, 6), 1)]
     return None
 
 
@@ -501,7 +472,7 @@ def _array(tensor: pb.Message) -> NDArray[Any]:
     dtype = _DTYPES.get(pb.integer(tensor, 1))
     if dtype is None:
         raise ValueError(f"a tensor of type {pb.integer(tensor, 1)}")
-    sizes = [pb.integer(pb.message(dim), 1) for dim in pb.inner(tensor, 2).get(2, []) if isinstance(dim, bytes)]
+    sizes = [pb.integer(dim, 1) for dim in pb.messages(pb.inner(tensor, 2), 2)]
     count = 1
     for size in sizes:
         count *= size
@@ -520,11 +491,8 @@ def _array(tensor: pb.Message) -> NDArray[Any]:
 def _listed(tensor: pb.Message, dtype: str) -> NDArray[Any]:
     field, packed = {"<f4": (5, "<f4"), "<f8": (6, "<f8")}.get(dtype, (0, ""))
     if field:
-        return np.frombuffer(b"".join(part for part in tensor.get(field, []) if isinstance(part, bytes)), packed)
-    numbers: list[int] = []
-    for field in (7, 10, 11, 13, 16, 17):
-        for part in tensor.get(field, []):
-            numbers += _varints(part) if isinstance(part, bytes) else [part - (1 << 64) if part >= 1 << 63 else part]
+        return np.frombuffer(pb.packed(tensor, field), packed)
+    numbers = [number for field in (7, 10, 11, 13, 16, 17) for number in pb.integers(tensor, field)]
     if dtype == "<f2":
         return np.array(numbers, np.uint16).view("<f2")
     return np.array(numbers).astype(dtype)
@@ -536,7 +504,7 @@ def _strings(tensor: pb.Message, plugin: str) -> Any:
         images = [Image(item) for item in texts[2:]]  # width and height come first
         return images[0] if len(images) == 1 else images or None
     if plugin == "audio":
-        sizes = [pb.integer(pb.message(dim), 1) for dim in pb.inner(tensor, 2).get(2, []) if isinstance(dim, bytes)]
+        sizes = [pb.integer(dim, 1) for dim in pb.messages(pb.inner(tensor, 2), 2)]
         step = 2 if len(sizes) == 2 and sizes[1] == 2 else 1  # each sound may have a label
         sounds = [Audio(item) for item in texts[::step]]
         return sounds[0] if len(sounds) == 1 else sounds or None

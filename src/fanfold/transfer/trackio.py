@@ -9,16 +9,15 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ..errors import outcome
-from ..journal.files import open_inside
 from ..media import Audio, Histogram, Html, Image, Media, Table, Text, Video
+from ..plain import from_json
 from ..process import digest
-from .events import Alert, Artifact, Definition, End, Event, Facts, Found, Mark, Start, Values
-from .reading import MOST_MEDIA, Account, Gather, Number, number, read_document
+from .events import Alert, Artifact, End, Event, Facts, Found, Mark, Start, Values
+from .reading import Account, Gather, Number, StepAxis, file_inside, nanoseconds, number, read_media
 from .sqlite import BROKEN, SQLiteFile, opened, with_log
 
 STEP_KEY = "trackio/step"  # the exact value of steps that are not whole numbers
@@ -26,7 +25,6 @@ MICRO = 1_000_000
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})
 MOST_DEPTH = 16
 _TRACKIO_ID = re.compile(r"[0-9a-f]{32}$")
-_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": -float("inf")}
 _KINDS: dict[str, Callable[..., Media]] = {"trackio.image": Image, "trackio.audio": Audio, "trackio.video": Video}
 _STATUSES = ("finished", "failed", "killed")
 
@@ -88,24 +86,23 @@ class _Run:
         self.database, self.found, self.state, self.account = database, found, state, account
         self.ours = found.fanfold_id is not None
         self.home = found.paths[0].parent
-        self.by_id = "run_id" in database.tables.get("metrics", set())
-        self.key = found.id if self.by_id else found.name
+        by_id = "run_id" in database.tables.get("metrics", set())
+        self.which, self.key = ("run_id", found.id) if by_id else ("run_name", found.name)  # the column that tells runs apart
         self.gather = Gather()
-        self.defined: set[str] = set()
+        self.axis = StepAxis(STEP_KEY)
         self.state["scale"] = self.scale = self.state["scale"] or self._scale()
         self.last: int | None = None
 
     def _scale(self) -> int:
         """Return by what steps are multiplied to be whole numbers: 1, unless some of the run's have a fraction."""
-        which = "run_id" if self.by_id else "run_name"
-        rest = f"WHERE t.\"{which}\" = :run AND typeof(t.step) = 'real' LIMIT 1"
+        rest = f"WHERE t.\"{self.which}\" = :run AND typeof(t.step) = 'real' LIMIT 1"
         return MICRO if next(self.database.select("metrics", ("step",), rest, run=self.key), None) else 1
 
     def rows(self, table: str, *columns: str) -> Iterator[tuple[Any, ...]]:
         """Yield the rows that are new, and note how far they go."""
         if "id" not in self.database.tables.get(table, set()):
             return
-        which = "run_id" if self.by_id and "run_id" in self.database.tables[table] else "run_name"
+        which = self.which if self.which in self.database.tables[table] else "run_name"
         rest = f'WHERE t."{which}" = :run AND t."id" > :after ORDER BY t."id"'
         for row in self.database.select(table, ("id", *columns), rest, run=self.key, after=self.state[table]):
             yield row[1:]
@@ -116,7 +113,7 @@ class _Run:
         config = self._config()
         described = digest(repr(config))
         if described != self.state["facts"]:
-            yield Start(time_ns=_nanoseconds(config.get("_Created")) or self._first())
+            yield Start(time_ns=nanoseconds(config.get("_Created")) or self._first())
             yield from self._facts(config)
         self.state["facts"] = described
         for count, (stamp, step, values) in enumerate(self.rows("metrics", "timestamp", "step", "metrics")):
@@ -136,15 +133,14 @@ class _Run:
         yield from self._end(config)
 
     def _config(self) -> dict[str, Any]:
-        which = "run_id" if self.by_id else "run_name"
-        row = next(self.database.select("configs", ("config",), f'WHERE t."{which}" = :run', run=self.key), None)
+        row = next(self.database.select("configs", ("config",), f'WHERE t."{self.which}" = :run', run=self.key), None)
         found = _json(row[0]) if row else {}
         return found if isinstance(found, dict) else {}
 
     def _first(self) -> int | None:
-        which = "run_id" if self.by_id else "run_name"
-        row = next(self.database.select("metrics", ("timestamp",), f'WHERE t."{which}" = :run LIMIT 1', run=self.key), None)
-        return _nanoseconds(row[0]) if row else None
+        rest = f'WHERE t."{self.which}" = :run LIMIT 1'
+        row = next(self.database.select("metrics", ("timestamp",), rest, run=self.key), None)
+        return nanoseconds(row[0]) if row else None
 
     def _facts(self, config: Mapping[str, Any]) -> Iterator[Event]:
         own = {key: value for key, value in config.items() if not key.startswith("_")}
@@ -156,7 +152,7 @@ class _Run:
             name=self.found.name, group=str(group) if group else None, config=own, facts={"user": user} if user else None,
             tags=[str(tag) for tag in tags] if isinstance(tags, list) else None,
             notes=str(words["notes"]) if words.get("notes") else None,
-            summary=_finite(summary) if isinstance(summary, dict) else None,
+            summary={key: from_json(value) for key, value in summary.items()} if isinstance(summary, dict) else None,
         )  # fmt: skip
 
     # Values
@@ -169,7 +165,7 @@ class _Run:
         numbers: dict[str, Number] = {}
         others: dict[str, Any] = {}
         for key, value in _flat(values):
-            made = _WORDS.get(value, value) if isinstance(value, str) else value
+            made = from_json(value)
             plain = number(made)
             if plain is not None:
                 numbers[key] = plain
@@ -179,7 +175,7 @@ class _Run:
                 others[key] = media
         at = self._step(step)
         if self.scale > 1 and isinstance(step, (int, float)):
-            yield from self._define(numbers)
+            yield from self.axis.of(tuple(numbers))
             numbers[STEP_KEY] = float(step)
         yield from self.gather.add(at, time_ns, numbers)
         if others:
@@ -192,24 +188,14 @@ class _Run:
             )
         return _whole(step * self.scale if isinstance(step, (int, float)) else step)
 
-    def _define(self, numbers: Mapping[str, Number]) -> Iterator[Event]:
-        """Make the exact step the x axis of these keys."""
-        for key in numbers.keys() - self.defined:
-            self.defined.add(key)
-            yield Definition(key=key, options={"x": STEP_KEY})
-
     def _system(self, stamp: Any, text: Any) -> Iterator[Event]:
         values = _json(text)
         pairs = _flat(values) if isinstance(values, dict) else []
-        found = {
-            key: made
-            for key, value in pairs
-            if (made := number(_WORDS.get(value, value) if isinstance(value, str) else value)) is not None
-        }
+        found = {key: made for key, value in pairs if (made := number(from_json(value))) is not None}
         yield from self.gather.add(None, self._at(stamp), found, system=True)
 
     def _at(self, stamp: Any) -> int | None:
-        found = _nanoseconds(stamp)
+        found = nanoseconds(stamp)
         if found is not None:
             self.last = max(self.last or 0, found)
         return found
@@ -222,7 +208,7 @@ class _Run:
             self.account.leave("empty values", "None is not a value", key)
             return None
         if isinstance(value, dict) and "_type" in value:
-            made, error = outcome(lambda: self._made(key, value))
+            made, error = outcome(self._made, key, value)
             if made is None:
                 self.account.leave(str(value["_type"])[:40], f"cannot be read: {error}", key)
             return made
@@ -239,9 +225,7 @@ class _Run:
             return Text(value["_value"])
         if kind == "trackio.table":
             return self._table(key, value["_value"])
-        data = read_document(self._file(value["file_path"]))
-        if len(data) > MOST_MEDIA:
-            raise ValueError(f"it is larger than {MOST_MEDIA >> 20} MiB")
+        data = read_media(file_inside(self.home, str(value["file_path"]), below="media"))
         if kind == "trackio.html":
             return Html(data.decode("utf-8", "replace") + "\n")
         if kind not in _KINDS:
@@ -260,14 +244,6 @@ class _Run:
             return self._made("", value)
         return json.dumps(value) if isinstance(value, (dict, list)) else value
 
-    def _file(self, name: Any) -> Path:
-        """Return a file in the media folder; a database of somebody else names no other place."""
-        parts = PurePosixPath(str(name)).parts
-        if not parts or PurePosixPath(str(name)).is_absolute() or ".." in parts:
-            raise ValueError("its path leads out of the media folder")
-        open_inside(self.home, "media", *parts).close()
-        return self.home.joinpath("media", *parts)
-
     def _artifacts(self) -> Iterator[Event]:
         links = [row for row in self._links() if isinstance(row[0], int) and row[0] > self.state["artifacts"]]
         for link, version in links:
@@ -282,7 +258,7 @@ class _Run:
             metadata = _json(found[2]) if found[2] else None
             yield Artifact(
                 name=str(about[0]), files=files, type=str(about[1]), metadata=metadata if isinstance(metadata, dict) else None,
-                time_ns=_nanoseconds(found[3]),
+                time_ns=nanoseconds(found[3]),
             )  # fmt: skip
 
     def _links(self) -> Iterator[tuple[Any, ...]]:
@@ -291,18 +267,16 @@ class _Run:
 
     def _artifact_file(self, entry: Any) -> tuple[str, Path] | None:
         digest = str(entry.get("digest")) if isinstance(entry, dict) else ""
-        parts = ("artifacts", self.found.project, "blobs", "sha256", digest[:2], digest)
         if re.match(r"[0-9a-f]{64}$", digest):
-            with contextlib.suppress(OSError):
-                open_inside(self.home, *parts).close()
-                return str(entry.get("path")), self.home.joinpath(*parts)
+            with contextlib.suppress(OSError, ValueError):
+                inner = f"artifacts/{self.found.project}/blobs/sha256/{digest[:2]}/{digest}"
+                return str(entry.get("path")), file_inside(self.home, inner)
         self.account.leave("files of artifacts", "they are not beside the database", str(entry)[:80])
         return None
 
     def _traces(self) -> None:
-        which = "run_id" if self.by_id else "run_name"
-        if which in self.database.tables.get("traces", set()):
-            count = sum(1 for _ in self.database.select("traces", ("id",), f'WHERE t."{which}" = :run', run=self.key))
+        if self.which in self.database.tables.get("traces", set()):
+            count = sum(1 for _ in self.database.select("traces", ("id",), f'WHERE t."{self.which}" = :run', run=self.key))
             if count:
                 self.account.leave("traces", "fanfold has no traces", count=count)
 
@@ -335,24 +309,8 @@ def _json(text: Any) -> Any:
         return None
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _WORDS.get(value, value) if isinstance(value, str) else value for key, value in values.items()}
-
-
 def _whole(step: Any) -> int | None:
     if not isinstance(step, (int, float)) or not abs(step) < 1 << 63:
         return None
     found = round(step)
     return found if -(1 << 63) <= found < 1 << 63 else None
-
-
-def _nanoseconds(stamp: Any) -> int | None:
-    """Return a time as Trackio writes it, in microseconds exactly."""
-    try:
-        moment = datetime.fromisoformat(str(stamp).replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
-    since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    found = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-    return found if found > 0 else None

@@ -19,9 +19,10 @@ import numpy as np
 from ..errors import outcome
 from ..journal.files import is_folder, open_regular
 from ..media import Histogram, Image, Media, Table
+from ..plain import equal
 from . import protobuf as pb
 from .events import Alert, Artifact, Console, Definition, End, Event, Facts, Found, Mark, Rows, Start, Values
-from .reading import Account, media_of, read_document
+from .reading import Account, file_inside, media_of, read_document, signature_of
 from .record_log import records
 from .wandb_rows import RowBatch, flat, nested, number_of, numbers_in, path_of, row_of
 
@@ -74,12 +75,7 @@ class WandbImporter:
         return msgspec.structs.replace(found, paths=(*sorted(logs.values(), key=_started), *folders))
 
     def signature(self, found: Found) -> Any:
-        sizes: list[list[Any]] = []
-        for path in found.paths:
-            facts, _ = outcome(path.lstat)
-            if facts is not None and path.suffix == ".wandb":
-                sizes.append([path.parent.name, facts.st_size, facts.st_mtime_ns])
-        return sizes
+        return signature_of((path.parent.name, path) for path in found.paths if path.suffix == ".wandb")
 
     def read(self, found: Found, position: Any = None) -> Iterator[Event]:
         known = position if isinstance(position, dict) else {}
@@ -137,7 +133,7 @@ def _head(log: Path) -> tuple[pb.Message, bool] | None:
             if file.read(HEAD_SIZE)[:6] != HEAD:
                 return None
             for data, end in records(file, HEAD_SIZE, Account()):
-                record, _ = outcome(lambda data=data: pb.message(data))  # type: ignore[misc]
+                record, _ = outcome(pb.message, data)
                 if record is None:
                     continue
                 if run is None and _RUN in record:
@@ -225,7 +221,7 @@ class _Log:
             self._decode_summary()
             if self._numbers_of_summary(body):
                 return
-        found, error = outcome(lambda: list(self._decoded(data)))
+        found, error = outcome(list, self._decoded(data))
         if error is not None:
             self.account.leave("records", f"they cannot be decoded: {type(error).__name__}")
         yield from found or []
@@ -288,9 +284,8 @@ class _Log:
     def _stats(self, stats: pb.Message) -> Iterator[Event]:
         time_ns = pb.timestamp(stats, 2) or self.last
         values: dict[str, Any] = {}
-        for raw in stats.get(3, ()):
-            item = pb.message(raw if isinstance(raw, bytes) else b"")
-            value, _ = outcome(lambda item=item: json.loads(pb.text(item, 16)))  # type: ignore[misc]
+        for item in pb.messages(stats, 3):
+            value, _ = outcome(json.loads, pb.text(item, 16))
             if _is_number(value):
                 values[f"system/{pb.text(item, 1)}"] = float(value)  # type: ignore[arg-type]
         if values:
@@ -307,7 +302,7 @@ class _Log:
                 self.last = max(self.last, began)
             yield Start(time_ns=began, attempt=self.name)
         host = pb.text(run, 13)
-        config = nested(pb.inner(run, 4).get(1, [])) if 4 in run else {}
+        config = nested(pb.inner(run, 4)) if 4 in run else {}
         config.pop("_wandb", None)
         git = pb.inner(run, 21)
         facts: dict[str, Any] = {"node": {"hostname": host}} if host else {}
@@ -320,7 +315,7 @@ class _Log:
                     tags=pb.texts(run, 10) or None, config=config or None, facts=facts or None)  # fmt: skip
         yield from self._metadata()
         if 5 in run:
-            _merge(self.summary, nested(pb.inner(run, 5).get(1, [])))
+            _merge(self.summary, nested(pb.inner(run, 5)))
 
     def _metadata(self) -> Iterator[Event]:
         """Yield what wandb wrote about the machine and the packages."""
@@ -345,7 +340,7 @@ class _Log:
             yield Facts(facts=facts)
 
     def _config(self, config: pb.Message) -> Iterator[Event]:
-        found = nested(config.get(1, []))
+        found = nested(config)
         found.pop("_wandb", None)
         if found:
             yield Facts(config=found)
@@ -360,9 +355,9 @@ class _Log:
 
     def _summarise(self, summary: pb.Message) -> Iterator[Event]:
         self._decode_summary()
-        _merge(self.summary, nested(summary.get(1, [])))
-        for raw in summary.get(2, ()):
-            self.summary.pop(path_of(pb.message(raw if isinstance(raw, bytes) else b""))[0], None)
+        _merge(self.summary, nested(summary))
+        for item in pb.messages(summary, 2):
+            self.summary.pop(path_of(item)[0], None)
         yield from ()
 
     def _decode_summary(self) -> None:
@@ -375,13 +370,13 @@ class _Log:
     def _decode_row(self) -> None:
         body, self.of_row = self.of_row, b""
         if body:
-            found, _ = outcome(lambda: nested(pb.message(body).get(1, [])))
+            found, _ = outcome(lambda: nested(pb.message(body)))
             self.pending = found or {}
 
     def _decode_numbers(self) -> None:
         raw, self.raw_summary = self.raw_summary, {}
         for key, text in raw.items():
-            value, _ = outcome(lambda text=text: number_of(text))  # type: ignore[misc]
+            value, _ = outcome(number_of, text)
             self.summary[key.decode("utf-8", "replace")] = value
 
     def _differing_summary(self) -> Iterator[Event]:
@@ -396,7 +391,7 @@ class _Log:
             medium = isinstance(value, dict) and "_type" in value
             if key.startswith("_") or (self.ours and key == STEP) or rule or medium or value == {}:
                 continue
-            if key not in self.latest or _differs(value, self.latest[key]):
+            if key not in self.latest or not equal(value, self.latest[key]):
                 own[key] = value
         if own:
             yield Facts(summary=own)
@@ -435,8 +430,8 @@ class _Log:
     # Files and media
 
     def _saved(self, record: pb.Message) -> Iterator[Event]:
-        for raw in record.get(1, ()):
-            name = pb.text(pb.message(raw if isinstance(raw, bytes) else b""), 1)
+        for saved in pb.messages(record, 1):
+            name = pb.text(saved, 1)
             if name in _OWN_FILES or name.startswith(("media/", "code/", "artifact/")):
                 continue
             path = _inside(self.files, name)
@@ -453,8 +448,7 @@ class _Log:
         if pb.text(manifest, 5):
             self.account.leave("artifact", "its list of files is in a file of its own", name)
         files = []
-        for raw in manifest.get(4, ()):
-            entry = pb.message(raw if isinstance(raw, bytes) else b"")
+        for entry in pb.messages(manifest, 4):
             local = pb.text(entry, 6)
             path = self._local(local)
             if path is not None:
@@ -465,7 +459,7 @@ class _Log:
                 why = "it is gone, or not in a folder of wandb: files named by a log are read only there"
                 self.account.leave("artifact file", why, local or pb.text(entry, 1))
         if files:
-            metadata, _ = outcome(lambda: json.loads(pb.text(record, 8) or "{}"))
+            metadata, _ = outcome(json.loads, pb.text(record, 8) or "{}")
             yield Artifact(name=name, files=files, type=kind or "file", time_ns=self.last or None,
                            metadata=metadata if isinstance(metadata, dict) else None)  # fmt: skip
 
@@ -486,7 +480,7 @@ class _Log:
         """Return a value of a row as a text or media; None, and a line in the account, if it cannot be carried."""
         if isinstance(value, str):
             return value
-        found, error = outcome(lambda: self._media(value))
+        found, error = outcome(self._media, value)
         if found is None:
             kind = value.get("_type") if isinstance(value, dict) else type(value).__name__
             why = str(error) if error is not None else "fanfold has nothing like it"
@@ -567,25 +561,12 @@ def _drop(target: dict[str, Any], key: str) -> None:
 
 
 def _inside(folder: Path, name: str) -> Path | None:
-    """Return a regular file below a folder, reached through no link; None if there is none."""
-    parts = PurePosixPath(name).parts
-    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or not is_folder(folder):
-        return None
-    path = folder
-    for part in parts[:-1]:
-        path /= part
-        if not is_folder(path):
-            return None
-    path /= parts[-1]
-    return path if path.is_file() and not path.is_symlink() else None
+    """Return a regular file in a folder, reached through no link; None if there is none."""
+    return outcome(file_inside, folder, name)[0] if is_folder(folder) else None
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not (isinstance(value, int) and abs(value) >= 1 << 63)
-
-
-def _differs(value: Any, last: Any) -> bool:
-    return bool(value != last and not (value != value and last != last))  # noqa: PLR0124 - NaN
 
 
 def _histogram(value: dict[str, Any]) -> Histogram:

@@ -16,7 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..plain import from_json
 from . import protobuf as pb
+from .tfrecord import nanoseconds
 
 MOST_ROWS: Final = 1 << 13
 MOST_SHAPES: Final = 64
@@ -46,11 +48,10 @@ def path_of(item: pb.Message) -> list[str]:
     return pb.texts(item, 2) or [pb.text(item, 1)]
 
 
-def nested(items: list[Any]) -> dict[str, Any]:
-    """Return items as nested dicts: a dict arrives as one item for each of its leaves."""
+def nested(record: pb.Message) -> dict[str, Any]:
+    """Return a record's items as nested dicts: a dict arrives as one item for each of its leaves."""
     found: dict[str, Any] = {}
-    for raw in items:
-        item = pb.message(raw if isinstance(raw, bytes) else b"")
+    for item in pb.messages(record, 1):
         *path, last = path_of(item)
         target = found
         for key in path:
@@ -74,13 +75,13 @@ def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 def row_of(data: bytes) -> tuple[dict[str, Any], int]:
     """Return the values of a row by key, and its step."""
     history = pb.message(data)
-    return dict(flat(nested(history.get(1, [])))), pb.integer(pb.inner(history, 2), 1)
+    return dict(flat(nested(history))), pb.integer(pb.inner(history, 2), 1)
 
 
 def value_of(item: pb.Message) -> Any:
     """Return an item's value, whichever of the fields for it is used."""
     if 16 in item:
-        return odd(json.loads(pb.text(item, 16), parse_int=_integer))
+        return from_json(json.loads(pb.text(item, 16), parse_int=_integer))
     if 6 in item:
         return pb.double(item, 6)
     if 5 in item:
@@ -90,16 +91,11 @@ def value_of(item: pb.Message) -> Any:
         return bool(pb.integer(item, 4))
     if 7 in item:
         return pb.text(item, 7)
-    return odd(json.loads(pb.text(item, 8))) if 8 in item else None
+    return from_json(json.loads(pb.text(item, 8))) if 8 in item else None
 
 
 def _integer(text: str) -> float | int:
     return -0.0 if text == "-0" else int(text) if len(text) < 400 else float("inf")
-
-
-def odd(value: Any) -> Any:
-    """Return numbers that JSON cannot hold, which some versions write as texts."""
-    return float(value) if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def number_of(text: bytes) -> float | int:
@@ -178,10 +174,7 @@ class RowBatch:
     def _columns(self, shape: _Shape) -> tuple[NDArray[np.int64], NDArray[np.int64], Columns]:
         names = [key.decode("utf-8", "replace") for key in shape.keys]
         columns = {key: _column(texts) for key, texts in zip(names, zip(*shape.rows, strict=True), strict=True)}
-        seconds = columns["_timestamp"].astype(np.float64)
-        seconds = np.where(np.isfinite(seconds) & (np.abs(seconds) < 9e9), seconds, 0.0)
-        whole = np.floor(seconds)
-        times = whole.astype(np.int64) * 1_000_000_000 + np.round((seconds - whole) * 1e9).astype(np.int64)
+        times = nanoseconds(columns["_timestamp"].astype(np.float64))
         steps = columns.get(self.axis, columns["_step"])
         if steps.dtype != np.int64:
             steps = np.nan_to_num(steps, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)

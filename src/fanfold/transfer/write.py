@@ -276,16 +276,16 @@ class RunWriter:
             if event.system and not name.startswith("system/"):
                 name = f"system/{name}"
             if len(name) > LONGEST_KEY:
-                self._leave_points("points", f"their name is longer than {LONGEST_KEY} characters", len(column), name[:40])
+                self._leave_points(f"their name is longer than {LONGEST_KEY} characters", len(column), name[:40])
             elif name in found:
-                self._leave_points("points", "two of their keys are the same text", len(column), name)
+                self._leave_points("two of their keys are the same text", len(column), name)
             else:
                 found[name] = column
         return found
 
-    def _leave_points(self, what: str, why: str, count: int, example: str) -> None:
+    def _leave_points(self, why: str, count: int, example: str) -> None:
         self.account.points -= count
-        self.account.leave(Left(what=what, why=why, count=count, example=example))
+        self.account.leave(Left(what="points", why=why, count=count, example=example))
 
     def _write_rows(
         self, lane: Lane, times: NDArray[np.int64], steps: NDArray[np.int64] | None, columns: Mapping[str, NDArray[Any]],

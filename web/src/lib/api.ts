@@ -75,15 +75,17 @@ export async function columns(path: string, body: unknown): Promise<Answer> {
 export interface Wanted { project: string; runs: string[]; n: number; x: string; fold: string | null; rank: number | null; lo: number | null; hi: number | null; log: boolean }
 interface Waiting { key: string; needed: () => boolean; resolve: (found: Series[]) => void; reject: (why: unknown) => void }
 
-const TOGETHER = 300; // series per request: few requests, but the first chart does not wait for the last
-const AT_ONCE = 3; // requests in flight: with more, all responses would be late instead of the first ones early
-let flying = 0;
+const TOGETHER = 300, FIRST = 100; // series per request: few requests, but the first chart does not wait for the last
+// Requests in flight: one while answers are quick, as a server computes one at a time and several would all be late; more if a network
+// or a database takes its time.
+const AT_ONCE = 3, SLOW = 150;
+let flying = 0, slow = false;
 const line: (() => Promise<void>)[] = [];
 let queue = new Map<string, { wanted: Wanted; waiting: Waiting[] }>();
 
 /** Fetch one chart's series. Requests made at the same time are batched, and those no longer `needed` are dropped. */
 export function series(key: string, wanted: Wanted, needed = () => true): Promise<Series[]> {
-  if (!queue.size) setTimeout(send, 4);
+  if (!queue.size) setTimeout(send);
   const sign = JSON.stringify(wanted);
   if (!queue.has(sign)) queue.set(sign, { wanted, waiting: [] });
   return new Promise((resolve, reject) => queue.get(sign)!.waiting.push({ key, needed, resolve, reject }));
@@ -93,17 +95,17 @@ function send() {
   const asked = queue;
   queue = new Map();
   for (const { wanted, waiting } of asked.values()) {
-    const charts = Math.max(1, Math.min(12, Math.floor(TOGETHER / wanted.runs.length)));
-    for (let i = 0; i < waiting.length; i += charts) line.push(() => deliver(wanted, waiting.slice(i, i + charts)));
+    for (let from = 0; from < waiting.length; ) {
+      const some = waiting.slice(from, from + Math.max(1, Math.min(12, Math.floor((from ? TOGETHER : FIRST) / wanted.runs.length))));
+      line.push(() => deliver(wanted, some));
+      from += some.length;
+    }
   }
   next();
 }
 
 function next() {
-  while (flying < AT_ONCE && line.length) {
-    flying++;
-    void line.shift()!().finally(() => { flying--; next(); });
-  }
+  while (flying < (slow ? AT_ONCE : 1) && line.length) void line.shift()!();
 }
 
 /** Wait until no series are pending (at most `most` ms), so that other requests do not delay the charts. */
@@ -116,9 +118,17 @@ export async function quiet(most = 5000): Promise<void> {
 async function deliver(wanted: Wanted, all: Waiting[]) {
   const waiting = all.filter((one) => one.needed() || one.resolve([]));
   if (!waiting.length) return;
+  const keys = [...new Set(waiting.map((one) => one.key))];
+  const late = setTimeout(() => { slow = true; next(); }, SLOW), began = performance.now();
+  flying++;
+  const asked = columns('api/series', { ...wanted, keys }).finally(() => { // the next request before these charts take the thread
+    clearTimeout(late);
+    flying--;
+    slow = performance.now() - began > SLOW;
+    next();
+  });
   try {
-    const keys = [...new Set(waiting.map((one) => one.key))];
-    const { items } = await columns('api/series', { ...wanted, keys });
+    const { items } = await asked;
     const found = items.map(({ columns, ...facts }) => ({ ...facts, ...columns }) as unknown as Series);
     for (const one of waiting) one.resolve(found.filter((series) => series.key === one.key));
   } catch (why) {

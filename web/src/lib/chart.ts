@@ -23,7 +23,8 @@ export interface Look { ground: string; ink: string; grid: string; band: boolean
 type Context = CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D;
 
 const PALE = 0.35; // opacity of the part that a fork inherits from its parent
-const GAP = 8; // a step this many times the median is a gap in the data, drawn dotted
+const GAP = 8; // a step this many times the usual one is a gap in the data, drawn dotted
+const WIDE = 400; // pixels of a usual chart: within one of them, no step is a gap
 
 /** Return the lowest or highest finite value; NaN if there is none. */
 export function edge(y: ArrayLike<number>, pick: (...n: number[]) => number): number {
@@ -35,24 +36,20 @@ export function edge(y: ArrayLike<number>, pick: (...n: number[]) => number): nu
 /** Return the extent of the lines; null if there is nothing to draw. */
 export function extent(lines: Line[], logY: boolean, logX: boolean, zoom: [number, number] | null): View | null {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
-  const from = zoom?.[0] ?? -Infinity, to = zoom?.[1] ?? Infinity;
-  const take = (v: number) => {
-    if (!Number.isFinite(v) || (logY && v <= 0)) return;
-    if (v < y0) y0 = v;
-    if (v > y1) y1 = v;
-  };
+  const least = logX ? Number.MIN_VALUE : -Infinity, from = Math.max(zoom?.[0] ?? -Infinity, least), to = zoom?.[1] ?? Infinity;
+  const floor = logY ? Number.MIN_VALUE : -Infinity;
   for (const l of lines) {
-    for (let i = 0; i < l.x.length; i++) {
-      const x = l.x[i], end = xLast(l, i);
-      if (!(end >= from && x <= to) || (logX && end <= 0)) continue;
-      if (x < x0 && x >= from && !(logX && x <= 0)) x0 = x;
-      if (end < x0) x0 = end;
-      if (end > x1 && end <= to) x1 = end;
-      if (x > x1) x1 = x;
-      take(l.y[i]);
-      take(first(l, i));
-      if (l.lo && l.hi) { take(l.lo[i]); take(l.hi[i]); }
-      if (l.low && l.high) { take(l.low[i]); take(l.high[i]); }
+    let a = 0, b = l.x.length; // the part in the range: x never goes back
+    while (a < b && xLast(l, a) < from) a++;
+    while (b > a && l.x[b - 1] > to) b--;
+    if (a < b) {
+      x0 = Math.min(x0, l.x[a] >= from ? l.x[a] : xLast(l, a));
+      x1 = Math.max(x1, xLast(l, b - 1) <= to ? xLast(l, b - 1) : l.x[b - 1]);
+    }
+    for (const column of [l.y, l.first, l.lo, l.hi, l.low, l.high]) if (column) for (let i = a; i < b; i++) {
+      const y = column[i];
+      if (y < y0 && y >= floor && y > -Infinity) y0 = y;
+      if (y > y1 && y >= floor && y < Infinity) y1 = y;
     }
     for (const [x] of l.marks) if (x >= from && x <= to) { if (x < x0) x0 = x; if (x > x1) x1 = x; }
   }
@@ -230,13 +227,14 @@ export function stretches(l: Pick<Line, 'x'>, y: ArrayLike<number>): [number, nu
   return found;
 }
 
+/** Return the usual step: the median, and at least a pixel or so of all. */
 function median(x: ArrayLike<number>): number {
   if (x.length < 4) return Infinity;
   const every = Math.max(1, Math.floor(x.length / 64)); // a sample is enough, and keeps drawing linear
   const steps: number[] = [];
   for (let i = 1; i < x.length; i += every) steps.push(Math.abs(x[i] - x[i - 1]));
   steps.sort((a, b) => a - b);
-  return steps[steps.length >> 1] || Infinity;
+  return Math.max(steps[steps.length >> 1], (x[x.length - 1] - x[0]) / WIDE) || Infinity;
 }
 
 function line(g: Context, l: Line, v: View, s: Scales) {
@@ -258,7 +256,11 @@ function line(g: Context, l: Line, v: View, s: Scales) {
 
 function smoothStroke(g: Context, l: Line, y: ArrayLike<number>, [a, b]: [number, number], v: View, s: Scales) {
   g.beginPath();
-  for (let i = a; i < b; i++) g.lineTo(s.sx(xLast(l, i)), height(y[i], v, s));
+  for (let i = a, from = -Infinity; i < b; i++) {
+    const px = s.sx(xLast(l, i));
+    if (px - from < 0.5 && i < b - 1) continue; // a smooth line has nothing to see between
+    g.lineTo((from = px), height(y[i], v, s));
+  }
   g.stroke();
 }
 
@@ -268,23 +270,37 @@ const height = (y: number, v: View, s: Scales) => (v.logY && y <= 0 ? s.sy(v.y0)
 /** Stroke through the first, lowest, highest and last point of each bucket, in the order they were logged. */
 function stroke(g: Context, l: Line, [a, b]: [number, number], v: View, s: Scales) {
   const { lo, hi } = l;
-  const tight = b - a > 1 && (s.sx(l.x[b - 1]) - s.sx(l.x[a])) / (b - a - 1) < 2;
-  let from = first(l, a);
   g.beginPath();
+  if (b - a > 1 && (s.sx(l.x[b - 1]) - s.sx(l.x[a])) / (b - a - 1) < 2) return tight(g, l, a, b, v, s);
   for (let i = a; i < b; i++) {
     const px = s.sx(l.x[i]);
-    if (!several(l, i) || !lo || !hi) { g.lineTo(px, height((from = l.y[i]), v, s)); continue; }
-    if (tight && i < b - 1) { // buckets about a pixel wide: the first and last points are on the line between the extremes
-      const near = Math.abs(from - hi[i]) < Math.abs(from - lo[i]);
-      g.lineTo(px, height(near ? hi[i] : lo[i], v, s));
-      g.lineTo(px, height((from = near ? lo[i] : hi[i]), v, s));
-      continue;
-    }
+    if (!several(l, i) || !lo || !hi) { g.lineTo(px, height(l.y[i], v, s)); continue; }
     const low = [loAt(l, i) ?? l.x[i], lo[i]], high = [hiAt(l, i) ?? l.x[i], hi[i]];
     g.lineTo(px, height(first(l, i), v, s));
     for (const [x, y] of low[0] <= high[0] ? [low, high] : [high, low]) g.lineTo(s.sx(x), height(y, v, s));
-    g.lineTo(s.sx(xLast(l, i)), height((from = l.y[i]), v, s));
+    g.lineTo(s.sx(xLast(l, i)), height(l.y[i], v, s));
   }
+  g.stroke();
+}
+
+/** Stroke what is dense, with two ends per pixel: all else is on the line between its lowest and highest point. */
+function tight(g: Context, l: Line, a: number, b: number, v: View, s: Scales) {
+  const { x } = l, lo = l.lo ?? l.y, hi = l.hi ?? l.y;
+  let from = first(l, a);
+  g.lineTo(s.sx(x[a]), height(from, v, s));
+  for (let i = a; i < b; ) {
+    const at = s.sx(x[i]), end = s.ix(Math.floor(at) + 1); // where the next pixel begins
+    let low = lo[i], high = hi[i];
+    while (++i < b && x[i] < end) {
+      if (lo[i] < low) low = lo[i];
+      if (hi[i] > high) high = hi[i];
+    }
+    const up = Math.abs(from - high) < Math.abs(from - low);
+    g.lineTo(at, height(up ? high : low, v, s));
+    from = up ? low : high;
+    if (low < high) g.lineTo(at, height(from, v, s));
+  }
+  g.lineTo(s.sx(xLast(l, b - 1)), height(l.y[b - 1], v, s));
   g.stroke();
 }
 

@@ -24,6 +24,7 @@ class Model {
   user = $state(''); // the logged-in user, if the server has logins
   runs = $state.raw<Run[]>([]);
   total = $state(0); // more than `runs` holds while the first charts are drawn
+  #project = ''; // the one that is open
   #listing: { project: string; blocks: string[]; runs: Run[] } = { project: '', blocks: [], runs: [] }; // the last response
   keys = $state.raw<string[]>([]);
   media = $state.raw<string[]>([]);
@@ -203,6 +204,15 @@ class Model {
     this.version = answer.version;
     if (!view.project || !answer.projects.some((one) => one.name === view.project)) view.project ||= answer.projects[0]?.name ?? '';
     if (!view.project) this.loaded = true;
+  }
+
+  /** Show another project. */
+  open(project: string): void {
+    if (project === this.#project) return;
+    this.#project = project;
+    this.cells.clear();
+    this.loaded = false;
+    void this.refresh();
   }
 
   /** Fetch the project's runs again, and the cells in use. */

@@ -128,7 +128,7 @@ class ClearMLCallback(TrackingCallback):
 
     def _remove(self, model: Any) -> None:
         remove = self._clearml.model.Model.remove
-        _, error = outcome(lambda: remove(model, delete_weights_file=True, force=True, raise_on_errors=True))
+        _, error = outcome(remove, model, delete_weights_file=True, force=True, raise_on_errors=True)
         if error is not None:
             notices.once(
                 "clearml:remove",

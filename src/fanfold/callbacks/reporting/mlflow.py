@@ -50,7 +50,7 @@ class MLflowCallback(TrackingCallback):
             active = self._ml_flow.active_run()
             if active is not None and not nested and wanted in (None, active.info.run_id):
                 return self._of(active, joined=True)
-            run, error = outcome(lambda: self._start_run(args, nested))
+            run, error = outcome(self._start_run, args, nested)
         if error is None:
             return self._of(run)
         logger.debug("MLflow did not answer; the relay opens the run when it does", exc_info=error)

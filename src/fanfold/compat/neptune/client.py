@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import RunError, notices, verb
 from ...media import Html, Image, Media, Text
@@ -58,16 +58,22 @@ def init_run(
     return Run(api.init(project, **{one: value for one, value in given.items() if value is not None}, **options))
 
 
+class Known(NamedTuple):
+    """What this process has set, by path."""
+
+    values: dict[str, Any]  # assigned values, and the last value of each series
+    steps: dict[str, int]  # the last step of each series
+
+
 class Run:
     """A run with Neptune's methods; `run.fanfold` is the run itself."""
 
     def __init__(self, run: Any = None) -> None:
         self.fanfold: Any = init_run().fanfold if run is None else run
-        self._values: dict[str, Any] = {}  # assigned values, and the last value of each series
-        self._steps: dict[str, int] = {}  # the last step of each series
+        self._known = Known({}, {})
 
     def __getitem__(self, path: str) -> Handler:
-        return Handler(self, _clean(path))
+        return Handler(self, _clean(path), self._known)
 
     def __setitem__(self, path: str, value: Any) -> None:
         self[path].assign(value)
@@ -82,7 +88,7 @@ class Run:
             self[path].assign(one)
 
     def exists(self, path: str) -> bool:
-        return any(known == _clean(path) or known.startswith(f"{_clean(path)}/") for known in self._values)
+        return any(known == _clean(path) or known.startswith(f"{_clean(path)}/") for known in self._known.values)
 
     def fetch(self) -> dict[str, Any]:
         """Return the assigned values of this process as a nested dict."""
@@ -120,11 +126,11 @@ class Run:
 class Handler:
     """A path of a run: a series, a single value, a file, a set of tags, or a namespace with more of them."""
 
-    def __init__(self, run: Run, path: str) -> None:
-        self._run, self._path = run, path
+    def __init__(self, run: Run, path: str, known: Known) -> None:
+        self._run, self._path, self._known = run, path, known
 
     def __getitem__(self, path: str) -> Handler:
-        return Handler(self._run, _clean(f"{self._path}/{path}"))
+        return Handler(self._run, _clean(f"{self._path}/{path}"), self._known)
 
     def __setitem__(self, path: str, value: Any) -> None:
         self[path].assign(value)
@@ -146,13 +152,13 @@ class Handler:
             for name, one in value.items():
                 self[str(name)].append(one, step=step, timestamp=timestamp, **facts)
             return
-        number = self._run._steps.get(self._path, -1) + 1 if step is None else step  # noqa: SLF001 - same module
+        number = self._known.steps.get(self._path, -1) + 1 if step is None else step
         values = {self._path: _loggable(value, facts)}
         if isinstance(number, float) and math.isfinite(number) and number != int(number):
             values[f"{self._path}/step"] = number  # the exact step stays available as an x axis
             number = math.floor(number)
-        self._run._steps[self._path] = int(number)  # noqa: SLF001 - same module
-        self._run._values[self._path] = value  # noqa: SLF001 - same module
+        self._known.steps[self._path] = int(number)
+        self._known.values[self._path] = value
         self._run.fanfold.log(values, int(number), **({} if timestamp is None else {"time": timestamp}))
 
     def log(self, value: Any, *, step: float | None = None, timestamp: float | datetime | None = None, **facts: Any) -> None:
@@ -190,20 +196,11 @@ class Handler:
         del wait
         if isinstance(value, (File, Media)) or _is_figure(value):
             self.upload(value)
-        elif isinstance(value, Mapping) and not self._path.startswith("sys/"):
-            self._set(plain(value))
-            for name, one in value.items():
-                self[str(name)]._remember(plain(one))  # noqa: SLF001 - same class
         else:
-            self._set(plain(value))
-            self._remember(plain(value))
-
-    def _remember(self, value: Any) -> None:
-        if isinstance(value, dict):
-            for name, one in value.items():
-                self[str(name)]._remember(one)  # noqa: SLF001 - same class
-        else:
-            self._run._values[self._path] = value  # noqa: SLF001 - same module
+            found = plain(value)
+            self._set(found)
+            leaves = _flat(found) if isinstance(found, dict) else [("", found)]
+            self._known.values.update({_clean(f"{self._path}/{name}"): one for name, one in leaves})
 
     def _set(self, value: Any) -> None:
         run, first = self._run.fanfold, self._path.partition("/")[0].lower()
@@ -227,7 +224,7 @@ class Handler:
         if self._path in ("sys/tags", "sys/group_tags"):
             run.tags = (*run.tags, *(tag for tag in given if tag not in run.tags))
         else:
-            known = list(self._run._values.get(self._path) or [])  # noqa: SLF001 - same module
+            known = list(self._known.values.get(self._path) or [])
             self.assign([*known, *(one for one in given if one not in known)])
 
     @verb("remove from a set")
@@ -239,7 +236,7 @@ class Handler:
         if self._path in ("sys/tags", "sys/group_tags"):
             run.tags = tuple(tag for tag in run.tags if tag not in given)
         else:
-            self.assign([one for one in self._run._values.get(self._path) or [] if one not in given])  # noqa: SLF001 - same module
+            self.assign([one for one in self._known.values.get(self._path) or [] if one not in given])
 
     def clear(self, **_options: Any) -> None:
         if self._path in ("sys/tags", "sys/group_tags"):
@@ -256,7 +253,7 @@ class Handler:
     def upload(self, value: Any, *, include_plotlyjs: Any = None, wait: bool = False) -> None:
         """Keep a file, an image, a figure or HTML with the run."""
         del include_plotlyjs, wait
-        self._run._values[self._path] = value  # noqa: SLF001 - same module
+        self._known.values[self._path] = value
         if isinstance(value, (str, os.PathLike)):
             self._run.fanfold.artifact(value, self._path)
         elif isinstance(value, File) and value.path is not None:
@@ -283,7 +280,7 @@ class Handler:
 
     def fetch(self) -> Any:
         """Return the value this process assigned, or those below this path."""
-        values = self._run._values  # noqa: SLF001 - same module
+        values = self._known.values
         if self._path == "sys/tags":
             return set(self._run.fanfold.tags)
         if self._path in ("sys/id", "sys/custom_run_id"):

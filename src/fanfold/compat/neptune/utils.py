@@ -1,3 +1,5 @@
 """`from neptune.utils import stringify_unsupported` in a script for Neptune."""
 
-from .client import stringify_unsupported as stringify_unsupported  # noqa: PLC0414 - part of this module
+from .client import stringify_unsupported
+
+__all__ = ["stringify_unsupported"]

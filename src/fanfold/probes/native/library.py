@@ -178,7 +178,7 @@ def _bind(library: Any) -> None:
     folder = torch_folder()
     if folder is None or not library.ff_bind_cpu(os.fsencode(folder / "libtorch_cpu.so")):
         raise NativeUnavailable(f"torch {torch.__version__} differs from what it knows ({library.ff_error().decode()})")
-    wrong, error = outcome(lambda: self_test(library))
+    wrong, error = outcome(self_test, library)
     if wrong is not None or error is not None:
         reason = wrong if error is None else f"{type(error).__name__}: {error}"
         raise NativeUnavailable(f"its self-test on torch {torch.__version__} failed: {reason}") from error

@@ -1,1 +1,1 @@
-import{I as e,It as t,Jt as n,Rt as r,Vt as i,Yt as a,m as o}from"./core.js";var s=t=>!(t instanceof e)||t.code>=500;function c(e){let s=n(0);return i(()=>{o.news.n,r(()=>{e()&&a(s)})}),()=>t(s)}export{s as n,c as t};
+import{I as e,It as t,Kt as n,Pt as r,m as i,qt as a,zt as o}from"./core.js";var s=t=>!(t instanceof e)||t.code>=500;function c(e){let s=n(0);return o(()=>{i.news.n,t(()=>{e()&&a(s)})}),()=>r(s)}export{s as n,c as t};
