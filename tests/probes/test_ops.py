@@ -287,9 +287,10 @@ def test_steps_that_raise_disturb_nothing_and_a_forked_run_counts_once(runs_dir,
     out, _ = run(program(tmp_path, RAISING))
     rows = fanfold.open(last_json(out)["id"], dir=runs_dir).ops()
     found = {row["op"]: row for row in rows if row["scope"] == "user"}
-    for name in ("fine", "raises"):  # products belong to neither's own time
-        assert found[name]["count"] == 5
-        assert found[name]["self_ns"] < found[name]["total_ns"] * 0.8
+    assert found["fine"]["count"] == found["raises"]["count"] == 5
+    products = sum(row["total_ns"] for row in rows if row["op"] == "aten::matmul")
+    within = sum(found[name]["total_ns"] - found[name]["self_ns"] for name in ("fine", "raises"))
+    assert within >= products > 0  # products belong to neither's own time
     assert (found["epoch"]["count"], found["inner"]["count"]) == (1, 600)
     assert found["Optimizer.step#Stumbles.step"]["count"] == 605
     (table,) = tables(fanfold.open(last_json(out)["id"], dir=runs_dir))
