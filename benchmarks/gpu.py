@@ -13,6 +13,7 @@ Then the operator profile (gpu_ops.py). `--only logging` or `--only ops` for one
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import os
 import signal
@@ -65,6 +66,7 @@ class Steps:
         self.run = run
         self.sink: list = []
         self.count = 0
+        self.inside: dict[str, list[int]] = collections.defaultdict(list)  # ns of the host in what a variant does
 
     def step(self, variant: str) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -74,12 +76,14 @@ class Steps:
         value = loss.detach()
         scalars = [value * (i + 1) for i in range(10)]
         self.count += 1
+        begin = time.perf_counter_ns()
         if variant == "item":
             self.sink.append([float(t) for t in scalars])
         elif variant == "tolist":
             self.sink.append(torch.stack(scalars).tolist())
         elif variant == "fanfold":
             self.run.log({f"m{i}": t for i, t in enumerate(scalars)}, step=self.count)
+        self.inside[variant].append(time.perf_counter_ns() - begin)
 
     def timed(self, variant: str, steps: int) -> float:
         torch.cuda.synchronize()
@@ -110,8 +114,11 @@ def bench(kind: str, repeats: int, run) -> dict:
         low, middle, high = quartiles([a / b for a, b in zip(times[variant], times["nothing"], strict=True)])
         rows[variant] = {"ms": statistics.median(times[variant]) * 1e3, "ratio": middle, "quartiles": [low, high]}
         rows[variant]["of_medians"] = statistics.median(times[variant]) / statistics.median(times["nothing"])
+        host = statistics.median(steps_of.inside[variant]) / 1e3
+        rows[variant]["host_us"], rows[variant]["host_share"] = host, host / statistics.median(times["nothing"]) / 1e6
         print(
-            f"{kind:44s} {variant:8s} {rows[variant]['ms']:8.3f} ms/step  x{middle:.3f} [{low:.3f}, {high:.3f}]  of medians x{rows[variant]['of_medians']:.3f}",
+            f"{kind:44s} {variant:8s} {rows[variant]['ms']:8.3f} ms/step  x{middle:.3f} [{low:.3f}, {high:.3f}]  of medians x{rows[variant]['of_medians']:.3f}"
+            f"  inside {host:.1f} us = {rows[variant]['host_share']:.2%} of a step",
             flush=True,
         )
     return rows

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 from zlib import crc32
 
@@ -177,18 +178,23 @@ class Counter(Packer):
             self._count(body)
 
 
+NO_SHAPES: Mapping[tuple[Any, ...], Packer] = MappingProxyType({})
 Counting = Callable[[Shape], "Callable[[bytes], None] | None"]
 Latest = dict[str, tuple[int, Any]]  # by key: when it was logged, and the value
 
 
 class Sheet:
-    """One open journal file. `shapes` maps (*keys, *types of values) to the packer of a row with a 32-bit step."""
+    """One open journal file. `shapes` maps (*keys, *types of values) to the packer of a row with a 32-bit step.
+
+    While it is NO_SHAPES, every call takes the slow path, which first writes the rows of earlier calls.
+    """
 
     def __init__(self, path: Path, header: Mapping[str, Any], *, power: bool = False) -> None:
         self.path = path
         self.id: str = header["journal"]
         self.seed = seed_of(self.id)
-        self.shapes: dict[tuple[Any, ...], Packer] = {}
+        self._known: dict[tuple[Any, ...], Packer] = {}
+        self.shapes: Mapping[tuple[Any, ...], Packer] = self._known
         self._others: dict[tuple[Any, ...], Packer] = {}
         self._past: Latest = {}
         self._ids = itertools.count()
@@ -237,7 +243,11 @@ class Sheet:
         """Treat every shape as new again; the last value of each key is kept."""
         self._past = self.latest()
         self._others.clear()
-        self.shapes.clear()
+        self._known.clear()
+
+    def open_fast_path(self) -> None:
+        """Let calls with known keys and types write their rows themselves again."""
+        self.shapes = self._known
 
     def latest(self) -> Latest:
         """Return each key's last value in this sheet, by time."""
@@ -254,7 +264,7 @@ class Sheet:
         key = (shape.layout, shape.origin, shape.types, *shape.keys)
         self._others[key] = packer
         if signature is not None:
-            self.shapes[signature] = packer
+            self._known[signature] = packer
 
     def sync(self) -> None:
         os.fdatasync(self.fd) if hasattr(os, "fdatasync") else os.fsync(self.fd)
@@ -422,13 +432,13 @@ class Writer:
             beside, place["layout"], place["call"] = (), place["layout"] & ~(Layout.PENDING | Layout.LATE), ()
         return written
 
-    def rows(self, items: Sequence[tuple[Any, ...]], *, layout: int) -> int:
-        """Write many rows in one write(2), each (keys, types, time, step, call, values); return how many were written."""
+    def rows(self, items: Sequence[tuple[Any, ...]]) -> int:
+        """Write many rows in one write(2), each (layout, keys, types, time, step, call, values); return how many were written."""
 
         def build(sheet: Sheet, done: int) -> tuple[list[bytes], list[Any]]:
             pieces, written = [], []
             new: dict[tuple[Any, ...], tuple[Packer, bytes]] = {}
-            for keys, types, time_ns, step, call, values in items[done:]:
+            for layout, keys, types, time_ns, step, call, values in items[done:]:
                 wide = layout if step in _I32 else layout | Layout.STEP_WIDE
                 key = (types, wide, *keys)
                 packer, declaration = new.get(key) or sheet.packer(keys, types, wide, "", self.counting)

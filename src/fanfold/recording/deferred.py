@@ -37,7 +37,7 @@ _FORMATS: dict[int, Literal["H", "I", "Q"]] = {2: "H", 4: "I", 8: "Q"}
 
 
 class LogCall:
-    """The log() call that a late part belongs to: whether its row was written, and whether it was already counted as dropped."""
+    """The log() call that a late part belongs to: whether a row announces it, and whether it was already counted as dropped."""
 
     __slots__ = ("announced", "dropped", "seq", "step", "time_ns")
 
@@ -82,6 +82,7 @@ class LatePart(NamedTuple):
     then: Callable[[LogCall, dict[str, Any]], None] | None
 
 
+Landed = tuple[LogCall, Sequence[str], Sequence[Any]]  # values that have landed, with their keys
 _FLUSH = LogCall(-1, 0, 0)
 
 
@@ -287,7 +288,7 @@ class Deferred:
 
     def __init__(
         self,
-        landed: Callable[[Sequence[tuple[LogCall, Sequence[str], Sequence[Any]]]], None],
+        landed: Callable[[Sequence[Landed]], None],
         lose: Callable[[LogCall, Sequence[str], str], None],
     ) -> None:
         self._landed = landed
@@ -399,9 +400,10 @@ class Deferred:
     def _run(self) -> None:
         while not self._closing:
             self._collect()
-            self._land()
             # Sleep always: values that land meanwhile are read together, taking the GIL once. flush() needs a shorter pause.
             time.sleep(FLUSH_SECONDS if self._hurry else POLL_SECONDS)
+            self._collect()
+            self._land()
 
     def _collect(self) -> None:
         """Collect launched parts; block only if nothing else is waiting."""
@@ -414,7 +416,7 @@ class Deferred:
     def _land(self) -> None:
         """Read every part that has landed; the others keep their order."""
         waiting: list[LatePart] = []
-        landed: list[tuple[LogCall, Sequence[str], Sequence[Any]]] = []
+        landed: list[Landed] = []
         arrived = _arrived([part.flight for part in self._waiting])
         for part, here in zip(self._waiting, arrived, strict=True):
             if not here or (part.call is _FLUSH and (waiting or landed)):
@@ -426,9 +428,8 @@ class Deferred:
                     landed.append((part.call, part.keys, values))
                 else:
                     part.then(part.call, {"": values})
-        if landed:
-            with guard("journal the values that landed"):
-                self._landed(landed)
+        with guard("journal the values that landed"):
+            self._landed(landed)
         self._waiting = waiting
 
     def flush(self, timeout: float) -> bool:

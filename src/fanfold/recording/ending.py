@@ -50,7 +50,8 @@ class Ending:
         self.keeper.start()
 
     def beat(self) -> None:
-        """Write a heartbeat."""
+        """Write a heartbeat. Its step says that all earlier ones are in the journal."""
+        self._recorder.announce()
         beat = [time_ns(), time.monotonic_ns(), int(self._recorder.high), self._writer.dropped]
         self._writer.append((Kind.BEAT, beat))
 

@@ -10,7 +10,9 @@ import errno
 import itertools
 import os
 import struct
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from numbers import Number
@@ -21,9 +23,10 @@ from zlib import crc32
 from ..errors import describe, guard, notices, outcome, shown, type_name
 from ..journal import Kind, Writer
 from ..journal.format import Layout
+from ..journal.writer import NO_SHAPES
 from ..plain import plain
 from ..values import Parts, code_of, split
-from .deferred import Deferred, LogCall
+from .deferred import Deferred, Landed, LogCall
 from .encoder import Encoder
 from .join import Membership
 from .tallies import Tallies
@@ -38,6 +41,7 @@ MAX_PLANS = 256
 MAX_SUMMARY_TEXTS = 1 << 14
 RECORDING = "record a log() call"
 _PENDING, _LATE = int(Layout.PENDING), int(Layout.LATE)
+Row = tuple[int, Sequence[str], str, tuple[int, ...], Sequence[Any]]  # layout, keys, types, head, values
 
 
 class DevicePlan:
@@ -68,7 +72,9 @@ class Recorder:
         self._given = self._counted = member.first_step - 1
         self._auto = itertools.count(member.first_step)
         self._plans: dict[tuple[Any, ...], DevicePlan] = {}
-        self._deferred = Deferred(self._landed, self._lose)
+        self._unannounced: deque[LogCall] = deque()  # calls with values on a device alone, and no row yet
+        self._announcing = threading.RLock()  # re-entrant: a signal handler may log
+        self._deferred = Deferred(self.announce, self._lose)
         self._encoder = Encoder(member.path, self._media_landed, self._lose_media)
         skip_frames()
 
@@ -148,7 +154,12 @@ class Recorder:
         Training continues whatever goes wrong here. Only a call without a dict raises in every run.
         """
         with guard(RECORDING, strict=self.strict):
-            self._log_anything(values, step, log_kwargs, commit, time)
+            sheet = self._writer.sheet
+            if self._unannounced or (sheet is not None and sheet.shapes is NO_SHAPES):
+                self.announce()
+                self.log(values, step, log_kwargs=log_kwargs, commit=commit, time=time)
+            else:
+                self._log_anything(values, step, log_kwargs, commit, time)
 
     def _log_anything(self, values: Mapping[str, Any], step: Any, log_kwargs: Any, commit: bool | None, time: Any) -> None:
         if self._writer.closed:
@@ -172,7 +183,9 @@ class Recorder:
     def _log_from_device(self, plan: DevicePlan, values: Mapping[str, Any], step: Any) -> bool:
         """Log scalars on a device the fast way, if an earlier call had the same signature; return False if they do not match it.
 
-        Between two training steps our code drops out of the CPU caches, so each function here costs microseconds.
+        Between two training steps our code drops out of the CPU caches, so each function here costs microseconds, and a
+        write(2) ten. So a call without numbers gets its row when its values have landed, or before the next row of another
+        call, whichever comes first.
         """
         launched = self._deferred.launch_alike(plan.pick(values))
         if launched is None:
@@ -182,16 +195,63 @@ class Recorder:
         elif step > self._given:
             self._given = step
         call = LogCall(next(self._seq), step, time_ns())
-        numbers = [values[key] for key in plan.numbers] if plan.numbers else ()
-        if not self._announce(plan, call, numbers):  # the first time, a step beyond 32 bits, or a failed disk
-            call.announced = self._writer.row(
-                dict(zip(plan.numbers, numbers, strict=True)), plan.types, time_ns=call.time_ns, step=step,
-                layout=_PENDING, call=(call.seq, 1), signature=(plan,))  # fmt: skip
-            call.dropped = not call.announced and bool(numbers)  # already counted by the writer
+        if plan.numbers:
+            self._write_numbers(plan, call, [values[key] for key in plan.numbers])
+        else:
+            self._unannounced.append(call)
+            sheet = self._writer.sheet
+            if sheet is not None:
+                sheet.shapes = NO_SHAPES
         self._deferred.watch(call, plan.device, launched)
         return True
 
-    def _announce(self, plan: DevicePlan, call: LogCall, numbers: Sequence[Any]) -> bool:
+    def announce(self, landed: Sequence[Landed] = ()) -> None:
+        """Write the rows that calls still lack, in their order, and values that have landed: all with one write(2).
+
+        A call whose values are among those gets an ordinary row; for the others, the row says that one part follows.
+        """
+        with self._announcing:
+            waiting: dict[LogCall, Row] = {}
+            while self._unannounced:
+                call = self._unannounced.popleft()
+                waiting[call] = _PENDING, (), "", (call.seq, 1), ()
+            rest: list[tuple[LogCall, Row]] = []
+            for call, keys, values in landed:
+                if call in waiting:
+                    waiting[call] = 0, keys, _codes(values), (), values
+                else:
+                    rest.append((call, (_LATE, keys, _codes(values), (call.seq,), values)))
+            rows = [*waiting.items(), *rest]
+            done = self._writer.rows([
+                (layout, keys, types, call.time_ns, call.step, head, values)
+                for call, (layout, keys, types, head, values) in rows
+            ]) if rows else 0  # fmt: skip
+            for call, (layout, *_) in rows[done:]:
+                if layout == _PENDING:
+                    call.announced = False
+                else:
+                    self._writer.drop(call)
+            self._open_fast_path()
+
+    def _open_fast_path(self) -> None:
+        """Let known calls write their rows themselves, unless one on a device has come meanwhile."""
+        sheet = self._writer.sheet
+        if sheet is not None:
+            sheet.open_fast_path()
+            if self._unannounced:
+                sheet.shapes = NO_SHAPES
+
+    def _write_numbers(self, plan: DevicePlan, call: LogCall, numbers: Sequence[Any]) -> None:
+        """Write the numbers of a call that also has values on a device."""
+        if self._unannounced:
+            self.announce()
+        if not self._announced(plan, call, numbers):  # the first time, a step beyond 32 bits, or a failed disk
+            call.announced = self._writer.row(
+                dict(zip(plan.numbers, numbers, strict=True)), plan.types, time_ns=call.time_ns, step=call.step,
+                layout=_PENDING, call=(call.seq, 1), signature=(plan,))  # fmt: skip
+            call.dropped = not call.announced  # already counted by the writer
+
+    def _announced(self, plan: DevicePlan, call: LogCall, numbers: Sequence[Any]) -> bool:
         """Write the row of a known call immediately, noting that one part follows later."""
         sheet: Any = self._writer.sheet
         packer: Any = sheet.shapes.get((plan,)) if sheet is not None else None
@@ -304,23 +364,17 @@ class Recorder:
     def after_fork_in_child(self) -> None:
         """Continue in a journal of this process's own, opened on first use."""
         self._writer.after_fork_in_child(self.member.worker_header())
+        self._unannounced.clear()
+        self._announcing = threading.RLock()
         self._deferred.after_fork_in_child()
         self._encoder.after_fork_in_child()
         self.tallies.after_fork_in_child()
 
     # Late parts: device values and media
 
-    def _landed(self, parts: Sequence[tuple[LogCall, Sequence[str], Sequence[Any]]]) -> None:
-        """Journal the values that have landed, all with one write(2)."""
-        done = self._writer.rows([
-            (keys, "".join([code_of(type(value)) or "d" for value in values]), call.time_ns, call.step, (call.seq,), values)
-            for call, keys, values in parts
-        ], layout=_LATE)  # fmt: skip
-        for call, _, _ in parts[done:]:
-            self._writer.drop(call)
-
     def _lose(self, call: LogCall, keys: Sequence[str], why: str) -> None:
         """Warn about values that will never arrive, and mark them in the journal if it has a row for their call."""
+        self.announce()
         names = list(keys)
         notices.once(
             f"lost:{why}",
@@ -366,6 +420,10 @@ class Recorder:
 
     def _media_landed(self, call: LogCall, entries: Mapping[str, Any]) -> None:
         self._writer.append((Kind.VALUES, {"q": call.seq, "s": call.step, "t": call.time_ns, "v": dict(entries)}), keep=True)
+
+
+def _codes(values: Sequence[Any]) -> str:
+    return "".join([code_of(type(value)) or "d" for value in values])
 
 
 def _kwargs(given: Any) -> dict[str, Any] | None:
