@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import numbers
+import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -23,11 +24,12 @@ MAX_VALUES = 1 << 19  # per call
 _I64 = range(-(1 << 63), 1 << 63)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _short = reprlib.Repr().repr
+_SINGLE = re.compile(r"(torch\.)?(float32|float16|bfloat16|float[468]_\w+)")
 _codes: dict[type, str | None] = {float: "d", int: "q", bool: "?"}
 
 
 def code_of(kind: type) -> str | None:
-    """Return the packing code of a number type: d (f64), q (i64), ? (bool); None if it is not a plain number."""
+    """Return the packing code of a number type: d (f64), f (f32), q (i64), ? (bool); None if it is not a plain number."""
     if kind not in _codes:
         _codes[kind] = _find_code(kind)
     return _codes[kind]
@@ -38,11 +40,18 @@ def _find_code(kind: type) -> str | None:
         return "?"
     if issubclass(kind, numbers.Integral):
         return "q"
+    if kind.__module__ in ("numpy", "ml_dtypes") and (code := code_of_dtype(kind.__name__)):
+        return code
     if issubclass(kind, numbers.Real) or kind.__module__ == "decimal":
         return "d"
     if kind.__module__ == "ml_dtypes" and hasattr(kind, "__float__"):
         return "q" if "int" in kind.__name__ else "d"
     return None
+
+
+def code_of_dtype(dtype: Any) -> str | None:
+    """Return "f" if every number of this dtype is also a float32, else None."""
+    return "f" if _SINGLE.fullmatch(str(dtype)) else None
 
 
 class Parts:
@@ -68,7 +77,7 @@ class Parts:
                     f"{key!r} is an integer beyond 64 bits. It is logged as a float, which may round it.",
                 )
                 code, value = "d", _float(value)
-        elif code == "d":
+        elif code in "df":
             value = _float(value)
         self.numbers[key] = value
         self.types.append(code)
@@ -206,7 +215,7 @@ def _sort(parts: Parts, key: str, value: Any) -> str:
     if family in ("jax", "jaxlib") and hasattr(value, "aval"):
         return _sort_jax(parts, key, value)
     if family in ("numpy", "cupy") and getattr(value, "size", 0) == 1:
-        return _sort_item(parts, key, value.item())
+        return _sort_item(parts, key, value.item(), value.dtype)
     return _sort_media(parts, key, value)
 
 
@@ -220,11 +229,11 @@ def _sort_text(parts: Parts, key: str, value: str) -> None:
         parts.texts[key] = text
 
 
-def _sort_item(parts: Parts, key: str, item: Any) -> str:
+def _sort_item(parts: Parts, key: str, item: Any, dtype: Any) -> str:
     code = code_of(type(item))
     if code is None:
         return "it is not a real number"
-    parts.add_number(key, item, code)
+    parts.add_number(key, item, (code == "d" and code_of_dtype(dtype)) or code)
     return ""
 
 
@@ -243,7 +252,7 @@ def _sort_tensor(parts: Parts, key: str, value: Any) -> str:
         parts.device[key] = value
         return ""
     try:
-        return _sort_item(parts, key, value.item())
+        return _sort_item(parts, key, value.item(), value.dtype)
     except RuntimeError as error:  # functorch and fake tensors have no value
         return f"it has no value now ({error})".replace("\n", " ")
 

@@ -123,7 +123,11 @@ def test_a_crash_comes_before_those_that_the_launcher_ended_for_it(tmp_path):
     jobs = [subprocess.Popen([sys.executable, str(script), str(tmp_path)], env={**env, **rank}) for rank in ranks]
     folder = tmp_path / "p" / "r" / "blackbox"
     assert until(lambda: len(list(folder.glob("pulse-*.json"))) == 2)
-    (watcher,) = [one for job in jobs for one in psutil.Process(job.pid).children() if is_watcher(one)]
+    watchers = []
+    assert until(
+        lambda: watchers.extend(w for job in jobs for w in psutil.Process(job.pid).children() if is_watcher(w)) or watchers
+    )
+    (watcher,) = watchers
     opened = Path(f"/proc/{watcher.pid}/fd")
     assert until(lambda: sum("pidfd" in os.readlink(one) for one in opened.iterdir()) == 2)  # it knows both
     watcher.suspend()

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fanfold.journal import Journal, Kind, Writer, writer
+from fanfold.journal import Journal, Kind, Writer, packing, writer
 from fanfold.journal.bodies import Console, End, Lost, Values, as_dict
 from fanfold.journal.format import Layout
 from fanfold.journal.walker import NO_STEP
@@ -20,6 +21,8 @@ from fanfold.journal.walker import NO_STEP
 GOLDEN = Path(__file__).parents[1] / "golden"
 ID = "00f0e1d2c3b4a596"
 NAME = f"3-{ID}.ffj"
+SINGLE = "00f0e1d2c3b4a597"
+FLOATS = [0.5, float(np.float32(0.1)), 3.4028234663852886e38, 1.401298464324817e-45, float("nan"), float("-inf"), -0.0]
 TIME = 1_700_000_000_000_000_000
 HEADER = {
     "format": [1, 0],
@@ -64,10 +67,44 @@ def write_every_kind(folder: Path, monkeypatch: Any) -> Path:
     return path
 
 
+def write_single(folder: Path, monkeypatch: Any) -> Path:
+    """Write what version 1.1 added: numbers of 32 bits, alone and beside others."""
+    monkeypatch.setattr(writer, "new_id", lambda: SINGLE)
+    monkeypatch.setattr(writer, "time", SimpleNamespace(time_ns=lambda: TIME, monotonic_ns=lambda: 1, monotonic=lambda: 0.0))
+    out = Writer(folder, HEADER | {"format": [1, 1]})
+    path = out.sheet.path
+    for step, value in enumerate(FLOATS):
+        out.row({"a": value, "b": -value}, "ff", time_ns=TIME + step, step=step)
+    out.row({"a": 0.5, "n": 7, "wide": 0.1, "ok": True}, "fqd?", time_ns=TIME + 9, step=9)
+    out.row({"a": 1.5}, "f", time_ns=TIME + 10, step=10, layout=Layout.PENDING, call=(1, 1))
+    out.row({"b": 2.5}, "f", time_ns=TIME + 10, step=10, layout=Layout.LATE, call=(1,))
+    out.close({"t": TIME + 11, "status": "finished", "error": None})
+    return path
+
+
 def test_what_is_written_today_is_byte_for_byte_the_golden_file(tmp_path, monkeypatch):
     written = write_every_kind(tmp_path, monkeypatch)
     assert written.name == NAME
     assert written.read_bytes() == (GOLDEN / NAME).read_bytes()
+
+
+def test_numbers_of_32_bits_are_byte_for_byte_the_golden_file_and_read_as_64(tmp_path, monkeypatch):
+    written = write_single(tmp_path, monkeypatch)
+    golden = GOLDEN / written.name
+    assert written.read_bytes() == golden.read_bytes()
+    monkeypatch.setattr(packing, "GAIN", 100.0)
+    packed = packing.pack(written)
+    assert packed
+    for path in (golden, packed.path):
+        journal = Journal(path)
+        journal.refresh()
+        assert (journal.damaged, journal.tail) == (0, 0)
+        assert journal.column("a").values.dtype == np.float64
+        np.testing.assert_array_equal(journal.column("a").values, [*FLOATS, 0.5, 1.5])
+        np.testing.assert_array_equal(journal.column("b").values, [*(-value for value in FLOATS), 2.5])
+        assert journal.column("wide").values.tolist() == [0.1]
+        last = [row.values for row in journal.walk_rows(0)][-3:]
+        assert last == [{"a": 0.5, "n": 7, "wide": 0.1, "ok": True}, {"a": 1.5}, {"b": 2.5}]
 
 
 def test_the_golden_file_holds_every_kind_of_frame():
@@ -120,5 +157,7 @@ def test_the_golden_file_reads_as_it_was_written():
     ]
 
 
-if __name__ == "__main__" and not (GOLDEN / NAME).exists():
-    write_every_kind(GOLDEN, pytest.MonkeyPatch())
+if __name__ == "__main__":
+    for name, write in ((NAME, write_every_kind), (f"3-{SINGLE}.ffj", write_single)):
+        if not (GOLDEN / name).exists():
+            write(GOLDEN, pytest.MonkeyPatch())

@@ -37,6 +37,22 @@ def test_numpy_scalars_of_every_dtype_are_numbers(runs_dir, kind, wrap):
     assert got.dtype.kind == {"f": "f", "i": "i", "u": "i", "b": "b"}[np.dtype(kind).kind]
 
 
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, np.float16, torch.float32, torch.bfloat16], ids=str)
+def test_numbers_that_are_float32_by_their_type_take_half_the_space(runs_dir, kind):
+    def value(number):
+        return torch.tensor(number, dtype=kind) if isinstance(kind, torch.dtype) else kind(number)
+
+    run = fanfold.init("p", dir=runs_dir, quiet=True, system=False)
+    for step in range(200):
+        run.log({f"m{key}": value(step / 8 + key) for key in range(10)}, step=step)
+    assert run.summary["m3"] == 199 / 8 + 3
+    run.finish()
+    stored = fanfold.open(run.path)
+    assert stored.series("m9").values.tolist() == [float(value(step / 8 + 9)) for step in range(200)]
+    rows = [rows for rows in stored.journals[0].rows.values() if len(rows) == 200]
+    assert [shown.stride for shown in rows] == [12 + 16 + 10 * (8 if kind in (float, np.float64) else 4)]
+
+
 @pytest.mark.parametrize("dtype", TORCH, ids=str)
 def test_torch_scalars_of_every_dtype_are_numbers(runs_dir, dtype):
     value = torch.tensor(1.5).to(dtype) if dtype.is_floating_point else torch.tensor(1).to(dtype)

@@ -108,6 +108,27 @@ def test_times_come_from_the_frames_of_the_journals(place):
         assert rows["twice"]["duration"] == run.duration == pytest.approx(140)
 
 
+def test_numbers_of_32_bits_read_as_the_same_numbers_in_64(place):
+    single = np.random.default_rng(0).normal(size=60).astype(np.float32)
+    with training(place.root, id="single") as run:
+        for step, value in enumerate(single):
+            if step < 20:
+                run.log({"alone": value, "two": -value}, step=step)
+            elif step < 40:
+                run.log({"alone": value, "two": -float(value)}, step=step)
+            else:
+                run.log({"alone": float(value), "two": -value, "n": step, "ok": True}, step=step)
+    stored = place.take_in().run("p", "single")
+    for key, values in (("alone", single), ("two", -single)):
+        series = stored.series(key)
+        assert series.values.dtype == np.float64
+        assert series.values.tolist() == values.tolist()
+        stats = place.take_in().runs("p", stats=[key])[0]["stats"][key]
+        assert (stats["min"], stats["max"], stats["last"]) == (min(values.tolist()), max(values.tolist()), values[-1].item())
+    assert stored.series("n").values.tolist() == list(range(40, 60))
+    assert stored.series("ok").values.tolist() == [True] * 20
+
+
 def test_values_logged_for_an_earlier_time_keep_it(place):
     moments = [1_700_000_000.5, 1_600_000_000.25, 1_650_000_000.0]  # in any order
     with training(place.root, id="old") as run:

@@ -107,7 +107,7 @@ def _type(run: StoredRun, key: str, fold: str | None) -> str:
     if fold:
         return "float64"
     codes = {rows.shape.types[index] for journal in run.journals for rows, index in journal.by_key.get(key, ()) if rows.runs}
-    return _common([{"d": "float64", "q": "int64", "?": "bool"}[code] for code in codes])
+    return _common([{"d": "float64", "f": "float64", "q": "int64", "?": "bool"}[code] for code in codes])
 
 
 def _common(kinds: list[str]) -> str:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 SHORT_KEY = 256  # characters
 SMALL_SHAPE = 1 << 14  # bytes
 FEW_KEYS = 256
-KINDS = {"d": 0, "q": 1, "?": 2}
-DTYPES = ("<f8", "<i8", "?")
+KINDS = {"d": 0, "f": 0, "q": 1, "?": 2}
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
@@ -170,7 +169,7 @@ class Rows:
             "time": rows["time"][row],
             "value": _floats(self.shape, rows).ravel()[cell],
         }
-        if set(self.shape.types) != {"d"}:
+        if not set(self.shape.types) <= {"d", "f"}:
             columns["kind"] = np.array([KINDS[code] for code in self.shape.types], np.uint8)[places[key]]
             columns["whole"] = _wholes(self.shape, rows).ravel()[cell]
         return columns
@@ -235,11 +234,11 @@ def _row_type(shape: Shape) -> Any:
         names, kinds = [*names, "step"], [*kinds, "<i8" if shape.layout & Layout.STEP_WIDE else "<i4"]
         offsets.append(HEAD_SIZE + 12)
     at = HEAD_SIZE + shape.size - sum(fmt.TYPE_SIZE[code] for code in shape.types)
-    if set(shape.types) == {"d"}:
-        names, kinds, offsets = [*names, "values"], [*kinds, f"({len(shape.types)},)<f8"], [*offsets, at]
+    if _floats_alone(shape):
+        names, kinds, offsets = [*names, "values"], [*kinds, f"({len(shape.types)},){fmt.DTYPE[shape.types[0]]}"], [*offsets, at]
     else:
         for index, code in enumerate(shape.types):
-            names, kinds, offsets = [*names, f"v{index}"], [*kinds, DTYPES[KINDS[code]]], [*offsets, at]
+            names, kinds, offsets = [*names, f"v{index}"], [*kinds, fmt.DTYPE[code]], [*offsets, at]
             at += fmt.TYPE_SIZE[code]
     return np.dtype({"names": names, "formats": kinds, "offsets": offsets, "itemsize": HEAD_SIZE + shape.size})
 
@@ -262,12 +261,17 @@ def _steps(shape: Shape, rows: NDArray[Any]) -> NDArray[np.int64]:
     return rows["step"].astype(np.int64)
 
 
+def _floats_alone(shape: Shape) -> bool:
+    """Return whether all values are floats of the same size."""
+    return set(shape.types) in ({"d"}, {"f"})
+
+
 def _floats(shape: Shape, rows: NDArray[Any]) -> NDArray[np.float64]:
     """Return the values as a matrix: a row for each row, a column for each key."""
     import numpy as np
 
-    if set(shape.types) == {"d"}:
-        return np.ascontiguousarray(rows["values"]).reshape(len(rows), -1)
+    if _floats_alone(shape):
+        return np.ascontiguousarray(rows["values"], np.float64).reshape(len(rows), -1)
     return np.stack([rows[f"v{index}"].astype(np.float64) for index in range(len(shape.types))], axis=1)
 
 

@@ -20,7 +20,7 @@ import msgspec
 from ..errors import JournalError
 
 MAJOR: Final = 1
-MINOR: Final = 0
+MINOR: Final = 1  # 1: rows may have numbers of 32 bits
 SUFFIX: Final = ".ffj"
 PACKED: Final = ".ffz"  # the same journal, packed
 MAGIC: Final = 0xFDFA
@@ -134,7 +134,7 @@ class Shape(msgspec.Struct, frozen=True, dict=True):
             found = _shape.decode(body) if len(body) <= MAX_SHAPE else None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise JournalError(f"a shape frame does not hold [id, layout, types, keys, origin]: {error}") from error
-        if found is None or len(found.types) != len(found.keys) or set(found.types) - {"d", "q", "?"}:
+        if found is None or len(found.types) != len(found.keys) or set(found.types) - TYPE_SIZE.keys():
             raise JournalError("a shape frame's types and keys do not fit together, or are too many")
         keys = tuple(found.keys)
         if len(set(keys)) != len(keys):
@@ -151,8 +151,9 @@ class _ShapeBody(msgspec.Struct, array_like=True):
 
 
 _shape = msgspec.msgpack.Decoder(_ShapeBody)
-TYPE_SIZE: Final = {"d": 8, "q": 8, "?": 1}
-DTYPE: Final = {"d": "<f8", "q": "<i8", "?": "?"}
+TYPE_SIZE: Final = {"d": 8, "f": 4, "q": 8, "?": 1}
+DTYPE: Final = {"d": "<f8", "f": "<f4", "q": "<i8", "?": "?"}
+READ_AS: Final = {"d": "f8", "f": "f8", "q": "i8", "?": "?"}  # by readers, who see float32 as the same numbers in 64 bits
 
 
 def new_id() -> str:

@@ -354,9 +354,10 @@ class Journal:
         """Read runs of equal rows in blocks, so that the three fields of a row come from one visit to memory."""
         import numpy as np
 
-        code = fmt.DTYPE[rows.shape.types[index]]
+        kind = rows.shape.types[index]
+        code = fmt.DTYPE[kind]
         steps = np.empty(count, np.int64) if rows.step_code else np.full(count, NO_STEP)
-        times, values = np.empty(count), np.empty(count, np.dtype(code).newbyteorder("="))
+        times, values = np.empty(count), np.empty(count, fmt.READ_AS[kind])
         done = 0
         for offset, length in runs:
             fields = [
@@ -381,8 +382,9 @@ class Journal:
             return _column(flat[(offsets + place)[:, None] + np.arange(np.dtype(code).itemsize)], 0, code)
 
         steps = pick(_ROW_HEAD, rows.step_code).astype(np.int64) if rows.step_code else np.full(len(offsets), NO_STEP)
-        values = pick(rows.value_offset(index), fmt.DTYPE[rows.shape.types[index]])
-        return Columns(steps, pick(HEAD_SIZE + 4, "<i8") / 1e9, values.astype(values.dtype.newbyteorder("=")))
+        kind = rows.shape.types[index]
+        values = pick(rows.value_offset(index), fmt.DTYPE[kind])
+        return Columns(steps, pick(HEAD_SIZE + 4, "<i8") / 1e9, values.astype(fmt.READ_AS[kind]))
 
 
 def _read_whole(fd: int, size: int) -> bytes:

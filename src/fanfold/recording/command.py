@@ -86,17 +86,34 @@ def record(words: Sequence[str], options: RunOptions) -> tuple[Run, Outcome]:
 
 def execute(words: Sequence[str], variables: dict[str, str]) -> int:
     """Run a command with our streams and signals; return its exit code, negative for a signal."""
-    child = subprocess.Popen(list(words), env={**os.environ, **variables}, preexec_fn=_dies_with_us())  # noqa: PLW1509 - see there
-    with _passing_on(child.pid):
-        return child.wait()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _passed_on())  # until there is a command to pass them on to
+    try:
+        prepare = _prepared(before)
+        child = subprocess.Popen(list(words), env={**os.environ, **variables}, preexec_fn=prepare)  # noqa: PLW1509 - see there
+        with _passing_on(child.pid):
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return child.wait()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _dies_with_us() -> Callable[[], object] | None:
-    """Return what makes Linux end the command when this process is killed: nobody would record how it goes on."""
-    if not sys.platform.startswith("linux"):
-        return None
-    control = ctypes.CDLL(None).prctl  # loaded before the fork: the child only calls it
-    return lambda: control(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _prepared(mask: set[int | signal.Signals]) -> Callable[[], object]:
+    """Return what the command does first: let signals in, and (on Linux) end when this process is killed.
+
+    Nobody would record how it goes on.
+    """
+    control = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None  # loaded before the fork
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if control:
+            control(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return prepare
+
+
+def _passed_on() -> list[signal.Signals]:
+    return [getattr(signal, name) for name in PASSED_ON]
 
 
 @contextmanager
@@ -108,8 +125,7 @@ def _passing_on(pid: int) -> Iterator[None]:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    numbers = [getattr(signal, name) for name in PASSED_ON]
-    before = {number: signal.signal(number, pass_on) for number in numbers}
+    before = {number: signal.signal(number, pass_on) for number in _passed_on()}
     try:
         yield
     finally:

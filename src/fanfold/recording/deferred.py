@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal, NamedTuple
 
 from ..errors import guard
+from ..values import code_of, code_of_dtype
 
 POLL_SECONDS = 0.1
 FLUSH_SECONDS = 0.002
@@ -51,6 +52,7 @@ class Flight:
 
     __slots__ = ()
     ring: Any = None
+    code = ""  # how floats are packed, if the dtype tells
     stream = 0  # copies on one stream of a device land in launch order
     began = ended = 0  # launch counter before and after this copy's launch
 
@@ -64,10 +66,10 @@ class Flight:
 class Ready(Flight):
     """A value that only has to be read, off the training thread."""
 
-    __slots__ = ("_read",)
+    __slots__ = ("_read", "code")
 
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], Any], code: str = "") -> None:
+        self._read, self.code = read, code
 
     def read(self) -> Any:
         return self._read()
@@ -82,7 +84,7 @@ class LatePart(NamedTuple):
     then: Callable[[LogCall, dict[str, Any]], None] | None
 
 
-Landed = tuple[LogCall, Sequence[str], Sequence[Any]]  # values that have landed, with their keys
+Landed = tuple[LogCall, Sequence[str], Sequence[Any], str]  # values that have landed: of which keys, and how they are packed
 _FLUSH = LogCall(-1, 0, 0)
 
 
@@ -98,6 +100,7 @@ class SlotView(NamedTuple):
     watched: memoryview
     sentinel: int
     mark: list[Any] | None
+    code: str
 
 
 class SlotCopy(Flight):
@@ -109,6 +112,10 @@ class SlotCopy(Flight):
         self.ring, self.slot, self.view = ring, slot, view
         self.stream, self.began, self.ended = stream, began, ended
         self.array = array
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        return self.view.code
 
     def landed(self) -> bool:
         return self.view.sentinel not in self.view.watched.tolist()
@@ -246,7 +253,7 @@ class CudaRing:
             watched, size = slab.memory[start : start + MARK_BYTES], 8
         else:
             watched = slab.memory[start + MARK_BYTES : start + MARK_BYTES + count * size]
-        return SlotView(targets, values, watched.cast(_FORMATS[size]), _SENTINELS[size], mark)
+        return SlotView(targets, values, watched.cast(_FORMATS[size]), _SENTINELS[size], mark, code_of_dtype(dtype) or "")
 
     def capturing(self) -> bool:
         """Return whether a CUDA graph is being captured. CUDA refuses that on the default stream, whose number is 0."""
@@ -358,7 +365,7 @@ class Deferred:
             return self._ring(tensors[0].get_device(), tensors[0]).launch(scalars, tensors[0].dtype)
         if group is not None:  # another accelerator: copy on the device now, wait in our thread
             copies = [tensor.detach().clone() for tensor in tensors]
-            return Ready(lambda: [copy.item() for copy in copies])
+            return Ready(lambda: [copy.item() for copy in copies], code_of_dtype(group[2]) or "")
         return Ready(lambda: [_jax_item(array) for array in tensors])  # JAX arrays are immutable: keep the reference
 
     def _ring(self, index: int, tensor: Any) -> CudaRing:
@@ -425,7 +432,7 @@ class Deferred:
             with guard("read a value from its device"):
                 values = part.flight.read()
                 if part.then is None:
-                    landed.append((part.call, part.keys, values))
+                    landed.append((part.call, part.keys, values, part.flight.code * len(values) or _codes(values)))
                 else:
                     part.then(part.call, {"": values})
         with guard("journal the values that landed"):
@@ -453,6 +460,10 @@ class Deferred:
             self._thread.join(min(timeout, 1.0) + POLL_SECONDS)
         for part in [part for part in self._waiting if part.call is not _FLUSH]:
             self._lose(part.call, part.keys, "its copy from the device had not landed when the run finished")
+
+
+def _codes(values: Sequence[Any]) -> str:
+    return "".join([code_of(type(value)) or "d" for value in values])
 
 
 def _reason(error: Exception) -> str:

@@ -25,7 +25,7 @@ from ..journal import Kind, Writer
 from ..journal.format import Layout
 from ..journal.writer import NO_SHAPES
 from ..plain import plain
-from ..values import Parts, code_of, split
+from ..values import Parts, split
 from .deferred import Deferred, Landed, LogCall
 from .encoder import Encoder
 from .join import Membership
@@ -216,11 +216,11 @@ class Recorder:
                 call = self._unannounced.popleft()
                 waiting[call] = _PENDING, (), "", (call.seq, 1), ()
             rest: list[tuple[LogCall, Row]] = []
-            for call, keys, values in landed:
+            for call, keys, values, types in landed:
                 if call in waiting:
-                    waiting[call] = 0, keys, _codes(values), (), values
+                    waiting[call] = 0, keys, types, (), values
                 else:
-                    rest.append((call, (_LATE, keys, _codes(values), (call.seq,), values)))
+                    rest.append((call, (_LATE, keys, types, (call.seq,), values)))
             rows = [*waiting.items(), *rest]
             done = self._writer.rows([
                 (layout, keys, types, call.time_ns, call.step, head, values)
@@ -420,10 +420,6 @@ class Recorder:
 
     def _media_landed(self, call: LogCall, entries: Mapping[str, Any]) -> None:
         self._writer.append((Kind.VALUES, {"q": call.seq, "s": call.step, "t": call.time_ns, "v": dict(entries)}), keep=True)
-
-
-def _codes(values: Sequence[Any]) -> str:
-    return "".join([code_of(type(value)) or "d" for value in values])
 
 
 def _kwargs(given: Any) -> dict[str, Any] | None:

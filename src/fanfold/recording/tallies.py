@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import SettingError, notices, shown
-from ..journal.format import Shape
+from ..journal.format import TYPE_SIZE, Shape
 
 RULES = ("last", "min", "max", "mean", "sum", "count", "first", "none")
 COUNTED = frozenset({"min", "max", "mean", "sum", "count", "first"})
-SIZES = {"d": 8, "q": 8, "?": 1}
 NO_STEP = -(1 << 63)
 
 
@@ -162,7 +161,7 @@ class Tallies:
             return None
         tallies = [self.by_key.setdefault(key, Tally()) for key in wanted]
         head = shape.codes[: len(shape.codes) - len(shape.types)]
-        codes = (code if key in wanted else f"{SIZES[code]}x" for key, code in zip(shape.keys, shape.types, strict=True))
+        codes = (code if key in wanted else f"{TYPE_SIZE[code]}x" for key, code in zip(shape.keys, shape.types, strict=True))
         unpack = struct.Struct(head + "".join(codes)).unpack
         stepped, lock = head[3:4] in ("i", "q"), self._lock
 

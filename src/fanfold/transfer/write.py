@@ -31,6 +31,7 @@ from ..journal.writer import Sheet, try_lock
 from ..media.base import Media
 from ..plain import plain
 from ..process import boot_id, digest
+from ..values import code_of_dtype
 from . import events
 from .account import RunAccount
 from .events import Event, Found, Left
@@ -570,7 +571,7 @@ def _step(step: int | None) -> int | None:
 
 
 def _code(column: NDArray[Any]) -> str:
-    return "?" if column.dtype == np.bool_ else "q" if column.dtype.kind in "iu" else "d"
+    return "?" if column.dtype == np.bool_ else "q" if column.dtype.kind in "iu" else code_of_dtype(column.dtype) or "d"
 
 
 def _ends(event: events.Rows | events.Values) -> list[int]:
