@@ -1,13 +1,14 @@
 """Whether a job hangs, decided from the pulses of its ranks; times are given, so nothing waits."""
 
+import sys
 import threading
 import time
 
 import pytest
 
-from fanfold.blackbox import activity
+from fanfold.blackbox import activity, position
 from fanfold.blackbox.pulse import Collective, Pulse, Spot
-from fanfold.blackbox.verdict import PATIENCE, WORKING, Standing, judge, standing
+from fanfold.blackbox.verdict import PATIENCE, WORKING, Standing, judge, own_line, standing
 from fanfold.blackbox.watch import TrainingThread
 
 NOW, LIMIT = 10_000.0, 60.0
@@ -144,3 +145,16 @@ def test_a_child_that_ends_is_a_sign_of_life(monkeypatch):
     done.set()
     thread.join()
     assert idle == [0, 0, 0, 103, 103, 0, 0, 106, 106]
+
+
+def test_the_line_of_the_program_is_known_however_deep_libraries_call_each_other():
+    """A rank may be in the middle of an import, which takes several frames for each package inside a package."""
+    code = "def call(depth):\n    return call(depth - 1) if depth else seen()\n"
+    library = {"seen": lambda: sys._getframe(1)}
+    exec(compile(code, "/usr/lib/python3/library.py", "exec"), library)
+    for depth in (0, 10, 100):
+        found = position.spots(library["call"](depth), most=24)
+        assert len(found) <= 24
+        assert found[0]["file"] == "/usr/lib/python3/library.py"
+        assert own_line([Spot(**one) for one in found]).file == __file__
+    assert position.spots(sys._getframe())[0]["file"] == __file__

@@ -63,6 +63,7 @@ def test_charts_of_the_newest_project_are_drawn_at_once(context, address):
 @needs_browser
 def test_filter_by_keyboard_stands_in_the_address_and_survives_a_reload(context, page):
     painted(page)
+    expect(page.get_by_text("12 runs")).to_be_visible()
     page.keyboard.press("/")
     expect(page.get_by_label("Filter runs")).to_be_focused()
     page.keyboard.type("lr<0.05 and tag:even")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import os
 import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 from ..facts.mask import mask_text
 
 MAX_FRAMES, MAX_THREADS, MAX_LINE = 48, 64, 200
+DEEPEST = 1000  # frames that are looked at
 # Frames of these modules poll while they wait: only the frames that called them show whether a thread moves.
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep  # wrappers around data loaders and savers
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>", _OURS)
 _WAITING = (f"{os.sep}torch{os.sep}utils{os.sep}data{os.sep}", f"{os.sep}torch{os.sep}multiprocessing{os.sep}")
 # Activities that may stay on one line for minutes without being a hang, by how a function's name begins, or by its file.
 _Words = tuple[tuple[str, tuple[str, ...]], ...]
@@ -78,16 +83,23 @@ def slow_activity(frame: FrameType | None) -> str:
 
 
 def spots(frame: FrameType | None, *, most: int = MAX_FRAMES) -> list[dict[str, Any]]:
-    """Return a thread's frames as data, the innermost first."""
-    found = []
-    for one in _outward(frame):
-        code = one.f_code
-        number = one.f_lineno or 0  # None between two lines
-        line = line_text(code.co_filename, number)
-        found.append({"file": code.co_filename, "line": number, "name": code.co_name, "code": line})
-        if len(found) == most:
-            break
-    return found
+    """Return a thread's frames as data, the innermost first.
+
+    If libraries have called each other more than `most` deep, the last one is the innermost of the program itself.
+    """
+    frames = list(itertools.islice(_outward(frame), DEEPEST))
+    own = next((depth for depth, one in enumerate(frames) if not in_library(one.f_code.co_filename)), 0)
+    return [_spot(one) for one in (frames[:most] if own < most else [*frames[: most - 1], frames[own]])]
+
+
+def _spot(frame: FrameType) -> dict[str, Any]:
+    file, number = frame.f_code.co_filename, frame.f_lineno or 0  # None between two lines
+    return {"file": file, "line": number, "name": frame.f_code.co_name, "code": line_text(file, number)}
+
+
+def in_library(file: str) -> bool:
+    """Return whether a file belongs to Python, to an installed package or to us."""
+    return any(part in file for part in _LIBRARIES)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,14 +8,13 @@ the job is merely slow, and gets WORKING or PATIENCE times as long.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from .position import in_library
 from .pulse import Collective, Pulse, Spot
 
 PATIENCE = 10.0
@@ -224,11 +223,7 @@ def place(where: Sequence[Spot]) -> str:
     return f"at {spot.file.rpartition('/')[2]}:{spot.line} in {spot.name}{code}"
 
 
-_OURS = str(Path(__file__).parents[1])  # wrappers around data loaders and savers
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>", f"{_OURS}{os.sep}")
-
-
 def own_line(where: Sequence[Spot]) -> Spot | None:
     """Return the innermost line outside the standard library and installed packages, else the innermost one."""
-    own = (spot for spot in where if not any(part in spot.file for part in _LIBRARIES))
+    own = (spot for spot in where if not in_library(spot.file))
     return next(own, where[0] if where else None)

@@ -92,10 +92,10 @@ export function write(view: View): string {
 /** Escape only what a fragment cannot contain, so that it stays readable. */
 const legible = (text: string) => text.replace(/[%&+#\s"<>`]/g, (sign) => (sign === ' ' ? '+' : encodeURIComponent(sign)));
 
-// A reload may begin before the latest change reaches the URL: sessionStorage keeps that change.
-const LAST = 'fanfold last';
-function remember(fragment: string) {
-  try { sessionStorage.setItem(LAST, JSON.stringify([location.hash, fragment])); } catch { return; } // no storage in third-party iframes
+// A reload may begin before the latest change reaches the URL, or the browser's own note of it: sessionStorage keeps that change.
+const LAST = 'fanfold last', SETTLED = 3000; // ms
+function remember(address: string, fragment: string) {
+  try { sessionStorage.setItem(LAST, JSON.stringify([address, fragment])); } catch { return; } // no storage in third-party iframes
 }
 function opened(): string {
   if (typeof location === 'undefined') return '';
@@ -115,6 +115,7 @@ export const place = $state({ linked: false });
 export function follow(): () => void {
   let last = { page: view.page, project: view.project, run: view.run };
   let late: string | null = null; // the fragment about to be written
+  let replaced = '', when = -Infinity; // the hash that was replaced last
   const stop = $effect.root(() => {
     $effect(() => {
       const fragment = write(view), state = { linked: place.linked };
@@ -125,12 +126,18 @@ export function follow(): () => void {
       if (moved) { history.pushState(state, '', '#' + fragment); return; }
       // replaceState blocks on the browser process: delay it until after the paint.
       late = fragment;
-      const soon = setTimeout(() => { late = null; history.replaceState(state, '', '#' + fragment); }, 50);
+      const soon = setTimeout(() => {
+        [late, replaced, when] = [null, location.hash, performance.now()];
+        history.replaceState(state, '', '#' + fragment);
+      }, 50);
       return () => { late = null; clearTimeout(soon); };
     });
   });
   const back = () => Object.assign(view, read(location.hash));
-  const leave = () => { if (late !== null) remember(late); };
+  const leave = () => {
+    if (late !== null) remember(location.hash, late);
+    else if (performance.now() - when < SETTLED) remember(replaced, location.hash);
+  };
   addEventListener('popstate', back);
   addEventListener('pagehide', leave);
   return () => { stop(); removeEventListener('popstate', back); removeEventListener('pagehide', leave); };
