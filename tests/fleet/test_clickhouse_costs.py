@@ -174,8 +174,11 @@ def test_the_same_bytes_twice_in_a_batch_are_stored_once(tmp_path, fleet):
     assert first.result(60) == [len(whole.data)]
     (again,) = second.result(60)
     assert isinstance(again, Conflict) and again.offset == 0  # sent again, it finds that all is there
-    (again,) = fleet.intake.append_all("llm", [whole]).result(60)
+    unnamed = Piece("r1", "nonsense", 0, 0, b"x")
+    again, refused = fleet.intake.append_all("llm", [whole, unnamed]).result(60)
     assert isinstance(again, Conflict) and again.offset == len(whole.data)
+    assert isinstance(refused, Rejected)
+    assert again.__traceback__ is refused.__traceback__ is None, "an outcome holds all requests of its batch in memory"
     assert fleet.store().run("llm", "r1").series("loss").steps.tolist() == list(range(50))
     assert fleet.database.one("SELECT count() AS n FROM pieces")["n"] == 1
 
@@ -194,7 +197,7 @@ def test_a_batch_is_decoded_while_the_one_before_it_is_stored(tmp_path, fleet, m
     monkeypatch.setattr(fleet.database, "insert", held)
     first = fleet.intake.append_all("llm", pieces["r1"][:1])
     assert begun.wait(60)
-    monkeypatch.setattr(intake, "scan", lambda data, *more: (decoded.set(), scan(data, *more))[1])
+    monkeypatch.setattr(intake, "scan", lambda data, *more, **apart: (decoded.set(), scan(data, *more, **apart))[1])
     repeated, second = fleet.intake.append_all("llm", pieces["r1"][:1]), fleet.intake.append_all("llm", pieces["r2"][:1])
     assert decoded.wait(60) and not first.done() and not second.done()
     free.set()

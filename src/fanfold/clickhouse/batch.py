@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..fleet.wire import Piece
@@ -13,7 +13,7 @@ from .decode import PointBlock, Scanned, learn, series_number
 from .profile import Profile, add_profile
 
 
-@dataclass
+@dataclass(slots=True)
 class InsertJob:
     """One piece to be inserted into the tables."""
 
@@ -25,7 +25,6 @@ class InsertJob:
     scanned: Scanned
     shapes: MutableMapping[int, Shape]  # of the journal before it
     profile: Profile
-    named: Mapping[int, Shape] = field(default_factory=dict)  # defined in it
 
     @property
     def start(self) -> int:

@@ -16,13 +16,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from ..errors import FanfoldError, RunError, outcome
 from ..fleet.intake import Result, check_gap, check_header
 from ..fleet.wire import MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
-from ..journal.format import Kind, Shape
+from ..journal.format import Kind, Shape, seed_of
 from ..journal.requests import JobRequest
 from . import schema
 from .batch import InsertJob, tables_of, token_of, u64
@@ -68,13 +68,9 @@ class Named(NamedTuple):
 
     place: int  # in its request
     piece: Piece
-    run: int
+    at: tuple[int, int]  # run and journal
     rank: int
-    journal: int
-
-    @property
-    def at(self) -> tuple[int, int]:
-        return self.run, self.journal
+    seed: int  # of its frames' checksums
 
 
 class Request:
@@ -119,13 +115,13 @@ class Room:
 
     @property
     def left(self) -> bool:
-        return min(self.runs, self.points, self.rows) > 0
+        return self.runs > 0 and self.points > 0 and self.rows > 0
 
     def take(self, scanned: Scanned) -> bool:
         """Subtract a piece's share; return whether it was within the limits."""
         self.runs -= scanned.runs
         self.points -= scanned.points
-        return min(self.runs, self.points) >= 0
+        return self.runs >= 0 and self.points >= 0
 
 
 class ClickHouseIntake:
@@ -181,14 +177,14 @@ class ClickHouseIntake:
         found = []
         for place, piece in enumerate(request.pieces):
             try:
-                rank, id = checked_journal(piece.journal)
+                rank, journal, seed = _read_name(piece.journal)
                 run = self._number(request.project, piece.run, numbers)
                 if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP or not piece.data:
                     raise Rejected(400, "an offset or gap is out of range, or nothing follows it. Nothing was stored.")
             except FanfoldError as error:
-                request.results[place] = error
+                request.results[place] = error.with_traceback(None)  # which would hold the request in memory
             else:
-                found.append(Named(place, piece, run, rank, int(id, 16)))
+                found.append(Named(place, piece, (run, journal), rank, seed))
         return found
 
     def _number(self, project: str, run: str, numbers: dict[str, int | FanfoldError]) -> int:
@@ -223,19 +219,18 @@ class ClickHouseIntake:
 
     def _prepared(self, project: str, one: Named, batch: Batch, room: Room, sent: Mapping[tuple[int, int], int]) -> InsertJob:
         """Check one piece against the stored state, and decode it."""
-        piece = one.piece
-        known = self._remembered(one.at)
+        _, piece, at, rank, seed = one
+        known = self._remembered(at)
         if known is not None and known.end != piece.offset:
             raise Conflict(known.end)
         if known is None or not known.complete:
             raise DatabaseUnavailable("other requests pushed the journal out of memory")
-        if one.at in batch.jobs or one.at in batch.busy or not room.left:
+        if at in batch.jobs or at in batch.busy or not room.left:
             raise Conflict(piece.offset)  # it is sent again in the next request
         if piece.gap:
-            check_gap(piece, sent.get(one.at, 0))
-        named: dict[int, Shape] = {}
+            check_gap(piece, sent.get(at, 0))
         base = piece.offset + piece.gap
-        scanned = scan(piece.data, base, crc32(one.journal.to_bytes(8, "little")), known.shapes, named, known.heads)
+        scanned = scan(piece.data, base, seed, known.shapes, known.heads, apart=True)
         if len(known.heads) > FEW_HEADS:
             known.heads = {}
         if scanned.crowded:
@@ -249,10 +244,10 @@ class ClickHouseIntake:
             check_header(piece, first.body if first is not None and first.kind == Kind.HEADER else b"")
         if not room.take(scanned) and not room.first:
             raise Conflict(piece.offset)
-        profile = profile_of(one.run, one.rank, scanned.others)
+        profile = profile_of(at[0], rank, scanned.others)
         room.rows -= len(profile["ops"])
         room.first = False
-        return InsertJob(project, piece, one.run, one.journal, one.rank, scanned, known.shapes, profile, named)
+        return InsertJob(project, piece, *at, rank, scanned, known.shapes, profile)
 
     def _check(self, project: str, run: str) -> int:
         return self.names.number(checked_name("project", project), checked_name("run", run))
@@ -322,8 +317,8 @@ class ClickHouseIntake:
                 self._forget(at)  # it was pushed out of memory; the next piece looks it up again
                 return
             known.end = job.end
-            if job.named:
-                for number, shape in job.named.items():
+            if job.scanned.named:
+                for number, shape in job.scanned.named.items():
                     known.shapes.setdefault(number, shape)
                 weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
                 self._forget(at)
@@ -343,18 +338,30 @@ class ClickHouseIntake:
         last = False
         with ThreadPoolExecutor(1, "fanfold-clickhouse-store") as stores:
             while not last or later:
-                waiting: list[Request | None] = [*later] or [self._queue.get()]
-                time.sleep(0 if last else self.gather)
-                while _has_room(waiting):
-                    try:
-                        waiting.append(self._queue.get_nowait())
-                    except queue.Empty:
-                        break
-                last = last or None in waiting
+                waiting, stopped = self._gathered(later, last)
+                last = last or stopped
                 busy = frozenset() if storing is None or storing.done() else busy
-                batch, later = self._decoded([one for one in waiting if one is not None], busy)
+                batch, later = self._decoded(waiting, busy)
                 wait([storing] if storing else [])
                 storing, busy = stores.submit(self._store_all, batch), frozenset(batch.jobs)
+
+    def _gathered(self, later: list[Request], last: bool) -> tuple[list[Request], bool]:
+        """Return the requests for the next batch, as many as fit, and whether the intake is to stop after them."""
+        waiting = later or [one for one in (self._queue.get(),) if one is not None]
+        stopped = not waiting
+        time.sleep(0 if last or stopped else self.gather)
+        size, jobs = sum(one.size for one in waiting), sum(len(one.pieces) for one in waiting)
+        while size < MOST_BYTES and jobs < MOST_JOBS:
+            try:
+                one = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if one is None:
+                stopped = True
+                continue
+            waiting.append(one)
+            size, jobs = size + one.size, jobs + len(one.pieces)
+        return waiting, stopped
 
     def _decoded(self, waiting: list[Request], busy: frozenset[tuple[int, int]]) -> tuple[Batch, list[Request]]:
         """Decode requests as one batch; return it, and the requests that are too much for it."""
@@ -383,7 +390,7 @@ class ClickHouseIntake:
                 try:
                     job = self._prepared(request.project, one, batch, room, sent)
                 except (FanfoldError, OSError) as error:
-                    request.results[one.place] = error
+                    request.results[one.place] = error.with_traceback(None)  # which would hold the whole batch in memory
                 else:
                     batch.jobs[one.at] = (request, one.place, job)
                     request.results[one.place] = job.end
@@ -535,9 +542,11 @@ class ClickHouseIntake:
         return keep(self.database, self._check(project, run), name, offset=offset, total=total, data=data, limit=self.max_blob)
 
 
-def _has_room(waiting: Sequence[Request | None]) -> bool:
-    there = [one for one in waiting if one is not None]
-    return sum(one.size for one in there) < MOST_BYTES and sum(len(one.pieces) for one in there) < MOST_JOBS
+@lru_cache(maxsize=REMEMBERED)
+def _read_name(journal: str) -> tuple[int, int, int]:
+    """Return the rank and the id in a journal's name, and where its frames' checksums start; the same names come each second."""
+    rank, id = checked_journal(journal)
+    return rank, int(id, 16), seed_of(id)
 
 
 def _asked(journals: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
