@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..fleet.wire import Piece
@@ -25,14 +25,14 @@ class InsertJob:
     scanned: Scanned
     shapes: MutableMapping[int, Shape]  # of the journal before it
     profile: Profile
+    at: tuple[int, int] = field(init=False)  # run and journal
+    start: int = field(init=False)
+    end: int = field(init=False)
 
-    @property
-    def start(self) -> int:
-        return self.piece.offset
-
-    @property
-    def end(self) -> int:
-        return self.piece.offset + self.piece.gap + len(self.piece.data)
+    def __post_init__(self) -> None:
+        self.at = (self.run, self.journal)
+        self.start = self.piece.offset
+        self.end = self.start + self.piece.gap + len(self.piece.data)
 
 
 def u64(values: Sequence[int]) -> Any:
@@ -43,10 +43,8 @@ def u64(values: Sequence[int]) -> Any:
 
 def token_of(jobs: Sequence[InsertJob], once: str) -> str:
     """Return a token of the batch's journals, offsets and this try, so that an insert repeated by the network is stored once."""
-    whole = hashlib.blake2b(once.encode(), digest_size=16)
-    for job in jobs:
-        whole.update(f"{job.journal:x}:{job.start}:{job.end};".encode())
-    return whole.hexdigest()
+    text = "".join([f"{job.journal:x}:{job.start}:{job.end};" for job in jobs])
+    return hashlib.blake2b(f"{once}{text}".encode(), digest_size=16).hexdigest()
 
 
 def tables_of(jobs: Sequence[InsertJob]) -> dict[str, dict[str, Any]]:

@@ -308,22 +308,26 @@ class ClickHouseIntake:
         for at, known in stale.items():
             self._remember(at, known)
 
-    def _advance(self, job: InsertJob) -> None:
-        """Record that a job is committed. Its shapes are added to the known ones, not copied: a journal may have very many."""
-        at = (job.run, job.journal)
+    def _advance(self, jobs: Iterable[InsertJob]) -> None:
+        """Record that jobs are committed."""
         with self._memory:
-            known = self._remembered(at)
-            if known is None or known.shapes is not job.shapes:
-                self._forget(at)  # it was pushed out of memory; the next piece looks it up again
-                return
-            known.end = job.end
-            if job.scanned.named:
-                for number, shape in job.scanned.named.items():
-                    known.shapes.setdefault(number, shape)
-                weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
-                self._forget(at)
-                known.weight = weight
-                self._remember(at, known)
+            for job in jobs:
+                known = self._known.get(job.at)
+                if known is None or known.shapes is not job.shapes:
+                    self._forget(job.at)  # it was pushed out of memory; the next piece looks it up again
+                    continue
+                known.end = job.end
+                if job.scanned.named:
+                    self._add_shapes(known, job, job.scanned.named)
+
+    def _add_shapes(self, known: Known, job: InsertJob, named: Mapping[int, Shape]) -> None:
+        """Add the shapes of a job to the known ones. They are not copied: a journal may have very many."""
+        for number, shape in named.items():
+            known.shapes.setdefault(number, shape)
+        weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
+        self._forget(job.at)
+        known.weight = weight
+        self._remember(job.at, known)
 
     # Batches
 
@@ -416,8 +420,8 @@ class ClickHouseIntake:
 
     def _elsewhere(self, jobs: Sequence[InsertJob]) -> dict[tuple[int, int], Conflict]:
         """Return errors for jobs whose journals another gateway advanced meanwhile: their bytes are already stored."""
-        ends = self._ends([(job.run, job.journal) for job in jobs]) if jobs else {}
-        moved = [at for job in jobs if ends.get(at := (job.run, job.journal), 0) != job.start]
+        ends = self._ends([job.at for job in jobs]) if jobs else {}
+        moved = [job.at for job in jobs if ends.get(job.at, 0) != job.start]
         for at in moved:
             self._forget(at)
         return {at: Conflict(ends.get(at, 0)) for at in moved}
@@ -434,17 +438,13 @@ class ClickHouseIntake:
                 self._insert(name, tables[name], token)
         self._check_new(jobs)
         ends = {
-            "run": np.array([job.run for job in jobs], np.uint64),
-            "journal": np.array([job.journal for job in jobs], np.uint64),
+            **{name: tables["pieces"][name] for name in ("run", "journal", "end")},
             "rank": np.array([job.rank for job in jobs], np.uint32),
-            "end": np.array([job.end for job in jobs], np.uint64),
             "seen": np.full(len(jobs), np.datetime64(time.time_ns() // 1000, "us")),
         }
         self._insert("commits", ends, token)
-        for job in jobs:
-            self._advance(job)
-            ended = any(other.kind == Kind.END for other in job.scanned.others)
-            self._roller.stored((job.run, job.journal), job.start, job.end, ended=ended)
+        self._advance(jobs)
+        self._roller.stored([(job.at, job.start, job.end, _is_last(job)) for job in jobs])
 
     def _check_new(self, jobs: list[InsertJob]) -> None:
         """Raise, before anything is committed, if another gateway moved a run to the name of one that begins here.
@@ -540,6 +540,12 @@ class ClickHouseIntake:
         from .blobs import keep
 
         return keep(self.database, self._check(project, run), name, offset=offset, total=total, data=data, limit=self.max_blob)
+
+
+def _is_last(job: InsertJob) -> bool:
+    """Return whether a journal ends with this job."""
+    others = job.scanned.others
+    return bool(others) and any(other.kind == Kind.END for other in others)
 
 
 @lru_cache(maxsize=REMEMBERED)
