@@ -14,6 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,6 +39,7 @@ _BEGUN = (
     "AND at > now64() - 60) AS n"
 )
 GATHER_SECONDS = 0.25  # how long a batch is collected: ClickHouse works best with few large inserts
+STEP_SECONDS = 0.05  # while one batch is stored, what arrives is added to the next one that often
 MOST_BYTES = 64 << 20  # in one batch
 MOST_BATCH_POINTS = 2 * MOST_POINTS
 MOST_JOBS = 16_000  # … and their ids are sent in the URL of a query
@@ -97,13 +99,21 @@ class Request:
 class Batch:
     """Requests that are decoded together: what is to be stored of them, and for which place in which request."""
 
-    busy: frozenset[tuple[int, int]] = frozenset()  # journals of the batch before it, which is still being stored
+    busy: AbstractSet[tuple[int, int]] = frozenset()  # journals of the batch before it, which is still being stored
     requests: list[Request] = field(default_factory=list)
     jobs: dict[tuple[int, int], tuple[Request, int, InsertJob]] = field(default_factory=dict)  # by run and journal
-    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    size: int = 0  # bytes
+    pieces: int = 0
+    points: int = 0
 
-    def fill(self) -> None:
-        self.tables = tables_of([job for _, _, job in self.jobs.values()]) if self.jobs else {}
+    def add(self, request: Request, points: int) -> None:
+        self.requests.append(request)
+        self.size += request.size
+        self.pieces += len(request.pieces)
+        self.points += points
+
+    def clear(self) -> None:
+        self.requests, self.jobs, self.size, self.pieces, self.points = [], {}, 0, 0, 0
 
 
 class Room:
@@ -332,30 +342,36 @@ class ClickHouseIntake:
     # Batches
 
     def _write_on(self) -> None:
-        """Collect and decode waiting requests until stopped: each batch is stored while the next one is decoded.
+        """Collect and decode waiting requests until stopped: each batch is stored while the next one grows.
 
         Requests postponed from one batch come first in the next.
         """
         later: list[Request] = []
         storing: Future[None] | None = None
-        busy: frozenset[tuple[int, int]] = frozenset()
+        stored = Batch()
         last = False
         with ThreadPoolExecutor(1, "fanfold-clickhouse-store") as stores:
             while not last or later:
-                waiting, stopped = self._gathered(later, last)
-                last = last or stopped
-                busy = frozenset() if storing is None or storing.done() else busy
-                batch, later = self._decoded(waiting, busy)
+                batch = Batch()
+                waiting = later or [one for one in (self._queue.get(),) if one is not None]
+                last = last or not waiting
+                time.sleep(0 if last else self.gather)
+                while True:
+                    last = self._take(waiting, batch) or last
+                    batch.busy = stored.jobs.keys() if storing is not None and not storing.done() else frozenset()
+                    waiting, later = [], self._decoded(waiting, batch)
+                    if later or storing is None or storing.done():
+                        break
+                    wait([storing], STEP_SECONDS)
                 wait([storing] if storing else [])
-                storing, busy = stores.submit(self._store_all, batch), frozenset(batch.jobs)
+                storing, stored = stores.submit(self._store_all, batch), batch
 
-    def _gathered(self, later: list[Request], last: bool) -> tuple[list[Request], bool]:
-        """Return the requests for the next batch, as many as fit, and whether the intake is to stop after them."""
-        waiting = later or [one for one in (self._queue.get(),) if one is not None]
-        stopped = not waiting
-        time.sleep(0 if last or stopped else self.gather)
-        size, jobs = sum(one.size for one in waiting), sum(len(one.pieces) for one in waiting)
-        while size < MOST_BYTES and jobs < MOST_JOBS:
+    def _take(self, waiting: list[Request], batch: Batch) -> bool:
+        """Add queued requests to those for a batch, as many as fit; return whether the intake is to stop after them."""
+        size = batch.size + sum(one.size for one in waiting)
+        pieces = batch.pieces + sum(len(one.pieces) for one in waiting)
+        stopped = False
+        while size < MOST_BYTES and pieces < MOST_JOBS:
             try:
                 one = self._queue.get_nowait()
             except queue.Empty:
@@ -364,29 +380,30 @@ class ClickHouseIntake:
                 stopped = True
                 continue
             waiting.append(one)
-            size, jobs = size + one.size, jobs + len(one.pieces)
-        return waiting, stopped
+            size, pieces = size + one.size, pieces + len(one.pieces)
+        return stopped
 
-    def _decoded(self, waiting: list[Request], busy: frozenset[tuple[int, int]]) -> tuple[Batch, list[Request]]:
-        """Decode requests as one batch; return it, and the requests that are too much for it."""
-        batch = Batch(busy)
+    def _decoded(self, waiting: list[Request], batch: Batch) -> list[Request]:
+        """Decode requests into a batch; return those that are too much for it."""
         later, error = outcome(lambda: self._decode(waiting, batch))  # whatever happens, every caller gets a response
         if error is None:
-            return batch, later or []
-        for request in waiting:
+            return later or []
+        for request in {id(one): one for one in (*batch.requests, *waiting)}.values():
             request.fail(error)
-        return Batch(), []
+        batch.clear()
+        return []
 
     def _decode(self, waiting: list[Request], batch: Batch) -> list[Request]:
         """Add the pieces that start at their journals' ends to a batch; return the requests that are too much for it."""
+        if not waiting:
+            return []
         self.names.meet({(request.project, piece.run) for request in waiting for piece in request.pieces})
         numbers: dict[str, dict[str, int | FanfoldError]] = {}
         named = [self._named(request, numbers.setdefault(request.project, {})) for request in waiting]
         sent = self._look_up(one for pieces in named for one in pieces)
         later = []
-        points = 0
         for request, pieces in zip(waiting, named, strict=True):
-            if points >= MOST_BATCH_POINTS:
+            if batch.points >= MOST_BATCH_POINTS:
                 later.append(request)
                 continue
             room = Room()
@@ -398,9 +415,7 @@ class ClickHouseIntake:
                 else:
                     batch.jobs[one.at] = (request, one.place, job)
                     request.results[one.place] = job.end
-            points += MOST_POINTS - room.points
-            batch.requests.append(request)
-        batch.fill()
+            batch.add(request, MOST_POINTS - room.points)
         return later
 
     def _store_all(self, batch: Batch) -> None:
@@ -414,9 +429,7 @@ class ClickHouseIntake:
         for at, moved in elsewhere.items():
             request, place, _ = batch.jobs.pop(at)
             request.results[place] = moved
-        if elsewhere:
-            batch.fill()
-        self._write([job for _, _, job in batch.jobs.values()], batch.tables)
+        self._write([job for _, _, job in batch.jobs.values()])
 
     def _elsewhere(self, jobs: Sequence[InsertJob]) -> dict[tuple[int, int], Conflict]:
         """Return errors for jobs whose journals another gateway advanced meanwhile: their bytes are already stored."""
@@ -426,11 +439,12 @@ class ClickHouseIntake:
             self._forget(at)
         return {at: Conflict(ends.get(at, 0)) for at in moved}
 
-    def _write(self, jobs: list[InsertJob], tables: Mapping[str, dict[str, Any]]) -> None:
+    def _write(self, jobs: list[InsertJob]) -> None:
         import numpy as np
 
         if not jobs:
             return
+        tables = tables_of(jobs)
         self._batches += 1
         token = token_of(jobs, f"{self._boot}:{self._batches}")
         for name in ("pieces", "runs", "keys", "frames", "points", "ops", "usage"):
