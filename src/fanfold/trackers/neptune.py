@@ -44,7 +44,7 @@ class Neptune(Destination):
         self._uploads: Counter[str] = Counter()
         self._begun: dict[str, int] = {}  # by path: images of a list that were sent before a kill
         self._parameters: dict[str, type] = {}
-        self._numbers: dict[str, tuple[list[float], list[int], list[float]]] = {}  # by path: values, steps and times of a batch
+        self._numbers: dict[str, tuple[list[float], list[int], list[float]]] = {}  # by key: values, steps and times of a batch
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -122,31 +122,36 @@ class Neptune(Destination):
         """Extend each series of numbers by those of the batch: one operation for a hundred, not one for each."""
         self._numbers = {}
         refused = super().write(points)
-        for path in tuple(self._numbers):
-            self._extend(path)
+        for key in tuple(self._numbers):
+            self._extend(key)
         return refused
 
-    def _extend(self, path: str) -> None:
-        values, steps, times = self._numbers.pop(path, ((), (), ()))
+    def _extend(self, key: str) -> None:
+        """Send the numbers of a key that wait; called before its other values: a kill must leave the first ones, in order."""
+        values, steps, times = self._numbers.pop(key, ((), (), ()))
         if values:
-            self.run[path].extend(values, steps=steps, timestamps=times)
+            self.run[self._path(key, "number")].extend(values, steps=steps, timestamps=times)
 
     def number(self, key: str, value: float, point: Point) -> None:
-        if ASSIGN in point.kwargs:
-            self.run[self._path(key, "parameter")] = float(value)
-        elif math.isfinite(value):
-            path = self._path(key, "number")
-            if point.step is None or point.time is None or point.kwargs:
-                self._extend(path)  # what waits comes first
-                self._append(path, float(value), point)
-                return
-            values, steps, times = self._numbers.setdefault(path, ([], [], []))
+        if not point.kwargs and math.isfinite(value) and point.step is not None and point.time is not None:
+            self._path(key, "number")  # its name is recorded before its values
+            values, steps, times = self._numbers.setdefault(key, ([], [], []))
             values.append(float(value))
             steps.append(point.step)
             times.append(point.time)
+            return
+        self._extend(key)
+        if ASSIGN in point.kwargs:
+            self.run[self._path(key, "parameter")] = float(value)
+        elif math.isfinite(value):
+            self._append(self._path(key, "number"), float(value), point)
         else:
             self._warn_beside(key, "nonfinite", "Neptune's number series take neither NaN nor infinity; these are texts")
             self._append(self._path(key, "nonfinite"), str(float(value)), point)
+
+    def take(self, item: Item) -> Any:
+        self._extend(item.key)
+        return super().take(item)
 
     def take_text(self, item: Item) -> None:
         if len(item.text) <= LONGEST_TEXT:

@@ -23,8 +23,7 @@ from .destination import Destination, Item
 from .face import Tracker
 from .tools import markdown
 
-_NUMBER = (bool, int, float)
-_PLAIN = (*_NUMBER, str)
+_PLAIN = (bool, int, float, str)
 
 
 class TensorBoard(Destination):
@@ -120,17 +119,13 @@ class TensorBoard(Destination):
 
         In the user's process, libraries that follow `add_scalar` see one call for each number.
         """
-        if self.identity is None or self.identity.live or not type(self.run).__module__.startswith("torch."):
-            return super().write(points)
-        refused = []
-        for index, point in enumerate(points):
-            numbers = {} if point.kwargs else {key: value for key, value in point.values.items() if isinstance(value, _NUMBER)}
-            if numbers:
-                self._add_summary([{"tag": key, "simple_value": float(value)} for key, value in numbers.items()], point)
-            if len(numbers) < len(point.values):
-                others = {key: value for key, value in point.values.items() if key not in numbers}
-                refused += [one._replace(point=index) for one in super().write([point._replace(values=others)])]
-        return refused
+        alone = self.identity is not None and not self.identity.live
+        if alone and type(self.run).__module__.startswith("torch.") and not any(point.kwargs for point in points):
+            return self.write_rows(points, self._add_row)
+        return super().write(points)
+
+    def _add_row(self, numbers: dict[str, float], point: Point) -> None:
+        self._add_summary([{"tag": key, "simple_value": float(value)} for key, value in numbers.items()], point)
 
     def number(self, key: str, value: float, point: Point) -> None:
         self.run.add_scalar(key, value, global_step=point.step, walltime=point.time, **point.kwargs)
