@@ -75,16 +75,13 @@ def _tables(folder: Path) -> dict[str, Path]:
     return {path.relative_to(base).as_posix().removesuffix(".tsv"): path for path in found}
 
 
-def append_rows(folder: Path, name: str, found: Sequence[tuple[int, float]]) -> None:
+def append_rows(table: Path, found: Sequence[tuple[int, float]]) -> None:
     """Append rows to a metric's table as `Metric.dump` does, but all at once."""
-    if not found:
-        return
-    path = folder / "metrics" / f"{name}.tsv"
     try:
-        with path.open("a", encoding="utf-8", newline="") as file:
+        with table.open("a", encoding="utf-8", newline="") as file:
             csv.writer(file, delimiter="\t", lineterminator=os.linesep).writerows(found)
     except OSError:
-        cut_torn_end(path, quoted=True)  # the disk is full: what is sent again must not go on in half a row
+        cut_torn_end(table, quoted=True)  # the disk is full: what is sent again must not go on in half a row
         raise
 
 

@@ -107,10 +107,14 @@ class DVCLive(Destination):
 
     def _append(self, name: str) -> None:
         """Write the rows of a table that wait; the last one goes through DVCLive, and becomes the latest value."""
-        now, (*rows, (step, value)) = self.run.step, self._rows.pop(name)
-        append_rows(Path(self.run.plots_dir), name, rows)
-        self.run.step = step
-        self._log(name, value)
+        now, waiting = self.run.step, self._rows.pop(name)
+        table = Path(self.run.plots_dir, "metrics", f"{name}.tsv")
+        if table.exists():  # otherwise someone has deleted it, and DVCLive begins it again
+            append_rows(table, waiting[:-1])
+            del waiting[:-1]
+        for step, value in waiting:
+            self.run.step = step
+            self._log(name, value)
         self.run.step = now
 
     def add(self, key: str, value: Any, point: Point) -> None:
