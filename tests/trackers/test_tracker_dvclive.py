@@ -72,7 +72,7 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
         wanted = {"a": {"_": 5, "x": 50.0, "a": {"a": 1.0}}, "b": {"_": 5, "c": -2}, "step_": 7, "step": 5}
         assert latest == wanted
 
-    def test_rows_of_a_batch_are_in_the_order_of_the_calls_also_in_a_table_that_was_deleted(self, tmp_path: Path) -> None:
+    def test_rows_of_a_batch_keep_their_order_even_in_a_deleted_table(self, tmp_path: Path) -> None:
         done = self.given(tmp_path, """
             values = [1.5, float("nan"), "word", 2, True, -0.0, 1e300]
             for first in (0, 10):
